@@ -1,0 +1,89 @@
+# One list of commands, for people and for CI. `make` alone prints it.
+
+PYTHON ?=
+VENV = .venv
+BIN = $(VENV)/bin
+LOCKED = $(VENV)/.locked
+INSTALLED = $(VENV)/.installed
+PREFETCHED = $(VENV)/.prefetched
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-core check fix clean java
+
+help: ## list the commands
+	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@echo
+	@echo "  PYTHON=/path/to/python3.12 chooses the interpreter of $(VENV) (Python 3.10, 3.11 or 3.12)."
+
+setup: java $(INSTALLED) $(PREFETCHED) ## make .venv with the locked versions and fetch Delta's JARs, once
+
+demo: setup ## the whole pipeline on real transactions, at most 3 minutes
+	@$(BIN)/lookback demo
+
+test: setup ## all tests, with real Spark, Delta and RocksDB
+	@$(BIN)/python -m pytest
+
+test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
+	@$(BIN)/python -m pytest tests/core
+
+check: $(INSTALLED) ## format, lint, types, import order, repository; changes no file
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m pytest -q tests/test_repository.py
+
+fix: $(INSTALLED) ## format, mend what can be mended, strip the outputs of notebooks
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+	@$(BIN)/nbstripout notebooks/*.ipynb
+
+clean: ## remove .venv, caches and what the demo made
+	@rm -rf $(VENV) dist lakehouse spark-warehouse metastore_db derby.log
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find src tests notebooks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# How this machine installs a package, for the messages below.
+HINT = hint() { \
+	if command -v apt-get >/dev/null 2>&1; then echo "sudo apt-get install $$1"; \
+	elif command -v dnf >/dev/null 2>&1; then echo "sudo dnf install $$2"; \
+	elif command -v brew >/dev/null 2>&1; then echo "brew install $$3"; \
+	else echo "install it from your system's packages"; fi; }
+
+# The first interpreter that runs, is 3.10 to 3.12 and can make a venv. One on PATH may be a shim that does not run.
+$(LOCKED): requirements.lock
+	@$(HINT); python=; bare=; \
+	for candidate in $(if $(PYTHON),"$(PYTHON)",python3.12 python3.11 python3.10 python3); do \
+		"$$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' >/dev/null 2>&1 || continue; \
+		if "$$candidate" -c 'import ensurepip, venv' >/dev/null 2>&1; then python=$$candidate; break; fi; \
+		bare=$${bare:-$$candidate}; \
+	done; \
+	if [ -z "$$python" ] && [ -n "$$bare" ]; then \
+		version=`"$$bare" -c 'import sys; print("%d.%d" % sys.version_info[:2])'`; \
+		echo "$$bare has no venv module: `hint python$$version-venv python$$version python@$$version`, then again make." >&2; exit 1; \
+	elif [ -z "$$python" ]; then \
+		echo "$(if $(PYTHON),$(PYTHON) is not a,No) Python 3.10 to 3.12$(if $(PYTHON),, was found): `hint 'python3.12 python3.12-venv' python3.12 python@3.12`, or name one: make setup PYTHON=/path/to/python3.12" >&2; exit 1; \
+	fi; \
+	echo "making $(VENV) with `"$$python" -c 'import sys; print("Python %d.%d.%d" % sys.version_info[:3])'` ..."; \
+	rm -rf $(VENV); "$$python" -m venv $(VENV)
+	@echo "installing the locked packages into $(VENV) (once, about 2 minutes) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -r requirements.lock
+	@touch $@
+
+$(INSTALLED): $(LOCKED) pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(PREFETCHED): $(LOCKED) | java $(INSTALLED)
+	@$(BIN)/python -m lookback.spark.jars
+	@touch $@
+
+# Before anything is installed; which versions will do, lookback.spark.jars knows better.
+java:
+	@$(HINT); java=$${JAVA_HOME:+$$JAVA_HOME/bin/}java; \
+	version=`"$$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | sed -n 1p`; \
+	if [ "$${version:-0}" -lt 17 ]; then \
+		echo "Java 17 or 21 is needed and $$java $${version:+is Java }$${version:-does not run}: `hint openjdk-17-jre-headless java-17-openjdk-headless openjdk@17`." >&2; exit 1; \
+	fi

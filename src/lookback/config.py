@@ -1,0 +1,115 @@
+"""Settings and stream declarations as files hold them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lookback.core.errors import Problem, SetupError, StreamError
+from lookback.core.streams import Stream
+
+DEFAULT_ROOT = "./lakehouse"
+DEFAULT_CONF = "./conf"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where things are. root: the folder of the local tables, or its URL; conf: the folder of streams/ and rules/."""
+
+    root: str
+    conf: Path
+
+    @classmethod
+    def local(cls, root: str | Path | None = None, conf: str | Path | None = None) -> Settings:
+        """Settings of this machine: as given, else LOOKBACK_ROOT and LOOKBACK_CONF, else ./lakehouse and ./conf."""
+        return cls(
+            str(root or os.environ.get("LOOKBACK_ROOT") or DEFAULT_ROOT),
+            Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF),
+        )
+
+    def streams(self) -> dict[str, Stream]:
+        """The declared streams by name."""
+        return load_streams(self.conf)
+
+    def stream(self, name: str) -> Stream:
+        """One declared stream. Raises SetupError, naming those that there are, where it is none of them."""
+        streams = self.streams()
+        if name not in streams:
+            raise SetupError(f"there is no stream {name!r} in {self.conf / 'streams'}; there are {', '.join(streams)}")
+        return streams[name]
+
+
+def load_stream(path: str | Path) -> Stream:
+    """The stream that a YAML file declares.
+
+    Raises SetupError where the file cannot be read, StreamError with every problem, its file and line.
+    """
+    file = Path(path)
+    node = _composed(file)
+    lines: dict[str, int] = {}
+    twice = [Problem(place, f"the key stands twice, {file}:{line}") for place, line in _places(node, "", lines)]
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    try:
+        stream = Stream.from_dict(document)
+    except StreamError as error:
+        problems = [Problem(p.place, f"{p.message}, {file}:{_line(lines, p.place)}") for p in error.problems]
+        raise StreamError(error.name, [*twice, *problems]) from None
+    if twice:
+        raise StreamError(stream.name, twice)
+    return stream
+
+
+def load_streams(conf_dir: str | Path) -> dict[str, Stream]:
+    """The streams that CONF/streams/*.yml declare, by name, in the order of the files' names.
+
+    Raises SetupError where there is no file or two declare one name, and what `load_stream` raises.
+    """
+    folder = Path(conf_dir) / "streams"
+    files = sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")])
+    if not files:
+        raise SetupError(f"{folder} holds no stream (*.yml); name the right folder with --conf or LOOKBACK_CONF")
+    streams: dict[str, Stream] = {}
+    declared: dict[str, Path] = {}
+    for file in files:
+        stream = load_stream(file)
+        if stream.name in streams:
+            raise SetupError(f"stream {stream.name!r} is declared in {declared[stream.name]} and again in {file}")
+        streams[stream.name], declared[stream.name] = stream, file
+    return streams
+
+
+def _composed(file: Path) -> Any:
+    """The file as YAML nodes, which know their lines."""
+    try:
+        return yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"{file} cannot be read: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{file}:{mark.line + 1}" if mark else str(file)
+        raise SetupError(f"{where} is not YAML: {error.problem or error.context}") from error
+
+
+def _places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str, int]]:
+    """Notes the line of every place below a node. Returns the places that stand twice, with the later line."""
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    twice: list[tuple[str, int]] = []
+    for key, value in node.value:
+        name, line = f"{place}.{key.value}".lstrip("."), key.start_mark.line + 1
+        if name in lines:
+            twice.append((name, line))
+        lines[name] = line
+        twice += _places(value, name, lines)
+    return twice
+
+
+def _line(lines: dict[str, int], place: str) -> int:
+    """The line of a place, or of the nearest one around it that is in the file."""
+    while place and place not in lines:
+        place = place.rpartition(".")[0]
+    return lines.get(place, 1)

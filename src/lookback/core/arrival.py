@@ -1,0 +1,48 @@
+"""From rows of commits to what shards are given: events beyond the bound set aside, the mark of every commit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lookback.core.alerts import LateEvent, moment
+from lookback.core.events import Events
+from lookback.core.keys import Int64s
+from lookback.core.streams import Stream
+
+
+def split_future(events: Events, committed_at: Int64s, stream: Stream) -> tuple[Events, list[LateEvent]]:
+    """The events that count, and a row for each that lies more than max_future ahead of its commit's time.
+
+    committed_at: in microseconds, shape (rows,). An event exactly max_future ahead counts.
+    """
+    future = events.times - stream.max_future > committed_at
+    if not future.any():
+        return events, []
+    discarded = []
+    for at in np.flatnonzero(future).tolist():
+        time, commit = int(events.times[at]), int(events.commits[at])
+        ahead = int(committed_at[at]) - time
+        discarded.append(LateEvent(stream.name, events.id_text(at), moment(time), commit, ahead, "discarded"))
+    return events.take(np.flatnonzero(~future)), discarded
+
+
+def marks_of(events: Events, commits: Int64s) -> dict[int, int | None]:
+    """The highest event time of every commit in `commits`; None where `events` has none of it."""
+    marks: dict[int, int | None] = {int(commit): None for commit in np.unique(commits)}
+    if len(events):
+        order = np.argsort(events.commits, kind="stable")
+        ordered = events.commits[order]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        highest = np.maximum.reduceat(events.times[order], starts)
+        marks.update(zip(ordered[starts].tolist(), highest.tolist(), strict=True))
+    return marks
+
+
+def merge_marks(parts: list[dict[int, int | None]]) -> dict[int, int | None]:
+    """The marks of commits whose events were counted in several places."""
+    merged: dict[int, int | None] = {}
+    for part in parts:
+        for commit, high in part.items():
+            known = merged.get(commit)
+            merged[commit] = high if known is None else known if high is None else max(known, high)
+    return merged

@@ -1,0 +1,427 @@
+"""A syntax tree and a schema -> a typed node, through an allow-list of node classes. Finds all problems at once."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+
+from sqlglot import exp
+
+from lookback.core.durations import MICROSECONDS, format_duration
+from lookback.core.errors import TypeNameError
+from lookback.core.functions import AGGREGATES, FORMS, FUNCTIONS, call, like, quoted
+from lookback.core.kernels import LONG_MAX, LONG_MIN
+from lookback.core.nodes import PRIMARY, UNARY, Node, constant, field
+from lookback.core.operators import (
+    Refused,
+    arithmetic,
+    cases,
+    comparison,
+    explicit_cast,
+    in_list,
+    is_null,
+    is_truth,
+    logic,
+    moment,
+    moved,
+    negation,
+    negative,
+)
+from lookback.core.syntax import shortened, unwrapped
+from lookback.core.types import BIGINT, BOOLEAN, DOUBLE, INT, NULL, STRING, DataType, decimal, parse_type
+
+_CLOCKS = {
+    "current_timestamp", "current_date", "current_time", "localtimestamp", "now", "unix_timestamp", "curdate", "getdate",
+    "current_timezone",
+}  # fmt: skip
+_RANDOM = {"rand", "randn", "random", "uuid", "randstr", "uniform", "shuffle", "monotonically_increasing_id"}
+_OTHER_AGGREGATES = {
+    "mean", "stddev", "std", "stddev_pop", "variance", "var_samp", "var_pop", "first", "last", "first_value",
+    "last_value", "any_value", "approx_count_distinct", "collect_list", "collect_set", "array_agg", "count_if", "median",
+    "mode", "percentile", "percentile_approx", "approx_percentile", "bool_and", "bool_or", "every", "any", "some", "max_by",
+    "min_by", "skewness", "kurtosis", "corr", "covar_samp", "covar_pop", "listagg", "string_agg", "try_sum", "try_avg",
+}  # fmt: skip
+_REMEDIES = {
+    "rlike": "use like, startswith(), endswith() or contains()",
+    "regexp": "use like, startswith(), endswith() or contains()",
+    "regexp_like": "use like, startswith(), endswith() or contains()",
+    "ilike": "use lower() and like",
+    "to_timestamp": "declare the field as timestamp",
+    "to_date": "use cast(x as date)",
+    "date": "use cast(x as date)",
+    "int": "use cast(x as int)",
+    "bigint": "use cast(x as bigint)",
+    "double": "use cast(x as double)",
+    "decimal": "use cast(x as decimal(p,s))",
+    "string": "use cast(x as string)",
+    "timestamp": "use cast(x as timestamp)",
+    "boolean": "use cast(x as boolean)",
+    "pow": "use products", "power": "use products",
+    "cardinality": "use size()", "array_size": "use size()",
+    "pmod": "use %", "nvl2": "use case when", "decode": "use case when", "iff": "use if()",
+}  # fmt: skip
+_NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", re.IGNORECASE | re.ASCII)
+_SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}
+_PLAIN = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
+
+_Handler = Callable[["Binder", exp.Expr], Node]
+
+
+class Binder:
+    """Binds syntax trees to a schema. `problems` gathers what is wrong; a tree with problems has no node."""
+
+    def __init__(self, schema: Mapping[str, DataType]) -> None:
+        self._schema = schema
+        self._names: dict[str, list[str]] = {}
+        for name in schema:
+            self._names.setdefault(name.lower(), []).append(name)
+        self.problems: list[str] = []
+
+    def bind(self, tree: exp.Expr) -> Node | None:
+        """The typed node of a tree, None if there are problems in it."""
+        tree = unwrapped(tree)
+        handler, allowed = _NODES.get(type(tree), (None, ""))
+        extra = [key for key, value in tree.args.items() if value and key not in allowed.split()]
+        if handler is None or extra:
+            self._problem(_refusal(tree))
+            return None
+        try:
+            return handler(self, tree)
+        except Refused as refused:
+            self._problem(str(refused))
+        except _Failed:
+            pass
+        return None
+
+    def operands(self, trees: Sequence[exp.Expr]) -> list[Node]:
+        """The nodes of all trees; raises _Failed after all of them were looked at."""
+        nodes = [self.bind(tree) for tree in trees]
+        made = [node for node in nodes if node is not None]
+        if len(made) < len(nodes):
+            raise _Failed
+        return made
+
+    def _problem(self, message: str) -> None:
+        if message not in self.problems:
+            self.problems.append(message)
+
+    # Leaves
+
+    def _column(self, tree: exp.Expr) -> Node:
+        parts = [str(part.name) for part in tree.parts]  # type: ignore[attr-defined]
+        name = ".".join(parts)
+        found = self._names.get(name.lower(), [])
+        if len(found) == 1:
+            return field(found[0], self._schema[found[0]], _printed(found[0]))
+        raise Refused(_unknown_field(name, self._schema) if not found else _twofold(name, found))
+
+    def _literal(self, tree: exp.Expr) -> Node:
+        text = str(tree.this)
+        if tree.args["is_string"]:
+            return constant(STRING, text, quoted(text), literal=text)
+        return _number(text, negated=False)
+
+    def _truth(self, tree: exp.Expr) -> Node:
+        return constant(BOOLEAN, bool(tree.this), "true" if tree.this else "false")
+
+    def _null(self, tree: exp.Expr) -> Node:
+        return constant(NULL, None, "null")
+
+    # Operators
+
+    def _binary(self, tree: exp.Expr) -> Node:
+        symbol = _SYMBOLS[type(tree)]
+        if symbol in "+-" and (interval := _interval_beside(tree)) is not None:
+            return self._moved(tree, *interval)
+        left, right = self.operands([tree.this, tree.expression])
+        if symbol == "||":
+            return call("concat", [left, right])
+        if symbol in ("=", "!=", "<", "<=", ">", ">=", "<=>"):
+            return comparison(symbol, left, right)
+        return arithmetic(symbol, left, right)
+
+    def _moved(self, tree: exp.Expr, other: exp.Expr, interval: exp.Interval) -> Node:
+        (node,) = self.operands([other])
+        microseconds = _interval_length(interval)
+        sign = -1 if isinstance(tree, exp.Sub) else 1
+        if sign < 0 and isinstance(tree.this, exp.Interval):
+            raise Refused(f"{shortened(tree)} takes a time from an interval; write time - interval")
+        printed = node.within(4)
+        count, unit = format_duration(microseconds).split()
+        return moved(
+            node, sign * microseconds, f"{printed} {'-' if sign < 0 else '+'} interval '{count}' {unit.rstrip('s')}"
+        )
+
+    def _negative(self, tree: exp.Expr) -> Node:
+        if isinstance(tree.this, exp.Literal) and not tree.this.args["is_string"]:
+            return _number(str(tree.this.this), negated=True)
+        (node,) = self.operands([tree.this])
+        return negative(node)
+
+    def _logic(self, tree: exp.Expr) -> Node:
+        word = "and" if isinstance(tree, exp.And) else "or"
+        return logic(word, self.operands(_chain(tree)))
+
+    def _negation(self, tree: exp.Expr) -> Node:
+        inner = tree.this
+        if isinstance(inner, exp.Is):
+            return self._is(inner, negated=True)
+        (node,) = self.operands([inner])
+        return negation(node)
+
+    def _is_test(self, tree: exp.Expr) -> Node:
+        return self._is(tree, negated=False)
+
+    def _is(self, tree: exp.Expr, negated: bool) -> Node:
+        (node,) = self.operands([tree.this])
+        if isinstance(tree.expression, exp.Null):
+            return is_null(node, negated)
+        if isinstance(tree.expression, exp.Boolean):
+            return is_truth(node, bool(tree.expression.this), negated)
+        raise Refused(f"{shortened(tree)} is not allowed; write is null, is true or is false")
+
+    def _distinct(self, tree: exp.Expr) -> Node:
+        left, right = self.operands([tree.this, tree.expression])
+        return negation(comparison("<=>", left, right))
+
+    def _in(self, tree: exp.Expr) -> Node:
+        value, *items = self.operands([tree.this, *tree.expressions])
+        if not items:
+            raise Refused(f"{shortened(tree)} has an empty list")
+        return in_list(value, items)
+
+    def _between(self, tree: exp.Expr) -> Node:
+        value, low, high = self.operands([tree.this, tree.args["low"], tree.args["high"]])
+        return logic("and", [comparison(">=", value, low), comparison("<=", value, high)])
+
+    def _plain_like(self, tree: exp.Expr) -> Node:
+        return self._like(tree, "\\")
+
+    def _escaped_like(self, tree: exp.Expr) -> Node:
+        escape = tree.expression
+        if not isinstance(tree.this, exp.Like) or not isinstance(escape, exp.Literal) or len(escape.name) != 1:
+            raise Refused(f"{shortened(tree)}: escape takes one character in quotes after a like")
+        return self._like(tree.this, escape.name)
+
+    def _like(self, tree: exp.Expr, escape: str) -> Node:
+        if set(tree.args) - {"this", "expression", "negate"}:
+            raise Refused(_refusal(tree))
+        value, pattern = self.operands([tree.this, tree.expression])
+        return like(value, pattern, escape, bool(tree.args.get("negate")))
+
+    # Conditional values, casts, calls
+
+    def _case(self, tree: exp.Expr) -> Node:
+        flat: list[exp.Expr] = [part for branch in tree.args["ifs"] for part in (branch.this, branch.args["true"])]
+        subject, default = tree.args.get("this"), tree.args.get("default")
+        nodes = self.operands([*flat, *([subject] if subject else []), *([default] if default else [])])
+        pairs = list(zip(nodes[0 : len(flat) : 2], nodes[1 : len(flat) : 2], strict=True))
+        last = nodes[-1] if default else None
+        if subject:
+            pairs = [(comparison("=", nodes[len(flat)], when), then) for when, then in pairs]
+        shown = " ".join(f"when {when.sql} then {then.sql}" for when, then in pairs)
+        return cases(pairs, last, f"case {shown}{f' else {last.sql}' if last else ''} end")
+
+    def _if(self, tree: exp.Expr) -> Node:
+        parts = [tree.this, tree.args["true"], tree.args.get("false")]
+        return call("if", self.operands([part for part in parts if part is not None]))
+
+    def _cast(self, tree: exp.Expr) -> Node:
+        target = _cast_type(tree.args["to"])
+        (node,) = self.operands([tree.this])
+        if node.type == STRING and target.name in ("date", "timestamp") and isinstance(node.literal, str):
+            return constant(target, moment(node.literal, target), f"{target} {node.sql}")
+        return explicit_cast(node, target, tolerant=bool(tree.args.get("safe")))
+
+    def _call(self, tree: exp.Expr) -> Node:
+        name = str(tree.name).lower()
+        if name in FUNCTIONS or name in FORMS:
+            return call(name, self.operands(tree.expressions))
+        self._problem(_no_function(name))
+        self.operands([tree for tree in tree.expressions if not isinstance(tree, (exp.Star, exp.Distinct))])
+        raise _Failed
+
+
+class _Failed(Exception):
+    """Operands with problems, which are noted already."""
+
+
+def _chain(tree: exp.Expr) -> list[exp.Expr]:
+    """The operands of a chain of one connective, in order; parentheses around a part of the chain do not matter."""
+    parts: list[exp.Expr] = []
+    pending = [tree]
+    while pending:
+        node = unwrapped(pending.pop())
+        if type(node) is type(tree):
+            pending += [node.expression, node.this]
+        else:
+            parts.append(node)
+    return parts
+
+
+def _printed(name: str) -> str:
+    return ".".join(part if _PLAIN.fullmatch(part) else f"`{part.replace('`', '``')}`" for part in name.split("."))
+
+
+def _number(text: str, negated: bool) -> Node:
+    sign, level = ("-", UNARY) if negated else ("", PRIMARY)
+    if "e" in text.lower():
+        value = float(sign + text)
+        if value in (float("inf"), float("-inf")):
+            raise Refused(f"{sign}{text} is beyond the range of a double")
+        shown = repr(value) if "e" in repr(value) else f"{value!r}e0"
+        return constant(DOUBLE, value, shown, level)
+    if "." in text:
+        return _decimal(text, negated, level)
+    number = int(sign + text)
+    if LONG_MIN <= number <= LONG_MAX:
+        return constant(INT if -(2**31) <= number < 2**31 else BIGINT, number, str(number), level, literal=number)
+    return _decimal(text, negated, level)
+
+
+def _decimal(text: str, negated: bool, level: int) -> Node:
+    value = Decimal(text)
+    _, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    precision = max(len(digits), -exponent)
+    if precision > 38:
+        raise Refused(f"{text} has more than 38 digits")
+    unscaled = int("".join(map(str, digits)))
+    type_ = decimal(max(precision, 1), -exponent)
+    shown = format(value, "f") if exponent else f"{value}."
+    return constant(type_, -unscaled if negated else unscaled, f"{'-' if negated else ''}{shown}", level)
+
+
+def _interval_beside(tree: exp.Expr) -> tuple[exp.Expr, exp.Interval] | None:
+    left, right = unwrapped(tree.this), unwrapped(tree.expression)
+    if isinstance(right, exp.Interval):
+        return left, right
+    return (right, left) if isinstance(left, exp.Interval) else None
+
+
+def _interval_length(interval: exp.Interval) -> int:
+    value, unit = interval.this, interval.args.get("unit")
+    name = str(unit.name).lower() if isinstance(unit, exp.Var) else ""
+    name = name[:-1] if name.endswith("s") else name
+    if (
+        not isinstance(value, exp.Literal)
+        or not re.fullmatch(r"[0-9]{1,9}", value.name, re.ASCII)
+        or name not in MICROSECONDS
+    ):
+        raise Refused(
+            f"{shortened(interval)}: write an interval as a whole number and a unit, such as interval '10' minutes"
+        )
+    return int(value.name) * MICROSECONDS[name]
+
+
+def _cast_type(tree: exp.Expr) -> DataType:
+    text = tree.sql("spark").lower()
+    try:
+        type_ = parse_type(text)
+    except TypeNameError as error:
+        raise Refused(f"cast: {error}") from None
+    if type_.name == "array":
+        raise Refused(f"cast to {type_} is not supported; cast its elements")
+    return type_
+
+
+def _unknown_field(name: str, schema: Mapping[str, DataType]) -> str:
+    if suffixed := _NUMBER_SUFFIX.fullmatch(name):
+        number, suffix = suffixed.groups()
+        return f"{name}: numbers take no suffix here; write cast({number} as {_SUFFIX_TYPES[suffix.upper()]})"
+    if name.lower() in _CLOCKS:
+        return _no_function(name.lower())
+    lowered = {known.lower(): known for known in schema}
+    if near := difflib.get_close_matches(name.lower(), lowered, n=1):
+        return f"unknown field {name!r}; did you mean {lowered[near[0]]!r}?"
+    if not schema:
+        return f"unknown field {name!r}; there are no fields here"
+    shown = ", ".join(sorted(schema)[:20]) + (", ..." if len(schema) > 20 else "")
+    return f"unknown field {name!r}; the fields are {shown}"
+
+
+def _twofold(name: str, found: Sequence[str]) -> str:
+    return f"field {name!r} could be any of {', '.join(found)}; names differ in more than case in Spark"
+
+
+def _no_function(name: str) -> str:
+    if name in AGGREGATES or name in _OTHER_AGGREGATES:
+        return f"{name}() is an aggregate; an aggregate belongs in measures"
+    if name in _CLOCKS:
+        return f"{name}() is not allowed; it reads a clock, so a replay would differ; use the event's time"
+    if name in _RANDOM:
+        return f"{name}() is not allowed; it gives another value each time, so a replay would differ"
+    if name in _REMEDIES:
+        return f"{name}() is not allowed; {_REMEDIES[name]}"
+    near = difflib.get_close_matches(name, [*FUNCTIONS, *FORMS], n=1)
+    hint = f"did you mean {near[0]}()?" if near else f"the functions are {', '.join(sorted([*FUNCTIONS, *FORMS]))}"
+    return f"function {name}() is not allowed; {hint}"
+
+
+def _refusal(tree: exp.Expr) -> str:
+    name, remedy = _REFUSALS.get(type(tree), (f"{tree.key} in {shortened(tree)}", "leave it out"))
+    if isinstance(tree, exp.Like):
+        name, remedy = "like any / like all", "write one like for each pattern, joined with or / and"
+    if isinstance(tree, exp.In):
+        name, remedy = _REFUSALS[exp.Subquery]
+    return f"{name} is not allowed; {remedy}"
+
+
+_REFUSALS: dict[type[exp.Expr], tuple[str, str]] = {
+    exp.Subquery: ("a subquery", "an expression sees the fields of one event"),
+    exp.Select: ("a subquery", "an expression sees the fields of one event"),
+    exp.Exists: ("a subquery", "an expression sees the fields of one event"),
+    exp.Window: ("a window function (over)", "the rule's window and measures do that"),
+    exp.Filter: ("filter (where ...)", "it belongs to an aggregate, and an aggregate belongs in measures"),
+    exp.Lambda: ("a lambda (->)", "use array_contains(), element_at() or size()"),
+    exp.JSONExtract: ("a lambda (->)", "use array_contains(), element_at() or size()"),
+    exp.RegexpLike: ("rlike", "a pattern could take very long; use like, startswith(), endswith() or contains()"),
+    exp.RegexpILike: ("rlike", "a pattern could take very long; use like, startswith(), endswith() or contains()"),
+    exp.ILike: ("ilike", "use lower() and like"),
+    exp.SimilarTo: ("similar to", "use like"),
+    exp.Bracket: ("[ ]", "use element_at(), which counts from 1"),
+    exp.Interval: ("an interval by itself", "add it to a timestamp or take it from one"),
+    exp.Star: ("*", "name the fields; only count(*) takes it, in measures"),
+    exp.Distinct: ("distinct", "it belongs in an aggregate such as count(distinct x), in measures"),
+    exp.Tuple: ("a list in parentheses", "only 'in' takes one"),
+    exp.BitwiseAnd: ("&", "write 'and' for conditions"),
+    exp.BitwiseOr: ("|", "write 'or' for conditions, || to join texts"),
+    exp.BitwiseXor: ("^", "write products for powers"),
+    exp.BitwiseNot: ("~", "write 'not' for conditions"),
+    exp.Placeholder: ("a parameter", "write the value"),
+    exp.Parameter: ("a parameter", "write the value"),
+    exp.Dot: ("a nested field", "declare it as a field of the stream"),
+    exp.Collate: ("collate", "use lower() to ignore case"),
+    exp.AtTimeZone: ("at time zone", "times are UTC; add an interval"),
+}
+
+_SYMBOLS: dict[type[exp.Expr], str] = {
+    exp.EQ: "=", exp.NEQ: "!=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=", exp.NullSafeEQ: "<=>",
+    exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "div", exp.DPipe: "||",
+}  # fmt: skip
+
+# The allow-list: node class -> (what to do with it, the arguments it may have).
+_NODES: dict[type[exp.Expr], tuple[_Handler, str]] = {
+    exp.Column: (Binder._column, "this table db catalog"),
+    exp.Literal: (Binder._literal, "this is_string"),
+    exp.Boolean: (Binder._truth, "this"),
+    exp.Null: (Binder._null, ""),
+    **dict.fromkeys(_SYMBOLS, (Binder._binary, "this expression typed safe")),
+    exp.Neg: (Binder._negative, "this"),
+    exp.And: (Binder._logic, "this expression"),
+    exp.Or: (Binder._logic, "this expression"),
+    exp.Not: (Binder._negation, "this"),
+    exp.Is: (Binder._is_test, "this expression"),
+    exp.NullSafeNEQ: (Binder._distinct, "this expression"),
+    exp.In: (Binder._in, "this expressions"),
+    exp.Between: (Binder._between, "this low high"),
+    exp.Like: (Binder._plain_like, "this expression negate"),
+    exp.Escape: (Binder._escaped_like, "this expression"),
+    exp.Case: (Binder._case, "this ifs default"),
+    exp.If: (Binder._if, "this true false"),
+    exp.Cast: (Binder._cast, "this to"),
+    exp.TryCast: (Binder._cast, "this to safe"),
+    exp.Anonymous: (Binder._call, "this expressions"),
+}

@@ -1,0 +1,91 @@
+"""Blocks: many events, or what a shard has to say, as one binary value between Spark's operators."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lookback.core.alerts import Alert, Failure, LateEvent
+from lookback.core.columns import from_arrow, text_of
+from lookback.core.events import Events
+from lookback.core.keys import Int64s
+from lookback.core.streams import Stream
+
+COMMIT = "_commit_version"
+_HEADER = b"lookback"
+_TEXTS = pa.map_(pa.string(), pa.string())
+_TIME = pa.timestamp("us", tz="UTC")
+ALERTS_SCHEMA = pa.schema(
+    [
+        ("alert_id", pa.string()), ("revision", pa.int32()), ("verdict", pa.string()), ("rule_id", pa.string()),
+        ("rule_version", pa.int64()), ("mode", pa.string()), ("severity", pa.string()), ("stream", pa.string()),
+        ("key", _TEXTS), ("event_id", pa.string()), ("event_time", _TIME), ("window_start", _TIME),
+        ("window_end", _TIME), ("window_complete", pa.bool_()), ("measures", _TEXTS), ("message", pa.string()),
+        ("evidence", pa.list_(pa.string())), ("arrival", pa.int64()),
+    ]
+)  # fmt: skip
+LATE_SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()), ("event_id", pa.string()), ("event_time", _TIME), ("arrival", pa.int64()),
+        ("late_by_us", pa.int64()), ("action", pa.string()),
+    ]
+)  # fmt: skip
+
+
+def pack_events(batch: pa.RecordBatch, header: Mapping[str, Any]) -> bytes:
+    """A block of a record batch (fields and the commit column) and a header, which must be JSON."""
+    table = pa.Table.from_batches([batch]).replace_schema_metadata({_HEADER: json.dumps(header).encode()})
+    return _ipc(table)
+
+
+def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]:
+    """The events and the header of a block."""
+    table = pa.ipc.open_stream(block).read_all()
+    header: dict[str, Any] = json.loads((table.schema.metadata or {})[_HEADER])
+    columns = {name: from_arrow(table.column(name), stream.fields[name]) for name in table.column_names if name != COMMIT}
+    commits: Int64s = np.asarray(table.column(COMMIT).to_numpy()).astype(np.int64)
+    return Events(columns, commits, stream.event_id, stream.event_time), header
+
+
+def pack_alerts(alerts: Sequence[Alert]) -> bytes:
+    """A block of alerts, the measures as exact texts."""
+    rows: dict[str, list[Any]] = {name: [] for name in ALERTS_SCHEMA.names}
+    for alert in alerts:
+        for name, column in rows.items():
+            column.append(getattr(alert, name))
+    rows["key"] = [list(key.items()) for key in rows["key"]]
+    rows["measures"] = [[(name, text_of(value)) for name, value in each.items()] for each in rows["measures"]]
+    return _ipc(pa.Table.from_pydict(rows, schema=ALERTS_SCHEMA))
+
+
+def pack_late(late: Sequence[LateEvent]) -> bytes:
+    """A block of late events."""
+    return _ipc(pa.Table.from_pylist([asdict(each) for each in late], schema=LATE_SCHEMA))
+
+
+def pack_failures(failures: Sequence[Failure]) -> bytes:
+    """A block of failures."""
+    return json.dumps([asdict(failure) for failure in failures]).encode()
+
+
+def unpack_failures(block: bytes) -> list[Failure]:
+    """The failures of a block."""
+    rows = json.loads(block)
+    return [Failure(**{**row, "first_arrival": tuple(row["first_arrival"])}) for row in rows]
+
+
+def unpack_table(block: bytes) -> pa.Table:
+    """The Arrow table of a block of alerts or late events."""
+    return pa.ipc.open_stream(block).read_all()
+
+
+def _ipc(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()

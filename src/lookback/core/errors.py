@@ -1,0 +1,88 @@
+"""The errors that Lookback raises on purpose.
+
+    LookbackError
+    ├── DurationError      a text that is not a duration
+    ├── TypeNameError      a text that is not a column type
+    ├── ExpressionError    an expression that is refused; .problems lists every reason
+    ├── StreamError        a stream declaration that is refused; .problems
+    ├── RuleError          a rule document that is refused; .problems
+    ├── EventError         rows handed to the harness or to replay that cannot be events
+    ├── StateError         window state that this release cannot read
+    └── SetupError         tables, files, settings or the machine are not as needed
+
+A message names the place, the value found and what to do about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class LookbackError(Exception):
+    """Anything that Lookback refuses, with a sentence for the person who can mend it."""
+
+
+class DurationError(LookbackError, ValueError):
+    """A text that is not a duration of fixed length."""
+
+
+class TypeNameError(LookbackError, ValueError):
+    """A text that does not name a supported column type."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a document: `place` is a dotted path in it, `message` says what to do."""
+
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.place})" if self.place else self.message
+
+
+class ExpressionError(LookbackError, ValueError):
+    """An expression that is not allowed or does not fit the fields; `.problems` are sentences."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class _DocumentError(LookbackError, ValueError):
+    kind = "Document"
+
+    def __init__(self, name: str, problems: Iterable[Problem], version: int | None = None) -> None:
+        self.name = name
+        self.version = version
+        self.problems = list(problems)
+        label = f"{self.kind} {name!r}" + ("" if version is None else f" v{version}")
+        super().__init__("\n".join(f"{label}: {problem}" for problem in self.problems))
+
+
+class StreamError(_DocumentError):
+    """A stream declaration that cannot be used. `.problems` lists all of it, place by place."""
+
+    kind = "Stream"
+
+
+class RuleError(_DocumentError):
+    """A rule document that cannot be used. `.problems` lists all of it, place by place."""
+
+    kind = "Rule"
+
+
+class EventError(LookbackError, ValueError):
+    """Rows that cannot be events of the stream they were given to."""
+
+
+class StateError(LookbackError):
+    """Window state that this release cannot read; the message says how to go on."""
+
+
+class SetupError(LookbackError):
+    """Tables, files, settings or the machine are not as needed; the message says what to run."""

@@ -1,0 +1,136 @@
+"""Pages: arrays as compact, versioned bytes, for the state store.
+
+Layout: magic `LBpg`, layout version (u16), number of arrays (u16); then per array a kind (u8), rows (u64), a base
+(i64), the length of the packed bytes (u64) and those bytes. Integers are stored as differences to the base or to
+the row before, in the fewest bytes, then compressed by Zstandard. Nothing that is read back can run code.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lookback.core.columns import Values
+from lookback.core.errors import StateError
+
+PAGE_VERSION = 1
+_MAGIC = b"LBpg"
+_HEAD = struct.Struct("<4sHH")
+_ARRAY = struct.Struct("<BQqQQ")
+# Bounds what a damaged length can make us allocate.
+_MOST_BYTES = 2**31
+_INTEGERS = (np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<i8"))
+_FLOATS = {np.dtype(np.float32): 16, np.dtype(np.float64): 17}
+_BOOL, _TEXTS, _WIDE, _NOTHING = 18, 19, 20, 21
+_STEPS = 64  # added to an integer kind: differences to the row before
+
+
+def encode_page(arrays: list[Values | None]) -> bytes:
+    """The page of these arrays: bool, int64, float32, float64, or objects that are all str or all int; or None."""
+    parts = [_HEAD.pack(_MAGIC, PAGE_VERSION, len(arrays))]
+    for array in arrays:
+        kind, base, raw = _pack(array)
+        packed = pa.compress(raw, codec="zstd", asbytes=True)
+        rows = 0 if array is None else len(array)
+        parts += [_ARRAY.pack(kind, rows, base, len(raw), len(packed)), packed]
+    return b"".join(parts)
+
+
+def decode_page(page: bytes, place: str) -> list[Values | None]:
+    """The arrays of a page. Raises StateError, naming `place`, if it is damaged or of another version."""
+    check_version(page, place)
+    try:
+        return _decode(page)
+    except StateError:
+        raise
+    except (struct.error, ValueError, TypeError, OverflowError, pa.ArrowException, OSError, MemoryError) as error:
+        raise StateError(
+            f"{place}: a page of window state is damaged ({error}); start with a new checkpoint, the tables have it all"
+        ) from error
+
+
+def check_version(page: bytes, place: str) -> None:
+    """Raises StateError unless `page` begins as a page of this release's layout."""
+    if len(page) < _HEAD.size or page[:4] != _MAGIC:
+        raise StateError(f"{place}: this is not a page of window state; start with a new checkpoint")
+    version = _HEAD.unpack_from(page)[1]
+    if version != PAGE_VERSION:
+        raise StateError(
+            f"{place}: the window state has layout version {version}, this release reads version {PAGE_VERSION}; "
+            "go on with the release that wrote it, or start with a new checkpoint"
+        )
+
+
+def _pack(array: Values | None) -> tuple[int, int, bytes]:
+    if array is None:
+        return _NOTHING, 0, b""
+    if array.dtype == np.dtype(object):
+        texts = len(array) > 0 and isinstance(array[0], str)
+        return (_TEXTS if texts else _WIDE), 0, json.dumps(array.tolist(), separators=(",", ":")).encode()
+    if array.dtype == np.dtype(bool):
+        return _BOOL, 0, np.packbits(array).tobytes()
+    if array.dtype in _FLOATS:
+        return _FLOATS[array.dtype], 0, array.tobytes()
+    plain = _narrow(array)
+    if len(array) > 1 and int(array.max()) - int(array.min()) < 2**62:
+        steps = _narrow(np.diff(array, prepend=array[:1]))
+        # Sorted columns and times shrink as differences; random values grow.
+        if len(steps[2]) < len(plain[2]):
+            first = int(array[0])
+            return steps[0] + _STEPS, first, struct.pack("<q", steps[1]) + steps[2]
+    return plain
+
+
+def _narrow(array: Values) -> tuple[int, int, bytes]:
+    if len(array) == 0:
+        return 3, 0, b""
+    base, span = int(array.min()), int(array.max()) - int(array.min())
+    for kind, dtype in enumerate(_INTEGERS[:3]):
+        if span < 2 ** (8 * dtype.itemsize):
+            return kind, base, (array - base).astype(dtype).tobytes()
+    return 3, 0, array.astype(_INTEGERS[3]).tobytes()
+
+
+def _decode(page: bytes) -> list[Values | None]:
+    count = _HEAD.unpack_from(page)[2]
+    position, arrays = _HEAD.size, []
+    for _ in range(count):
+        kind, rows, base, size, packed = _ARRAY.unpack_from(page, position)
+        position += _ARRAY.size
+        if size > _MOST_BYTES or rows > _MOST_BYTES or position + packed > len(page):
+            raise ValueError("a length does not fit the page")
+        raw = pa.decompress(page[position : position + packed], size, codec="zstd", asbytes=True) if size else b""
+        position += packed
+        arrays.append(_unpack(kind, rows, base, raw))
+    if position != len(page):
+        raise ValueError("bytes are left over")
+    return arrays
+
+
+def _unpack(kind: int, rows: int, base: int, raw: bytes) -> Values | None:
+    if kind == _NOTHING:
+        return None
+    if kind in (_TEXTS, _WIDE):
+        wanted: type[Any] = str if kind == _TEXTS else int
+        items = json.loads(raw)
+        if not isinstance(items, list) or not all(type(item) is wanted for item in items):
+            raise ValueError("a list of another kind")
+        array: Values = np.empty(len(items), dtype=object)
+        array[:] = items
+    elif kind == _BOOL:
+        array = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), count=rows).astype(bool)
+    elif kind in _FLOATS.values():
+        dtype = next(dtype for dtype, code in _FLOATS.items() if code == kind)
+        array = np.frombuffer(raw, dtype=dtype)
+    elif kind >= _STEPS:
+        steps = np.frombuffer(raw, dtype=_INTEGERS[kind - _STEPS], offset=8).astype(np.int64)
+        array = np.cumsum(steps + struct.unpack_from("<q", raw)[0]) + base
+    else:
+        array = np.frombuffer(raw, dtype=_INTEGERS[kind]).astype(np.int64) + base
+    if len(array) != rows:
+        raise ValueError(f"{len(array)} rows where {rows} were announced")
+    return array

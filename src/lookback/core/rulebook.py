@@ -1,0 +1,314 @@
+"""Which version of which rule is in force: the rules table's changes, applied one after another.
+
+Every shard keeps a whole rulebook of its own and applies the same changes, so all of them agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from lookback.core.compiled import CompiledRule, compile_rule
+from lookback.core.errors import Problem, RuleError
+from lookback.core.rules import RULE_ID, STATUSES, parse_time, read_document
+from lookback.core.streams import Stream
+
+EVALUATED = ("active", "shadow")
+WITH_STATE = (*EVALUATED, "paused")
+ACTIONS = {
+    "draft": "drafted",
+    "shadow": "shadowed",
+    "active": "activated",
+    "paused": "paused",
+    "retired": "retired",
+    "quarantined": "quarantined",
+}
+COMMANDS = ("clear_state", "retire_all", "advance")
+
+
+@dataclass(frozen=True)
+class RuleChange:
+    """A row of the rules table as the change feed brings it. `change`: insert, update (the row after it) or delete."""
+
+    change: str
+    commit: int
+    rule_id: str | None
+    version: int | None
+    status: str | None
+    document: str | None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Changes apply by (commit version, version); a row without version comes after those with one."""
+        return (self.commit, 2**63 if self.version is None else self.version)
+
+
+@dataclass(frozen=True)
+class LogRow:
+    """A row of rule_log, less what only the shell knows. arrival: the last commit judged before it; None for none."""
+
+    stream: str
+    rule_id: str | None
+    version: int | None
+    action: str
+    message: str
+    arrival: int | None
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What dispatch sends: the grouping sets (fields in ascending order) and the fields of an event."""
+
+    grouping_sets: frozenset[tuple[str, ...]] = frozenset()
+    fields: frozenset[str] = frozenset()
+
+    def covers(self, other: Coverage) -> bool:
+        """Whether all that `other` asks for is sent."""
+        return other.grouping_sets <= self.grouping_sets and other.fields <= self.fields
+
+    def __or__(self, other: Coverage) -> Coverage:
+        return Coverage(self.grouping_sets | other.grouping_sets, self.fields | other.fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, for JSON."""
+        return {"grouping_sets": sorted(map(list, self.grouping_sets)), "fields": sorted(self.fields)}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Coverage:
+        """The coverage that `to_dict` wrote."""
+        return cls(frozenset(map(tuple, document["grouping_sets"])), frozenset(document["fields"]))
+
+
+def needed_by(rule: CompiledRule) -> Coverage:
+    """What dispatch must send for a rule to be judged."""
+    return Coverage(frozenset({rule.group_by}), frozenset(rule.fields))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The version in force of one rule. `stream`: where it is evaluated; `highest`: of all versions seen."""
+
+    rule_id: str
+    version: int
+    status: str
+    document: str
+    stream: str
+    highest: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command row that concerns this stream. `time`: of an advance, in microseconds."""
+
+    action: str
+    time: int | None = None
+
+
+class Rejected(Exception):
+    """A row that is not obeyed; the text goes to the log."""
+
+
+@dataclass
+class RuleBook:
+    """The rules in force for `stream`. streams: every declared stream by name, to tell what is a valid rule.
+
+    coverage None: everything is sent (the harness); else a change waits in `pending` until it is covered.
+    """
+
+    stream: Stream
+    streams: Mapping[str, Stream]
+    entries: dict[str, Entry] = field(default_factory=dict)
+    pending: list[RuleChange] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # The compiled rules are cached by declaration and document, for all books of a process.
+        self._declarations = {name: json.dumps(stream.to_dict()) for name, stream in self.streams.items()}
+
+    def apply(
+        self, changes: Iterable[RuleChange], arrival: int | None, coverage: Coverage | None = None
+    ) -> tuple[list[LogRow], list[Command]]:
+        """Applies waiting and new changes in order, up to the first that `coverage` does not cover; the rest waits."""
+        queue = [*self.pending, *sorted(changes, key=lambda change: change.order)]
+        self.pending = []
+        log: list[LogRow] = []
+        commands: list[Command] = []
+        for at, change in enumerate(queue):
+            if coverage is not None and not self._is_covered(change, coverage):
+                self.pending = queue[at:]
+                break
+            commands += self._apply(change, arrival, log)
+        return log, commands
+
+    def in_force(self, statuses: Iterable[str] = WITH_STATE) -> list[tuple[Entry, CompiledRule]]:
+        """The stream's rules of these statuses, by rule_id."""
+        wanted = set(statuses)
+        chosen = [e for _, e in sorted(self.entries.items()) if e.status in wanted and e.stream == self.stream.name]
+        return [(entry, self._compiled(entry.stream, entry.document)) for entry in chosen]
+
+    def required(self) -> Coverage:
+        """What dispatch must send for the rules in force and those that wait."""
+        coverage = Coverage()
+        for _, rule in self.in_force():
+            coverage |= needed_by(rule)
+        for change in self.pending:
+            coverage |= self._needed(change)
+        return coverage
+
+    def to_json(self) -> str:
+        """The book as text, for the state store."""
+        return json.dumps(
+            {"entries": [asdict(e) for e in self.entries.values()], "pending": [asdict(c) for c in self.pending]},
+            separators=(",", ":"),
+        )
+
+    def load(self, text: str) -> None:
+        """Takes over what `to_json` wrote."""
+        document = json.loads(text)
+        self.entries = {row["rule_id"]: Entry(**row) for row in document["entries"]}
+        self.pending = [RuleChange(**row) for row in document["pending"]]
+
+    def _compiled(self, stream: str, document: str) -> CompiledRule:
+        return _compile_cached(self._declarations[stream], document)
+
+    def _is_covered(self, change: RuleChange, coverage: Coverage) -> bool:
+        return coverage.covers(self._needed(change))
+
+    def _needed(self, change: RuleChange) -> Coverage:
+        if change.change == "delete" or change.status not in WITH_STATE:
+            return Coverage()
+        try:
+            _, name = self._document_stream(change)
+            own = name == self.stream.name
+            return needed_by(self._compiled(name, str(change.document))) if own else Coverage()
+        except (Rejected, RuleError):
+            return Coverage()
+
+    def _apply(self, change: RuleChange, arrival: int | None, log: list[LogRow]) -> list[Command]:
+        def write(action: str, message: str = "", version: int | None = change.version) -> None:
+            log.append(LogRow(self.stream.name, change.rule_id, version, action, message, arrival))
+
+        try:
+            if change.rule_id == "*":
+                return self._command(change, log, arrival)
+            if change.change == "delete":
+                self._delete(change, write)
+            else:
+                self._put(change, write)
+        except Rejected as reason:
+            write("rejected", str(reason))
+        except RuleError as error:
+            write("rejected", _one_line(error.problems))
+        return []
+
+    def _delete(self, change: RuleChange, write: Any) -> None:
+        entry = self.entries.get(str(change.rule_id))
+        if entry is None or entry.version != change.version or entry.status == "retired":
+            return
+        self.entries[entry.rule_id] = replace(entry, status="retired")
+        if entry.stream == self.stream.name:
+            write("retired", "the row in force was deleted")
+
+    def _put(self, change: RuleChange, write: Any) -> None:
+        rule_id = change.rule_id
+        if not (isinstance(rule_id, str) and RULE_ID.fullmatch(rule_id)):
+            raise Rejected(f"rule_id must be 1 to 100 of a-z, 0-9, '.', '_', '-', got {rule_id!r:.120} (rule_id)")
+        entry = self.entries.get(rule_id)
+        highest = entry.highest if entry else 0
+        version = change.version
+        if version is None:
+            version = highest + 1
+            change = replace(change, version=version)
+        if change.change == "update" and entry is not None and version < entry.version:
+            return
+        _, name = self._document_stream(change)
+        concerns_us = name == self.stream.name or (entry is not None and entry.stream == self.stream.name)
+        try:
+            self._check(change, entry, version, name)
+        except (Rejected, RuleError):
+            if concerns_us:
+                raise
+            return
+        self._take(change, entry, version, name, max(highest, version), write if concerns_us else _ignore)
+
+    def _check(self, change: RuleChange, entry: Entry | None, version: int, name: str) -> None:
+        """Raises where the row cannot come into force."""
+        if change.status not in STATUSES:
+            raise Rejected(f"status must be one of {', '.join(STATUSES)}, got {change.status!r:.40} (status)")
+        if not 0 <= version < 2**63 - 1:
+            raise Rejected(f"version must not be negative, got {version} (version)")
+        if change.change == "insert" and entry is not None and entry.version >= version:
+            raise Rejected(
+                f"superseded: version {version} is not above version {entry.version}, which is in force; "
+                f"insert version {entry.highest + 1} or NULL (version)"
+            )
+        compiled = self._compiled(name, str(change.document))
+        if compiled.rule.rule_id != change.rule_id:
+            raise Rejected(
+                f"the document is of rule {compiled.rule.rule_id!r}, the row of {change.rule_id!r}; make them the same (rule_id)"
+            )
+
+    def _take(
+        self, change: RuleChange, entry: Entry | None, version: int, name: str, highest: int, write: Any
+    ) -> None:
+        status, document = str(change.status), str(change.document)
+        if status == "draft":
+            if entry is not None:
+                self.entries[entry.rule_id] = replace(entry, highest=highest)
+            write("drafted", version=version)
+            return
+        if entry is not None and (entry.version, entry.status, entry.document) == (version, status, document):
+            return
+        self.entries[str(change.rule_id)] = Entry(str(change.rule_id), version, status, document, name, highest)
+        if name == self.stream.name:
+            write(ACTIONS[status], version=version)
+        elif entry is not None and entry.status != "retired":
+            write("retired", f"version {version} is for stream {name!r}", version=version)
+
+    def _document_stream(self, change: RuleChange) -> tuple[dict[str, Any], str]:
+        """The row's document and the name of its stream; raises where either cannot be read."""
+        document = read_document(change.document)
+        name = document.get("stream")
+        if not isinstance(name, str) or name not in self.streams:
+            known = ", ".join(sorted(self.streams))
+            raise Rejected(f"there is no stream {name!r:.100}; known are {known} (stream)")
+        return document, name
+
+    def _command(self, change: RuleChange, log: list[LogRow], arrival: int | None) -> list[Command]:
+        if change.change != "insert":
+            return []
+        if change.status not in COMMANDS:
+            raise Rejected(f"a command's status must be one of {', '.join(COMMANDS)}, got {change.status!r:.40} (status)")
+        document = read_document(change.document) if change.document else {}
+        if document.get("stream", self.stream.name) != self.stream.name:
+            if document["stream"] not in self.streams:
+                raise Rejected(f"there is no stream {document['stream']!r:.100} (stream)")
+            return []
+        time = None
+        if change.status == "advance":
+            try:
+                time = parse_time(document.get("time"))
+            except ValueError:
+                raise Rejected(f"advance needs a time such as '2026-01-31T12:00:00Z', got {document.get('time')!r:.100} (time)") from None
+        if change.status == "retire_all":
+            for rule_id, entry in self.entries.items():
+                if entry.stream == self.stream.name and entry.status != "retired":
+                    self.entries[rule_id] = replace(entry, status="retired")
+                    log.append(LogRow(self.stream.name, rule_id, entry.version, "retired", "by retire_all", arrival))
+        log.append(LogRow(self.stream.name, "*", change.version, str(change.status), "", arrival))
+        return [Command(str(change.status), time)]
+
+
+def _ignore(action: str, message: str = "", version: int | None = None) -> None:
+    """Rows that only concern other streams are logged there."""
+
+
+def _one_line(problems: list[Problem]) -> str:
+    return "; ".join(str(problem) for problem in problems)[:4_000]
+
+
+@functools.lru_cache(maxsize=4_096)
+def _compile_cached(declaration: str, document: str) -> CompiledRule:
+    return compile_rule(read_document(document), Stream.from_dict(json.loads(declaration)))

@@ -1,0 +1,200 @@
+"""The engine in one process without Spark: a harness for tests and trials, and replay of whole tables.
+
+Both run the evaluator that the stream runs, with state in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from lookback.config import load_stream
+from lookback.core.alerts import Alert, LateEvent
+from lookback.core.arrival import marks_of, split_future
+from lookback.core.compiled import compile_rule
+from lookback.core.errors import EventError
+from lookback.core.evaluation import Batch, Evaluator, Output, failure_text
+from lookback.core.events import Events, empty_events, read_events
+from lookback.core.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.rules import Rule, parse_time
+from lookback.core.state import ShardState
+from lookback.core.streams import Stream
+
+_Row = TypeVar("_Row")
+# Replay judges this many events at a time; where it cuts shows in no result.
+_REPLAY_ROWS = 500_000
+
+
+class Rows(list[_Row], Generic[_Row]):
+    """A list of rows that can also be had as a pandas frame."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One column per attribute; empty, without columns, where there are no rows."""
+        return pd.DataFrame([asdict(row) for row in self])  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a replay brought. errors: the rows of rule_log with action `failed` or `rejected`."""
+
+    alerts: Rows[Alert] = field(default_factory=Rows)
+    late_events: Rows[LateEvent] = field(default_factory=Rows)
+    errors: Rows[LogRow] = field(default_factory=Rows)
+
+
+class Harness:
+    """One shard in memory: rules and events in, alerts out, at once.
+
+    stream: a Stream, its document, or the path of its YAML. watermark `automatic`: after each commit it moves to the
+    highest event time less max_out_of_orderness; `manual`: time moves only by `watermark(t)`.
+    Times go in as aware datetimes, ISO 8601 texts or integer microseconds; naive ones are UTC.
+    """
+
+    def __init__(self, stream: Stream | Mapping[str, Any] | str | Path, watermark: str = "automatic") -> None:
+        if watermark not in ("automatic", "manual"):
+            raise ValueError(f"watermark is 'automatic' or 'manual', got {watermark!r}")
+        self.stream = as_stream(stream)
+        self.alerts: Rows[Alert] = Rows()
+        self.late_events: Rows[LateEvent] = Rows()
+        self.errors: Rows[LogRow] = Rows()
+        self._evaluator = Evaluator(self.stream, automatic=watermark == "automatic")
+        self._state = ShardState(RuleBook(self.stream, {self.stream.name: self.stream}))
+        self._changes = 0
+
+    def rule(self, rule: Mapping[str, Any] | Rule, status: str = "active", version: int | None = None) -> None:
+        """Applies a rule change now, between two commits. Versions are 1, 2, ... unless given.
+
+        Raises RuleError, with every problem, for a wrong rule; and for a version that is not above the one in force.
+        """
+        document = dict(rule.document if isinstance(rule, Rule) else rule)
+        compiled = compile_rule(document, self.stream)
+        self._change(compiled.rule.rule_id, version, status, json.dumps(document, default=str))
+
+    def events(self, rows: object) -> None:
+        """Judges events: a list of dicts, a pandas frame or an Arrow table.
+
+        Each row is a commit of its own, unless a column `arrival` groups them. A column `committed_at` gives the
+        commit's time; without it max_future is not checked. Raises EventError for rows that cannot be events.
+        """
+        events, committed_at = read_events(rows, self.stream, self._next_commit())
+        commits = events.commits
+        if committed_at is not None:
+            events, future = split_future(events, committed_at, self.stream)
+            self.late_events += future
+        if len(commits):
+            self._process(Batch(events, marks=marks_of(events, commits)))
+
+    def watermark(self, time: object) -> None:
+        """Moves the watermark to `time`, if that is later than where it stands; what it reaches happens now."""
+        try:
+            microseconds = parse_time(time)
+        except ValueError as error:
+            raise EventError(f"watermark: {error}; give an aware datetime, an ISO 8601 text or microseconds") from None
+        self._evaluator.advance(self._state, microseconds)
+        self._state.drop_old()
+
+    def state_rows(self) -> int:
+        """The number of rows of window state that are not below the floor, over all features."""
+        return self._state.state_rows()
+
+    def _next_commit(self) -> int:
+        last = self._state.last_commit
+        return 1 if last is None else last + 1
+
+    def _change(self, rule_id: str, version: int | None, status: str, document: str) -> None:
+        self._changes += 1
+        change = RuleChange("insert", self._changes, rule_id, version, status, document)
+        self._process(Batch(empty_events(self.stream, ()), changes=[change]))
+
+    def _process(self, batch: Batch) -> None:
+        output = self._evaluator.process(self._state, batch)
+        self._state.drop_old()
+        self.alerts += output.alerts
+        self.late_events += output.late
+        self.errors += errors_of(output, self.stream.name)
+
+
+def replay(
+    rules: Iterable[Mapping[str, Any] | Rule | tuple[Mapping[str, Any], int | None]],
+    events: object,
+    stream: Stream | Mapping[str, Any] | str | Path,
+) -> Result:
+    """Evaluates rules over events in order of arrival, as the stream would have.
+
+    rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
+    arrival, the last commit judged before it (None: before the first). events: as for Harness.events; with columns
+    `arrival` and `committed_at` where they are known. Raises RuleError and EventError.
+    """
+    declared = as_stream(stream)
+    changes = [_timed_change(rule, at, declared) for at, rule in enumerate(rules)]
+    rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
+    result = Result()
+    commits = rows.commits
+    if committed_at is not None:
+        rows, future = split_future(rows, committed_at, declared)
+        result.late_events.extend(future)
+    marks = marks_of(rows, commits)
+    evaluator = Evaluator(declared)
+    state = ShardState(RuleBook(declared, {declared.name: declared}))
+    for batch in _batches(rows, marks, changes, declared):
+        output = evaluator.process(state, batch)
+        state.drop_old()
+        result.alerts.extend(output.alerts)
+        result.late_events.extend(output.late)
+        result.errors.extend(errors_of(output, declared.name))
+    return result
+
+
+def as_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
+    """The stream itself, from its document, or from the path of its YAML."""
+    if isinstance(stream, Stream):
+        return stream
+    return Stream.from_dict(stream) if isinstance(stream, Mapping) else load_stream(Path(stream))
+
+
+def errors_of(output: Output, stream: str) -> list[LogRow]:
+    """The log rows of an output that tell of something wrong: rejected changes and errors while judging."""
+    rejected = [row for row in output.log if row.action == "rejected"]
+    return rejected + [
+        LogRow(stream, f.rule_id, f.version, "failed", failure_text(f.count, f.first_event_id), f.first_arrival[0])
+        for f in output.failures
+    ]
+
+
+def _timed_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleChange]:
+    if not isinstance(rule, tuple):
+        document = dict(rule.document if isinstance(rule, Rule) else rule)
+        compiled = compile_rule(document, stream)
+        return None, RuleChange("insert", at, compiled.rule.rule_id, 1, "active", json.dumps(document, default=str))
+    row, arrival = rule
+    document = row.get("document")
+    text = document if isinstance(document, str) or document is None else json.dumps(document, default=str)
+    version = row.get("version")
+    return arrival, RuleChange(
+        "insert", at, row.get("rule_id"), None if version is None else int(version), row.get("status", "active"), text
+    )
+
+
+def _batches(
+    events: Events, marks: Mapping[int, int | None], changes: list[tuple[int | None, RuleChange]], stream: Stream
+) -> Iterable[Batch]:
+    """Batches that begin wherever a rule change takes effect, or after so many events."""
+    commits = np.array(sorted(marks), dtype=np.int64)
+    order = np.argsort(events.commits, kind="stable")
+    ordered = events.commits[order]
+    positions = [0 if arrival is None else int(np.searchsorted(commits, arrival, side="right")) for arrival, _ in changes]
+    sizes = np.searchsorted(ordered, commits, side="right")
+    full = np.flatnonzero(np.diff(sizes // _REPLAY_ROWS, prepend=0)) + 1
+    edges = sorted({0, len(commits), *positions, *(int(cut) for cut in full)})
+    for start, end in zip(edges, [*edges[1:], None], strict=True):
+        due = [change for position, (_, change) in zip(positions, changes, strict=True) if position == start]
+        part = commits[start:end]
+        low, high = np.searchsorted(ordered, (part[0], part[-1] + 1)) if len(part) else (0, 0)
+        chosen = events.take(order[low:high])
+        yield Batch(chosen, marks={int(commit): marks[int(commit)] for commit in part}, changes=due)

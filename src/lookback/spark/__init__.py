@@ -1,0 +1,1 @@
+"""The shell: moves rows between Delta tables and the core. Holds no detection logic."""

@@ -1,0 +1,450 @@
+"""Takes files into a stream's events table: typed, each event once, in order, in commits that no batch boundary cuts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark import StorageLevel
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.errors import SetupError
+from lookback.spark.sources import BLOCK, FILE, RAW, REASON, ROW, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.streaming import StreamingQuery
+
+    from lookback.core.streams import Stream
+    from lookback.spark.tables import Tables
+
+_MARK = "lookback ingest"
+_NUMBER, _DOUBTFUL = "__number", "__doubtful"
+# Rows of a partition are numbered from partition * 2^33, as monotonically_increasing_id does.
+_PARTITION_BITS = 33
+_MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """What became of the rows offered. Versions are those of the events table; None where nothing was committed."""
+
+    stream: str
+    offered: int
+    ingested: int
+    duplicates: int
+    rejected: int
+    commits: int
+    seconds: float
+    first_version: int | None = None
+    last_version: int | None = None
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every row offered is accounted for."""
+        return self.offered == self.ingested + self.duplicates + self.rejected
+
+    def __str__(self) -> str:
+        where = f" (versions {self.first_version} to {self.last_version})" if self.commits else ""
+        return (
+            f"{self.stream}: {self.offered:,} offered = {self.ingested:,} ingested + {self.duplicates:,} duplicates + "
+            f"{self.rejected:,} rejected; {self.commits:,} commits{where} in {self.seconds:.1f} s"
+        )
+
+
+def ingest(
+    tables: Tables,
+    stream: Stream,
+    path: str | Path | None = None,
+    *,
+    format: str | None = None,  # noqa: A002 - Spark's word
+    options: Mapping[str, str] | None = None,
+    progress: Callable[[str], None] | None = print,
+) -> IngestReport:
+    """Takes in the files at `path` (default: where the stream's `source` says) once.
+
+    format: parquet, csv or json; default: told by the files' names. options: Spark's reader options.
+    progress: is given a line per commit. Events that the table has already, from an earlier run or one that was
+    killed, are duplicates. Raises SetupError where the files or the table do not fit, or another ingest is running.
+    """
+    source = Source.find(tables.spark, stream, None if path is None else str(path), format, options)
+    with _only_one(tables, stream):
+        tables.create(stream)
+        return _Step(tables, stream, progress).take(source.read(tables.spark, stream))
+
+
+def ingest_continuously(
+    tables: Tables,
+    stream: Stream,
+    path: str | Path | None = None,
+    *,
+    checkpoint: str | Path,
+    every: str | None = "1 second",
+    format: str | None = None,  # noqa: A002 - Spark's word
+    options: Mapping[str, str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> StreamingQuery:
+    """Takes in files as they appear at `path`, those that are there first; files taken once are not read again.
+
+    checkpoint: the folder that remembers them. every: how often to look; None: take what is there, then end.
+    progress: is given the report of each batch. Raises SetupError as `ingest` does.
+    """
+    source = Source.find(tables.spark, stream, None if path is None else str(path), format, options)
+    lock = _only_one(tables, stream)
+    lock.__enter__()
+    try:
+        tables.create(stream)
+
+        def take(rows: DataFrame, _batch_id: int) -> None:
+            report = _Step(tables, stream, None).take(source.judge(rows, stream))
+            if progress is not None:
+                progress(str(report))
+
+        writer = source.read_stream(tables.spark).writeStream.foreachBatch(take)
+        writer = writer.option("checkpointLocation", str(checkpoint)).queryName(f"ingest {stream.name}")
+        writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)
+        query = writer.start()
+    except BaseException:
+        lock.__exit__(None, None, None)
+        raise
+    threading.Thread(target=_release_after, args=(query, lock), daemon=True).start()
+    return query
+
+
+def _release_after(query: StreamingQuery, lock: Any) -> None:
+    try:
+        query.awaitTermination()
+    except Exception:  # noqa: BLE001, S110 - whoever waits for the query is told why it ended
+        pass
+    finally:
+        lock.__exit__(None, None, None)
+
+
+class _Step:
+    """One round: the rows that were found together, sorted and written."""
+
+    def __init__(self, tables: Tables, stream: Stream, progress: Callable[[str], None] | None) -> None:
+        self._tables, self._stream, self._progress = tables, stream, progress
+        self._run = uuid.uuid4().hex[:12]
+        self._mark = f"{_MARK} {self._run} by {_holder()}"
+
+    def take(self, judged: DataFrame) -> IngestReport:
+        """Takes in judged rows (see sources)."""
+        started = time.monotonic()
+        batch = judged.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            found = self._count(batch)
+            ingested = commits = 0
+            if found.usable:
+                ingested, commits = self._write(self._new(batch.where(F.col(REASON).isNull()), found))
+            # Last, so that a run that was killed and is run again writes them once.
+            if found.rejected:
+                self._reject(batch.where(F.col(REASON).isNotNull()))
+        finally:
+            batch.unpersist()
+        first, last = self._versions(commits)
+        seconds = time.monotonic() - started
+        return IngestReport(
+            self._stream.name,
+            found.usable + found.rejected,
+            ingested,
+            found.usable - ingested,
+            found.rejected,
+            commits,
+            seconds,
+            first,
+            last,
+        )
+
+    def _count(self, batch: DataFrame) -> _Found:
+        usable = F.col(REASON).isNull()
+        time_, id_ = F.when(usable, _micros(self._stream.event_time)), F.when(usable, F.col(self._stream.event_id))
+        figures = (F.min(time_), F.max(time_), F.min(id_), F.max(id_), F.count_distinct(id_))
+        row = batch.select(F.count_if(usable), F.count_if(~usable), *figures).head()
+        assert row is not None
+        return _Found(*row)
+
+    def _new(self, usable: DataFrame, found: _Found) -> DataFrame:
+        """The events that the table does not have, each id once within dedupe_window, in order and numbered."""
+        unknown = self._unknown(usable, found)
+        if found.ids == found.usable:
+            # The usual case: no id twice in the batch, so that nothing need be brought together by id.
+            unknown = unknown.withColumn(_DOUBTFUL, F.lit(False))
+        else:
+            unknown = self._once(unknown)
+        return self._numbered(unknown, found.usable)
+
+    def _unknown(self, usable: DataFrame, found: _Found) -> DataFrame:
+        known = existing(self._tables, self._stream, found.first_time, found.last_time, found.first_id, found.last_id)
+        if not known.inputFiles():
+            return usable
+        known = known.select(F.col(self._stream.event_id).alias("__id"), _micros(self._stream.event_time).alias("__time"))
+        gap = F.abs(F.col("__time") - _micros(self._stream.event_time))
+        same = (F.col("__id") == F.col(self._stream.event_id)) & (gap <= self._stream.dedupe_window)
+        if found.usable <= self._stream.commit_rows:
+            # Few rows: the table's side shrinks to what they hit before anything of it is shuffled.
+            ids = usable.select(F.col(self._stream.event_id).alias("__wanted")).distinct()
+            known = known.join(F.broadcast(ids), F.col("__id") == F.col("__wanted"), "left_semi")
+        return usable.join(known, same, "left_anti")
+
+    def _once(self, events: DataFrame) -> DataFrame:
+        """Marks what is certain, drops what certainly is a duplicate in the batch; the rest is DOUBTFUL.
+
+        Of one id: an event more than the window after the one before it stays. One no more than the window after the
+        last that surely stays goes. One beyond that, after a chain of closer ones, may be either: see `_settled`.
+        """
+        window, micros = self._stream.dedupe_window, _micros(self._stream.event_time)
+        of_id = Window.partitionBy(self._stream.event_id).orderBy(self._stream.event_time, FILE, BLOCK, ROW)
+        before = F.lag(micros).over(of_id)
+        events = events.withColumn("__stays", before.isNull() | (micros - before > window))
+        kept = F.last(F.when(F.col("__stays"), micros), ignorenulls=True).over(of_id)
+        events = events.withColumn("__kept", kept).withColumn(_DOUBTFUL, ~F.col("__stays"))
+        return events.where(F.col("__stays") | (micros - F.col("__kept") > window)).drop("__stays", "__kept")
+
+    def _numbered(self, events: DataFrame, at_most: int) -> DataFrame:
+        if at_most <= self._stream.commit_rows:
+            # One commit: no sample need be drawn to share the rows out.
+            ordered = events.repartition(1).sortWithinPartitions(*self._order)
+        else:
+            ordered = events.orderBy(*self._order)
+        return ordered.select(*self._stream.fields, _DOUBTFUL).withColumn(_NUMBER, F.monotonically_increasing_id())
+
+    @property
+    def _order(self) -> list[str]:
+        return [self._stream.event_time, self._stream.event_id]
+
+    def _settled(self, events: DataFrame) -> DataFrame:
+        """The events without the doubtful ones that are duplicates: id by id, in time, against the last that stayed."""
+        row = F.struct(_micros(self._stream.event_time).alias("__time"), *[F.col(name) for name in self._stream.fields])
+        lists = events.groupBy(self._stream.event_id).agg(F.array_sort(F.collect_list(row)).alias("__rows"))
+        window = self._stream.dedupe_window
+        stay = F.expr(
+            "aggregate(__rows, slice(__rows, 1, 1), (kept, x) -> "
+            f"if(x.__time - element_at(kept, -1).__time > {window}, concat(kept, array(x)), kept))"
+        )
+        settled = lists.select(F.explode(stay).alias("__row")).select("__row.*").drop("__time")
+        return settled.orderBy(*self._order).withColumn(_NUMBER, F.monotonically_increasing_id())
+
+    def _write(self, events: DataFrame) -> tuple[int, int]:
+        """Writes the numbered events commit by commit. Returns how many events and commits."""
+        events = events.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            sizes, doubtful = _partitions(events)
+            if doubtful:
+                settled = self._settled(events).persist(StorageLevel.MEMORY_AND_DISK)
+                try:
+                    return self._commit_all(settled, _partitions(settled.withColumn(_DOUBTFUL, F.lit(False)))[0])
+                finally:
+                    settled.unpersist()
+            return self._commit_all(events, sizes)
+        finally:
+            events.unpersist()
+
+    def _commit_all(self, events: DataFrame, sizes: dict[int, int]) -> tuple[int, int]:
+        total, done, commits = sum(sizes.values()), 0, 0
+        stamp = self._last_stamp() if total else 0
+        for ranges in _cuts(sizes, self._stream.commit_rows):
+            stamp = max(_now(), stamp + 1)
+            self._commit(events.where(_within(ranges)), stamp)
+            self._alone(commits)
+            done, commits = done + sum(last - first + 1 for first, last in ranges), commits + 1
+            self._say(f"{self._stream.name}: {done:,} of {total:,} events, commit {commits}")
+        return total, commits
+
+    def _commit(self, events: DataFrame, stamp: int) -> None:
+        # One task, hence one file; sorted again as it reads the cached partitions in any order.
+        one = events.coalesce(1).sortWithinPartitions(_NUMBER)
+        columns = [F.col(name) for name in self._stream.fields]
+        self._tables.append(one.select(*columns, _time(stamp).alias("ingested_at")), self._stream.name, self._mark)
+
+    def _last_stamp(self) -> int:
+        """The table's last `ingested_at` where the clock has not passed it yet, else 0; reads no file in the usual case."""
+        now = _now()
+        ahead = self._tables.read(self._stream.name).where(F.col("ingested_at") >= _time(now))
+        row = ahead.select(F.max(_micros("ingested_at"))).head()
+        return int(row[0]) if row is not None and row[0] is not None else 0
+
+    def _reject(self, rejected: DataFrame) -> None:
+        name = "rejected_events"
+        rows = rejected.select(
+            F.lit(self._stream.name).alias("stream"),
+            F.col(RAW).alias("raw"),
+            F.col(REASON).alias("reason"),
+            F.col(FILE).alias("source"),
+            _time(_now()).alias("ingested_at"),
+        )
+        known = self._tables.read(name).where(F.col("stream") == self._stream.name)
+        if known.inputFiles():
+            # A run that is run again says nothing twice.
+            known = known.select(F.col("source").alias("__source"), F.col("raw").alias("__known"))
+            again = F.col("source").eqNullSafe(F.col("__source")) & F.col("raw").eqNullSafe(F.col("__known"))
+            rows = rows.join(known, again, "left_anti")
+            if rows.isEmpty():
+                return
+        self._tables.append(rows.coalesce(1), name, self._mark)
+
+    def _versions(self, commits: int) -> tuple[int | None, int | None]:
+        if not commits:
+            return None, None
+        # Others may have written in between, seldom many.
+        history = self._tables.delta(self._stream.name).history(commits + 100)
+        row = history.where(F.col("userMetadata") == self._mark).select(F.min("version"), F.max("version")).head()
+        return (row[0], row[1]) if row is not None else (None, None)
+
+    def _alone(self, commits: int) -> None:
+        """Where no lock file can be, looks whether another ingest has written since this one began."""
+        if _folder(self._tables) is not None:
+            return
+        history = self._tables.delta(self._stream.name).history(commits + 3).select("userMetadata").collect()
+        mine = [number for number, row in enumerate(history) if row[0] == self._mark]
+        between = [row[0] for row in history[: mine[-1]] if (row[0] or "").startswith(_MARK) and row[0] != self._mark]
+        if between:
+            raise SetupError(
+                f"another ingest writes to stream {self._stream.name!r} ({between[0]}); this one stopped after "
+                f"{commits + 1} commits. Run it again when the other has ended: it takes in what is missing."
+            )
+
+    def _say(self, line: str) -> None:
+        if self._progress is not None:
+            self._progress(line)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A batch in figures: times in microseconds, None where no row is usable; `ids` different ids."""
+
+    usable: int
+    rejected: int
+    first_time: int
+    last_time: int
+    first_id: int | str
+    last_id: int | str
+    ids: int
+
+
+def existing(
+    tables: Tables, stream: Stream, first_time: int, last_time: int, first_id: int | str, last_id: int | str
+) -> DataFrame:
+    """The rows of the events table that can be duplicates of a batch with these least and greatest times and ids.
+
+    The bounds are literals, both ends included, so that Delta passes over the files whose figures lie outside.
+    """
+    time_, id_ = F.col(stream.event_time), F.col(stream.event_id)
+    first, last = _time(first_time - stream.dedupe_window), _time(last_time + stream.dedupe_window)
+    near = (time_ >= first) & (time_ <= last)
+    return tables.read(stream.name).where(near & (id_ >= F.lit(first_id)) & (id_ <= F.lit(last_id)))
+
+
+def _partitions(events: DataFrame) -> tuple[dict[int, int], int]:
+    """Rows in each partition, and how many rows are doubtful."""
+    partition = F.shiftright(F.col(_NUMBER), _PARTITION_BITS)
+    rows = events.groupBy(partition.alias("partition")).agg(F.count("*"), F.count_if(F.col(_DOUBTFUL))).collect()
+    return {row[0]: row[1] for row in sorted(rows)}, sum(row[2] for row in rows)
+
+
+def _cuts(sizes: Mapping[int, int], commit_rows: int) -> Iterator[list[tuple[int, int]]]:
+    """Cuts partitions (number -> rows), in order, into pieces of `commit_rows` rows, the last one shorter.
+
+    Each piece is a list of ranges of row numbers, both ends included.
+    """
+    piece: list[tuple[int, int]] = []
+    room = commit_rows
+    for partition, rows in sizes.items():
+        start, end = partition << _PARTITION_BITS, (partition << _PARTITION_BITS) + rows
+        while start < end:
+            taken = min(room, end - start)
+            piece.append((start, start + taken - 1))
+            start, room = start + taken, room - taken
+            if not room:
+                yield piece
+                piece, room = [], commit_rows
+    if piece:
+        yield piece
+
+
+def _within(ranges: list[tuple[int, int]]) -> Column:
+    condition = F.lit(False)
+    for first, last in ranges:
+        condition = condition | F.col(_NUMBER).between(first, last)
+    return condition
+
+
+def _micros(name: str) -> Column:
+    return F.unix_micros(F.col(name))
+
+
+def _time(microseconds: int) -> Column:
+    return F.timestamp_micros(F.lit(microseconds).cast("bigint"))
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000
+
+
+def _holder() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _folder(tables: Tables) -> Path | None:
+    """The root where it is a folder of this machine."""
+    root = tables.root
+    if root is None or ("://" in root and not root.startswith("file://")) or root.startswith("dbfs:/"):
+        return None
+    return Path(root.removeprefix("file://"))
+
+
+@contextmanager
+def _only_one(tables: Tables, stream: Stream) -> Iterator[None]:
+    """Holds the stream's ingest lock, a file next to its table.
+
+    The operating system frees the lock of a process that has died; the text in it says who holds it. Raises SetupError
+    where another holds it. Without local folders there is no file: see `_Step._alone`.
+    """
+    root = _folder(tables)
+    if root is None:
+        yield
+        return
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / f".ingest-{stream.name}.lock"
+    with path.open("a+", encoding="utf-8") as file:
+        _lock(file, path, stream)
+        try:
+            yield
+        finally:
+            # Emptied, not removed: another process may have it open already.
+            file.truncate(0)
+
+
+def _lock(file: Any, path: Path, stream: Stream) -> None:
+    import fcntl  # noqa: PLC0415 - only where there are local folders; Windows has none
+
+    file.seek(0)
+    text = file.read()
+    holder: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Locks may not reach other machines of a shared folder; a name left there by one of them counts.
+        elsewhere = holder.get("host", socket.gethostname()) != socket.gethostname()
+    except OSError:
+        elsewhere = True
+    if elsewhere:
+        who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}, since {holder.get('since', '?')}"
+        raise SetupError(
+            f"stream {stream.name!r} is being ingested by {who}; one ingest at a time. "
+            f"Wait for it or stop it; if that process is gone, delete {path}."
+        )
+    file.truncate(0)
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
+    file.flush()

@@ -1,0 +1,240 @@
+"""Streaming evaluation: events and rules by change feed, shards with state in RocksDB, alerts into Delta."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lookback.core.errors import RuleError, SetupError
+from lookback.core.rulebook import WITH_STATE, Coverage, needed_by
+from lookback.core.compiled import compile_rule
+from lookback.core.rules import read_document
+from lookback.core.streams import Stream
+from lookback.spark.checkpoint import Checkpoint
+from lookback.spark.dispatch import BLOCKS, event_blocks, rule_blocks, shard_labels
+from lookback.spark.processor import OUTPUT, ShardProcessor
+from lookback.spark.sink import BatchReport, Sink, is_written
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from lookback.spark.tables import Tables
+
+DEFAULT_EVERY = "500 milliseconds"
+# Bound a batch, and with it the memory of a worker: about 600,000 card transactions.
+_ADMISSION = {"maxFilesPerTrigger": "1000", "maxBytesPerTrigger": "8m"}
+_OUTPUTS = ("alerts", "late_events", "rule_log")
+_POLL_SECONDS = 0.02
+
+
+def checkpoint_folder(tables: Tables, stream: Stream) -> str:
+    """Where an evaluation of the stream keeps its checkpoint unless told otherwise: below the tables' root."""
+    if tables.root is None:
+        raise SetupError("tables of a catalog need a checkpoint folder: give one in a volume, /Volumes/...")
+    return f"{tables.root}/_checkpoints/evaluate_{stream.name}"
+
+
+class Evaluation:
+    """A running evaluation of one stream.
+
+    Made by `start`; re-plans itself in place when a rule needs a grouping key or field that dispatch did not send.
+    reports: of the last batches, newest last.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        stream: Stream,
+        streams: Mapping[str, Stream],
+        checkpoint: str | Path,
+        *,
+        once: bool = False,
+        every: str = DEFAULT_EVERY,
+        on_batch: Callable[[BatchReport], None] | None = None,
+    ) -> None:
+        self.tables, self.stream, self.streams = tables, stream, dict(streams)
+        self.checkpoint = Checkpoint(Path(checkpoint))
+        self.reports: deque[BatchReport] = deque(maxlen=1_000)
+        self.replans = 0
+        self._once, self._every, self._on_batch = once, every, on_batch
+        self._query: StreamingQuery | None = None
+        self._coverage = Coverage()
+        self._wanted: Coverage | None = None
+        self._wanted_after = -1
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Evaluates until `stop` is called or, with once, until all that was there is judged.
+
+        Raises what the query failed with.
+        """
+        try:
+            while not self._stopping.is_set():
+                replay = self._start()
+                self._wait(replay)
+                if self._once and self._wanted is None and not replay:
+                    return
+        finally:
+            self._end_query()
+
+    def start(self) -> Evaluation:
+        """Runs in a thread of its own; `stop` ends it and raises what it failed with."""
+        self._failure: BaseException | None = None
+
+        def guarded() -> None:
+            try:
+                self.run()
+            except BaseException as error:  # noqa: BLE001 - raised again by stop() and wait()
+                self._failure = error
+
+        self._thread = threading.Thread(target=guarded, name=f"evaluate-{self.stream.name}", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends the evaluation; a batch that is half done is repeated at the next start."""
+        self._stopping.set()
+        if hasattr(self, "_thread"):
+            self._thread.join()
+            if self._failure is not None:
+                raise self._failure
+
+    @property
+    def running(self) -> bool:
+        """Whether the evaluation goes on."""
+        return hasattr(self, "_thread") and self._thread.is_alive()
+
+    def wait_until(self, condition: Callable[[BatchReport], bool], timeout: float) -> BatchReport:
+        """The first report, old or new, that satisfies `condition`. Raises TimeoutError after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            for report in list(self.reports):
+                if condition(report):
+                    return report
+            if not self.running:
+                self.stop()
+                raise TimeoutError("the evaluation has ended")
+            time.sleep(_POLL_SECONDS)
+        raise TimeoutError(f"not within {timeout} s")
+
+    def _start(self) -> bool:
+        """Starts the query. Returns whether it only repeats a batch under the coverage of its first run."""
+        batch = self.checkpoint.next_batch
+        recorded = self.checkpoint.coverage_of(batch)
+        replay = recorded is not None and self.checkpoint.half_done and self._is_partly_written(batch)
+        if replay:
+            assert recorded is not None
+            self._coverage = recorded
+        else:
+            # What is in force was covered before; what the table holds may come into force.
+            in_force = self._wanted or recorded or Coverage()
+            self._coverage = in_force | table_needs(self.tables, self.stream)
+            self.checkpoint.record(batch, self._coverage)
+        self._wanted = None
+        self._query = self._plan(replay)
+        return replay
+
+    def _is_partly_written(self, batch: int) -> bool:
+        query_id = self.checkpoint.query_id
+        return query_id is not None and any(is_written(self.tables, name, f"{query_id}:{batch}") for name in _OUTPUTS)
+
+    def _plan(self, replay: bool) -> StreamingQuery:
+        spark = self.tables.spark
+        shards = int(str(spark.conf.get("spark.sql.shuffle.partitions")))
+        labels = shard_labels(spark, shards)
+        events = self.tables.stream_changes(self.stream.name, options=_ADMISSION)
+        rules = self.tables.stream_changes("rules")
+        blocks = event_blocks(events, self.stream, self._coverage, labels).union(rule_blocks(rules, labels))
+        processor = ShardProcessor(self.stream, self.streams, labels, self._coverage, str(self.checkpoint.folder))
+        answers = blocks.to(BLOCKS).groupBy("shard").transformWithStateInPandas(
+            processor, OUTPUT, outputMode="Append", timeMode="EventTime"
+        )
+        writer = (
+            answers.writeStream.queryName(f"lookback-{self.stream.name}")
+            .option("checkpointLocation", str(self.checkpoint.folder))
+            .foreachBatch(self._writer(replay))
+        )
+        with _no_empty_batches(self.tables):
+            if self._once:
+                return writer.trigger(availableNow=True).start()
+            return writer.trigger(processingTime=self._every).start()
+
+    def _writer(self, replay: bool) -> Callable[[DataFrame, int], None]:
+        sink: Sink | None = None
+
+        def write(answers: DataFrame, batch_id: int) -> None:
+            nonlocal sink
+            if sink is None:
+                query_id = self.checkpoint.query_id
+                assert query_id is not None
+                sink = Sink(self.tables, self.stream.name, query_id)
+            started = time.perf_counter()
+            table = answers.toArrow()
+            if not table.num_rows:
+                return
+            report = sink.write(table, batch_id, 1_000 * (time.perf_counter() - started))
+            self._note(report, replay)
+
+        return write
+
+    def _note(self, report: BatchReport, replay: bool) -> None:
+        self.reports.append(report)
+        if replay or not self._coverage.covers(report.required):
+            self._wanted, self._wanted_after = report.required, report.batch_id
+        if self._on_batch is not None:
+            self._on_batch(report)
+
+    def _wait(self, replay: bool) -> None:
+        """Until the query ends by itself, must be planned anew, or `stop` was called."""
+        query = self._query
+        assert query is not None
+        while not self._stopping.is_set():
+            # Stopped before the batch is committed, it would only be repeated.
+            if self._wanted is not None and self.checkpoint.last_committed >= self._wanted_after:
+                self.replans += 1
+                break
+            if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
+                return
+        self._end_query()
+
+    def _end_query(self) -> None:
+        if self._query is not None and self._query.isActive:
+            self._query.stop()
+
+
+def table_needs(tables: Tables, stream: Stream) -> Coverage:
+    """What dispatch must send for the last version of every rule in the table, as it stands now."""
+    rows = tables.read("rules").select("rule_id", "version", "status", "document").collect()
+    last: dict[str, tuple[int, str]] = {}
+    for row in rows:
+        version = 2**63 if row["version"] is None else row["version"]
+        if row["status"] in WITH_STATE and row["document"] and version >= last.get(row["rule_id"], (-1, ""))[0]:
+            last[row["rule_id"]] = (version, row["document"])
+    coverage = Coverage()
+    for _, document in last.values():
+        # A row that is not a valid rule is logged by the stream, which rejects it.
+        with contextlib.suppress(RuleError):
+            coverage |= needed_by(compile_rule(read_document(document), stream))
+    return coverage
+
+
+@contextlib.contextmanager
+def _no_empty_batches(tables: Tables) -> Iterator[None]:
+    """A query started within runs no batch without rows.
+
+    Every batch brings each shard its marks, so timers fire with the next one; a batch of its own would only delay it.
+    """
+    name = "spark.sql.streaming.noDataMicroBatches.enabled"
+    conf = tables.spark.conf
+    before = conf.get(name, None)
+    conf.set(name, "false")
+    try:
+        yield
+    finally:
+        conf.unset(name) if before is None else conf.set(name, str(before))

@@ -1,0 +1,197 @@
+"""The stateful operator: one shard's evaluator between Spark's rows and its state store."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pandas as pd
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    MapState,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from lookback.core.alerts import LateEvent
+from lookback.core.arrival import merge_marks
+from lookback.core.blocks import pack_alerts, pack_failures, pack_late, unpack_events
+from lookback.core.evaluation import Batch, Evaluator, Output
+from lookback.core.events import Events, empty_events
+from lookback.core.rulebook import Coverage, RuleBook, RuleChange
+from lookback.core.rules import parse_time
+from lookback.core.alerts import moment
+from lookback.core.state import MANIFEST, ShardState
+from lookback.core.streams import Stream
+from lookback.spark.dispatch import EVENTS
+
+OUTPUT = StructType(
+    [
+        StructField("shard", StringType(), nullable=False),
+        StructField("kind", StringType(), nullable=False),
+        StructField("payload", BinaryType(), nullable=False),
+    ]
+)
+ALERTS, LATE, LOG, FAILURES, REPORT = "alerts", "late", "log", "failures", "report"
+PAGES = "pages"
+_NAME = StructType([StructField("name", StringType(), nullable=False)])
+_PAGE = StructType([StructField("page", BinaryType(), nullable=False)])
+# What this Python worker holds of the shards that it worked on, by (query, shard). Only ever a copy: it is used
+# when the manifest in the state store is, byte for byte, the one that it was written with.
+_IN_MEMORY: dict[tuple[str, str], ShardState] = {}
+_MOST_IN_MEMORY = 64
+
+
+class _RocksPages:
+    """The state store's map of pages as the core's Store."""
+
+    def __init__(self, pages: MapState) -> None:
+        self._pages = pages
+        self.read = self.written = 0
+
+    def get(self, name: str) -> bytes | None:
+        row = self._pages.getValue((name,))
+        page = None if row is None else bytes(row[0])
+        self.read += 0 if page is None else len(page)
+        return page
+
+    def put(self, name: str, page: bytes) -> None:
+        self.written += len(page)
+        self._pages.updateValue((name,), (page,))
+
+    def remove(self, name: str) -> None:
+        self._pages.removeKey((name,))
+
+
+class ShardProcessor(StatefulProcessor):
+    """Evaluates the blocks of one shard and answers with what is to be written."""
+
+    def __init__(
+        self, stream: Stream, streams: dict[str, Stream], labels: list[str], coverage: Coverage, query: str
+    ) -> None:
+        self._stream, self._streams, self._labels = stream, streams, labels
+        self._coverage, self._query = coverage, query
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Opens the pages. Called by Spark before the first rows of a batch."""
+        self._handle = handle
+        self._pages = _RocksPages(handle.getMapState(PAGES, _NAME, _PAGE))
+
+    def handleInputRows(  # noqa: N802 - Spark's name
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Judges one batch of one shard."""
+        started = time.perf_counter()
+        label = str(key[0])
+        batch, future, offered = self._batch(rows)
+        state, cached = self._open(label)
+        output = self._evaluator(label).process(state, batch)
+        self._close(label, state)
+        if label == self._labels[0]:
+            output.late += future
+        report = self._report(label, state, offered if label == self._labels[0] else 0)
+        report.update(in_memory=cached, milliseconds=1_000 * (time.perf_counter() - started))
+        yield _answer(label, output, report, with_log=label == self._labels[0])
+
+    def handleExpiredTimer(  # noqa: N802
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Drops what no window needs any more."""
+        label = str(key[0])
+        state, _ = self._open(label)
+        state.timer = None
+        state.drop_old()
+        self._close(label, state)
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _evaluator(self, label: str) -> Evaluator:
+        return Evaluator(self._stream, self._labels.index(label), len(self._labels), coverage=self._coverage)
+
+    def _open(self, label: str) -> tuple[ShardState, bool]:
+        """The shard's state: that in memory if it is the stored one, else read, with what runs are in memory."""
+        known = _IN_MEMORY.pop((self._query, label), None)
+        manifest = self._pages.get(MANIFEST)
+        if known is not None and manifest is not None and known.manifest == manifest:
+            state, cached = known, True
+        else:
+            state, cached = ShardState(RuleBook(self._stream, self._streams)), False
+            if manifest is not None:
+                state.load(self._pages, known.runs_in_memory() if known else None)
+        state.begin(self._pages, uuid.uuid4().hex)
+        return state, cached
+
+    def _close(self, label: str, state: ShardState) -> None:
+        expiry = state.next_expiry()
+        wanted = None if expiry is None else expiry // 1_000 + 1
+        if wanted != state.timer:
+            if state.timer is not None:
+                self._handle.deleteTimer(state.timer)
+            if wanted is not None:
+                self._handle.registerTimer(wanted)
+            state.timer = wanted
+        state.save()
+        if len(_IN_MEMORY) >= _MOST_IN_MEMORY:
+            _IN_MEMORY.pop(next(iter(_IN_MEMORY)))
+        _IN_MEMORY[self._query, label] = state
+
+    def _batch(self, rows: Iterable[pd.DataFrame]) -> tuple[Batch, list[LateEvent], int]:
+        changes: list[RuleChange] = []
+        inserted: list[Events] = []
+        deleted: list[Events] = []
+        marks: list[dict[int, int | None]] = []
+        future: list[LateEvent] = []
+        offered = 0
+        for frame in rows:
+            for kind, payload in zip(frame["kind"], frame["payload"], strict=True):
+                if kind != EVENTS:
+                    changes.append(RuleChange(**json.loads(payload)))
+                    continue
+                events, header = unpack_events(payload, self._stream)
+                marks.append({commit: high for commit, high in header["marks"]})
+                (deleted if header["deleted"] else inserted).append(events)
+                future += [LateEvent(**{**row, "event_time": moment(parse_time(row["event_time"]))}) for row in header["future"]]
+                offered += 0 if header["deleted"] else header["rows"]
+        return Batch(self._joined(inserted), self._joined(deleted), merge_marks(marks), changes), future, offered
+
+    def _joined(self, parts: list[Events]) -> Events:
+        if not parts:
+            return empty_events(self._stream, self._coverage.fields)
+        return Events.concat(parts, self._stream.event_id, self._stream.event_time)
+
+    def _report(self, label: str, state: ShardState, offered: int) -> dict[str, Any]:
+        required = state.book.required()
+        return {
+            "shard": label,
+            "events": offered,
+            "watermark": state.watermark(self._stream.max_out_of_orderness),
+            "arrival": state.last_commit,
+            "state_rows": sum(stored.rows for feature in state.features.values() for stored in feature.runs),
+            "features": len(state.features),
+            "rules": len(state.book.in_force()),
+            "waiting": len(state.book.pending),
+            "required": required.to_dict(),
+            "bytes_read": self._pages.read,
+            "bytes_written": self._pages.written,
+        }
+
+
+def _answer(label: str, output: Output, report: dict[str, Any], *, with_log: bool) -> pd.DataFrame:
+    rows: list[tuple[str, bytes]] = [(REPORT, json.dumps(report).encode())]
+    if output.alerts:
+        rows.append((ALERTS, pack_alerts(output.alerts)))
+    if output.late:
+        rows.append((LATE, pack_late(output.late)))
+    if output.failures:
+        rows.append((FAILURES, pack_failures(output.failures)))
+    # All shards log the same; one of them is heard.
+    if output.log and with_log:
+        rows.append((LOG, json.dumps([vars(row) for row in output.log]).encode()))
+    return pd.DataFrame({"shard": label, "kind": [kind for kind, _ in rows], "payload": [payload for _, payload in rows]})

@@ -1,0 +1,151 @@
+"""The columns of the product's tables. Times are UTC microseconds; ids of events are kept as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+if TYPE_CHECKING:
+    from lookback.core.streams import Stream
+
+_STRING, _LONG, _TIME = StringType(), LongType(), TimestampType()
+_TEXTS = MapType(_STRING, _STRING, valueContainsNull=True)
+
+
+def _column(name: str, type_: DataType, comment: str, *, required: bool = False) -> StructField:
+    return StructField(name, type_, nullable=not required, metadata={"comment": comment})
+
+
+# Every column may be NULL: what a person gets wrong here is logged as rejected, not refused by the table.
+RULES = StructType(
+    [
+        _column("rule_id", _STRING, "Lower-case letters, digits, '.', '_' and '-'; '*' carries commands"),
+        _column("version", _LONG, "In force is the last row by (commit, version); NULL: the highest so far + 1"),
+        _column("status", _STRING, "draft, shadow, active, paused, retired or quarantined"),
+        _column("document", _STRING, "The rule document, JSON"),
+        _column("author", _STRING, "Who wrote this version"),
+        _column("comment", _STRING, "Why"),
+        _column("changed_at", _TIME, "When it was written"),
+    ]
+)
+
+REJECTED_EVENTS = StructType(
+    [
+        _column("stream", _STRING, "The stream that ingest was for", required=True),
+        _column("raw", _STRING, "The row as it came: the line, or its columns as JSON"),
+        _column("reason", _STRING, "Every field that could not be used, with the value found", required=True),
+        _column("source", _STRING, "The file that it came from"),
+        _column("ingested_at", _TIME, "When it was rejected", required=True),
+    ]
+)
+
+ALERTS = StructType(
+    [
+        _column("alert_id", _STRING, "32 hex digits; revisions of one alert share it", required=True),
+        _column("revision", IntegerType(), "0 for the first row of an alert", required=True),
+        _column("verdict", _STRING, "raised, suppressed or retracted", required=True),
+        _column("rule_id", _STRING, "The rule", required=True),
+        _column("rule_version", _LONG, "Its version in force", required=True),
+        _column("mode", _STRING, "active or shadow", required=True),
+        _column("severity", _STRING, "low, medium, high or critical", required=True),
+        _column("stream", _STRING, "The stream", required=True),
+        _column("key", _TEXTS, "group_by field -> value, exact text"),
+        _column(
+            "event_id", _STRING, "The triggering event; NULL for windows; for absence the event that began the wait"
+        ),
+        _column("event_time", _TIME, "Its time; for a window its end; for absence when it was due", required=True),
+        _column("window_start", _TIME, "First time covered, included", required=True),
+        _column(
+            "window_end",
+            _TIME,
+            "Lookback, sequence: last time covered, included; other windows: excluded",
+            required=True,
+        ),
+        _column("window_complete", BooleanType(), "false: the window begins before what the rule has seen"),
+        _column("measures", _TEXTS, "measure -> value, exact text"),
+        _column("message", _STRING, "The rule's message, filled in"),
+        _column("evidence", ArrayType(_STRING), "Sequence: ids of the events, at most 100"),
+        _column(
+            "arrival", _LONG, "Commit of the stream's table whose events or watermark brought this row", required=True
+        ),
+        _column("decided_at", _TIME, "When the row was made", required=True),
+    ]
+)
+
+LATE_EVENTS = StructType(
+    [
+        _column("stream", _STRING, "The stream", required=True),
+        _column("event_id", _STRING, "The event", required=True),
+        _column("event_time", _TIME, "Its time", required=True),
+        _column("arrival", _LONG, "Its commit of the stream's table", required=True),
+        _column(
+            "late_by_us", _LONG, "Watermark - event time, microseconds; negative: beyond max_future", required=True
+        ),
+        _column("action", _STRING, "evaluated, recorded or discarded", required=True),
+    ]
+)
+
+RULE_LOG = StructType(
+    [
+        _column("stream", _STRING, "The stream whose evaluator says this", required=True),
+        _column("rule_id", _STRING, "The rule as the row had it"),
+        _column("version", _LONG, "Its version"),
+        _column(
+            "action",
+            _STRING,
+            "activated, paused, retired, rejected, failed, quarantined, commit_cut ...",
+            required=True,
+        ),
+        _column("message", _STRING, "What happened and what to do"),
+        _column("batch_id", _LONG, "The micro-batch that it came about in"),
+        _column("arrival", _LONG, "Last commit of the stream's table judged before; NULL before the first"),
+        _column("logged_at", _TIME, "When it was logged", required=True),
+    ]
+)
+
+REVIEWS = StructType(
+    [
+        _column("alert_id", _STRING, "The alert", required=True),
+        _column("disposition", _STRING, "confirmed, false_positive or unclear", required=True),
+        _column("reviewer", _STRING, "Who looked at it"),
+        _column("note", _STRING, "What was found"),
+        _column("reviewed_at", _TIME, "When", required=True),
+    ]
+)
+
+PRODUCT_TABLES: dict[str, StructType] = {
+    "rejected_events": REJECTED_EVENTS,
+    "rules": RULES,
+    "alerts": ALERTS,
+    "late_events": LATE_EVENTS,
+    "rule_log": RULE_LOG,
+    "reviews": REVIEWS,
+}
+
+
+def events_schema(stream: Stream) -> StructType:
+    """The columns of a stream's events table: the declared fields in order, then ingested_at. Id and time are NOT NULL."""
+    roles = {stream.event_id: "Identifies the event", stream.event_time: "When it happened"}
+    fields = [
+        StructField(
+            name, DataType.fromDDL(str(type_)), name not in roles, {"comment": roles[name]} if name in roles else {}
+        )
+        for name, type_ in stream.fields.items()
+    ]
+    # Others who write to the table need not know it.
+    stamp = _column(
+        "ingested_at", _TIME, "One stamp for all rows of a commit, later than those of every earlier commit"
+    )
+    return StructType([*fields, stamp])

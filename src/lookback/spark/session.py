@@ -1,0 +1,110 @@
+"""The Spark session that everything runs in: the workspace's own on Databricks, else a local one with Delta."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from lookback.spark.jars import check_java, delta_jars
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+_CHECKPOINTS = "org.apache.spark.sql.execution.streaming"
+# What the results depend on, or the speed of a running stream: set in any session, also one that others started.
+_SESSION = {
+    # Times are UTC, whatever the machine's zone.
+    "spark.sql.session.timeZone": "UTC",
+    # The meaning of expressions is that of ANSI mode: an overflow is an error and never a wrong number.
+    "spark.sql.ansi.enabled": "true",
+    # Rows to an Arrow batch: a few big ones cost less than many of the default 10,000.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+    # Window pages outgrow the JVM's heap.
+    "spark.sql.streaming.stateStore.providerClass": f"{_CHECKPOINTS}.state.RocksDBStateStoreProvider",
+    # A batch uploads what it changed, not whole state files.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # The count costs a read for every write; nothing here uses it.
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+    # Changelogs are short: fewer snapshots, the same recovery.
+    "spark.sql.streaming.stateStore.minDeltasForSnapshot": "50",
+}
+
+
+def get_spark(
+    app_name: str = "lookback", *, cores: int | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """The active session, the workspace's on Databricks, or a new local one with Delta.
+
+    cores: threads of a local session (at least 1; default: all of the machine's, at least 2) and its shuffle
+    partitions, thus the shards of a new stream. settings: Spark settings that go before the defaults here; in a session
+    that runs already only those that can be changed at run time are taken.
+    Raises SetupError where Java or the Delta JARs are missing.
+    """
+    spark = SparkSession.getActiveSession()
+    if spark is None and "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        spark = SparkSession.builder.getOrCreate()
+    if spark is not None:
+        _apply(spark, {**_SESSION, **(settings or {})})
+        return spark
+    return _start(app_name, cores or max(2, os.cpu_count() or 2), settings or {})
+
+
+def _apply(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    for key, value in settings.items():
+        if spark.conf.isModifiable(key):
+            spark.conf.set(key, value)
+
+
+def _start(app_name: str, cores: int, settings: Mapping[str, str]) -> SparkSession:
+    check_java()
+    # Workers must be this interpreter, not the first `python3` on the PATH.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
+    for key, value in {**_SESSION, **_local(cores), **settings}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _local(cores: int) -> dict[str, str]:
+    # Named by user, so that nothing is left in the working directory and users of one machine do not meet.
+    scratch = Path(tempfile.gettempdir(), f"lookback-{getpass.getuser()}")
+    local = {
+        "spark.jars": ",".join(str(jar) for jar in delta_jars()),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # No port is opened for a page that nobody looks at, and no progress bar is drawn into the output.
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # One process on one machine: the loopback address works without a network and where the host has no name.
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "4g",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(_LOG_CONFIG.as_uri())}",
+        # The catalog is in memory and Hive's is not used: tables are folders.
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        # Tasks of a shuffle and shards of a stream: one for each core.
+        "spark.sql.shuffle.partitions": str(cores),
+        # Delta's own view of its log, 50 tasks by default, is small here.
+        "spark.databricks.delta.snapshotPartitions": "2",
+        # Rows move between the JVM and Python faster than through TCP.
+        "spark.python.unix.domain.socket.enabled": "true",
+    }
+    if _is_local(os.environ.get("LOOKBACK_ROOT", "")):
+        # Files are renamed without a shell command per file; right for local disks alone.
+        local["spark.sql.streaming.checkpointFileManagerClass"] = (
+            f"{_CHECKPOINTS}.checkpointing.FileSystemBasedCheckpointFileManager"
+        )
+    return local
+
+
+def _is_local(root: str) -> bool:
+    return "://" not in root or root.startswith("file://")

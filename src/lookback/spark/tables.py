@@ -1,0 +1,183 @@
+"""The Delta tables of one place: folders below a root, or a schema of a catalog."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from delta.tables import DeltaTable
+
+from lookback.core.errors import SetupError
+from lookback.spark.schemas import PRODUCT_TABLES, events_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructField, StructType
+
+    from lookback.core.streams import Stream
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
+# Of an events table: how far back commits can be replayed and read as they stood.
+DEFAULT_HISTORY = "30 days"
+_CHANGE_FEED = {"delta.enableChangeDataFeed": "true", "delta.enableInCommitTimestamps": "true"}
+# A checkpoint of a small table costs more than reading a hundred short log files.
+_HOT = {"delta.checkpointInterval": "100"}
+_CHECKS = {"reviews": {"disposition_known": "disposition in ('confirmed', 'false_positive', 'unclear')"}}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Where the tables are: `root` (a folder or its URL) or `catalog` and `schema`, never both.
+
+    Made by `Tables.local` or `Tables.catalog`. Table names are lower-case letters, digits and _.
+    """
+
+    spark: SparkSession
+    root: str | None = None
+    catalog_name: str | None = None
+    schema_name: str | None = None
+
+    @classmethod
+    def local(cls, spark: SparkSession, root: str | Path) -> Tables:
+        """Tables in Delta folders ROOT/<table>. A relative folder is taken from where the process is now."""
+        text = str(root)
+        if "://" in text or text.startswith("dbfs:/"):
+            return cls(spark, root=text.rstrip("/"))
+        return cls(spark, root=str(Path(text).expanduser().resolve()))
+
+    @classmethod
+    def catalog(cls, spark: SparkSession, catalog: str, schema: str) -> Tables:
+        """Tables named catalog.schema.table, as in Unity Catalog. The schema must exist."""
+        return cls(spark, catalog_name=catalog, schema_name=schema)
+
+    def identifier(self, name: str) -> str:
+        """The table as SQL names it, quoted: delta.`/root/rules` or `catalog`.`schema`.`rules`."""
+        if self.root is not None:
+            return f"delta.{_quoted(self.path_or_name(name))}"
+        return self.path_or_name(name)
+
+    def path_or_name(self, name: str) -> str:
+        """The folder of a local table, or the quoted three-part name. Raises SetupError where `name` is no table name."""
+        if not _NAME.fullmatch(name):
+            raise SetupError(f"{name!r} is not a table name; use lower-case letters, digits and _")
+        if self.root is not None:
+            return f"{self.root}/{name}"
+        return f"{_quoted(str(self.catalog_name))}.{_quoted(str(self.schema_name))}.{_quoted(name)}"
+
+    def read(self, name: str) -> DataFrame:
+        """The table as it stands when the query runs."""
+        if self.root is not None:
+            return self.spark.read.format("delta").load(self.path_or_name(name))
+        return self.spark.read.table(self.path_or_name(name))
+
+    def exists(self, name: str) -> bool:
+        """Whether the table is there, as a Delta table."""
+        if self.root is not None:
+            return DeltaTable.isDeltaTable(self.spark, self.path_or_name(name))
+        return self.spark.catalog.tableExists(self.path_or_name(name))
+
+    def append(self, df: DataFrame, name: str, user_metadata: str | None = None) -> None:
+        """Appends the rows in one commit, which carries `user_metadata` where given. Columns go by name."""
+        writer = df.write.format("delta").mode("append")
+        if user_metadata is not None:
+            writer = writer.option("userMetadata", user_metadata)
+        if self.root is not None:
+            writer.save(self.path_or_name(name))
+        else:
+            writer.saveAsTable(self.path_or_name(name))
+
+    def delta(self, name: str) -> DeltaTable:
+        """The table for updates, merges and its history."""
+        if self.root is not None:
+            return DeltaTable.forPath(self.spark, self.path_or_name(name))
+        return DeltaTable.forName(self.spark, self.path_or_name(name))
+
+    def stream_changes(
+        self, name: str, starting_version: int = 0, options: Mapping[str, str] | None = None
+    ) -> DataFrame:
+        """A stream of the change feed from a commit on, that commit included.
+
+        The table's columns and _change_type, _commit_version, _commit_timestamp.
+        options: those of the Delta source, such as maxFilesPerTrigger.
+        """
+        reader = self.spark.readStream.format("delta").option("readChangeFeed", "true")
+        reader = reader.option("startingVersion", str(starting_version)).options(**dict(options or {}))
+        return reader.load(self.path_or_name(name)) if self.root is not None else reader.table(self.path_or_name(name))
+
+    def version(self, name: str) -> int:
+        """The number of the last commit; a table that was just created has 0."""
+        return int(self.delta(name).history(1).select("version").head()[0])  # type: ignore[index]
+
+    def create(self, stream: Stream, history: str = DEFAULT_HISTORY) -> None:
+        """Creates what is missing of the stream's events table and the product's tables; what is there stays as it is.
+
+        history: how long commits of the events table can be read as they stood, such as `30 days`. Rules stay readable
+        for ten years. Raises SetupError where a table is there without a declared field, or with another type.
+        """
+        events = events_schema(stream)
+        if self.exists(stream.name):
+            self._require(stream.name, events)
+        else:
+            self._create(stream.name, events, {**_CHANGE_FEED, **_HOT, **_retention(history), **_statistics(events)})
+        for name, schema in PRODUCT_TABLES.items():
+            if not self.exists(name):
+                self._create(name, schema, _properties(name))
+
+    def _create(self, name: str, schema: StructType, properties: Mapping[str, str]) -> None:
+        columns = ", ".join(_column(field) for field in schema)
+        settings = ", ".join(f"{_literal(key)} = {_literal(value)}" for key, value in properties.items())
+        self.spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {self.identifier(name)} ({columns}) USING delta TBLPROPERTIES ({settings})"
+        )
+
+    def _require(self, name: str, schema: StructType) -> None:
+        found = {field.name: field.dataType.simpleString() for field in self.read(name).schema}
+        wrong = [
+            f"{field.name} is {found.get(field.name, 'missing')}, declared is {field.dataType.simpleString()}"
+            for field in schema
+            if found.get(field.name) != field.dataType.simpleString() and field.name != "ingested_at"
+        ]
+        if wrong:
+            raise SetupError(
+                f"table {self.identifier(name)} does not fit the stream's declaration: {'; '.join(wrong)}. "
+                "Change the declaration, or alter the table."
+            )
+
+
+def _quoted(text: str) -> str:
+    return "`" + text.replace("`", "``") + "`"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _column(field: StructField) -> str:
+    comment = field.metadata.get("comment")
+    required = "" if field.nullable else " NOT NULL"
+    return f"{_quoted(field.name)} {field.dataType.simpleString()}{required}" + (
+        f" COMMENT {_literal(comment)}" if comment else ""
+    )
+
+
+def _properties(name: str) -> dict[str, str]:
+    checks = {f"delta.constraints.{check}": condition for check, condition in _CHECKS.get(name, {}).items()}
+    if name == "rules":
+        # What was in force when must stay readable for as long as alerts are questioned.
+        return {**_CHANGE_FEED, **_HOT, **_retention("3650 days")}
+    return {**_HOT, **checks}
+
+
+def _retention(history: str) -> dict[str, str]:
+    # Delta refuses time travel past the second, whatever the first allows.
+    interval = f"interval {history}"
+    return {"delta.logRetentionDuration": interval, "delta.deletedFileRetentionDuration": interval}
+
+
+def _statistics(schema: StructType) -> dict[str, str]:
+    # Ingest prunes by id, time and ingested_at, which may stand behind the 32 columns that Delta keeps figures of.
+    return {"delta.dataSkippingNumIndexedCols": str(len(schema))} if len(schema) > 32 else {}

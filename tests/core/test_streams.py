@@ -1,0 +1,156 @@
+"""Stream declarations: what is accepted comes back as it went in, what is wrong is told all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lookback.config import Settings, load_stream, load_streams
+from lookback.core.errors import SetupError, StreamError
+from lookback.core.streams import Stream
+from lookback.core.types import BIGINT, TIMESTAMP, decimal
+
+CONF = Path(__file__).parents[2] / "conf"
+MINIMAL = {
+    "stream": "payments",
+    "event_id": "id",
+    "event_time": "at",
+    "fields": {"id": "bigint", "at": "timestamp", "amount": "decimal(18,2)"},
+}
+SECOND, HOUR, DAY = 1_000_000, 3_600_000_000, 86_400_000_000
+
+
+def problems(**changes: object) -> dict[str, str]:
+    with pytest.raises(StreamError) as caught:
+        Stream.from_dict({**MINIMAL, **changes})
+    return {problem.place: problem.message for problem in caught.value.problems}
+
+
+def test_c4_defaults():
+    stream = Stream.from_dict(MINIMAL)
+
+    assert stream.fields == {"id": BIGINT, "at": TIMESTAMP, "amount": decimal(18, 2)}
+    assert (stream.max_out_of_orderness, stream.allowed_lateness, stream.max_future) == (10 * SECOND, HOUR, HOUR)
+    assert (stream.max_session, stream.dedupe_window) == (7 * DAY, 30 * DAY)
+    assert (stream.max_revisions, stream.max_failures, stream.commit_rows) == (1_000, 100, 100_000)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"columns": {"amount": "cents / 100"}, "source": {"format": "csv", "path": "x.csv"}},
+        {"max_future": "90 minutes", "dedupe_window": "0 seconds", "commit_rows": 7, "allowed_lateness": "1 microsecond"},
+        {"fields": {"id": "string", "at": "timestamp", "tags": "array<decimal(38,10)>", "ok": "boolean"}},
+    ],
+)
+def test_from_dict_of_to_dict_is_the_same(changes: dict[str, object]):
+    stream = Stream.from_dict({**MINIMAL, **changes})
+
+    assert Stream.from_dict(stream.to_dict()) == stream
+
+
+def test_style8_all_problems_at_once():
+    found = problems(
+        stream="Payments",
+        event_id="idd",
+        event_time="amount",
+        columns={"total": "1", "amount": 2},
+        max_future="a while",
+        max_session="1 month",
+        commit_rows=0,
+        max_failures=True,
+        source="here",
+        lateness="1 hour",
+    )
+
+    assert set(found) == {
+        "stream", "event_id", "event_time", "columns.total", "columns.amount", "max_future", "max_session", "commit_rows",
+        "max_failures", "source", "lateness",
+    }  # fmt: skip
+    assert "did you mean 'id'?" in found["event_id"]
+    assert "must be one of timestamp" in found["event_time"]
+    assert "30 days" in found["max_session"]
+
+
+def test_every_field_problem_is_told():
+    fields = {"id": "bigint", "at": "timestamp", "AT": "timestamp", "ingested_at": "timestamp", "a-b": "int", "c": "money"}
+
+    assert set(problems(fields=fields)) == {"fields.AT", "fields.ingested_at", "fields.a-b", "fields.c"}
+
+
+@pytest.mark.parametrize("name", ["rules", "alerts", "rejected_events", "reviews", "1st", "a.b", "", None, "a" * 64])
+def test_names_that_are_no_stream(name: object):
+    assert "stream" in problems(stream=name)
+
+
+@pytest.mark.parametrize("document", [None, [], "payments", 3])
+def test_a_document_that_is_no_mapping(document: object):
+    with pytest.raises(StreamError, match="mapping"):
+        Stream.from_dict(document)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("type_", ["double", "timestamp", "decimal(18,0)", "boolean"])
+def test_an_id_is_an_integer_or_a_string(type_: str):
+    assert "event_id" in problems(fields={**MINIMAL["fields"], "id": type_})  # type: ignore[dict-item]
+
+
+def test_the_streams_that_are_shipped():
+    streams = load_streams(CONF)
+
+    assert set(streams) == {"transactions", "logins", "payments", "items", "readings"}
+    assert streams["transactions"].fields["amount"] == decimal(18, 2)
+    for stream in streams.values():
+        assert (CONF.parent / stream.source["path"]).is_file()
+
+
+def test_problems_of_a_file_come_with_its_lines(tmp_path: Path):
+    file = tmp_path / "s.yml"
+    file.write_text("stream: s\nevent_id: id\nevent_time: at\nfields:\n  id: bigint\n  at: time\n  id: int\nmax_futur: 1 hour\n")
+
+    with pytest.raises(StreamError) as caught:
+        load_stream(file)
+
+    places = {(problem.place, problem.message.rpartition(", ")[2]) for problem in caught.value.problems}
+    assert places == {("fields.id", f"{file}:7"), ("fields.at", f"{file}:6"), ("max_futur", f"{file}:8")}
+
+
+def test_a_file_that_is_no_yaml_is_named_with_the_line(tmp_path: Path):
+    file = tmp_path / "s.yml"
+    file.write_text("stream: s\nfields: [id\nevent_id: x: y\n")
+
+    with pytest.raises(SetupError, match=r"s\.yml:3 is not YAML"):
+        load_stream(file)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path):
+    with pytest.raises(SetupError, match="cannot be read"):
+        load_stream(tmp_path / "none.yml")
+
+
+def test_a_folder_without_streams(tmp_path: Path):
+    with pytest.raises(SetupError, match="--conf"):
+        load_streams(tmp_path)
+
+
+def test_two_files_for_one_stream(tmp_path: Path):
+    (tmp_path / "streams").mkdir()
+    for name in ("a.yml", "b.yml"):
+        (tmp_path / "streams" / name).write_text((CONF / "streams/items.yml").read_text())
+
+    with pytest.raises(SetupError, match=r"'items' is declared in .*a\.yml and again in .*b\.yml"):
+        load_streams(tmp_path)
+
+
+def test_settings_come_from_arguments_then_environment_then_defaults(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("LOOKBACK_ROOT", raising=False)
+    monkeypatch.setenv("LOOKBACK_CONF", "/etc/lookback")
+
+    assert Settings.local() == Settings("./lakehouse", Path("/etc/lookback"))
+    assert Settings.local("/data", "/conf") == Settings("/data", Path("/conf"))
+
+
+def test_a_stream_that_is_not_declared():
+    with pytest.raises(SetupError, match="there are .*transactions"):
+        Settings.local(conf=CONF).stream("transaction")

@@ -1,0 +1,46 @@
+"""One local Spark for all of these tests, and tables of their own for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from lookback.core.streams import Stream
+from lookback.spark.session import get_spark
+from lookback.spark.tables import Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    folder = tmp_path_factory.mktemp("spark")
+    settings = {
+        "spark.driver.memory": "2g",
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    session = get_spark("lookback tests", cores=2, settings=settings)
+    yield session
+    # A query that outlives the interpreter ends in a page of Java errors.
+    for query in session.streams.active:
+        query.stop()
+    session.stop()
+
+
+@pytest.fixture
+def tables(spark: SparkSession, tmp_path: Path) -> Tables:
+    return Tables.local(spark, tmp_path / "lakehouse")
+
+
+@pytest.fixture(scope="session")
+def transactions() -> Stream:
+    return Stream.from_dict(yaml.safe_load((CONF / "streams/transactions.yml").read_text(encoding="utf-8")))

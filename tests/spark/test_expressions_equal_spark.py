@@ -1,0 +1,443 @@
+"""Expressions give what Spark's own expr() gives: value, NULL, result type and error, row by row.
+
+Rows mix extremes (least and greatest integers and decimals, leap days, times before the epoch, NaN, empty and non-Latin
+texts, NULL) with small values that collide. Rows that Lookback marks as errors are masked in the common query and then
+put to Spark one at a time: each must raise.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import random
+import struct
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from lookback.core.columns import Column, arrow_type, from_arrow
+from lookback.core.errors import ExpressionError
+from lookback.core.expressions import Expression, compile_expression
+from lookback.core.types import parse_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = {
+    "y": "tinyint", "s": "smallint", "i": "int", "j": "int", "l": "bigint", "m": "bigint",
+    "d52": "decimal(5,2)", "d182": "decimal(18,2)", "d180": "decimal(18,0)", "d186": "decimal(18,6)",
+    "d2810": "decimal(28,10)", "d380": "decimal(38,0)", "d3818": "decimal(38,18)", "d3838": "decimal(38,38)",
+    "f": "float", "x": "double", "z": "double", "b": "boolean", "c": "boolean", "t": "string", "u": "string",
+    "n": "string", "day1": "date", "day2": "date", "ts1": "timestamp", "ts2": "timestamp",
+    "ai": "array<int>", "at": "array<string>", "ad": "array<decimal(18,2)>", "ax": "array<double>",
+}  # fmt: skip
+TYPES = {name: parse_type(text) for name, text in SCHEMA.items()}
+ROWS = 48
+
+_TEXTS = [
+    "",
+    " ",
+    "a",
+    "b",
+    "A",
+    "ab",
+    "abc",
+    "a%c",
+    "a_c",
+    "a\\c",
+    " ab ",
+    "äöÜ",
+    "ß",
+    "日本語",
+    "😀x",
+    "ΑΣ",
+    "İ",
+    "x\ny",
+    "aaaa",
+]
+_NUMBERS = [
+    "0", "1", "-1", "+7", " 12 ", "1.5", "1e3", "", "abc", "2147483647", "2147483648", "-9223372036854775808",
+    "9223372036854775808", "0.005", "-0.005", "99999999999999999999", "1e-40", "0e50", "true", "No", "T", ".5", "5.", "-.", "1 2",
+]  # fmt: skip
+_DATES = [
+    (1970, 1, 1),
+    (1969, 12, 31),
+    (2000, 2, 29),
+    (2024, 2, 29),
+    (1900, 2, 28),
+    (2023, 12, 31),
+    (2024, 1, 1),
+    (1582, 10, 10),
+    (1, 1, 1),
+    (9999, 12, 31),
+]
+_DOUBLES = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.5,
+    2.5,
+    0.1,
+    1e10,
+    -1e18,
+    9.3e18,
+    9223372036854775807.0,
+    1e300,
+    -1e-300,
+    math.nan,
+    math.inf,
+    -math.inf,
+    123.456,
+]
+
+
+def _integer(bits: int, chance: random.Random) -> int:
+    top = 2 ** (bits - 1)
+    return chance.choice(
+        [0, 1, -1, 2, 3, 5, -7, 10, 100, top - 1, -top, -top + 1, top // 2, chance.randrange(-top, top)]
+    )
+
+
+def _decimal(precision: int, scale: int, chance: random.Random) -> Decimal:
+    top = 10**precision - 1
+    one = min(10**scale, top)
+    number = chance.choice(
+        [0, one, -one, 1, -1, one // 2, 5, -5, 3 * one, 1000 * one, top, -top, top // 2, chance.randrange(-top, top)]
+    )
+    number = max(-top, min(top, number))
+    return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -scale))
+
+
+def _value(text: str, chance: random.Random) -> Any:
+    type_ = parse_type(text)
+    if type_.is_integer:
+        return _integer(type_.bits, chance)
+    if type_.is_decimal:
+        return _decimal(type_.precision, type_.scale, chance)
+    if type_.is_float:
+        value = chance.choice(_DOUBLES)
+        return value if type_.name == "double" or not math.isfinite(value) or abs(value) < 1e15 else 1.25
+    if type_.name == "boolean":
+        return chance.random() < 0.5
+    if type_.name == "date":
+        return dt.date(*chance.choice(_DATES))
+    if type_.name == "timestamp":
+        clock = chance.choice([(0, 0, 0, 0), (23, 59, 59, 999_999), (12, 30, 15, 500_000), (1, 2, 3, 4)])
+        return dt.datetime(*chance.choice(_DATES), *clock, tzinfo=dt.timezone.utc)
+    if type_.element is not None:
+        return [_maybe(str(type_.element), chance) for _ in range(chance.randrange(4))]
+    return chance.choice(_TEXTS)
+
+
+def _maybe(text: str, chance: random.Random) -> Any:
+    return None if chance.random() < 0.12 else _value(text, chance)
+
+
+def table(seed: int) -> pa.Table:
+    chance = random.Random(seed)
+    columns: dict[str, pa.Array[Any]] = {"row": pa.array(range(ROWS), pa.int32())}
+    for name, text in SCHEMA.items():
+        pick = (lambda: chance.choice([*_NUMBERS, None])) if name == "n" else (lambda text=text: _maybe(text, chance))
+        columns[name] = pa.array([pick() for _ in range(ROWS)], arrow_type(TYPES[name]))
+    return pa.table(columns)
+
+
+# Expressions ---------------------------------------------------------------------------------------------------------
+
+WRITTEN = """
+i + j | i - j | i * j | i / j | i % j | i div j | l + m | l - m | l * m | l / m | l % m | l div m | y + y | s * s | y - s | -i | -l | -y
+abs(i) | abs(l) | abs(y) | abs(d182) | abs(x) | -d182 | -x | - (i) | i + 1 | l + 1 | i + 2147483648 | l * 2 | i / 2 | 7 / 2 | 7 % -2
+-9223372036854775808 | -2147483648 | 9223372036854775808 | 99999999999999999999999999999999999999 | 1.5 | .5 | 0.05 | 5. | 1e3 | -1.50 | 0.00
+d182 + d182 | d182 - d186 | d182 * d186 | d182 / d186 | d182 % d186 | d52 * d52 | d52 / d52 | d52 + 1 | d52 * 2 | d52 - 1000000 | d182 / 3
+d380 + d380 | d380 * d380 | d380 / d380 | d380 % d380 | d3818 * d3818 | d3818 + d380 | d3818 / d3838 | d3838 * d3838 | d3838 / d3838 | d380 % d3838
+d380 / d3838 | d3838 / d380 | d2810 * d2810 | d2810 / d182 | d182 / d2810 | d2810 % d52 | l + d182 | l * d52 | i * d52 | i / d52 | d52 / i | y % d52 | l % d182
+d182 + x | d182 * f | i + x | l * x | f + f | f * f | f / f | f % f | x + z | x - z | x * z | x / z | x % z | i + f | x / 0 | i / 0 | d52 / 0 | i % 0 | l div 0
+i = j | i != j | i <> j | i < j | i <= j | i > j | i >= j | i <=> j | l = i | x = z | x < z | x <= z | x > z | x >= z | x != z | x <=> z | f = x | i = x
+d182 = d186 | d182 < d52 | d182 > i | d182 >= 1000 | d182 = 10.00 | d380 = d3838 | d380 < d3838 | d3818 > d380 | l > d182 | d182 = x | i > 1.5 | i = 1.0 | l < 1e3
+t = u | t < u | t >= u | t = 'a' | 'a' = t | t != '' | t <=> u | b = c | b < c | b <=> c | b > true | day1 = day2 | day1 < day2 | ts1 = ts2 | ts1 >= ts2 | day1 = ts1 | day1 < ts2
+ts1 > '2000-02-29' | ts1 = timestamp '2000-02-29 12:30:15.5' | day1 = '2000-02-29' | day1 >= date '1970-01-01' | ts1 < '2024-02-29 23:59:59.999999' | ts1 > '2000-02-29 12:30:15+02:00'
+i = null | null = i | null <=> i | i <=> null | null + i | i + null | not null | null and b | b or null | null is null | i is null | i is not null | not i is null
+b and c | b or c | not b | !b | b and not c or c | not (b and c) | not b and c | b and (1 / i = 1) | (1 / i = 1) and b | b or (1 / i = 1) | (1 / i = 1) or b | b and c and 1 / i > 0 or b
+b is true | b is not true | b is false | b is not false | b is unknown | b is not unknown | (i = j) is true | (i / j > 1) is true | (1 / i = 1) is null
+i in (1, 2, 3) | i in (1, null) | i not in (1, 2) | i not in (1, null) | i in (j, 1 / i, 5) | i in (l, 5) | d182 in (1, 2.5, 1000) | t in ('a', 'b') | t in ('a', u) | t not in ('a', null) | x in (1.0, z)
+l in (1, 9223372036854775807) | i in (1, 9223372036854775808) | day1 in (day2, '2000-02-29') | ts1 in (ts2, day1) | null in (1, 2) | b in (true, c) | i in (1.0, 2) | y in (1, 2, 300)
+i between 1 and 5 | i not between j and 10 | d182 between 0 and 1000 | t between 'a' and 'b' | ts1 between ts2 and '2024-01-01' | i between null and 5 | 1 / i between 0 and 1 and b
+t like 'a%' | t like '%' | t like '' | t like '_' | t like '%b%' | t like 'a\\_c' | t like 'a\\%c' | t like 'a!%c' escape '!' | t like '%a%a%' | t not like '%a' | t like '_日%' | t like '%語' | t like 'x%y' | t like '__'
+t like 'a\\\\\\\\c' | t like 'a_c' | t like '%aa%aa' | t like '%aa%aaa' | t like '%ß%' | t like '😀_' | t not like '%!_%' escape '!'
+case when b then i when c then l end | case when i > 1 then 'x' else t end | case i when 1 then 'one' when j then 'two' else 'three' end | case when b then 1 else 1.5 end | case when 1 / i > 0 then b else c end
+case when b then 1 / i else 0 end | case when b then d52 when c then i end | case when i = 0 then null else 1 / i end | case when b then null end | case when b then x else d182 end
+if(b, i, l) | if(b, 1 / i, 2) | if(i = 0, 0, 10 / i) | if(b, d182, d186) | if(b, 1, null) | if(b, day1, ts1) | if(1 / i = 1, 1, 2) | if(b, d380, d3838) | if(b, f, i) | if(b, f, x) | if(b, y, s)
+coalesce(i, j) | coalesce(i, 1 / j) | coalesce(1 / i, 2) | coalesce(null, i, l) | coalesce(d52, d182, 1) | coalesce(t, u, 'z') | nvl(i, 0) | ifnull(b, false) | coalesce(x, 0) | coalesce(i, d52, x) | coalesce(d380, d3838)
+nullif(i, j) | nullif(i, 0) | 1 / nullif(i, 0) | nullif(t, '') | nullif(d182, 1000) | nullif(1 / i, 1) | nullif(x, z) | nullif(l, i)
+greatest(i, j) | least(i, j, 5) | greatest(i, l) | greatest(d52, d186) | least(d182, 1) | greatest(x, z) | least(x, z) | greatest(t, u) | least(day1, day2) | greatest(ts1, day1) | greatest(i, 1 / j) | least(null, i) | greatest(b, c) | greatest(i, x)
+cast(i as bigint) | cast(i as tinyint) | cast(l as int) | cast(l as smallint) | cast(i as decimal(5,2)) | cast(l as decimal(38,18)) | cast(l as decimal(10,0)) | cast(i as double) | cast(l as double) | cast(l as float) | cast(i as string) | cast(l as string) | cast(i as boolean)
+cast(b as int) | cast(b as decimal(3,2)) | cast(b as double) | cast(b as string) | cast(d52 as int) | cast(d52 as tinyint) | cast(d182 as bigint) | cast(d380 as bigint) | cast(d380 as int) | cast(d380 as smallint) | cast(d2810 as bigint) | cast(d3838 as bigint)
+cast(d182 as decimal(5,1)) | cast(d186 as decimal(18,2)) | cast(d3818 as decimal(18,2)) | cast(d3838 as decimal(38,37)) | cast(d52 as decimal(38,30)) | cast(d182 as double) | cast(d380 as double) | cast(d3818 as double) | cast(d3838 as double) | cast(d182 as string) | cast(d3838 as string) | cast(d182 as boolean) | cast(d380 as string)
+cast(x as int) | cast(x as bigint) | cast(x as smallint) | cast(x as tinyint) | cast(x as decimal(18,2)) | cast(x as decimal(38,18)) | cast(x as float) | cast(f as double) | cast(f as int) | cast(f as bigint) | cast(f as decimal(18,6)) | cast(x as boolean) | cast(x as decimal(38,0))
+cast(n as int) | cast(n as bigint) | cast(n as tinyint) | cast(n as decimal(10,2)) | cast(n as decimal(38,0)) | cast(n as decimal(38,38)) | cast(n as boolean) | try_cast(n as int) | try_cast(n as decimal(5,1)) | try_cast(n as boolean) | try_cast(l as int) | try_cast(1 / i as int) | try_cast(x as int)
+cast(ts1 as date) | cast(day1 as timestamp) | cast(ts1 as bigint) | cast(ts1 as int) | cast(ts1 as string) | cast(day1 as string) | i::bigint | l::string | cast('12' as int) | cast(null as int) | cast('2000-02-29' as date) | cast('2000-02-29 01:02:03' as timestamp) | try_cast(ts1 as int)
+round(d182) | round(d182, 1) | round(d182, -1) | round(d182, 5) | round(d186, 3) | round(d3838, 10) | round(d380, -3) | round(d52, -2) | round(d52, -5) | round(i) | round(i, -1) | round(i, -3) | round(l, -5) | round(l, -18) | round(l, -19) | round(y, -1) | round(d2810, 0) | round(i, 2) | round(i, -10)
+ceil(i) | ceil(l) | ceil(x) | ceil(f) | ceil(d182) | ceil(d3838) | ceil(d380) | floor(l) | floor(x) | floor(d182) | floor(d186) | floor(d3818) | floor(d52) | ceiling(x) | floor(y) | ceil(9007199254740993) | sign(i) | sign(x) | sign(d182) | signum(l) | sign(d3838)
+lower(t) | upper(t) | trim(t) | ltrim(t) | rtrim(t) | length(t) | char_length(t) | substring(t, 1, 2) | substring(t, 0, 2) | substring(t, -2, 1) | substring(t, -10, 9) | substring(t, 2) | substr(t, 2, 100) | substring(t, i, j) | substring(t, 1, -1) | substring(t, y) | left(t, 2) | left(t, -1) | right(t, 2) | right(t, i) | right(t, 0)
+concat(t, u) | t || u | t || '-' || u | concat(t) | concat(t, u, 'x') | concat(t, null) | startswith(t, 'a') | endswith(t, u) | contains(t, u) | contains(t, '') | startswith(t, u) | lower(t) = 'äöü' | length(t) > 2
+hour(ts1) | minute(ts1) | second(ts1) | hour(day1) | dayofweek(ts1) | dayofweek(day1) | dayofmonth(ts1) | day(day1) | month(ts1) | month(day1) | year(ts1) | year(day1) | datediff(day1, day2) | datediff(ts1, ts2) | datediff(ts1, day2) | unix_micros(ts1)
+date_trunc('hour', ts1) | date_trunc('DAY', ts1) | date_trunc('week', ts1) | date_trunc('month', ts1) | date_trunc('quarter', ts1) | date_trunc('year', ts1) | date_trunc('minute', ts1) | date_trunc('second', ts1) | date_trunc('millisecond', ts1) | date_trunc('microsecond', ts1) | date_trunc('month', day1) | date_trunc('MM', ts1) | date_trunc('yy', ts1)
+ts1 + interval '10' minutes | ts1 - interval '1' day | ts1 + interval 2 weeks | interval '3' hours + ts1 | ts1 + interval '90' seconds > ts2 | ts1 - interval '5' milliseconds | ts1 + interval '7' microseconds | ts1 + interval '1' day - interval '1' hour
+array_contains(ai, i) | array_contains(at, t) | array_contains(at, 'a') | array_contains(ai, 1) | array_contains(ai, l) | array_contains(ad, d182) | array_contains(ax, x) | not array_contains(at, t) | size(ai) | size(at) = 0 | element_at(ai, 1) | element_at(at, -1) | element_at(ad, 2) | element_at(ai, i) | element_at(ax, 1) | element_at(at, 0) | size(ai) >= 2 and element_at(ai, 2) > 0
+isnull(i) | isnotnull(t) | mod(i, j) | 'it''s' | 'a\\tb' | 'a\\'b' | "double" | '\\u0041' | '\\101' | 'a\\qb' | "it""s" | true | null | '' | length('a\\%b') | -i % 3 | -i * 2 | 2 - -i | 1 - 2 - 3 | 8 / 2 / 2 | 2 + 3 * 4 | (2 + 3) * 4
+d52 > 5 * d186 | d182 * 1.0 | d182 * 1.1 > d186 | 100 * d52 / d182 | (i + j) / 2 | (d182 - d186) / nullif(d186, 0) | abs(d182 - d186) > 3 * d52 | i + d52 * l | d380 - 1 | d3838 + 1 | d3838 - d380 | i * 1.5 | l / 1.5 | 1.5 / l | 10 % d52 | l % 1.5
+"""
+
+
+def written() -> list[str]:
+    return [text.strip() for line in WRITTEN.strip().splitlines() for text in line.split(" | ")]
+
+
+class Generator:
+    """Random expressions over the schema, mostly well typed."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+
+    def expressions(self, count: int) -> Iterator[str]:
+        for _ in range(count):
+            yield self._any(self._chance.choice([2, 2, 3, 3, 4]))
+
+    def _pick(self, *items: str) -> str:
+        return self._chance.choice(items)
+
+    def _any(self, depth: int) -> str:
+        return self._chance.choice([self._number, self._condition, self._condition, self._text, self._time])(depth)
+
+    def _number(self, depth: int) -> str:
+        if depth <= 0:
+            return self._pick(
+                "y",
+                "s",
+                "i",
+                "j",
+                "l",
+                "m",
+                "d52",
+                "d182",
+                "d180",
+                "d186",
+                "d2810",
+                "d3818",
+                "d380",
+                "x",
+                "f",
+                "0",
+                "1",
+                "-3",
+                "100",
+                "2.5",
+                "0.001",
+                "3000000000",
+            )
+        n, less = self._number, depth - 1
+        return self._chance.choice([
+            lambda: f"({n(less)} {self._pick('+', '-', '*', '/', '%')} {n(less)})",
+            lambda: f"({n(less)} {self._pick('+', '-', '*', '/', '%')} {n(less)})",
+            lambda: f"-({n(less)})",
+            lambda: f"abs({n(less)})",
+            lambda: f"round({n(less)}, {self._pick('0', '1', '2', '-1')})",
+            lambda: f"{self._pick('floor', 'ceil')}({n(less)})",
+            lambda: f"coalesce({n(less)}, {n(less)})",
+            lambda: f"{self._pick('greatest', 'least')}({n(less)}, {n(less)})",
+            lambda: f"if({self._condition(less)}, {n(less)}, {n(less)})",
+            lambda: f"case when {self._condition(less)} then {n(less)} when {self._condition(less)} then {n(less)} end",
+            lambda: f"nullif({n(less)}, {n(less)})",
+            lambda: f"cast({n(less)} as {self._pick('int', 'bigint', 'decimal(18,2)', 'decimal(38,10)', 'double', 'smallint')})",
+            lambda: f"try_cast({n(less)} as {self._pick('int', 'bigint', 'decimal(10,4)', 'tinyint')})",
+            lambda: f"length({self._text(less)})",
+            lambda: f"{self._pick('hour', 'year', 'dayofweek', 'unix_micros', 'month', 'dayofmonth')}({self._moment(less)})",
+            lambda: f"(size({self._pick('ai', 'at')}) {self._pick('+', '*')} {n(less)})",
+            lambda: f"element_at({self._pick('ai', 'ad', 'ax')}, {self._pick('1', '-1', '2')})",
+        ])()  # fmt: skip
+
+    def _condition(self, depth: int) -> str:
+        if depth <= 0:
+            return self._pick("b", "c", "i > 0", "d182 >= 1000", "t = 'a'", "1 / i > 0", "day1 < day2", "x > 0")
+        c, less = self._condition, depth - 1
+        return self._chance.choice([
+            lambda: f"({c(less)} and {c(less)})",
+            lambda: f"({c(less)} or {c(less)})",
+            lambda: f"not ({c(less)})",
+            lambda: f"({self._number(less)} {self._pick('=', '!=', '<', '<=', '>', '>=', '<=>')} {self._number(less)})",
+            lambda: f"({self._number(less)} {self._pick('=', '<', '>')} {self._number(less)})",
+            lambda: f"({self._text(less)} {self._pick('=', '<', '>=', '<=>')} {self._text(less)})",
+            lambda: f"({self._moment(less)} {self._pick('=', '<', '>=')} {self._moment(less)})",
+            lambda: f"({self._number(less)} in ({self._number(less)}, {self._number(0)}, 1))",
+            lambda: f"({self._number(less)} between {self._number(less)} and {self._number(less)})",
+            lambda: f"({self._any(less)} is {self._pick('', 'not ')}null)",
+            lambda: f"(({c(less)}) is {self._pick('true', 'false', 'not true', 'not false')})",
+            lambda: f"({self._text(less)} like {self._pick(repr('a%'), repr('%b%'), repr('_'), repr('%a_'))})",
+            lambda: f"{self._pick('contains', 'startswith', 'endswith')}({self._text(less)}, {self._text(less)})",
+            lambda: f"coalesce({c(less)}, {c(less)})",
+            lambda: f"array_contains({self._pick('ai, i', 'at, t', 'ad, d182', 'ax, x')})",
+        ])()  # fmt: skip
+
+    def _text(self, depth: int) -> str:
+        if depth <= 0:
+            return self._pick("t", "u", "'a'", "'äß'", "''", "n")
+        t, less = self._text, depth - 1
+        return self._chance.choice([
+            lambda: f"({t(less)} || {t(less)})",
+            lambda: f"{self._pick('lower', 'upper', 'trim', 'ltrim', 'rtrim')}({t(less)})",
+            lambda: f"substring({t(less)}, {self._pick('1', '-2', 'i', '0')}, {self._pick('2', 'j', '-1')})",
+            lambda: f"{self._pick('left', 'right')}({t(less)}, {self._pick('1', '2', 'y')})",
+            lambda: f"coalesce({t(less)}, {t(less)})",
+            lambda: f"if({self._condition(less)}, {t(less)}, {t(less)})",
+            lambda: f"cast({self._pick('i', 'l', 'd182', 'd3838', 'b', 'ts1', 'day1', '(d52 * 3)', 'round(d186, 1)')} as string)",
+            lambda: f"nullif({t(less)}, {t(less)})",
+        ])()  # fmt: skip
+
+    def _moment(self, depth: int) -> str:
+        return self._pick(
+            "ts1",
+            "ts2",
+            "date_trunc('month', ts1)",
+            "ts1 + interval '36' hours",
+            "date_trunc('week', ts2)",
+            "cast(day1 as timestamp)",
+        )
+
+    def _time(self, depth: int) -> str:
+        return self._chance.choice(
+            [self._moment(depth), f"if({self._condition(depth - 1)}, {self._moment(depth)}, ts2)", "cast(ts1 as date)"]
+        )
+
+
+# Comparison ----------------------------------------------------------------------------------------------------------
+
+# Rules that drop or move operands, so that an error in them may or may not show: not part of what SQL promises.
+_EXCLUDED = [
+    "BooleanSimplification", "ConstantFolding", "NullPropagation", "SimplifyConditionals", "SimplifyBinaryComparison",
+    "OptimizeIn", "ReorderAssociativeOperator", "PushFoldableIntoBranches", "LikeSimplification", "UnwrapCastInBinaryComparison",
+    "NullDownPropagation", "SimplifyCasts", "ReplaceNullWithFalseInPredicate", "CombineConcats", "DecimalAggregates",
+    "FoldablePropagation", "ConstantPropagation", "OptimizeRand", "EliminateMapObjects",
+]  # fmt: skip
+_SETTINGS = {
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.subexpressionElimination.enabled": "false",
+    "spark.sql.optimizer.excludedRules": ",".join(
+        f"org.apache.spark.sql.catalyst.optimizer.{rule}" for rule in _EXCLUDED
+    ),
+}
+
+
+@pytest.fixture
+def strict_spark(spark: SparkSession) -> Iterator[SparkSession]:
+    before = {key: spark.conf.get(key, None) for key in _SETTINGS}
+    for key, value in _SETTINGS.items():
+        spark.conf.set(key, value)
+    yield spark
+    for key, old in before.items():
+        if old is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, old)
+
+
+def _compiled(texts: list[str]) -> dict[str, Expression]:
+    made = {text: _accepted(text) for text in texts}
+    return {text: expression for text, expression in made.items() if expression is not None}
+
+
+def _accepted(text: str) -> Expression | None:
+    try:
+        return compile_expression(text, TYPES)
+    except ExpressionError:
+        return None
+
+
+def _evaluated(expressions: dict[str, Expression], rows: pa.Table) -> dict[str, Column]:
+    columns = {name: from_arrow(rows.column(name), type_) for name, type_ in TYPES.items()}
+    return {text: expression.evaluate(columns, rows.num_rows) for text, expression in expressions.items()}
+
+
+def _error_rows(column: Column) -> list[int]:
+    return [] if column.error is None else [int(row) for row in column.error.nonzero()[0]]
+
+
+def _masked(text: str, column: Column, name: str) -> str:
+    failing = _error_rows(column)
+    if not failing:
+        return f"{text} as {name}"
+    return f"case when row in ({', '.join(map(str, failing))}) then null else ({text}) end as {name}"
+
+
+def _stored(column: Column) -> list[Any]:
+    """The stored values, None for NULL and error; floats as their bits, one for every NaN."""
+    values = [_bits(value) for value in column.values.tolist()]
+    return [value if known else None for value, known in zip(values, column.is_known().tolist(), strict=True)]
+
+
+def _bits(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return "NaN" if math.isnan(value) else struct.pack("d", value)
+
+
+def _spark_type(frame: DataFrame, name: str) -> str:
+    text = frame.schema[name].dataType.simpleString()
+    return "null" if text == "void" else text
+
+
+def _differences(frame: DataFrame, expressions: dict[str, Expression], columns: dict[str, Column]) -> Iterator[str]:
+    """Compares values, NULLs and types of a batch, in one query; in halves where Spark fails, to find the culprit."""
+    texts = list(expressions)
+    try:
+        answer = frame.selectExpr("row", *(_masked(text, columns[text], f"c{k}") for k, text in enumerate(texts)))
+        types = [_spark_type(answer, f"c{k}") for k in range(len(texts))]
+        result = answer.toArrow()
+    except Exception as error:  # noqa: BLE001 - any failure of Spark is a finding
+        if len(texts) == 1:
+            yield f"{texts[0]}: Spark fails: {str(error)[:200]}"
+            return
+        for half in (texts[: len(texts) // 2], texts[len(texts) // 2 :]):
+            yield from _differences(frame, {text: expressions[text] for text in half}, columns)
+        return
+    order = sorted(range(result.num_rows), key=result.column("row").to_pylist().__getitem__)
+    for k, text in enumerate(texts):
+        if types[k] != str(expressions[text].type):
+            yield f"{text}: type {expressions[text].type}, Spark {types[k]}"
+            continue
+        theirs = _stored(from_arrow(result.column(f"c{k}"), expressions[text].type))
+        yield from _unequal(text, _stored(columns[text]), [theirs[row] for row in order])
+
+
+def _unequal(text: str, ours: list[Any], theirs: list[Any]) -> Iterator[str]:
+    for row, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        if our != their:
+            yield f"{text}: row {row}: {our!r}, Spark {their!r}"
+            return
+
+
+def _not_raised(frame: DataFrame, columns: dict[str, Column], per_expression: int) -> Iterator[str]:
+    for text, column in columns.items():
+        for row in _error_rows(column)[:per_expression]:
+            try:
+                value = frame.where(f"row = {row}").selectExpr(f"{text} as c").collect()
+            except Exception:  # noqa: BLE001 - whatever Spark raises, it raised
+                continue
+            yield f"{text}: row {row}: marked as an error, Spark gives {value}"
+
+
+def compare(spark: SparkSession, texts: list[str], seed: int, batch: int = 80, errors: int = 1) -> list[str]:
+    """All disagreements about these expressions over the rows of a seed."""
+    rows = table(seed)
+    frame = spark.createDataFrame(rows)
+    expressions = _compiled(texts)
+    columns = _evaluated(expressions, rows)
+    names = list(expressions)
+    found: list[str] = []
+    for start in range(0, len(names), batch):
+        part = {name: expressions[name] for name in names[start : start + batch]}
+        found += _differences(frame, part, columns)
+    return found + list(_not_raised(frame, columns, errors))

@@ -1,0 +1,401 @@
+"""Ingest: what is offered is accounted for, each event is once in the table, in commits in order."""
+
+from __future__ import annotations
+
+import datetime as dt
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lookback.config import load_streams
+from lookback.core.errors import SetupError
+from lookback.core.streams import Stream
+from lookback.spark import ingest as module
+from lookback.spark.ingest import IngestReport, existing, ingest, ingest_continuously
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lookback.spark.tables import Tables
+
+pytestmark = pytest.mark.spark
+CONF = Path(__file__).parents[2] / "conf"
+START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
+DAY = 86_400
+
+
+def stream(**changes: Any) -> Stream:
+    document = {
+        "stream": "events",
+        "event_id": "id",
+        "event_time": "at",
+        "fields": {"id": "string", "at": "timestamp", "amount": "decimal(18,2)", "note": "string"},
+        "commit_rows": 4,
+    }
+    return Stream.from_dict({**document, **changes})
+
+
+def at(seconds: float) -> str:
+    return (START + dt.timedelta(seconds=seconds)).isoformat()
+
+
+def json_lines(file: Path, rows: list[Any]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def events(*seconds: float, first: int = 0) -> list[dict[str, str]]:
+    return [{"id": f"e{number:04d}", "at": at(second)} for number, second in enumerate(seconds, first)]
+
+
+def take(tables: Tables, declared: Stream, path: Path, **options: Any) -> IngestReport:
+    report = ingest(tables, declared, path, progress=None, **options)
+    assert report.balanced
+    return report
+
+
+def ids(tables: Tables, name: str = "events") -> list[str]:
+    """In arrival order."""
+    feed = tables.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", "0")
+    rows = feed.load(tables.path_or_name(name)).orderBy("_commit_version", "at", "id").select("id").collect()
+    return [row[0] for row in rows]
+
+
+def reasons(tables: Tables) -> list[tuple[str, str]]:
+    rows = tables.read("rejected_events").orderBy("raw").select("raw", "reason").collect()
+    return [(row[0], row[1]) for row in rows]
+
+
+def test_c3_1_commits_hold_one_file_sorted_by_time_and_id_in_utf8_order(tables: Tables, tmp_path: Path):
+    # é is above Z in UTF-8 bytes, 😀 (4 bytes) above \uffff (3 bytes), though not in UTF-16.
+    same_time = [{"id": id_, "at": at(50)} for id_ in ("é", "Z", "a", "10", "9", "\U0001f600", "\uffff")]
+    file = json_lines(tmp_path / "x.jsonl", [*reversed(events(*range(10))), *same_time])
+
+    report = take(tables, stream(), file)
+
+    history = tables.delta("events").history().where("operation = 'WRITE'").orderBy("version").collect()
+    assert [row.operationMetrics["numFiles"] for row in history] == ["1"] * 5
+    assert [row.operationMetrics["numOutputRows"] for row in history] == ["4", "4", "4", "4", "1"]
+    assert ids(tables) == [f"e{n:04d}" for n in range(10)] + ["10", "9", "Z", "a", "é", "\uffff", "\U0001f600"]
+    assert (report.commits, report.first_version, report.last_version) == (5, 1, 5)
+    for path in tables.read("events").inputFiles():
+        rows = pq.ParquetFile(path.removeprefix("file://")).read().to_pylist()
+        assert rows == sorted(rows, key=lambda row: (row["at"], row["id"].encode()))
+
+
+def test_c3_1_a_commit_has_one_stamp_later_than_all_before_even_if_the_clock_steps_back(
+    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock = iter(range(2_000_000_000_000_000, 0, -1_000_000))
+    monkeypatch.setattr(module, "_now", lambda: next(clock))
+
+    for run in range(2):
+        take(tables, stream(), json_lines(tmp_path / f"{run}.jsonl", events(*range(6), first=10 * run)))
+
+    feed = tables.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", "0")
+    rows = feed.load(tables.path_or_name("events")).select("_commit_version", "ingested_at").distinct().collect()
+    stamps = [row.ingested_at for row in sorted(rows)]
+    assert [row._commit_version for row in sorted(rows)] == [1, 2, 3, 4]
+    assert stamps == sorted(set(stamps))
+
+
+def test_c3_3_the_account_closes_with_every_kind_of_row(tables: Tables, tmp_path: Path):
+    good = {"id": "a", "at": at(0), "amount": "1.50"}
+    rows: list[Any] = [
+        good,
+        {**good, "note": "second"},
+        "",
+        '{"id": "b", "at": ',
+        {"id": None, "at": at(1)},
+        {"id": "c", "at": "yesterday"},
+        {"id": "d", "at": at(2), "amount": "12,50"},
+        {"at": "x", "amount": "y"},
+        {"id": "e", "at": at(3), "amount": 7, "unknown": {"x": 1}},
+        {"id": "f", "at": "+99999-01-01T00:00:00Z"},
+    ]
+
+    report = take(tables, stream(), json_lines(tmp_path / "x.json", rows))
+
+    assert (report.offered, report.ingested, report.duplicates, report.rejected) == (9, 2, 1, 6)
+    found = {reason for _, reason in reasons(tables)}
+    assert found == {
+        "malformed line",
+        "id is NULL",
+        "at: 'yesterday' is not timestamp",
+        "amount: '12,50' is not decimal(18,2)",
+        "id is NULL; at: 'x' is not timestamp; amount: 'y' is not decimal(18,2)",
+        "at is not in the years 1 to 9999",
+    }
+    assert ('{"id": "b", "at": ', "malformed line") in reasons(tables)
+    assert tables.read("events").where("id = 'a'").head()["note"] is None  # type: ignore[index]
+    assert tables.read("events").where("id = 'e'").head()["amount"] == Decimal("7.00")  # type: ignore[index]
+    assert "9 offered = 2 ingested + 1 duplicates + 6 rejected" in str(report)
+
+
+def test_c4_the_same_file_again_adds_nothing_not_even_rejected_rows(tables: Tables, tmp_path: Path):
+    file = json_lines(tmp_path / "x.jsonl", [*events(*range(6)), "{", "{"])
+    take(tables, stream(), file)
+    version = tables.version("events")
+
+    report = take(tables, stream(), file)
+
+    assert (report.ingested, report.duplicates, report.rejected, report.commits) == (0, 6, 2, 0)
+    assert (tables.version("events"), tables.read("rejected_events").count()) == (version, 2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept"),
+    [
+        # dedupe window 30 days:  |----30----|    both ends included
+        ([0, 30 * DAY], [0]),
+        ([0, 30 * DAY + 1], [0, 30 * DAY + 1]),
+        # 20 goes because of 0; 40 is 40 from the one that stayed
+        ([0, 20 * DAY, 40 * DAY], [0, 40 * DAY]),
+        ([0, 20 * DAY, 40 * DAY, 60 * DAY, 80 * DAY], [0, 40 * DAY, 80 * DAY]),
+        ([5, 5, 5], [5]),
+    ],
+)
+@pytest.mark.parametrize("runs", ["one run", "a run each"])
+def test_c4_of_one_id_within_the_dedupe_window_the_first_stays(
+    tables: Tables, tmp_path: Path, seconds: list[int], kept: list[int], runs: str
+):
+    rows = [{"id": "x", "at": at(second)} for second in seconds]
+    for number, part in enumerate([rows] if runs == "one run" else [[row] for row in rows]):
+        take(tables, stream(), json_lines(tmp_path / f"{number}.jsonl", part))
+
+    found = tables.read("events").orderBy("at").selectExpr("unix_micros(at)").collect()
+    assert [row[0] for row in found] == [(int(START.timestamp()) + second) * 1_000_000 for second in kept]
+
+
+def test_c4_of_equal_time_and_id_the_first_of_the_file_stays(tables: Tables, tmp_path: Path):
+    rows = [{"id": f"x{n % 3}", "at": at(0), "note": str(n)} for n in range(30)]
+
+    take(tables, stream(), json_lines(tmp_path / "x.jsonl", rows))
+
+    found = tables.read("events").orderBy("id").select("id", "note").collect()
+    assert [tuple(row) for row in found] == [("x0", "0"), ("x1", "1"), ("x2", "2")]
+
+
+def test_c4_looking_for_duplicates_skips_files_outside_the_window(tables: Tables, tmp_path: Path):
+    declared = stream(dedupe_window="10 seconds", commit_rows=10)
+    take(tables, declared, json_lines(tmp_path / "x.jsonl", events(*range(0, 400, 10))))
+    assert len(tables.read("events").inputFiles()) == 4
+    second = 1_000_000
+    start = int(START.timestamp()) * second
+
+    def files(first: float, last: float, ids: tuple[str, str] = ("", "f")) -> int:
+        bounds = (start + int(first * second), start + int(last * second))
+        return len(existing(tables, declared, *bounds, *ids).inputFiles())
+
+    # files:  0..90  100..190  200..290  300..390; the batch's times widened by 10 s on either side, ends included
+    assert files(150, 160) == 1
+    assert files(110, 110) == 1
+    assert files(100, 100) == 2
+    assert files(401, 500) == 0
+    assert files(0, 400) == 4
+    assert files(0, 400, ids=("e0005", "e0012")) == 2
+
+
+def test_c8_killed_between_commits_and_run_again_takes_in_what_is_missing(
+    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = json_lines(tmp_path / "x.jsonl", [*events(*range(10)), {"id": "e0003", "at": at(3)}, "{"])
+    append, left = type(tables).append, iter([True, True])
+
+    def append_twice(self: Tables, *arguments: Any) -> None:
+        next(left)
+        append(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tables), "append", append_twice)
+        with pytest.raises(StopIteration):
+            ingest(tables, stream(), file, progress=None)
+    assert len(ids(tables)) == 8
+
+    report = take(tables, stream(), file)
+
+    assert (report.ingested, report.duplicates, report.rejected) == (2, 9, 1)
+    assert ids(tables) == [f"e{n:04d}" for n in range(10)]
+    assert tables.read("rejected_events").count() == 1
+
+
+def test_columns_make_fields_and_what_they_cannot_make_is_rejected(tables: Tables, tmp_path: Path):
+    columns = {
+        "amount": "cast(cents as decimal(18,2)) / 100",
+        "at": "timestamp_millis(cast(ms as bigint))",
+        "note": "nullif(text, '')",
+    }
+    file = tmp_path / "x.csv"
+    lines = ["id,ms,cents,text", "a,1709510400123,1050,hello", "b,1709510400456,,", "c,soon,1,x", "d,1709510400789,1o,x", "e,1"]
+    file.write_text("\n".join([*lines, 'f,1709510401000,5,"two\nlines"']) + "\n", encoding="utf-8")
+
+    report = take(tables, stream(columns=columns), file, options={"multiLine": "true"})
+
+    assert (report.ingested, report.rejected) == (3, 3)
+    rows = tables.read("events").orderBy("id").select("id", "at", "amount", "note").collect()
+    assert [(row.id, row.amount, row.note) for row in rows] == [
+        ("a", Decimal("10.50"), "hello"),
+        ("b", None, None),
+        ("f", Decimal("0.05"), "two\nlines"),
+    ]
+    assert reasons(tables) == [
+        ("e,1", "malformed line"),
+        (
+            '{"id":"c","ms":"soon","cents":"1","text":"x"}',
+            f"at: `{columns['at']}` is not timestamp where ms = 'soon'",
+        ),
+        (
+            '{"id":"d","ms":"1709510400789","cents":"1o","text":"x"}',
+            f"amount: `{columns['amount']}` is not decimal(18,2) where cents = '1o'",
+        ),
+    ]
+
+
+def test_a_missing_column_is_null_but_for_id_and_time(tables: Tables, tmp_path: Path):
+    file = tmp_path / "x.csv"
+    file.write_text(f"id,when\na,{at(0)}\n")
+
+    with pytest.raises(SetupError, match=r"x\.csv: column 'at', which the event_time of stream 'events' .* there are id, when"):
+        ingest(tables, stream(), file, progress=None)
+    report = take(tables, stream(columns={"at": "when"}), file)
+
+    assert report.ingested == 1
+    assert tables.read("events").where("amount is null and note is null").count() == 1
+
+
+def test_json_lines_without_the_time_are_refused_by_name(tables: Tables, tmp_path: Path):
+    with pytest.raises(SetupError, match="column 'at'.*there are id, time"):
+        ingest(tables, stream(), json_lines(tmp_path / "x.jsonl", [{"id": "a", "time": at(0)}]), progress=None)
+
+
+def test_parquet_types_are_cast_to_the_declared_ones(tables: Tables, tmp_path: Path):
+    times = pa.array([START, START, None], pa.timestamp("ns", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
+    rows = pa.table({"id": [1, 2, 3], "at": times, "amount": [0.5, 1e30, 1.0], "note": [1, None, 3]})
+    pq.write_table(rows, tmp_path / "x.parquet")
+
+    report = take(tables, stream(), tmp_path)
+
+    assert (report.ingested, report.rejected) == (1, 2)
+    row = tables.read("events").drop("ingested_at").head()
+    assert row is not None
+    assert (row.id, row.amount, row.note) == ("1", Decimal("0.50"), "1")
+    assert {reason for _, reason in reasons(tables)} == {"amount: '1.0E30' is not decimal(18,2)", "at is NULL"}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [([], "cannot be read"), (["a.csv", "b.jsonl"], "several formats"), (["a.txt"], "parquet, csv, json")],
+)
+def test_a_source_that_cannot_be_told_is_refused(tables: Tables, tmp_path: Path, files: list[str], message: str):
+    folder = tmp_path / "source"
+    for name in files:
+        json_lines(folder / name, [{"id": "a", "at": at(0)}])
+
+    with pytest.raises(SetupError, match=message):
+        ingest(tables, stream(), folder, progress=None)
+
+
+def test_an_expression_that_spark_cannot_analyse_is_refused_by_name(tables: Tables, tmp_path: Path):
+    file = json_lines(tmp_path / "x.jsonl", events(0))
+
+    with pytest.raises(SetupError, match=r"columns\.amount cannot become decimal\(18,2\)"):
+        ingest(tables, stream(columns={"amount": "no_such_function(id)"}), file, progress=None)
+
+
+def test_c3_1_a_second_ingest_of_a_stream_is_refused_and_told_who_holds_it(tables: Tables, tmp_path: Path):
+    file = json_lines(tmp_path / "x.jsonl", events(0))
+    take(tables, stream(), file)
+    lock = Path(str(tables.root), ".ingest-events.lock")
+
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.write(json.dumps({"pid": 4711, "host": "elsewhere", "since": "2024-03-04T00:00:00Z"}))
+        held.flush()
+        with pytest.raises(SetupError, match="process 4711 on elsewhere, since 2024"):
+            ingest(tables, stream(), file, progress=None)
+    with pytest.raises(SetupError, match="delete .*ingest-events.lock"):
+        ingest(tables, stream(), file, progress=None)
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tables: Tables, tmp_path: Path):
+    code = (
+        "import sys, time\nfrom lookback.spark.ingest import _only_one\nfrom types import SimpleNamespace as N\n"
+        "with _only_one(N(root=sys.argv[1]), N(name='events')):\n    print('held', flush=True)\n    time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tables.root)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        file = json_lines(tmp_path / "x.jsonl", events(0))
+        with pytest.raises(SetupError, match=f"process {process.pid} on"):
+            ingest(tables, stream(), file, progress=None)
+        os.kill(process.pid, signal.SIGKILL)
+
+    assert take(tables, stream(), file).ingested == 1
+
+
+def test_continuous_ingest_takes_files_as_they_come_and_once(tables: Tables, tmp_path: Path):
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    json_lines(folder / "1.jsonl", [*events(0, 1), "{"])
+    query = ingest_continuously(tables, stream(), folder, checkpoint=checkpoint, every="200 milliseconds")
+    try:
+        _await(query, lambda: tables.read("events").count() == 2)
+        with pytest.raises(SetupError, match="one ingest at a time"):
+            ingest(tables, stream(), folder, progress=None)
+        json_lines(tmp_path / "2.jsonl", events(5, 6, first=1)).rename(folder / "2.jsonl")
+        _await(query, lambda: tables.read("events").count() == 3)
+    finally:
+        query.stop()
+    assert ids(tables) == ["e0000", "e0001", "e0002"]
+    assert tables.read("rejected_events").count() == 1
+
+    _await(None, lambda: Path(str(tables.root), ".ingest-events.lock").read_text() == "")
+    json_lines(tmp_path / "3.jsonl", events(9, first=9)).rename(folder / "3.jsonl")
+    reports: list[str] = []
+    again = ingest_continuously(tables, stream(), folder, checkpoint=checkpoint, every=None, progress=reports.append)
+    again.awaitTermination()
+
+    assert [report.partition(";")[0] for report in reports] == [
+        "events: 1 offered = 1 ingested + 0 duplicates + 0 rejected"
+    ]
+
+
+def _await(query: Any, condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert query is None or query.exception() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_samples_that_are_shipped_are_ingested_whole(
+    tables: Tables, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+):
+    for name, declared in load_streams(CONF).items():
+        if name != "transactions":
+            report = take(tables, declared, CONF.parent / declared.source["path"])
+            assert report.rejected == report.duplicates == 0
+            assert report.ingested > 200
+
+
+def test_rows_of_a_commit_are_cut_across_partitions():
+    base = 1 << 33
+
+    assert list(module._cuts({0: 3, 1: 6, 2: 0, 3: 1}, 4)) == [
+        [(0, 2), (base, base)],
+        [(base + 1, base + 4)],
+        [(base + 5, base + 5), (3 * base, 3 * base)],
+    ]
+    assert list(module._cuts({0: 4}, 4)) == [[(0, 3)]]
+    assert list(module._cuts({}, 4)) == []
