@@ -42,8 +42,10 @@ def numbered(rows: list[Row], prefix: str) -> list[Row]:
 
 
 def logins(rng: random.Random) -> list[Row]:
-    """A day of 40 users who mistype now and then. Three accounts are taken over after a run of failures from other
-    addresses, one user forgets a password but comes from home, and one address tries many accounts."""
+    """A day of 40 users who mistype now and then.
+
+    Three accounts are taken over after a run of failures from other addresses, one user forgets a password but comes from home, and one address tries many accounts.
+    """
     rows: list[Row] = []
 
     def attempt(when: dt.datetime, user: str, ip: str, outcome: str) -> None:
@@ -71,8 +73,11 @@ def logins(rng: random.Random) -> list[Row]:
 
 
 def payments(rng: random.Random) -> list[Row]:
-    """Four days of everyday payments. Two beneficiaries collect over 10 M in cash within a day, one from many payers,
-    and one account passes on at once what it receives."""
+    """Four days of everyday payments.
+
+    Two beneficiaries collect over 10 M in cash within a day, one from many payers,
+    and one account passes on at once what it receives.
+    """
     rows: list[Row] = []
 
     def pay(when: dt.datetime, payer: str, beneficiary: str, kind: str, amount: float) -> None:
@@ -89,11 +94,25 @@ def payments(rng: random.Random) -> list[Row]:
     for _ in range(400):
         payer, beneficiary = rng.sample(range(1, 81), 2)
         when = START + minutes(rng.uniform(0, 4 * 24 * 60))
-        pay(when, f"A{payer:03d}", f"A{beneficiary:03d}", rng.choice(["TRF", "TRF", "CRD", "SEPA", "CSH"]), rng.lognormvariate(5, 1.2))
+        pay(
+            when,
+            f"A{payer:03d}",
+            f"A{beneficiary:03d}",
+            rng.choice(["TRF", "TRF", "CRD", "SEPA", "CSH"]),
+            rng.lognormvariate(5, 1.2),
+        )
     for number in range(6):
-        pay(START + minutes(26 * 60 + number * 150), f"A{number + 1:03d}", "B900", "CSH", rng.uniform(1_900_000, 2_300_000))
+        pay(
+            START + minutes(26 * 60 + number * 150),
+            f"A{number + 1:03d}",
+            "B900",
+            "CSH",
+            rng.uniform(1_900_000, 2_300_000),
+        )
     for number in range(12):
-        pay(START + minutes(60 * 60 + number * 100), f"A{number + 20:03d}", "B901", "CSH", rng.uniform(850_000, 990_000))
+        pay(
+            START + minutes(60 * 60 + number * 100), f"A{number + 20:03d}", "B901", "CSH", rng.uniform(850_000, 990_000)
+        )
     for number in range(8):
         when = START + minutes(75 * 60 + number * 45)
         pay(when, f"A{number + 40:03d}", "A077", "TRF", 9_500)

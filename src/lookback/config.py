@@ -82,6 +82,18 @@ def load_streams(conf_dir: str | Path) -> dict[str, Stream]:
     return streams
 
 
+def load_rule_document(path: str | Path) -> dict[str, Any]:
+    """The rule document of a YAML file, as it stands there. Raises SetupError where it cannot be read as one."""
+    file = Path(path)
+    twice = _places(_composed(file), "", {})
+    if twice:
+        raise SetupError("; ".join(f"{file}:{line}: the key {place} stands twice" for place, line in twice))
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(document, dict):
+        raise SetupError(f"{file} holds no rule; a rule is a mapping with the keys rule_id, stream, window, ...")
+    return document
+
+
 def _composed(file: Path) -> Any:
     """The file as YAML nodes, which know their lines."""
     try:

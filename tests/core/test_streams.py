@@ -41,7 +41,12 @@ def test_c4_defaults():
     [
         {},
         {"columns": {"amount": "cents / 100"}, "source": {"format": "csv", "path": "x.csv"}},
-        {"max_future": "90 minutes", "dedupe_window": "0 seconds", "commit_rows": 7, "allowed_lateness": "1 microsecond"},
+        {
+            "max_future": "90 minutes",
+            "dedupe_window": "0 seconds",
+            "commit_rows": 7,
+            "allowed_lateness": "1 microsecond",
+        },
         {"fields": {"id": "string", "at": "timestamp", "tags": "array<decimal(38,10)>", "ok": "boolean"}},
     ],
 )
@@ -75,7 +80,14 @@ def test_style8_all_problems_at_once():
 
 
 def test_every_field_problem_is_told():
-    fields = {"id": "bigint", "at": "timestamp", "AT": "timestamp", "ingested_at": "timestamp", "a-b": "int", "c": "money"}
+    fields = {
+        "id": "bigint",
+        "at": "timestamp",
+        "AT": "timestamp",
+        "ingested_at": "timestamp",
+        "a-b": "int",
+        "c": "money",
+    }
 
     assert set(problems(fields=fields)) == {"fields.AT", "fields.ingested_at", "fields.a-b", "fields.c"}
 
@@ -107,7 +119,9 @@ def test_the_streams_that_are_shipped():
 
 def test_problems_of_a_file_come_with_its_lines(tmp_path: Path):
     file = tmp_path / "s.yml"
-    file.write_text("stream: s\nevent_id: id\nevent_time: at\nfields:\n  id: bigint\n  at: time\n  id: int\nmax_futur: 1 hour\n")
+    file.write_text(
+        "stream: s\nevent_id: id\nevent_time: at\nfields:\n  id: bigint\n  at: time\n  id: int\nmax_futur: 1 hour\n"
+    )
 
     with pytest.raises(StreamError) as caught:
         load_stream(file)
@@ -152,5 +166,5 @@ def test_settings_come_from_arguments_then_environment_then_defaults(monkeypatch
 
 
 def test_a_stream_that_is_not_declared():
-    with pytest.raises(SetupError, match="there are .*transactions"):
+    with pytest.raises(SetupError, match=r"there are .*transactions"):
         Settings.local(conf=CONF).stream("transaction")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from lookback.core.streams import Stream
+from lookback.spark.schemas import PRODUCT_TABLES
 from lookback.spark.session import get_spark
 from lookback.spark.tables import Tables
 
@@ -36,11 +38,23 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.fixture
-def tables(spark: SparkSession, tmp_path: Path) -> Tables:
-    return Tables.local(spark, tmp_path / "lakehouse")
-
-
 @pytest.fixture(scope="session")
 def transactions() -> Stream:
     return Stream.from_dict(yaml.safe_load((CONF / "streams/transactions.yml").read_text(encoding="utf-8")))
+
+
+@pytest.fixture(scope="session")
+def created(spark: SparkSession, transactions: Stream, tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    # A root that must be quoted wherever it goes.
+    tables = Tables.local(spark, tmp_path_factory.mktemp("created") / "it's `quoted`, 100%")
+    tables.create(transactions)
+    return tables
+
+
+@pytest.fixture
+def tables(created: Tables, tmp_path: Path) -> Tables:
+    """The product's tables, empty; no stream's. Copied, as a Delta folder is found wherever it lies."""
+    root = tmp_path / "lakehouse"
+    for name in PRODUCT_TABLES:
+        shutil.copytree(created.path_or_name(name), root / name)
+    return Tables.local(created.spark, root)

@@ -52,7 +52,9 @@ def at(seconds: float) -> str:
 
 def json_lines(file: Path, rows: list[Any]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
+    file.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8"
+    )
     return file
 
 
@@ -155,28 +157,40 @@ def test_c4_the_same_file_again_adds_nothing_not_even_rejected_rows(tables: Tabl
     assert (tables.version("events"), tables.read("rejected_events").count()) == (version, 2)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "kept"),
-    [
-        # dedupe window 30 days:  |----30----|    both ends included
-        ([0, 30 * DAY], [0]),
-        ([0, 30 * DAY + 1], [0, 30 * DAY + 1]),
-        # 20 goes because of 0; 40 is 40 from the one that stayed
-        ([0, 20 * DAY, 40 * DAY], [0, 40 * DAY]),
-        ([0, 20 * DAY, 40 * DAY, 60 * DAY, 80 * DAY], [0, 40 * DAY, 80 * DAY]),
-        ([5, 5, 5], [5]),
-    ],
-)
-@pytest.mark.parametrize("runs", ["one run", "a run each"])
-def test_c4_of_one_id_within_the_dedupe_window_the_first_stays(
-    tables: Tables, tmp_path: Path, seconds: list[int], kept: list[int], runs: str
-):
-    rows = [{"id": "x", "at": at(second)} for second in seconds]
-    for number, part in enumerate([rows] if runs == "one run" else [[row] for row in rows]):
-        take(tables, stream(), json_lines(tmp_path / f"{number}.jsonl", part))
+# dedupe window 30 days:  |----30----|    both ends included. Days that one id is offered at, and those that stay:
+CHAINS = {
+    "both-ends": ([0, 30], [0]),
+    "just-beyond": ([0, 30 + 1 / DAY], [0, 30 + 1 / DAY]),
+    # 20 goes because of 0; 40 is 40 from the one that stayed
+    "chain": ([0, 20, 40], [0, 40]),
+    "long-chain": ([0, 20, 40, 60, 80], [0, 40, 80]),
+    "same-time": ([5, 5, 5], [5]),
+}
 
-    found = tables.read("events").orderBy("at").selectExpr("unix_micros(at)").collect()
-    assert [row[0] for row in found] == [(int(START.timestamp()) + second) * 1_000_000 for second in kept]
+
+@pytest.mark.parametrize("runs", [1, 5])
+def test_c4_of_one_id_within_the_dedupe_window_the_first_stays(tables: Tables, tmp_path: Path, runs: int):
+    offered = {id_: [{"id": id_, "at": at(day * DAY)} for day in days] for id_, (days, _) in CHAINS.items()}
+    for run in range(runs):
+        part = [row for rows in offered.values() for row in (rows if runs == 1 else rows[run : run + 1])]
+        take(tables, stream(commit_rows=100), json_lines(tmp_path / f"{run}.jsonl", part))
+
+    found = tables.read("events").orderBy("id", "at").selectExpr("id", "unix_micros(at)").collect()
+    start = int(START.timestamp()) * 1_000_000
+    expected = [
+        (id_, start + round(day * DAY) * 1_000_000) for id_, (_, days) in sorted(CHAINS.items()) for day in days
+    ]
+    assert [tuple(row) for row in found] == expected
+
+
+def test_c4_new_events_among_known_ones_are_all_taken(tables: Tables, tmp_path: Path):
+    known, new = events(*range(0, 20, 2)), events(*range(1, 20, 2), first=100)
+    take(tables, stream(), json_lines(tmp_path / "1.jsonl", known))
+
+    report = take(tables, stream(), json_lines(tmp_path / "2.jsonl", [*known, *new]))
+
+    assert (report.ingested, report.duplicates, report.commits) == (10, 10, 3)
+    assert ids(tables) == [row["id"] for row in [*known, *new]]
 
 
 def test_c4_of_equal_time_and_id_the_first_of_the_file_stays(tables: Tables, tmp_path: Path):
@@ -238,7 +252,14 @@ def test_columns_make_fields_and_what_they_cannot_make_is_rejected(tables: Table
         "note": "nullif(text, '')",
     }
     file = tmp_path / "x.csv"
-    lines = ["id,ms,cents,text", "a,1709510400123,1050,hello", "b,1709510400456,,", "c,soon,1,x", "d,1709510400789,1o,x", "e,1"]
+    lines = [
+        "id,ms,cents,text",
+        "a,1709510400123,1050,hello",
+        "b,1709510400456,,",
+        "c,soon,1,x",
+        "d,1709510400789,1o,x",
+        "e,1",
+    ]
     file.write_text("\n".join([*lines, 'f,1709510401000,5,"two\nlines"']) + "\n", encoding="utf-8")
 
     report = take(tables, stream(columns=columns), file, options={"multiLine": "true"})
@@ -265,18 +286,20 @@ def test_columns_make_fields_and_what_they_cannot_make_is_rejected(tables: Table
 
 def test_a_missing_column_is_null_but_for_id_and_time(tables: Tables, tmp_path: Path):
     file = tmp_path / "x.csv"
-    file.write_text(f"id,when\na,{at(0)}\n")
+    file.write_text(f"id,happened\na,{at(0)}\n")
 
-    with pytest.raises(SetupError, match=r"x\.csv: column 'at', which the event_time of stream 'events' .* there are id, when"):
+    with pytest.raises(
+        SetupError, match=r"x\.csv: column 'at', which the event_time of stream 'events' .* there are happened, id"
+    ):
         ingest(tables, stream(), file, progress=None)
-    report = take(tables, stream(columns={"at": "when"}), file)
+    report = take(tables, stream(columns={"at": "happened"}), file)
 
     assert report.ingested == 1
     assert tables.read("events").where("amount is null and note is null").count() == 1
 
 
 def test_json_lines_without_the_time_are_refused_by_name(tables: Tables, tmp_path: Path):
-    with pytest.raises(SetupError, match="column 'at'.*there are id, time"):
+    with pytest.raises(SetupError, match=r"column 'at'.*there are id, time"):
         ingest(tables, stream(), json_lines(tmp_path / "x.jsonl", [{"id": "a", "time": at(0)}]), progress=None)
 
 
@@ -325,7 +348,7 @@ def test_c3_1_a_second_ingest_of_a_stream_is_refused_and_told_who_holds_it(table
         held.flush()
         with pytest.raises(SetupError, match="process 4711 on elsewhere, since 2024"):
             ingest(tables, stream(), file, progress=None)
-    with pytest.raises(SetupError, match="delete .*ingest-events.lock"):
+    with pytest.raises(SetupError, match=r"delete .*ingest-events\.lock"):
         ingest(tables, stream(), file, progress=None)
 
 
@@ -354,7 +377,7 @@ def test_continuous_ingest_takes_files_as_they_come_and_once(tables: Tables, tmp
         with pytest.raises(SetupError, match="one ingest at a time"):
             ingest(tables, stream(), folder, progress=None)
         json_lines(tmp_path / "2.jsonl", events(5, 6, first=1)).rename(folder / "2.jsonl")
-        _await(query, lambda: tables.read("events").count() == 3)
+        _await(query, lambda: tables.read("events").count() == 3 and not query.status["isTriggerActive"])
     finally:
         query.stop()
     assert ids(tables) == ["e0000", "e0001", "e0002"]

@@ -33,14 +33,6 @@ def properties(tables: Tables, name: str) -> dict[str, str]:
     return {row.key: row.value for row in tables.spark.sql(f"show tblproperties {tables.identifier(name)}").collect()}
 
 
-@pytest.fixture(scope="module")
-def created(spark: SparkSession, transactions: Stream, tmp_path_factory: pytest.TempPathFactory) -> Tables:
-    # A root that must be quoted wherever it goes.
-    tables = Tables.local(spark, tmp_path_factory.mktemp("created") / "it's `quoted`, 100%")
-    tables.create(transactions)
-    return tables
-
-
 def test_c5_every_table_has_its_columns(created: Tables):
     for name, columns in COLUMNS.items():
         assert created.read(name).columns == columns.split()
@@ -50,7 +42,9 @@ def test_c5_every_table_has_its_columns(created: Tables):
 
 
 def test_c5_the_events_table_has_the_declared_fields_and_ingested_at(created: Tables):
-    fields = {field.name: (field.dataType.simpleString(), field.nullable) for field in created.read("transactions").schema}
+    fields = {
+        field.name: (field.dataType.simpleString(), field.nullable) for field in created.read("transactions").schema
+    }
 
     assert fields == {
         "transaction_id": ("bigint", False),
@@ -86,25 +80,27 @@ def test_a_table_that_does_not_fit_the_declaration_is_refused(created: Tables, t
         created.create(Stream.from_dict(document))
 
 
-def test_c4_any_row_can_be_put_into_rules(created: Tables):
-    created.spark.sql(f"insert into {created.identifier('rules')} (status) values ('nonsense'), (null)")
+def test_c4_any_row_can_be_put_into_rules(tables: Tables):
+    tables.spark.sql(f"insert into {tables.identifier('rules')} (status) values ('nonsense'), (null)")
 
-    assert created.read("rules").count() == 2
+    assert tables.read("rules").count() == 2
 
 
 @pytest.mark.parametrize("values", ["null, 'confirmed'", "'a1', 'sure'", "'a1', null"])
 def test_a_review_needs_an_alert_and_a_known_disposition(created: Tables, values: str):
     with pytest.raises(Exception, match=r"DELTA_(VIOLATE_CONSTRAINT|NOT_NULL)"):
-        created.spark.sql(f"insert into {created.identifier('reviews')} values ({values}, 'me', '', current_timestamp())")
+        created.spark.sql(
+            f"insert into {created.identifier('reviews')} values ({values}, 'me', '', current_timestamp())"
+        )
 
 
-def test_append_is_one_commit_that_carries_its_mark(created: Tables):
-    before = created.version("rejected_events")
-    rows = created.spark.createDataFrame([("s", "{}", "why", "f", NOW)], created.read("rejected_events").schema)
+def test_append_is_one_commit_that_carries_its_mark(tables: Tables):
+    before = tables.version("rejected_events")
+    rows = tables.spark.createDataFrame([("s", "{}", "why", "f", NOW)], tables.read("rejected_events").schema)
 
-    created.append(rows, "rejected_events", "query-1:7")
+    tables.append(rows, "rejected_events", "query-1:7")
 
-    last = created.delta("rejected_events").history(1).head()
+    last = tables.delta("rejected_events").history(1).head()
     assert last is not None
     assert (last["version"], last["userMetadata"]) == (before + 1, "query-1:7")
 
@@ -139,8 +135,7 @@ def test_tables_of_a_catalog(spark: SparkSession, transactions: Stream):
         spark.sql("drop schema spark_catalog.lookback_test cascade")
 
 
-def test_c3_1_the_change_feed_begins_with_the_first_commit(tables: Tables, transactions: Stream, tmp_path: Path):
-    tables.create(transactions)
+def test_c3_1_the_change_feed_begins_with_the_first_commit(tables: Tables, tmp_path: Path):
     for rule in ("one", "two"):
         tables.append(tables.spark.sql(f"select '{rule}' rule_id"), "rules")
     out = tmp_path / "out"

@@ -275,6 +275,8 @@ def _number(text: str, negated: bool) -> Node:
         return constant(DOUBLE, value, shown, level)
     if "." in text:
         return _decimal(text, negated, level)
+    if len(text) > 100:
+        raise Refused("a number has more than 38 digits")
     number = int(sign + text)
     if LONG_MIN <= number <= LONG_MAX:
         return constant(INT if -(2**31) <= number < 2**31 else BIGINT, number, str(number), level, literal=number)

@@ -167,7 +167,8 @@ def _power(exponent: int) -> int:
 _BLANKS = "".join(map(chr, range(0x21))) + "\x7f"
 _JAVA_BLANKS = "".join(map(chr, range(0x21)))
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
-_NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,10}))?", re.ASCII)
+# A decimal may be written in the digits of any script, as in Java (where those beyond the first plane are none).
+_NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,10}))?")
 _BOOLEANS = {
     "t": True, "true": True, "y": True, "yes": True, "1": True,
     "f": False, "false": False, "n": False, "no": False, "0": False,
@@ -198,10 +199,10 @@ def _string_to_decimal(values: Values, source: DataType, target: DataType) -> Ou
 def decimal_from_text(text: str, target: DataType) -> int | None:
     """The unscaled value of a number in a text, None where Spark would not take it."""
     match = _NUMBER.fullmatch(text.strip(_JAVA_BLANKS))
-    if match is None or not (match.group(2) or match.group(3)):
+    if match is None or not (match.group(2) or match.group(3)) or any(c > "\uffff" for c in text):
         return None
     sign, whole, fraction, exponent = match.groups()
-    digits = (whole + (fraction or "")).lstrip("0") or "0"
+    digits = str(int(whole + (fraction or "")) if len(text) <= 4000 else 10**4001)
     power = int(exponent or 0) - len(fraction or "")
     if abs(power) > 2**31 - 1 or len(digits) > 4000:
         return None

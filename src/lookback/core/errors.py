@@ -8,6 +8,7 @@
     ├── RuleError          a rule document that is refused; .problems
     ├── EventError         rows handed to the harness or to replay that cannot be events
     ├── StateError         window state that this release cannot read
+    ├── ReviewError        an alert that is not there, a disposition that is none, history that is gone
     └── SetupError         tables, files, settings or the machine are not as needed
 
 A message names the place, the value found and what to do about it.
@@ -36,13 +37,19 @@ class TypeNameError(LookbackError, ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a document: `place` is a dotted path in it, `message` says what to do."""
+    """One thing wrong with a document: `place` is a dotted path in it, `message` says what to do.
+
+    A message that begins with `must` or `is` has the place as its subject.
+    """
 
     place: str
     message: str
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.place})" if self.place else self.message
+        if not self.place:
+            return self.message
+        subject = f"{self.place} " if self.message.startswith(("must ", "is ")) else ""
+        return f"{subject}{self.message} ({self.place})"
 
 
 class ExpressionError(LookbackError, ValueError):
@@ -82,6 +89,10 @@ class EventError(LookbackError, ValueError):
 
 class StateError(LookbackError):
     """Window state that this release cannot read; the message says how to go on."""
+
+
+class ReviewError(LookbackError, ValueError):
+    """An alert that is not there, a disposition that is none, or history that is gone."""
 
 
 class SetupError(LookbackError):

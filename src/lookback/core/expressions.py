@@ -139,7 +139,9 @@ def _aggregate(name: str, tree: exp.Expr, condition: exp.Expr | None, schema: Ma
     if argument is not None and (wrong := AGGREGATES[name](argument.type)):
         problems.append(f"{name}() {wrong}")
     if where is not None and where.type not in (BOOLEAN, NULL):
-        problems.append(f"filter takes a condition, but {where.sql!r} is a {where.type}; compare it with something")
+        problems.append(
+            f"filter takes a condition, but {where.sql!r} is of type {where.type}; compare it with something"
+        )
     if problems:
         raise ExpressionError(problems)
     shown = "*" if argument is None else f"distinct {argument.sql}" if distinct else argument.sql

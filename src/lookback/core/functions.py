@@ -106,7 +106,7 @@ def _typed(name: str, argument: Node, type_: DataType) -> Node:
         return implicit(argument, INT)
     if argument.type == STRING and isinstance(argument.literal, str) and type_ in (DATE, TIMESTAMP):
         return implicit(argument, type_)
-    raise Refused(f"{name}() takes a {type_}, but {argument.sql!r} is a {argument.type}; cast it")
+    raise Refused(f"{name}() takes a {type_}, but {argument.sql!r} is of type {argument.type}; cast it")
 
 
 def takes(*types: DataType, gives: DataType, optional: int = 0) -> Rule:
@@ -123,6 +123,14 @@ def many_strings(name: str, arguments: Arguments) -> Call:
     """One or more strings give a string."""
     _counted(name, arguments, 1, 1000)
     return Call([_typed(name, argument, STRING) for argument in arguments], STRING)
+
+
+def changed_case(name: str, arguments: Arguments) -> Call:
+    """A string gives a string. Twice is refused: Spark drops the inner call, which matters for letters such as sharp s."""
+    _counted(name, arguments, 1, 1)
+    if arguments[0].sql.startswith(("lower(", "upper(")):
+        raise Refused(f"{name}() of {arguments[0].sql!r} changes the case twice; once is enough")
+    return Call([_typed(name, arguments[0], STRING)], STRING)
 
 
 def date_part(name: str, arguments: Arguments) -> Call:
@@ -143,7 +151,7 @@ def two_dates(name: str, arguments: Arguments) -> Call:
 
 def _number(name: str, argument: Node) -> Node:
     if not argument.type.is_numeric:
-        raise Refused(f"{name}() takes a number, but {argument.sql!r} is a {argument.type}; cast it")
+        raise Refused(f"{name}() takes a number, but {argument.sql!r} is of type {argument.type}; cast it")
     return argument
 
 
@@ -213,7 +221,7 @@ def truncation(name: str, arguments: Arguments) -> Call:
 
 def _array(name: str, argument: Node) -> DataType:
     if argument.type.element is None:
-        raise Refused(f"{name}() takes an array, but {argument.sql!r} is a {argument.type}")
+        raise Refused(f"{name}() takes an array, but {argument.sql!r} is of type {argument.type}")
     return argument.type.element
 
 
@@ -222,7 +230,7 @@ def contained(name: str, arguments: Arguments) -> Call:
     _counted(name, arguments, 2, 2)
     element, value = _array(name, arguments[0]), arguments[1]
     if value.type.element is not None or not (value.type == element or (value.type.is_integer and element.is_integer)):
-        raise Refused(f"{name}() looks for a {element}, but {value.sql!r} is a {value.type}; cast it")
+        raise Refused(f"{name}() looks for a {element}, but {value.sql!r} is of type {value.type}; cast it")
     return Call(arguments, BOOLEAN)
 
 
@@ -434,10 +442,10 @@ FUNCTIONS: dict[str, Function] = {
     "sign": Function(number_to_double, _sign),
     "signum": Function(number_to_double, _sign),
     # strings
-    "lower": Function(_STRINGS, _texts(str.lower)),
-    "lcase": Function(_STRINGS, _texts(str.lower)),
-    "upper": Function(_STRINGS, _texts(str.upper)),
-    "ucase": Function(_STRINGS, _texts(str.upper)),
+    "lower": Function(changed_case, _texts(str.lower)),
+    "lcase": Function(changed_case, _texts(str.lower)),
+    "upper": Function(changed_case, _texts(str.upper)),
+    "ucase": Function(changed_case, _texts(str.upper)),
     "trim": Function(_STRINGS, _texts(lambda text: text.strip(" "))),
     "ltrim": Function(_STRINGS, _texts(lambda text: text.lstrip(" "))),
     "rtrim": Function(_STRINGS, _texts(lambda text: text.rstrip(" "))),

@@ -19,8 +19,8 @@ from lookback.core.types import DataType
 
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 _COMPACT_DIGITS = 18
-# Spark's decimal product is rounded to 39 digits, its quotient to 39 places, before the result's scale is applied.
-_WORK_DIGITS = 39
+# Spark's decimal remainder works with whole quotients of so many digits.
+_QUOTIENT_DIGITS = 39
 
 
 class Outcome(NamedTuple):
@@ -211,48 +211,22 @@ def multiply_decimals(a: Values, b: Values, types: tuple[DataType, DataType], re
     """a * b."""
     if a.dtype == object or b.dtype == object or largest(a) * largest(b) > LONG_MAX:
         a, b = a.astype(object), b.astype(object)
-    product, scale = a * b, types[0].scale + types[1].scale
+    scale = types[0].scale + types[1].scale
     digits = types[0].precision + types[1].precision
-    if product.dtype == object and digits > _WORK_DIGITS:
-        product = np.frompyfunc(_to_work_digits, 1, 1)(product)
-    return rescaled(product, scale, result, checked=digits > result.precision or scale != result.scale)
-
-
-def _to_work_digits(value: int) -> int:
-    excess = len(str(abs(value))) - _WORK_DIGITS
-    if excess <= 0:
-        return value
-    factor = 10**excess
-    size: int = (abs(value) + factor // 2) // factor * factor
-    return -size if value < 0 else size
+    return rescaled(a * b, scale, result, checked=digits > result.precision or scale != result.scale)
 
 
 def divide_decimals(a: Values, b: Values, types: tuple[DataType, DataType], result: DataType) -> Outcome:
     """a / b."""
     divisor, zero = _divisors(b)
-    if (quick := _quick_quotients(a, divisor, types, result)) is not None:
-        values, bad, _ = stored_decimal(quick, result)
-        return Outcome(values, either(zero, bad))
-    places = _WORK_DIGITS - types[0].scale + types[1].scale
-
-    def quotient(x: int, y: int) -> int:
-        size: int = (2 * abs(x) * 10**places + abs(y)) // (2 * abs(y))
-        return -size if (x < 0) != (y < 0) else size
-
-    quotients = np.frompyfunc(quotient, 2, 1)(a.astype(object), divisor.astype(object))
-    values, bad, _ = rescaled(quotients, _WORK_DIGITS, result)
+    # Never negative: the rules for the result's type keep the digits before the point.
+    factor = 10 ** (result.scale - types[0].scale + types[1].scale)
+    size, divisor_size = largest(a), largest(divisor)
+    if 2 * size * factor + divisor_size > LONG_MAX or 2 * divisor_size > LONG_MAX or factor > LONG_MAX:
+        a, divisor = a.astype(object), divisor.astype(object)
+    sizes = (2 * np.abs(a) * factor + np.abs(divisor)) // (2 * np.abs(divisor))
+    values, bad, _ = stored_decimal(np.where(as_mask((a < 0) != (divisor < 0)), -sizes, sizes), result)
     return Outcome(values, either(zero, bad))
-
-
-def _quick_quotients(a: Values, b: Values, types: tuple[DataType, DataType], result: DataType) -> Values | None:
-    """Quotients rounded once, where numbers are so small that this is the same as rounding twice; None elsewhere."""
-    shift = result.scale - types[0].scale + types[1].scale
-    if a.dtype == object or b.dtype == object or not 0 <= shift <= 18 or result.scale > 20:
-        return None
-    if 2 * largest(a) * 10**shift + largest(b) > LONG_MAX or 2 * largest(b) > LONG_MAX:
-        return None
-    sizes = (2 * np.abs(a) * np.int64(10**shift) + np.abs(b)) // (2 * np.abs(b))
-    return np.asarray(np.where((a < 0) != (b < 0), -sizes, sizes))
 
 
 def remainder_decimals(a: Values, b: Values, types: tuple[DataType, DataType], result: DataType) -> Outcome:
@@ -275,7 +249,7 @@ def remainder_decimals(a: Values, b: Values, types: tuple[DataType, DataType], r
 def _impossible(size: int, divisor: int) -> bool:
     # Spark's remainder fails where the whole quotient needs more digits than it works with.
     quotient = size // divisor
-    excess = len(str(quotient)) - _WORK_DIGITS
+    excess = len(str(quotient)) - _QUOTIENT_DIGITS
     return excess > 0 and quotient % 10**excess != 0
 
 

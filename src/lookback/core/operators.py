@@ -316,7 +316,7 @@ def _member(value: Column, items: Sequence[Column]) -> Column:
 def boolean(node: Node, what: str) -> Node:
     """The node as a condition. Raises Refused."""
     if node.type not in (BOOLEAN, NULL):
-        raise Refused(f"{what} needs a condition, but {node.sql!r} is a {node.type}; compare it with something")
+        raise Refused(f"{what} needs a condition, but {node.sql!r} is of type {node.type}; compare it with something")
     return implicit(node, BOOLEAN)
 
 
@@ -450,7 +450,7 @@ def _decimal_arithmetic(symbol: str, a: Node, b: Node, sql: str) -> Node:
 def negative(node: Node) -> Node:
     """-node of a number. Raises Refused."""
     if not node.type.is_numeric:
-        raise Refused(f"'-' takes a number, but {node.sql!r} is a {node.type}; cast it")
+        raise Refused(f"'-' takes a number, but {node.sql!r} is of type {node.type}; cast it")
     sql = f"-{node.within(UNARY)}"
     if node.type.is_integer:
         bits = node.type.bits
@@ -470,7 +470,7 @@ def exact_sign(node: Node, sql: str) -> None:
 def moved(node: Node, microseconds: int, sql: str) -> Node:
     """A timestamp moved by an interval. Raises Refused."""
     if node.type != TIMESTAMP:
-        raise Refused(f"{sql!r}: an interval is added to a timestamp, but {node.sql!r} is a {node.type}; cast it")
+        raise Refused(f"{sql!r}: an interval is added to a timestamp, but {node.sql!r} is of type {node.type}; cast it")
 
     def kernel(values: Values) -> Outcome:
         return add_integers(values, np.int64(microseconds), 64)

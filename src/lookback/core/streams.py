@@ -16,7 +16,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 # Tables of the product, and columns that the change feed or the engine adds.
 RESERVED_TABLES = frozenset({"rules", "alerts", "late_events", "rule_log", "reviews", "rejected_events", "metrics"})
-RESERVED_FIELDS = frozenset({"ingested_at", "arrival", "committed_at", "_change_type", "_commit_version", "_commit_timestamp"})
+RESERVED_FIELDS = frozenset(
+    {"ingested_at", "arrival", "committed_at", "_change_type", "_commit_version", "_commit_timestamp"}
+)
 _ID_TYPES = frozenset({"tinyint", "smallint", "int", "bigint", "string"})
 
 
@@ -75,7 +77,9 @@ class _Reader:
     def read(self) -> Stream:
         document = self._document
         if not isinstance(document, Mapping):
-            raise StreamError("?", [Problem("", f"a stream is a mapping of {', '.join(_KEYS[:4])} ..., got {document!r}")])
+            raise StreamError(
+                "?", [Problem("", f"a stream is a mapping of {', '.join(_KEYS[:4])} ..., got {document!r}")]
+            )
         name = document.get("stream")
         for key in document:
             if key not in _KEYS:

@@ -69,9 +69,7 @@ def event_blocks(changes: DataFrame, stream: Stream, coverage: Coverage, labels:
 def rule_blocks(changes: DataFrame, labels: list[str]) -> DataFrame:
     """Every change of the rules table, once for each shard."""
     change = F.when(F.col("_change_type") == "update_postimage", "update").otherwise(F.col("_change_type"))
-    row = F.struct(
-        change.alias("change"), F.col(COMMIT).alias("commit"), "rule_id", "version", "status", "document"
-    )
+    row = F.struct(change.alias("change"), F.col(COMMIT).alias("commit"), "rule_id", "version", "status", "document")
     return changes.where(F.col("_change_type").isin(_INSERTED, "update_postimage", _DELETED)).select(
         F.explode(F.array(*map(F.lit, labels))).alias("shard"),
         F.lit(RULE).alias("kind"),
@@ -133,7 +131,11 @@ class Dispatch:
 
 
 _ARROW_BLOCKS = pa.schema(
-    [pa.field("shard", pa.string(), False), pa.field("kind", pa.string(), False), pa.field("payload", pa.binary(), False)]
+    [
+        pa.field("shard", pa.string(), False),
+        pa.field("kind", pa.string(), False),
+        pa.field("payload", pa.binary(), False),
+    ]
 )
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from lookback.core.streams import Stream
     from lookback.spark.tables import Tables
@@ -38,7 +38,10 @@ _MICROSECONDS = 1_000_000
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What became of the rows offered. Versions are those of the events table; None where nothing was committed."""
+    """What became of the rows offered.
+
+    Versions are those of the events table; None where nothing was committed, and in the reports of continuous ingest.
+    """
 
     stream: str
     offered: int
@@ -56,7 +59,8 @@ class IngestReport:
         return self.offered == self.ingested + self.duplicates + self.rejected
 
     def __str__(self) -> str:
-        where = f" (versions {self.first_version} to {self.last_version})" if self.commits else ""
+        known = self.first_version is not None
+        where = f" (versions {self.first_version} to {self.last_version})" if known else ""
         return (
             f"{self.stream}: {self.offered:,} offered = {self.ingested:,} ingested + {self.duplicates:,} duplicates + "
             f"{self.rejected:,} rejected; {self.commits:,} commits{where} in {self.seconds:.1f} s"
@@ -68,7 +72,7 @@ def ingest(
     stream: Stream,
     path: str | Path | None = None,
     *,
-    format: str | None = None,  # noqa: A002 - Spark's word
+    format: str | None = None,
     options: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = print,
 ) -> IngestReport:
@@ -81,7 +85,8 @@ def ingest(
     source = Source.find(tables.spark, stream, None if path is None else str(path), format, options)
     with _only_one(tables, stream):
         tables.create(stream)
-        return _Step(tables, stream, progress).take(source.read(tables.spark, stream))
+        step = _Step(tables, stream, progress)
+        return step.versions(step.take(source.read(tables.spark, stream)))
 
 
 def ingest_continuously(
@@ -91,7 +96,7 @@ def ingest_continuously(
     *,
     checkpoint: str | Path,
     every: str | None = "1 second",
-    format: str | None = None,  # noqa: A002 - Spark's word
+    format: str | None = None,
     options: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> StreamingQuery:
@@ -105,9 +110,10 @@ def ingest_continuously(
     lock.__enter__()
     try:
         tables.create(stream)
+        step = _Step(tables, stream, None)
 
         def take(rows: DataFrame, _batch_id: int) -> None:
-            report = _Step(tables, stream, None).take(source.judge(rows, stream))
+            report = step.take(source.judge(rows, stream))
             if progress is not None:
                 progress(str(report))
 
@@ -136,8 +142,9 @@ class _Step:
 
     def __init__(self, tables: Tables, stream: Stream, progress: Callable[[str], None] | None) -> None:
         self._tables, self._stream, self._progress = tables, stream, progress
-        self._run = uuid.uuid4().hex[:12]
-        self._mark = f"{_MARK} {self._run} by {_holder()}"
+        self._mark = f"{_MARK} {uuid.uuid4().hex[:12]} by process {os.getpid()} on {socket.gethostname()}"
+        # The last `ingested_at`, once it is known: nobody else stamps while the lock is held.
+        self._stamp: int | None = None
 
     def take(self, judged: DataFrame) -> IngestReport:
         """Takes in judged rows (see sources)."""
@@ -153,19 +160,22 @@ class _Step:
                 self._reject(batch.where(F.col(REASON).isNotNull()))
         finally:
             batch.unpersist()
-        first, last = self._versions(commits)
-        seconds = time.monotonic() - started
-        return IngestReport(
-            self._stream.name,
-            found.usable + found.rejected,
-            ingested,
-            found.usable - ingested,
-            found.rejected,
-            commits,
-            seconds,
-            first,
-            last,
-        )
+        offered, seconds = found.usable + found.rejected, time.monotonic() - started
+        duplicates = found.usable - ingested
+        return IngestReport(self._stream.name, offered, ingested, duplicates, found.rejected, commits, seconds)
+
+    def versions(self, report: IngestReport) -> IngestReport:
+        """The report with the versions of its commits. Raises SetupError where the table's log tells other numbers."""
+        if not report.commits:
+            return report
+        # Others may have written in between, seldom many.
+        history = self._tables.delta(self._stream.name).history(report.commits + 100)
+        rows = F.sum(F.col("operationMetrics")["numOutputRows"].cast("bigint"))
+        mine = history.where(F.col("userMetadata") == self._mark)
+        row = mine.select(F.min("version"), F.max("version"), rows).head()
+        if row is None or row[2] != report.ingested:
+            raise SetupError(f"{report} does not agree with the table's log: {row and row[2]} rows written")
+        return replace(report, first_version=row[0], last_version=row[1])
 
     def _count(self, batch: DataFrame) -> _Found:
         usable = F.col(REASON).isNull()
@@ -187,16 +197,20 @@ class _Step:
 
     def _unknown(self, usable: DataFrame, found: _Found) -> DataFrame:
         known = existing(self._tables, self._stream, found.first_time, found.last_time, found.first_id, found.last_id)
-        if not known.inputFiles():
-            return usable
-        known = known.select(F.col(self._stream.event_id).alias("__id"), _micros(self._stream.event_time).alias("__time"))
-        gap = F.abs(F.col("__time") - _micros(self._stream.event_time))
-        same = (F.col("__id") == F.col(self._stream.event_id)) & (gap <= self._stream.dedupe_window)
+        known = known.select(
+            F.col(self._stream.event_id).alias("__id"), _micros(self._stream.event_time).alias("__time")
+        )
+        ids = usable.select(F.col(self._stream.event_id).alias("__wanted"))
         if found.usable <= self._stream.commit_rows:
             # Few rows: the table's side shrinks to what they hit before anything of it is shuffled.
-            ids = usable.select(F.col(self._stream.event_id).alias("__wanted")).distinct()
-            known = known.join(F.broadcast(ids), F.col("__id") == F.col("__wanted"), "left_semi")
-        return usable.join(known, same, "left_anti")
+            ids = F.broadcast(ids)
+        # Cut off from the table: Spark computes what depends on it anew, with another outcome, after every commit.
+        hits = known.join(ids, F.col("__id") == F.col("__wanted"), "left_semi").localCheckpoint()
+        if hits.isEmpty():
+            return usable
+        gap = F.abs(F.col("__time") - _micros(self._stream.event_time))
+        same = (F.col("__id") == F.col(self._stream.event_id)) & (gap <= self._stream.dedupe_window)
+        return usable.join(hits, same, "left_anti")
 
     def _once(self, events: DataFrame) -> DataFrame:
         """Marks what is certain, drops what certainly is a duplicate in the batch; the rest is DOUBTFUL.
@@ -253,10 +267,8 @@ class _Step:
 
     def _commit_all(self, events: DataFrame, sizes: dict[int, int]) -> tuple[int, int]:
         total, done, commits = sum(sizes.values()), 0, 0
-        stamp = self._last_stamp() if total else 0
         for ranges in _cuts(sizes, self._stream.commit_rows):
-            stamp = max(_now(), stamp + 1)
-            self._commit(events.where(_within(ranges)), stamp)
+            self._commit(events.where(_within(ranges)), self._next_stamp())
             self._alone(commits)
             done, commits = done + sum(last - first + 1 for first, last in ranges), commits + 1
             self._say(f"{self._stream.name}: {done:,} of {total:,} events, commit {commits}")
@@ -267,6 +279,11 @@ class _Step:
         one = events.coalesce(1).sortWithinPartitions(_NUMBER)
         columns = [F.col(name) for name in self._stream.fields]
         self._tables.append(one.select(*columns, _time(stamp).alias("ingested_at")), self._stream.name, self._mark)
+
+    def _next_stamp(self) -> int:
+        last = self._last_stamp() if self._stamp is None else self._stamp
+        self._stamp = max(_now(), last + 1)
+        return self._stamp
 
     def _last_stamp(self) -> int:
         """The table's last `ingested_at` where the clock has not passed it yet, else 0; reads no file in the usual case."""
@@ -293,14 +310,6 @@ class _Step:
             if rows.isEmpty():
                 return
         self._tables.append(rows.coalesce(1), name, self._mark)
-
-    def _versions(self, commits: int) -> tuple[int | None, int | None]:
-        if not commits:
-            return None, None
-        # Others may have written in between, seldom many.
-        history = self._tables.delta(self._stream.name).history(commits + 100)
-        row = history.where(F.col("userMetadata") == self._mark).select(F.min("version"), F.max("version")).head()
-        return (row[0], row[1]) if row is not None else (None, None)
 
     def _alone(self, commits: int) -> None:
         """Where no lock file can be, looks whether another ingest has written since this one began."""
@@ -390,10 +399,6 @@ def _time(microseconds: int) -> Column:
 
 def _now() -> int:
     return time.time_ns() // 1_000
-
-
-def _holder() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _folder(tables: Tables) -> Path | None:

@@ -16,7 +16,7 @@ from lookback.core.compiled import compile_rule
 from lookback.core.rules import read_document
 from lookback.core.streams import Stream
 from lookback.spark.checkpoint import Checkpoint
-from lookback.spark.dispatch import BLOCKS, event_blocks, rule_blocks, shard_labels
+from lookback.spark.dispatch import event_blocks, rule_blocks, shard_labels
 from lookback.spark.processor import OUTPUT, ShardProcessor
 from lookback.spark.sink import BatchReport, Sink, is_written
 
@@ -43,8 +43,10 @@ def checkpoint_folder(tables: Tables, stream: Stream) -> str:
 class Evaluation:
     """A running evaluation of one stream.
 
-    Made by `start`; re-plans itself in place when a rule needs a grouping key or field that dispatch did not send.
-    reports: of the last batches, newest last.
+    It re-plans itself in place when a rule needs a grouping key or field that dispatch did not send.
+    checkpoint: its folder. once: judge what is there, then end. every: how often to look for more. admission: options
+    of the Delta source that bound a batch. on_batch: is called with the report of each batch. reports: of the last
+    batches, newest last; replans: how often it was planned anew.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Evaluation:
         *,
         once: bool = False,
         every: str = DEFAULT_EVERY,
+        admission: Mapping[str, str] | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> None:
         self.tables, self.stream, self.streams = tables, stream, dict(streams)
@@ -63,6 +66,7 @@ class Evaluation:
         self.reports: deque[BatchReport] = deque(maxlen=1_000)
         self.replans = 0
         self._once, self._every, self._on_batch = once, every, on_batch
+        self._admission = {**_ADMISSION, **(admission or {})}
         self._query: StreamingQuery | None = None
         self._coverage = Coverage()
         self._wanted: Coverage | None = None
@@ -96,6 +100,10 @@ class Evaluation:
         self._thread = threading.Thread(target=guarded, name=f"evaluate-{self.stream.name}", daemon=True)
         self._thread.start()
         return self
+
+    def request_stop(self) -> None:
+        """Asks `run` to end soon; returns at once."""
+        self._stopping.set()
 
     def stop(self) -> None:
         """Ends the evaluation; a batch that is half done is repeated at the next start."""
@@ -148,11 +156,11 @@ class Evaluation:
         spark = self.tables.spark
         shards = int(str(spark.conf.get("spark.sql.shuffle.partitions")))
         labels = shard_labels(spark, shards)
-        events = self.tables.stream_changes(self.stream.name, options=_ADMISSION)
+        events = self.tables.stream_changes(self.stream.name, options=self._admission)
         rules = self.tables.stream_changes("rules")
         blocks = event_blocks(events, self.stream, self._coverage, labels).union(rule_blocks(rules, labels))
         processor = ShardProcessor(self.stream, self.streams, labels, self._coverage, str(self.checkpoint.folder))
-        answers = blocks.to(BLOCKS).groupBy("shard").transformWithStateInPandas(
+        answers = blocks.groupBy("shard").transformWithStateInPandas(
             processor, OUTPUT, outputMode="Append", timeMode="EventTime"
         )
         writer = (

@@ -83,7 +83,10 @@ class ShardProcessor(StatefulProcessor):
         self._pages = _RocksPages(handle.getMapState(PAGES, _NAME, _PAGE))
 
     def handleInputRows(  # noqa: N802 - Spark's name
-        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues  # noqa: N803
+        self,
+        key: Any,
+        rows: Iterator[pd.DataFrame],
+        timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
         """Judges one batch of one shard."""
         started = time.perf_counter()
@@ -95,11 +98,19 @@ class ShardProcessor(StatefulProcessor):
         if label == self._labels[0]:
             output.late += future
         report = self._report(label, state, offered if label == self._labels[0] else 0)
-        report.update(in_memory=cached, milliseconds=1_000 * (time.perf_counter() - started))
+        report.update(
+            in_memory=cached,
+            pid=__import__("os").getpid(),
+            held=list(map(str, _IN_MEMORY)),
+            milliseconds=1_000 * (time.perf_counter() - started),
+        )
         yield _answer(label, output, report, with_log=label == self._labels[0])
 
     def handleExpiredTimer(  # noqa: N802
-        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo  # noqa: N803
+        self,
+        key: Any,
+        timerValues: TimerValues,
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
         """Drops what no window needs any more."""
         label = str(key[0])
@@ -157,7 +168,10 @@ class ShardProcessor(StatefulProcessor):
                 events, header = unpack_events(payload, self._stream)
                 marks.append({commit: high for commit, high in header["marks"]})
                 (deleted if header["deleted"] else inserted).append(events)
-                future += [LateEvent(**{**row, "event_time": moment(parse_time(row["event_time"]))}) for row in header["future"]]
+                future += [
+                    LateEvent(**{**row, "event_time": moment(parse_time(row["event_time"]))})
+                    for row in header["future"]
+                ]
                 offered += 0 if header["deleted"] else header["rows"]
         return Batch(self._joined(inserted), self._joined(deleted), merge_marks(marks), changes), future, offered
 
@@ -194,4 +208,6 @@ def _answer(label: str, output: Output, report: dict[str, Any], *, with_log: boo
     # All shards log the same; one of them is heard.
     if output.log and with_log:
         rows.append((LOG, json.dumps([vars(row) for row in output.log]).encode()))
-    return pd.DataFrame({"shard": label, "kind": [kind for kind, _ in rows], "payload": [payload for _, payload in rows]})
+    return pd.DataFrame(
+        {"shard": label, "kind": [kind for kind, _ in rows], "payload": [payload for _, payload in rows]}
+    )

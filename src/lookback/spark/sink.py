@@ -82,7 +82,9 @@ class Sink:
                 self.tables.append(self._frame(rows), name, mark)
         self.check = False
         finished = dt.datetime.now(dt.timezone.utc)
-        return _report(answers, batch_id, alerts, late, log, run_ms, finished, (finished - started).total_seconds() * 1e3)
+        return _report(
+            answers, batch_id, alerts, late, log, run_ms, finished, (finished - started).total_seconds() * 1e3
+        )
 
     def _frame(self, rows: pa.Table) -> DataFrame:
         return self.tables.spark.createDataFrame(rows).coalesce(1)

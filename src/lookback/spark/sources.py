@@ -31,7 +31,8 @@ _SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "j
 _COMPRESSIONS = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
 # Functions that raise an error for a value that they cannot read, and have a try_ form that gives NULL.
 _RAISING = frozenset({"TO_DATE", "TO_TIMESTAMP", "TO_NUMBER", "TO_BINARY", "ELEMENT_AT", "URL_DECODE", "PARSE_JSON"})
-_OPERATORS: dict[type[exp.Expression], str] = {
+# What sqlglot calls the base of these changes with its version.
+_OPERATORS: dict[Any, str] = {
     exp.Add: "try_add",
     exp.Sub: "try_subtract",
     exp.Mul: "try_multiply",
@@ -202,7 +203,9 @@ class _Field:
         found = [F.coalesce(F.col(_ticked(name)).cast("string"), F.lit("NULL")) for name in self._reads]
         if self._expression is None:
             return F.concat(F.lit(f"{self._name}: '"), found[0], F.lit(f"' is not {self._type}"))
-        values = [F.concat(F.lit(f"{name} = '"), value, F.lit("'")) for name, value in zip(self._reads, found, strict=True)]
+        values = [
+            F.concat(F.lit(f"{name} = '"), value, F.lit("'")) for name, value in zip(self._reads, found, strict=True)
+        ]
         told = F.lit(f"{self._name}: `{self._expression}` is not {self._type} where ")
         return F.concat(told, F.concat_ws(", ", *values))
 
@@ -237,7 +240,9 @@ def _format_of(files: Iterable[str], path: str) -> str | None:
         if suffix in _SUFFIXES:
             found[_SUFFIXES[suffix]] = name.name
     if len(found) > 1:
-        raise SetupError(f"{path} holds files of several formats ({', '.join(sorted(found.values()))}): name the format")
+        raise SetupError(
+            f"{path} holds files of several formats ({', '.join(sorted(found.values()))}): name the format"
+        )
     return next(iter(found), None)
 
 
@@ -255,7 +260,7 @@ def _read_by(stream: Stream, field: str) -> list[str]:
     return list(dict.fromkeys(column.parts[0].name for column in columns))
 
 
-def _parsed(expression: str) -> exp.Expression:
+def _parsed(expression: str) -> Any:
     try:
         return sqlglot.parse_one(expression, read="spark")
     except sqlglot.errors.SqlglotError as error:
@@ -283,7 +288,7 @@ def _lenient(expression: str) -> tuple[str, str]:
     return tree.sql("spark"), " or ".join(failing) or "false"
 
 
-def _tried(node: exp.Expression) -> tuple[str, list[str]] | None:
+def _tried(node: Any) -> tuple[str, list[str]] | None:
     """The try_ form of a part that can raise an error, and what goes into it."""
     function = _OPERATORS.get(type(node))
     if function is not None:

@@ -108,6 +108,19 @@ class Tables:
         reader = reader.option("startingVersion", str(starting_version)).options(**dict(options or {}))
         return reader.load(self.path_or_name(name)) if self.root is not None else reader.table(self.path_or_name(name))
 
+    def read_changes(self, name: str, starting_version: int, ending_version: int | None = None) -> DataFrame:
+        """The change feed of the commits from one to another, both included; to the last without `ending_version`.
+
+        The columns of `stream_changes`. No rows where the table has no such commit yet.
+        """
+        if starting_version > self.version(name):
+            return self.read_changes(name, self.version(name)).limit(0)
+        reader = self.spark.read.format("delta").option("readChangeFeed", "true")
+        reader = reader.option("startingVersion", str(starting_version))
+        if ending_version is not None:
+            reader = reader.option("endingVersion", str(ending_version))
+        return reader.load(self.path_or_name(name)) if self.root is not None else reader.table(self.path_or_name(name))
+
     def version(self, name: str) -> int:
         """The number of the last commit; a table that was just created has 0."""
         return int(self.delta(name).history(1).select("version").head()[0])  # type: ignore[index]

@@ -1,0 +1,321 @@
+"""The command line: what the notebooks do, for places without them."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import getpass
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from lookback.config import Settings, load_rule_document
+from lookback.core.columns import text_of
+from lookback.core.errors import LookbackError, RuleError, StreamError
+from lookback.rule_tests import check_rule
+
+if TYPE_CHECKING:
+    from lookback.spark.rules import RulesTable
+    from lookback.spark.sink import BatchReport
+    from lookback.spark.tables import Tables
+
+FOUND_PROBLEMS, WRONG_USE = 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns 0, 1 for "found problems", 2 for wrong use."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options) or 0)
+    except (RuleError, StreamError) as error:
+        print(error, file=sys.stderr)
+        return FOUND_PROBLEMS
+    except LookbackError as error:
+        print(f"lookback: {error}", file=sys.stderr)
+        return WRONG_USE
+
+
+def _parser() -> argparse.ArgumentParser:
+    places = argparse.ArgumentParser(add_help=False)
+    # Given before or after the command; SUPPRESS keeps the one from overwriting the other.
+    places.add_argument("--root", default=argparse.SUPPRESS, help="folder of the tables (LOOKBACK_ROOT; ./lakehouse)")
+    places.add_argument("--conf", default=argparse.SUPPRESS, help="folder of streams/ and rules/ (./conf)")
+    listed = argparse.ArgumentParser(add_help=False)
+    listed.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser = argparse.ArgumentParser(prog="lookback", description=__doc__, parents=[places])
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str, *more: Any) -> Any:
+        sub = commands.add_parser(name, help=text, description=text, parents=[places, *more])
+        sub.set_defaults(run=run)
+        return sub
+
+    command("init", _init, "create the tables of all declared streams")
+    ingest = command("ingest", _ingest, "take files into a stream's events table", listed)
+    ingest.add_argument("stream")
+    ingest.add_argument("path", nargs="?", help="file or folder (default: the stream's source)")
+    ingest.add_argument("--format", choices=["parquet", "csv", "json"])
+    _rules_parser(command("rules", _rules_list, "publish, check and list rules"), places, listed)
+    evaluate = command("evaluate", _evaluate, "judge a stream's events by its rules", listed)
+    evaluate.add_argument("stream")
+    how = evaluate.add_mutually_exclusive_group()
+    how.add_argument("--once", action="store_true", help="judge what is there, then end")
+    how.add_argument("--every", metavar="DURATION", help="how often to look for more (default: 500 milliseconds)")
+    evaluate.add_argument("--checkpoint", help="folder of the checkpoint (default: below the root)")
+    alerts = command("alerts", _alerts, "list alerts", listed)
+    alerts.add_argument("--rule", help="of this rule only")
+    alerts.add_argument("--queue", action="store_true", help="the open queue: what nobody reviewed yet")
+    review = command("review", _review, "record what an alert was")
+    review.add_argument("alert_id")
+    review.add_argument("--disposition", required=True, choices=["confirmed", "false_positive", "unclear"])
+    review.add_argument("--note", default="")
+    review.add_argument("--reviewer", default=None)
+    command("status", _status, "what the tables hold", listed)
+    demo = command("demo", _demo, "the main job on real transactions, in a folder of its own")
+    demo.add_argument("--events", help="Parquet file of transactions (default: the largest at hand)")
+    return parser
+
+
+def _rules_parser(parser: argparse.ArgumentParser, places: Any, listed: Any) -> None:
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str, *more: Any) -> Any:
+        sub = commands.add_parser(name, help=text, description=text, parents=[places, *more])
+        sub.set_defaults(run=run)
+        return sub
+
+    push = command("push", _rules_push, "check rules and publish their next versions")
+    push.add_argument("files", nargs="+")
+    push.add_argument("--status", default="active", choices=["active", "draft", "shadow", "paused"])
+    push.add_argument("--author", default="")
+    push.add_argument("--comment", default="")
+    check = command("check", _rules_check, "check rules and run their own tests; nothing is written")
+    check.add_argument("files", nargs="+")
+    command("list", _rules_list, "the last version of every rule", listed)
+    for name, status in (("pause", "paused"), ("resume", "active"), ("retire", "retired")):
+        sub = command(name, _rules_status, f"publish a version with status {status}")
+        sub.add_argument("rule_id")
+        sub.add_argument("--author", default="")
+        sub.add_argument("--comment", default="")
+        sub.set_defaults(status=status)
+    export = command("export", _rules_export, "print rules as YAML")
+    export.add_argument("rule_id", nargs="?")
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    return Settings.local(getattr(options, "root", None), getattr(options, "conf", None))
+
+
+def _tables(settings: Settings) -> Tables:
+    from lookback.spark.session import get_spark
+    from lookback.spark.tables import Tables
+
+    return Tables.local(get_spark(), settings.root)
+
+
+def _rules_table(options: argparse.Namespace) -> RulesTable:
+    from lookback.spark.rules import RulesTable
+
+    settings = _settings(options)
+    streams = settings.streams()
+    tables = _tables(settings)
+    if not tables.exists("rules"):
+        for stream in streams.values():
+            tables.create(stream)
+    return RulesTable(tables, streams)
+
+
+def _init(options: argparse.Namespace) -> None:
+    settings = _settings(options)
+    streams = settings.streams()
+    tables = _tables(settings)
+    for stream in streams.values():
+        tables.create(stream)
+        print(f"{stream.name}: {tables.path_or_name(stream.name)}")
+
+
+def _ingest(options: argparse.Namespace) -> None:
+    from lookback.spark.ingest import ingest
+
+    settings = _settings(options)
+    stream = settings.stream(options.stream)
+    progress = None if options.json else print
+    report = ingest(_tables(settings), stream, options.path, format=options.format, progress=progress)
+    print(_json(asdict(report)) if options.json else report)
+
+
+def _documents(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    return [(file, load_rule_document(file)) for file in options.files]
+
+
+def _rules_check(options: argparse.Namespace) -> int:
+    streams = _settings(options).streams()
+    wrong = 0
+    for file, document in _documents(options):
+        try:
+            compiled = check_rule(document, streams)
+        except RuleError as error:
+            wrong += 1
+            print(f"{file}:\n{error}", file=sys.stderr)
+        else:
+            tests = len(compiled.rule.tests)
+            print(f"{file}: rule {compiled.rule.rule_id!r} is fine ({tests} {'test' if tests == 1 else 'tests'} of its own)")
+    return FOUND_PROBLEMS if wrong else 0
+
+
+def _rules_push(options: argparse.Namespace) -> int:
+    # What can be found wrong without Spark is found before it starts, and before anything is published.
+    if _rules_check(options):
+        return FOUND_PROBLEMS
+    rules = _rules_table(options)
+    for _, document in _documents(options):
+        version = rules.push(document, status=options.status, author=options.author, comment=options.comment)
+        print(f"published {document['rule_id']} version {version} ({options.status})")
+    return 0
+
+
+def _rules_status(options: argparse.Namespace) -> None:
+    version = _rules_table(options).set_status(
+        options.rule_id, options.status, author=options.author, comment=options.comment
+    )
+    print(f"published {options.rule_id} version {version} ({options.status})")
+
+
+def _rules_list(options: argparse.Namespace) -> None:
+    rows = [asdict(row) for row in _rules_table(options).rows()]
+    if options.json:
+        _print_json(rows)
+        return
+    for row in rows:
+        document = row["document"] or {}
+        row.update(stream=document.get("stream"), when=document.get("when"))
+    _print_table(rows, ("rule_id", "version", "status", "stream", "when", "author", "changed_at"))
+
+
+def _rules_export(options: argparse.Namespace) -> None:
+    documents = _rules_table(options).export(options.rule_id)
+    print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from lookback.spark.pipeline import DEFAULT_EVERY, Evaluation, checkpoint_folder
+
+    settings = _settings(options)
+    streams = settings.streams()
+    stream = settings.stream(options.stream)
+    tables = _tables(settings)
+    tables.create(stream)
+
+    def show(report: BatchReport) -> None:
+        print(_json(_batch(report)) if options.json else _batch_line(report), flush=True)
+
+    evaluation = Evaluation(
+        tables, stream, streams, options.checkpoint or checkpoint_folder(tables, stream),
+        once=options.once, every=options.every or DEFAULT_EVERY, on_batch=show,
+    )  # fmt: skip
+    # Both ways of ending it leave a batch that is half done to the next start.
+    signal.signal(signal.SIGTERM, lambda *_: evaluation.request_stop())
+    signal.signal(signal.SIGINT, lambda *_: evaluation.request_stop())
+    evaluation.run()
+
+
+def _batch(report: BatchReport) -> dict[str, Any]:
+    row = asdict(report)
+    row["required"] = report.required.to_dict()
+    return row
+
+
+def _batch_line(report: BatchReport) -> str:
+    alerts = ", ".join(f"{rule} {count}" for rule, count in sorted(report.alerts.items())) or "none"
+    changes = "".join(f"\n  {row['rule_id']} v{row['version']} {row['action']} {row['message']}" for row in report.log)
+    seconds = (report.run_ms + report.write_ms) / 1_000
+    return (
+        f"batch {report.batch_id}: {report.events:,} events in {seconds:.1f} s, alerts: {alerts}, "
+        f"{report.rules} rules, {report.state_rows:,} rows of state{changes}"
+    )
+
+
+def _alerts(options: argparse.Namespace) -> None:
+    tables = _tables(_settings(options))
+    if options.queue:
+        from lookback.spark.review import open_queue
+
+        frame = open_queue(tables, options.rule)
+    else:
+        from pyspark.sql import functions as F
+
+        frame = tables.read("alerts").orderBy("arrival", "event_time", "event_id", "rule_id", "revision")
+        frame = frame.where(F.col("rule_id") == options.rule) if options.rule else frame
+    rows = [row.asDict() for row in frame.toLocalIterator()]
+    if options.json:
+        _print_json(rows)
+    else:
+        _print_table(rows, ("alert_id", "event_time", "severity", "rule_id", "verdict", "message"))
+
+
+def _review(options: argparse.Namespace) -> None:
+    from lookback.spark.review import record_review
+
+    reviewer = options.reviewer or getpass.getuser()
+    record_review(_tables(_settings(options)), options.alert_id, options.disposition, reviewer, options.note)
+    print(f"{options.alert_id}: {options.disposition}")
+
+
+def _status(options: argparse.Namespace) -> None:
+    from lookback.spark.status import stream_status
+
+    settings = _settings(options)
+    tables = _tables(settings)
+    rows = [stream_status(tables, stream) for stream in settings.streams().values()]
+    if options.json:
+        _print_json(rows)
+    else:
+        _print_table(rows, ("stream", "events", "commits", "judged", "rules", "alerts", "open", "late", "rejected"))
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from lookback.demo import run_demo
+
+    settings = Settings.local(getattr(options, "root", None) or "./lakehouse/demo", getattr(options, "conf", None))
+    run_demo(settings, None if options.events is None else Path(options.events))
+
+
+def _print_json(rows: Iterable[Mapping[str, Any]]) -> None:
+    for row in rows:
+        print(_json(row))
+
+
+def _json(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dt.datetime) and value.tzinfo is None:
+        # Spark hands out local times without a zone.
+        value = value.astimezone(dt.timezone.utc)
+    return text_of(value)
+
+
+def _print_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    widths = [max(len(name), *(len(row[at]) for row in cells), 0) if cells else len(name) for at, name in enumerate(names)]
+    for line in [list(names), *cells]:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dt.datetime):
+        value = value.astimezone(dt.timezone.utc).replace(microsecond=0)
+    text = text_of(value) or ""
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

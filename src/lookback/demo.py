@@ -1,0 +1,236 @@
+"""The main job on real transactions, start to end: ingest, rules, streaming evaluation, review.
+
+While the stream runs a rule is added that groups as none before, a limit is changed and a rule is paused; for each
+the first event is shown that the change applied to, and how long it took from the change's commit.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.config import Settings, load_rule_document
+from lookback.core.errors import SetupError
+from lookback.pictures import key_timeline
+from lookback.spark.ingest import ingest
+from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.review import explain, open_queue, record_review
+from lookback.spark.rules import RulesTable
+from lookback.spark.session import get_spark
+from lookback.spark.tables import Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from lookback.core.streams import Stream
+    from lookback.spark.sink import BatchReport
+
+# The whole Handbook file, where it lies beside the repository; else the slice that the repository carries.
+_FULL = Path("../shared/data/handbook_transactions.parquet")
+_SLICE = Path("samples/transactions.parquet")
+_MARKER = ".lookback-demo"
+_RULES = ("customer-day-spend", "large-payment", "spend-against-usual")
+_ADDED, _CHANGED, _PAUSED = "same-terminal-again", "customer-day-spend", "large-payment"
+# The first part is there when the stream starts; the others arrive while it runs.
+_FIRST_PART, _PARTS = 0.6, 6
+_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """A rule change made while the stream ran. seconds: from its commit until the stream had taken it up."""
+
+    what: str
+    rule_id: str
+    version: int
+    seconds: float
+    arrival: int | None
+    first_event: str
+
+
+def run_demo(settings: Settings, events: Path | None = None, say: Callable[[str], None] = print) -> Path:
+    """Runs the demo in the folder settings.root, which is emptied first if an earlier demo made it.
+
+    events: a Parquet file of transactions. Returns the path of the picture. Raises SetupError.
+    """
+    started = time.monotonic()
+    source = events or (_FULL if _FULL.exists() else settings.conf / _SLICE)
+    root = _fresh_folder(Path(settings.root))
+    stream = settings.stream("transactions")
+    say(f"Starting Spark; tables go to {root}")
+    tables = Tables.local(get_spark("lookback demo"), root)
+    tables.create(stream)
+    demo = _Demo(tables, stream, settings, say)
+    try:
+        return demo.run(source, started)
+    finally:
+        demo.evaluation.stop()
+
+
+class _Demo:
+    def __init__(self, tables: Tables, stream: Stream, settings: Settings, say: Callable[[str], None]) -> None:
+        self.tables, self.stream, self.settings, self.say = tables, stream, settings, say
+        streams = settings.streams()
+        self.rules = RulesTable(tables, streams)
+        self.streams = streams
+        self.evaluation = Evaluation(
+            tables, stream, streams, checkpoint_folder(tables, stream), on_batch=self._show_batch
+        )
+        self.changes: list[Change] = []
+
+    def run(self, source: Path, started: float) -> Path:
+        parts = _parts(source, Path(str(self.tables.root)) / "_incoming")
+        self.say(f"\n1. Ingest: {source.name}, the first {_FIRST_PART:.0%} now, the rest while the stream runs")
+        self._ingest(next(parts))
+        self.say("\n2. Rules: checked with their own tests, then published")
+        for name in _RULES:
+            self._publish(load_rule_document(self.settings.conf / "rules" / f"{name}.yml"))
+        self.say("\n3. Evaluate: the stream runs; rules change under it")
+        self.evaluation.start()
+        self._change_rules(parts)
+        seconds, events = self._finish()
+        self.say("\n4. Review")
+        picture = self._review()
+        self._summary(events, seconds, picture, time.monotonic() - started)
+        return picture
+
+    def _ingest(self, file: Path) -> None:
+        self.say(f"   {ingest(self.tables, self.stream, file, progress=None)}")
+
+    def _publish(self, document: dict[str, Any], status: str = "active") -> int:
+        version = self.rules.push(document, status=status, author="demo")
+        self.say(f"   {document['rule_id']} v{version} {status}: {document['when']}")
+        return version
+
+    def _change_rules(self, parts: Iterator[Path]) -> None:
+        self._wait(lambda report: report.events > 0, "the first batch")
+        added = load_rule_document(self.settings.conf / "rules" / f"{_ADDED}.yml")
+        self._ingest(next(parts))
+        self._change("rule added, new grouping key", added)
+        self._ingest(next(parts))
+        limit = load_rule_document(self.settings.conf / "rules" / f"{_CHANGED}.yml")
+        limit["when"] = "total >= 800 and payments >= 3"
+        self._change("limit changed from 1000 to 800", limit)
+        self._ingest(next(parts))
+        paused = load_rule_document(self.settings.conf / "rules" / f"{_PAUSED}.yml")
+        self._change("rule paused", paused, "paused")
+        for part in parts:
+            self._ingest(part)
+
+    def _change(self, what: str, document: dict[str, Any], status: str = "active") -> None:
+        version = self._publish(document, status)
+        committed = self._committed_at("rules")
+        rule_id = document["rule_id"]
+
+        def taken_up(report: BatchReport) -> bool:
+            return any(row["rule_id"] == rule_id and row["version"] == version for row in report.log)
+
+        report = self._wait(taken_up, f"{rule_id} v{version} to be taken up")
+        row = next(row for row in report.log if row["rule_id"] == rule_id and row["version"] == version)
+        seconds = (report.finished_at - committed).total_seconds()
+        self.changes.append(Change(what, rule_id, version, seconds, row["arrival"], ""))
+
+    def _committed_at(self, table: str) -> dt.datetime:
+        row = self.tables.delta(table).history(1).select(F.col("timestamp").cast("double")).head()
+        assert row is not None
+        return dt.datetime.fromtimestamp(row[0], dt.timezone.utc)
+
+    def _wait(self, condition: Callable[[BatchReport], bool], what: str) -> BatchReport:
+        try:
+            return self.evaluation.wait_until(condition, _TIMEOUT)
+        except TimeoutError as error:
+            raise SetupError(f"waited {_TIMEOUT:.0f} s for {what}: {error}") from error
+
+    def _show_batch(self, report: BatchReport) -> None:
+        seconds = (report.run_ms + report.write_ms) / 1_000
+        alerts = ", ".join(f"{rule} {count}" for rule, count in sorted(report.alerts.items()))
+        text = f"{report.events:>9,} events in {seconds:4.1f} s   {alerts}" if report.events else "no events"
+        self.say(f"   batch {report.batch_id:>3}: {text}")
+        for row in report.log:
+            where = "before the first commit" if row["arrival"] is None else f"after commit {row['arrival']}"
+            self.say(f"              {row['rule_id']} v{row['version']} {row['action']} {where} {row['message']}")
+
+    def _finish(self) -> tuple[float, int]:
+        """Waits for the last commit, then ends the stream. Returns the seconds that it worked, and the events."""
+        last = self.tables.version(self.stream.name)
+        self._wait(lambda report: (report.arrival or 0) >= last, f"commit {last} to be judged")
+        self.evaluation.stop()
+        reports = list(self.evaluation.reports)
+        seconds = sum(report.run_ms + report.write_ms for report in reports) / 1_000
+        return seconds, sum(report.events for report in reports)
+
+    def _first_event(self, change: Change) -> str:
+        """The first event, in order of arrival, that was judged after the change."""
+        feed = self.tables.read_changes(self.stream.name, (change.arrival or 0) + 1)
+        order = ["_commit_version", self.stream.event_time, self.stream.event_id]
+        row = feed.orderBy(*order).select(*order).head()
+        return "none yet" if row is None else f"{row[2]} ({row[1]:%Y-%m-%d %H:%M:%S}, commit {row[0]})"
+
+    def _review(self) -> Path:
+        row = open_queue(self.tables).head()
+        if row is None:
+            raise SetupError("no alert was raised; the events are not the ones that the demo is made for")
+        explanation = explain(self.tables, self.streams, row["alert_id"])
+        self.say(f"   first of the queue: {row['severity']}, {row['message']}")
+        self.say(f"   {explanation.in_words}")
+        record_review(self.tables, row["alert_id"], "confirmed", "demo", "by make demo")
+        self.say(f"   recorded as confirmed; {open_queue(self.tables).count():,} alerts are left in the queue")
+        picture = Path(str(self.tables.root)) / "alert.png"
+        key_timeline(explanation).savefig(picture, dpi=120)
+        return picture
+
+    def _summary(self, events: int, seconds: float, picture: Path, total: float) -> None:
+        self.say("\nRule changes while the stream ran")
+        self.say(f"   {'change':<32}{'rule':<22}{'seconds':>8}   first event judged under it")
+        for change in self.changes:
+            event = self._first_event(change)
+            self.say(f"   {change.what:<32}{change.rule_id:<22}{change.seconds:>8.1f}   {event}")
+        self.say("\nAlerts")
+        counts = self.tables.read("alerts").groupBy("rule_id", "rule_version", "verdict").count()
+        for row in counts.orderBy("rule_id", "rule_version", "verdict").collect():
+            self.say(f"   {row['rule_id']:<24} v{row['rule_version']}  {row['verdict']:<11}{row['count']:>8,}")
+        self.say(f"\n{events:,} events judged, {events / max(seconds, 1e-9):,.0f} events/s while batches ran, first ones included")
+        self.say(f"The whole demo took {total:.0f} s. A picture of the first alert: {picture}")
+        root = self.tables.root
+        self.say(
+            "How to go on:\n"
+            f"   .venv/bin/lookback --root {root} alerts --queue\n"
+            f"   .venv/bin/lookback --root {root} rules list\n"
+            "   .venv/bin/lookback rules check conf/rules/*.yml"
+        )
+
+
+def _fresh_folder(root: Path) -> Path:
+    if root.exists() and any(root.iterdir()):
+        if not (root / _MARKER).exists():
+            raise SetupError(f"{root} holds something that no demo made; name another folder with --root")
+        shutil.rmtree(root)
+    root.mkdir(parents=True, exist_ok=True)
+    (root / _MARKER).touch()
+    return root.resolve()
+
+
+def _parts(source: Path, folder: Path) -> Iterator[Path]:
+    """The file's rows as one large and some smaller files, in their order."""
+    if not source.exists():
+        raise SetupError(f"{source} is not there; name a Parquet file of transactions with --events")
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pq.read_table(source)
+    for number, part in enumerate(_slices(table)):
+        file = folder / f"part-{number}.parquet"
+        pq.write_table(part, file)
+        yield file
+
+
+def _slices(table: pa.Table) -> Sequence[pa.Table]:
+    first = int(table.num_rows * _FIRST_PART)
+    size = -(-(table.num_rows - first) // _PARTS)
+    return [table.slice(0, first), *(table.slice(first + at * size, size) for at in range(_PARTS))]

@@ -1,0 +1,326 @@
+"""Review: the queue of open alerts, one alert explained by the events that stood behind it, and what people decided."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.arrival import split_future
+from lookback.core.columns import Mask
+from lookback.core.compiled import CompiledMeasure, CompiledRule, compile_rule
+from lookback.core.errors import ReviewError, RuleError
+from lookback.core.events import Events, read_events
+from lookback.core.evidence import (
+    Activation,
+    Clock,
+    Evidence,
+    Explanation,
+    Subject,
+    feature_spans,
+    measured,
+    timeline,
+    window_of,
+)
+from lookback.core.keys import Int64s
+from lookback.core.rulebook import ACTIONS, WITH_STATE
+from lookback.core.rules import SEVERITIES, parse_time, read_document
+from lookback.core.wording import limits_of, measure_in_words, rule_in_words
+from lookback.spark.schemas import REVIEWS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import Column, DataFrame, Row
+
+    from lookback.core.streams import Stream
+    from lookback.spark.tables import Tables
+
+_Read = TypeVar("_Read")
+DISPOSITIONS = ("confirmed", "false_positive", "unclear")
+_QUEUE = (
+    "severity", "event_time", "rule_id", "rule_version", "stream", "key", "message", "measures", "alert_id", "event_id",
+    "window_start", "window_end", "window_complete", "arrival", "decided_at",
+)  # fmt: skip
+_STATUS_OF = {action: status for status, action in ACTIONS.items()}
+# Of a key's history before the window, in microseconds: what a picture shows of it unless told otherwise.
+_MOST_CONTEXT = 30 * 86_400_000_000
+# Stands for the commit that deletes an event that is still there.
+_STANDS = 2**62
+
+
+def open_queue(tables: Tables, rule_id: str | None = None) -> DataFrame:
+    """The alerts that wait for a person: critical first, then high, medium, low; of one severity the newest event first.
+
+    One row per alert, its last revision. Left out are alerts in shadow, retracted or suppressed ones, and what has been
+    reviewed. Columns: severity, event_time, rule_id, rule_version, stream, key, message, measures, alert_id, event_id,
+    window_start, window_end, window_complete, arrival, decided_at.
+    """
+    alerts = tables.read("alerts")
+    if rule_id is not None:
+        alerts = alerts.where(F.col("rule_id") == F.lit(rule_id))
+    revisions = Window.partitionBy("alert_id").orderBy(F.col("revision").desc())
+    last = alerts.withColumn("__nth", F.row_number().over(revisions)).where(F.col("__nth") == 1)
+    open_ = last.where((F.col("verdict") == "raised") & (F.col("mode") == "active"))
+    open_ = open_.join(tables.read("reviews").select("alert_id"), "alert_id", "left_anti")
+    rank = F.array_position(F.array(*[F.lit(name) for name in SEVERITIES]), F.col("severity"))
+    return open_.orderBy(rank.desc(), F.col("event_time").desc(), "rule_id", "alert_id").select(*_QUEUE)
+
+
+def record_review(tables: Tables, alert_id: str, disposition: str, reviewer: str, note: str = "") -> None:
+    """Writes down what a person decided about an alert, which leaves the queue.
+
+    disposition: confirmed, false_positive or unclear. A further review of the same alert is one more row.
+    Raises ReviewError where there is no such alert, the disposition is none of these, or nobody is named.
+    """
+    if disposition not in DISPOSITIONS:
+        raise ReviewError(f"a disposition is one of {', '.join(DISPOSITIONS)}, got {disposition!r}")
+    if not reviewer.strip():
+        raise ReviewError("a review needs the name of who did it, got an empty reviewer")
+    _alert(tables, alert_id)
+    row = (alert_id, disposition, reviewer, note, dt.datetime.now(dt.timezone.utc))
+    tables.append(tables.spark.createDataFrame([row], REVIEWS).coalesce(1), "reviews")
+
+
+def explain(tables: Tables, streams: Mapping[str, Stream], alert_id: str, *, days: float | None = None) -> Explanation:
+    """Why an alert was raised: its rule in words, and for each measure the events that it counted, exactly as they stood.
+
+    streams: the declared streams by name. days: how far before the window the timeline goes; default: as far as the
+    window is long, at most 30 days. Every measure is computed again from those events: see `Explanation.consistent`.
+    Events that have been deleted since count there and are not shown. Raises ReviewError where there is no such
+    alert, its rule's version cannot be found, or the events' history is gone.
+    """
+    alert = _alert(tables, alert_id)
+    stream = _stream(streams, alert["stream"])
+    history = _rule_history(tables)
+    row = _version(history, alert["rule_id"], alert["rule_version"])
+    rule = compile_rule(read_document(row["document"]), stream)
+    time = parse_time(alert["event_time"])
+    main = _main_measure(rule)
+    since = _since(main, time, days)
+    earliest = min([since - main.window.size - main.window.delay, *(window_of(m, time)[0] for m in rule.measures)])
+    evidence, gone = _read_evidence(tables, stream, rule, alert, earliest, history)
+    subject = Subject(alert["arrival"], time, _typed_id(stream, alert["event_id"]))
+    words = {measure.name: measure_in_words(measure) for measure in rule.measures}
+    measures = measured(evidence, subject, alert["measures"] or {}, gone, words)
+    return Explanation(
+        alert=alert,
+        rule={**row, "document": read_document(row["document"])},
+        sentence=rule_in_words(rule),
+        limits=limits_of(rule),
+        measures=measures,
+        timeline=timeline(evidence, subject, main, since, gone),
+        main=main.name,
+        missing=max((measure.missing for measure in measures), default=0),
+    )
+
+
+def timeline_of(tables: Tables, streams: Mapping[str, Stream], alert_id: str, days: float) -> pd.DataFrame:
+    """The events of an alert's key from `days` before its window up to it; columns as in Explanation.timeline."""
+    return explain(tables, streams, alert_id, days=days).timeline
+
+
+def _alert(tables: Tables, alert_id: str) -> dict[str, Any]:
+    """The last revision of an alert as a dict; its times aware."""
+    rows = tables.read("alerts").where(F.col("alert_id") == F.lit(alert_id)).orderBy(F.col("revision").desc())
+    row = rows.limit(1).toArrow().to_pylist()
+    if not row:
+        raise ReviewError(f"there is no alert {alert_id!r}; `open_queue` and `lookback alerts` list their ids")
+    found = dict(row[0])
+    for name in ("key", "measures"):
+        found[name] = dict(found[name] or [])
+    return found
+
+
+def _stream(streams: Mapping[str, Stream], name: str) -> Stream:
+    if name not in streams:
+        raise ReviewError(f"the alert is of stream {name!r}, which is not declared; there are {', '.join(streams)}")
+    return streams[name]
+
+
+def _rule_history(tables: Tables) -> list[Row]:
+    """Every row that the rules table ever held, in the order in which rows apply."""
+    feed = _feed(tables, "rules").where(F.col("_change_type").isin("insert", "update_postimage"))
+    return sorted(feed.collect(), key=lambda row: (row["_commit_version"], _number_of(row)))
+
+
+def _number_of(row: Row) -> int:
+    return 2**63 if row["version"] is None else int(row["version"])
+
+
+def _version(history: Iterable[Row], rule_id: str, version: int) -> dict[str, Any]:
+    """One version of a rule: as inserted first, or as updated since. A NULL version is the highest so far + 1."""
+    highest, found = 0, None
+    for row in history:
+        if row["rule_id"] != rule_id:
+            continue
+        number = highest + 1 if row["version"] is None else int(row["version"])
+        highest = max(highest, number)
+        if number == version and (found is None or row["_change_type"] != "insert"):
+            found = {**row.asDict(), "version": version}
+    if found is None:
+        raise ReviewError(f"version {version} of rule {rule_id!r} is not in the rules table, nor in its history")
+    return {name: value for name, value in found.items() if not name.startswith("_")}
+
+
+def _main_measure(rule: CompiledRule) -> CompiledMeasure:
+    """What a picture is about: the first measure that has a plain limit, else the first."""
+    limits = limits_of(rule)
+    return next((measure for measure in rule.measures if measure.name in limits), rule.measures[0])
+
+
+def _since(main: CompiledMeasure, time: int, days: float | None) -> int:
+    context = min(main.window.size, _MOST_CONTEXT) if days is None else round(days * 86_400_000_000)
+    return window_of(main, time)[0] - context
+
+
+def _typed_id(stream: Stream, text: str) -> int | str:
+    return int(text) if stream.fields[stream.event_id].is_integer else text
+
+
+def _read_evidence(
+    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], earliest: int, history: list[Row]
+) -> tuple[Evidence, Mask]:
+    """The key's events from `earliest` on that had arrived with the alert's commit; and which are deleted since."""
+    arrival = int(alert["arrival"])
+    within = F.col(stream.event_time) >= _time(earliest)
+    feed = _feed(tables, stream.name).where(within)
+    table = _arrow(feed.where(_same_key(stream, rule, alert["key"])), stream)
+    inserted = table.filter(_equal(table, "insert")).drop_columns(["_change_type"])
+    deleted = table.filter(_equal(table, "delete"))
+    events, committed = read_events(inserted, stream, 0)
+    assert committed is not None
+    order = split_future(events, committed, stream)[0].in_order_of_arrival()
+    gone_at = _gone_at(order, stream, _deletions(deleted, stream))
+    kept = np.flatnonzero((order.commits <= arrival) & (gone_at > arrival))
+    changes = _activations(tables, stream, history, arrival)
+    clock = Clock(stream, _highs(feed, stream, arrival), _advances(tables, stream, history, arrival))
+    own = order.take(kept)
+    evidence = Evidence(rule, own, own.columns[stream.event_id], clock, feature_spans(changes, arrival))
+    return evidence, gone_at[kept] < _STANDS
+
+
+def _deletions(table: pa.Table, stream: Stream) -> dict[tuple[Any, int], list[int]]:
+    """(id, time) -> the commits that deleted such a row."""
+    if not table.num_rows:
+        return {}
+    events, _ = read_events(table.drop_columns(["_change_type"]), stream, 0)
+    deletions: dict[tuple[Any, int], list[int]] = {}
+    for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
+        deletions.setdefault((event_id, int(events.times[at])), []).append(int(events.commits[at]))
+    return deletions
+
+
+def _gone_at(events: Events, stream: Stream, deletions: Mapping[tuple[Any, int], list[int]]) -> Int64s:
+    """The commit that deleted each event; beyond every commit for one that stands."""
+    gone = np.full(len(events), _STANDS, dtype=np.int64)
+    if deletions:
+        for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
+            commits = deletions.get((event_id, int(events.times[at])), [])
+            gone[at] = min((c for c in commits if c > events.commits[at]), default=_STANDS)
+    return gone
+
+
+def _highs(feed: DataFrame, stream: Stream, arrival: int) -> dict[int, int]:
+    """The highest event time of the commits up to `arrival`, events beyond max_future left out.
+
+    What lies before the feed's first time cannot make anything late that lies after it.
+    """
+    micros = F.unix_micros(stream.event_time)
+    counted = micros - F.lit(stream.max_future) <= F.unix_micros("_commit_timestamp")
+    rows = feed.where((F.col("_change_type") == "insert") & (F.col("_commit_version") <= arrival) & counted)
+    highs = rows.groupBy("_commit_version").agg(F.max(micros)).collect()
+    return {int(row[0]): int(row[1]) for row in highs}
+
+
+def _same_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None]) -> Column:
+    """The events of a key; its texts become values of the fields' types."""
+    conditions = [F.lit(True)]
+    for name in rule.group_by:
+        text = key.get(name)
+        value = F.lit(text).cast(str(stream.fields[name]))
+        conditions.append(F.col(name).isNull() if text is None else F.col(name) == value)
+    return reduce(and_, conditions)
+
+
+def _arrow(rows: DataFrame, stream: Stream) -> pa.Table:
+    columns: list[Column | str] = [
+        *stream.fields,
+        "_change_type",
+        F.col("_commit_version").alias("arrival"),
+        F.unix_micros("_commit_timestamp").alias("committed_at"),
+    ]
+    chosen = rows.where(F.col("_change_type").isin("insert", "delete")).select(*columns)
+    return _history(chosen.toArrow, stream.name)
+
+
+def _equal(table: pa.Table, kind: str) -> pa.Array[Any]:
+    return pa.array([value == kind for value in table.column("_change_type").to_pylist()], pa.bool_())
+
+
+def _feed(tables: Tables, name: str) -> DataFrame:
+    """The table's change feed from its first commit to its last, as a batch."""
+    reader = tables.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", "0")
+    at = tables.path_or_name(name)
+    return _history(lambda: reader.load(at) if tables.root is not None else reader.table(at), name)
+
+
+def _history(read: Callable[[], _Read], name: str) -> _Read:
+    try:
+        return read()
+    except PySparkException as error:
+        raise ReviewError(
+            f"the history of table {name!r} cannot be read as it stood: {str(error).splitlines()[0]:.300}. "
+            "Commits and removed files are kept for delta.logRetentionDuration and delta.deletedFileRetentionDuration."
+        ) from error
+
+
+def _time(microseconds: int) -> Column:
+    return F.timestamp_micros(F.lit(microseconds).cast("bigint"))
+
+
+def _activations(tables: Tables, stream: Stream, history: list[Row], arrival: int) -> list[Activation]:
+    """What was evaluated, change by change, up to the alert's commit: what rule_log says, in the order obeyed."""
+    log = _log_before(tables, stream, arrival, [*_STATUS_OF, "clear_state"])
+    compiled: dict[tuple[str, int], CompiledRule | None] = {}
+    activations = []
+    for row in log:
+        rule_id, version = row["rule_id"], row["version"]
+        status = _STATUS_OF.get(row["action"], "")
+        if status == "draft":
+            continue
+        rule = None
+        if status in WITH_STATE and rule_id != "*":
+            if (rule_id, version) not in compiled:
+                compiled[rule_id, version] = _compiled(history, rule_id, version, stream)
+            rule = compiled[rule_id, version]
+        activations.append(Activation(row["arrival"], rule_id, rule))
+    return activations
+
+
+def _compiled(history: list[Row], rule_id: str, version: int, stream: Stream) -> CompiledRule | None:
+    try:
+        return compile_rule(read_document(_version(history, rule_id, version)["document"]), stream)
+    except (ReviewError, RuleError):
+        return None  # deleted, or mended since by hand: what it kept cannot be told any more
+
+
+def _advances(tables: Tables, stream: Stream, history: list[Row], arrival: int) -> list[tuple[int | None, int]]:
+    """The `advance` commands obeyed before the alert's commit: (arrival, time in microseconds)."""
+    log = _log_before(tables, stream, arrival, ["advance"])
+    times = {row["version"]: row["document"] for row in history if row["rule_id"] == "*" and row["status"] == "advance"}
+    return [(row["arrival"], parse_time(read_document(times[row["version"]])["time"])) for row in log]
+
+
+def _log_before(tables: Tables, stream: Stream, arrival: int, actions: list[str]) -> list[Row]:
+    log = tables.read("rule_log").where((F.col("stream") == stream.name) & F.col("action").isin(actions))
+    log = log.where(F.col("arrival").isNull() | (F.col("arrival") < arrival))
+    in_order = (F.col("arrival").asc_nulls_first(), F.col("batch_id"), F.col("version").asc_nulls_last())
+    return log.orderBy(*in_order).collect()

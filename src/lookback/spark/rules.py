@@ -1,0 +1,110 @@
+"""Publishing rules: versions appended to the rules table, never rewritten."""
+
+from __future__ import annotations
+
+import datetime as dt
+import getpass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Row
+
+from lookback.core.compiled import CompiledRule
+from lookback.core.errors import LookbackError, Problem, RuleError
+from lookback.core.rules import MAX_DOCUMENT_BYTES, STATUSES, Rule, read_document
+from lookback.core.streams import Stream
+from lookback.rule_tests import check_rule
+from lookback.spark.schemas import RULES
+
+if TYPE_CHECKING:
+    from lookback.spark.tables import Tables
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """The last version of a rule in the table; document None where it cannot be read as JSON."""
+
+    rule_id: str
+    version: int
+    status: str
+    document: dict[str, Any] | None
+    author: str | None
+    comment: str | None
+    changed_at: dt.datetime | None
+
+
+@dataclass(frozen=True)
+class RulesTable:
+    """The rules table of one place. streams: every declared stream by name."""
+
+    tables: Tables
+    streams: Mapping[str, Stream]
+
+    def check(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
+        """The rule, bound to its stream, its own tests run. Raises RuleError with every problem at once."""
+        return check_rule(document, self.streams)
+
+    def push(
+        self, document: Mapping[str, Any] | Rule, *, status: str = "active", author: str = "", comment: str = ""
+    ) -> int:
+        """Publishes the next version of a rule and returns its number. Raises RuleError; nothing is written then."""
+        compiled = self.check(document)
+        return self._append(compiled.rule.rule_id, status, dict(compiled.rule.document), author, comment)
+
+    def set_status(self, rule_id: str, status: str, *, author: str = "", comment: str = "") -> int:
+        """Publishes a version with the last one's document and another status. Raises RuleError for an unknown rule."""
+        last = next((row for row in self.rows() if row.rule_id == rule_id), None)
+        if last is None or last.document is None:
+            known = ", ".join(row.rule_id for row in self.rows()) or "none"
+            raise RuleError(rule_id, [Problem("rule_id", f"there is no such rule in the table; known are {known}")])
+        return self._append(rule_id, status, last.document, author, comment)
+
+    def rows(self) -> list[RuleRow]:
+        """The last version of each rule, by rule_id; commands and rows without an id are left out."""
+        last: dict[str, Row] = {}
+        for row in self.tables.read("rules").collect():
+            if row["rule_id"] in (None, "*"):
+                continue
+            known = last.get(row["rule_id"])
+            if known is None or (row["version"] or 0) >= (known["version"] or 0):
+                last[row["rule_id"]] = row
+        return [_rule_row(row) for _, row in sorted(last.items())]
+
+    def export(self, rule_id: str | None = None) -> list[dict[str, Any]]:
+        """The documents of the last versions that are not retired, or that of one rule."""
+        rows = [row for row in self.rows() if rule_id in (None, row.rule_id)]
+        if rule_id is not None and not rows:
+            raise RuleError(rule_id, [Problem("rule_id", "there is no such rule in the table")])
+        return [row.document for row in rows if row.document and (rule_id is not None or row.status != "retired")]
+
+    def _append(self, rule_id: str, status: str, document: Mapping[str, Any], author: str, comment: str) -> int:
+        if status not in STATUSES:
+            raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
+        text = json.dumps(document, ensure_ascii=False, default=_plain)
+        if len(text.encode()) > MAX_DOCUMENT_BYTES:
+            raise RuleError(rule_id, [Problem("", f"the document is longer than {MAX_DOCUMENT_BYTES:,} bytes; split it")])
+        versions = [row.version for row in self.rows() if row.rule_id == rule_id]
+        version = max(versions, default=0) + 1
+        changed_at = dt.datetime.now(dt.timezone.utc)
+        row = (rule_id, version, status, text, author or getpass.getuser(), comment, changed_at)
+        frame = self.tables.spark.createDataFrame([row], RULES)
+        self.tables.append(frame.coalesce(1), "rules")
+        return version
+
+
+def _rule_row(row: Row) -> RuleRow:
+    try:
+        document = read_document(row["document"])
+    except LookbackError:
+        document = None
+    return RuleRow(
+        row["rule_id"], row["version"] or 0, row["status"], document, row["author"], row["comment"], row["changed_at"]
+    )
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, (dt.datetime, dt.date)):
+        return value.isoformat()
+    raise TypeError(f"{value!r} cannot stand in a rule document; write it as text")

@@ -1,0 +1,573 @@
+"""Expressions without Spark: values, boundaries, NULLs, errors, refusals and canonical text."""
+
+from __future__ import annotations
+
+import pickle
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lookback.core.columns import Column, from_values
+from lookback.core.errors import ExpressionError
+from lookback.core.expressions import AggregateCall, Expression, compile_aggregate, compile_expression
+from lookback.core.functions import AGGREGATES, FORMS, FUNCTIONS, matcher
+from lookback.core.types import (
+    BIGINT,
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    INT,
+    STRING,
+    TIMESTAMP,
+    TINYINT,
+    DataType,
+    array,
+    decimal,
+    parse_type,
+)
+
+SCHEMA = {
+    "amount": decimal(18, 2),
+    "Payment_Type": STRING,
+    "i": INT,
+    "j": INT,
+    "big": BIGINT,
+    "tiny": TINYINT,
+    "x": DOUBLE,
+    "ok": BOOLEAN,
+    "text": STRING,
+    "day": DATE,
+    "at": TIMESTAMP,
+    "wide": decimal(38, 0),
+    "total": decimal(28, 2),
+    "failures.ip": array(STRING),
+    "numbers": array(INT),
+}
+MAX_INT, MIN_INT = 2**31 - 1, -(2**31)
+MAX_LONG, MIN_LONG = 2**63 - 1, -(2**63)
+ERROR = "error"
+
+
+def compiled(text: str) -> Expression:
+    return compile_expression(text, SCHEMA)
+
+
+def outcomes(column: Column) -> list[Any]:
+    """Values as Python has them, None for NULL, "error" for an error."""
+    error = column.error
+    return [ERROR if error is not None and error[row] else column.item(row) for row in range(len(column))]
+
+
+def evaluated(expression: str, /, **values: list[Any]) -> list[Any]:
+    """The outcomes of an expression over columns of stored values; dots in names are written as two underscores."""
+    columns = {
+        name: from_values(SCHEMA[name], items)
+        for name, items in ((key.replace("__", "."), items) for key, items in values.items())
+    }
+    rows = len(next(iter(values.values()))) if values else 1
+    return outcomes(compiled(expression).evaluate(columns, rows))
+
+
+def value(text: str) -> Any:
+    return evaluated(text)[0]
+
+
+def refusals(text: str) -> list[str]:
+    with pytest.raises(ExpressionError) as caught:
+        compiled(text)
+    return caught.value.problems
+
+
+def aggregate_refusals(text: str) -> list[str]:
+    with pytest.raises(ExpressionError) as caught:
+        compile_aggregate(text, SCHEMA)
+    return caught.value.problems
+
+
+# What an expression is -----------------------------------------------------------------------------------------------
+
+
+def test_an_expression_has_type_fields_and_canonical_text() -> None:
+    expression = compiled("PAYMENT_TYPE   = 'CSH' and (amount)>1000")
+    assert expression.sql == "Payment_Type = 'CSH' and amount > 1000"
+    assert expression.type == BOOLEAN
+    assert expression.fields == {"Payment_Type", "amount"}
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("((i = 1))", "i = 1"),
+        ("I == 1 -- a comment\n", "i = 1"),
+        ("i <> 1", "i != 1"),
+        ("i + (j + 1)", "i + (j + 1)"),
+        ("(i + j) + 1", "i + j + 1"),
+        ("(i + j) * 2", "(i + j) * 2"),
+        ("i - (-5)", "i - -5"),
+        ("-(5)", "-5"),
+        ("- -5", "-(-5)"),
+        ("ok AND (i = 1 OR j = 2)", "ok and (i = 1 or j = 2)"),
+        ("ok and (i = 1 and j = 2)", "ok and i = 1 and j = 2"),
+        ("NOT (ok OR i IS NULL)", "not (ok or i is null)"),
+        ("i NOT IN (1,2)", "not i in (1, 2)"),
+        ("i BETWEEN 1 AND 2", "i >= 1 and i <= 2"),
+        ("i is not null", "i is not null"),
+        ("not i is null", "i is not null"),
+        ("nvl(i, 0)", "coalesce(i, 0)"),
+        ("text || 'a' || 'b'", "concat(concat(text, 'a'), 'b')"),
+        ("CAST(i AS Decimal( 5 , 1 ))", "cast(i as decimal(5,1))"),
+        ("i::bigint", "cast(i as bigint)"),
+        ('"it\'s"', "'it\\'s'"),
+        ("'it''s'", "'it\\'s'"),
+        ("'\\\\'", "'\\\\'"),
+        ("1.50", "1.50"),
+        (".5", "0.5"),
+        ("5.", "5."),
+        ("1e3", "1000.0e0"),
+        ("case when ok then 1 end", "case when ok then 1 end"),
+        ("at + interval 90 seconds", "at + interval '90' second"),
+        ("failures.IP", "failures.ip"),
+        ("text like 'a\\\\_%'", "text like 'a\\\\_%'"),
+    ],
+)
+def test_canonical_text_is_stable_and_reads_back(text: str, canonical: str) -> None:
+    expression = compiled(text)
+    assert expression.sql == canonical
+    assert compiled(canonical) == expression
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("i = 1", "i = 1.0"), ("1.5", "1.50"), ("i - (j - 1)", "i - j - 1"), ("'a'", "'A'")]
+)
+def test_expressions_that_differ_have_different_text(one: str, other: str) -> None:
+    assert compiled(one).sql != compiled(other).sql
+
+
+def test_expressions_pickle() -> None:
+    expression = compiled("amount > 1000 and text like 'a%'")
+    again = pickle.loads(pickle.dumps(expression))
+    assert again == expression
+    assert again.evaluate(
+        {"amount": from_values(decimal(18, 2), [100_001]), "text": from_values(STRING, ["ab"])}, 1
+    ).item(0)
+
+
+def test_no_rows_give_an_empty_column() -> None:
+    for text in ("amount / 3", "1", "null", "text like 'a%'", "coalesce(i, j, 1)", "numbers", "total * 2"):
+        expression = compiled(text)
+        columns = {name: from_values(SCHEMA[name], []) for name in expression.fields}
+        assert len(expression.evaluate(columns, 0)) == 0, text
+
+
+def test_values_have_the_storage_of_their_type() -> None:
+    column = compiled("total * 2").evaluate({"total": from_values(decimal(28, 2), [100])}, 1)
+    assert column.values.dtype == object
+    assert column.item(0) == Decimal("2.00")
+
+
+def test_columns_without_null_or_error_have_no_masks() -> None:
+    columns = {"i": from_values(INT, [1, 2]), "ok": from_values(BOOLEAN, [True, False])}
+    for text in ("i > 1 and ok", "i / 2 > 1", "case when ok then i else 0 end", "i in (1, 2)", "coalesce(i, 0)"):
+        column = compiled(text).evaluate(columns, 2)
+        assert column.null is None, text
+        assert column.error is None, text
+
+
+def test_inputs_are_left_as_they_were() -> None:
+    numbers = from_values(INT, [3, None, MIN_INT])
+    kept = numbers.values.copy()
+    for text in ("greatest(i, 0)", "-i", "case when i > 0 then i else 0 end", "abs(i)", "i in (1, 3)"):
+        compiled(text).evaluate({"i": numbers}, 3)
+    assert np.array_equal(numbers.values, kept)
+
+
+# Types ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "type_"),
+    [
+        ("1", "int"),
+        ("2147483647", "int"),
+        ("2147483648", "bigint"),
+        ("-2147483648", "int"),
+        ("-9223372036854775808", "bigint"),
+        ("9223372036854775808", "decimal(19,0)"),
+        ("1.5", "decimal(2,1)"),
+        ("0.05", "decimal(2,2)"),
+        ("1e3", "double"),
+        ("i / 2", "double"),
+        ("i div 2", "bigint"),
+        ("tiny + tiny", "tinyint"),
+        ("tiny + big", "bigint"),
+        ("amount + 1", "decimal(19,2)"),
+        ("amount + i", "decimal(19,2)"),
+        ("amount * 2", "decimal(20,2)"),
+        ("amount * amount", "decimal(37,4)"),
+        ("amount / amount", "decimal(38,20)"),
+        ("wide * wide", "decimal(38,0)"),
+        ("amount / 3", "decimal(22,6)"),
+        ("amount % 7", "decimal(3,2)"),
+        ("round(amount, 1)", "decimal(18,1)"),
+        ("ceil(amount)", "decimal(17,0)"),
+        ("coalesce(i, amount)", "decimal(18,2)"),
+        ("if(ok, i, 1.5)", "decimal(11,1)"),
+        ("coalesce(i, x)", "double"),
+        ("null", "null"),
+        ("case when ok then day else at end", "timestamp"),
+    ],
+)
+def test_types_are_those_of_spark(text: str, type_: str) -> None:
+    assert compiled(text).type == parse_type(type_) if type_ != "null" else DataType("null")
+
+
+# Errors stay in their rows -------------------------------------------------------------------------------------------
+
+
+def test_integer_overflow_is_an_error_of_its_row() -> None:
+    assert evaluated("i + 1", i=[MAX_INT, 1, None]) == [ERROR, 2, None]
+    assert evaluated("i - 1", i=[MIN_INT, 1]) == [ERROR, 0]
+    assert evaluated("i * 2", i=[2**30, 2**30 - 1]) == [ERROR, 2**31 - 2]
+    assert evaluated("-i", i=[MIN_INT, MAX_INT]) == [ERROR, MIN_INT + 1]
+    assert evaluated("abs(i)", i=[MIN_INT, -1]) == [ERROR, 1]
+    assert evaluated("big + 1", big=[MAX_LONG, MAX_LONG - 1]) == [ERROR, MAX_LONG]
+    assert evaluated("big * big", big=[3_037_000_500, 3_037_000_499]) == [ERROR, 3_037_000_499**2]
+    assert evaluated("big div -1", big=[MIN_LONG, MAX_LONG]) == [ERROR, -MAX_LONG]
+    assert evaluated("tiny + tiny", tiny=[64, 63, -64]) == [ERROR, 126, -128]
+
+
+def test_division_by_zero_is_an_error_but_null_is_null() -> None:
+    assert evaluated("1 / i", i=[0, 2, None]) == [ERROR, 0.5, None]
+    assert evaluated("i % j", i=[7, -7, 7, None], j=[0, 3, -3, 0]) == [ERROR, -1, 1, None]
+    assert evaluated("i div j", i=[7, -7, 7], j=[2, 2, 0]) == [3, -3, ERROR]
+    assert evaluated("x / 0", x=[1.0, float("nan")]) == [ERROR, ERROR]
+    assert evaluated("amount / 0", amount=[100]) == [ERROR]
+
+
+def test_a_null_before_an_error_hides_it_and_an_error_before_a_null_does_not() -> None:
+    assert evaluated("i + 1 / j", i=[None, 1], j=[0, 0]) == [None, ERROR]
+    assert evaluated("1 / j + i", i=[None, 1], j=[0, 0]) == [ERROR, ERROR]
+
+
+def test_and_or_evaluate_from_left_to_right_as_far_as_needed() -> None:
+    failing = "1 / i = 1"
+    for left, and_, or_ in [(True, ERROR, True), (False, False, ERROR), (None, ERROR, ERROR)]:
+        assert evaluated(f"ok and {failing}", ok=[left], i=[0]) == [and_]
+        assert evaluated(f"ok or {failing}", ok=[left], i=[0]) == [or_]
+        assert evaluated(f"{failing} and ok", ok=[left], i=[0]) == [ERROR]
+        assert evaluated(f"{failing} or ok", ok=[left], i=[0]) == [ERROR]
+
+
+def test_logic_has_three_values() -> None:
+    values = [True, False, None]
+    rows = [(a, b) for a in values for b in values]
+    columns = {"ok": from_values(BOOLEAN, [a for a, _ in rows]), "no": from_values(BOOLEAN, [b for _, b in rows])}
+    schema = {"ok": BOOLEAN, "no": BOOLEAN}
+    conjunction = compile_expression("ok and no", schema).evaluate(columns, 9).to_list()
+    disjunction = compile_expression("ok or no", schema).evaluate(columns, 9).to_list()
+    assert conjunction == [False if False in row else None if None in row else True for row in rows]
+    assert disjunction == [True if True in row else None if None in row else False for row in rows]
+
+
+def test_a_branch_that_is_not_taken_cannot_fail() -> None:
+    assert evaluated("case when i = 0 then 0 else 10 / i end", i=[0, 5, None]) == [0.0, 2.0, None]
+    assert evaluated("if(i > 0, 1 / i, null)", i=[0, 2]) == [None, 0.5]
+    assert evaluated("coalesce(j, 1 / i)", i=[0, 0], j=[7, None]) == [7.0, ERROR]
+    assert evaluated("1 / nullif(i, 0)", i=[0, 4]) == [None, 0.25]
+    assert evaluated("i in (1, j, 1 / i)", i=[1, 0], j=[5, 5]) == [True, ERROR]
+
+
+def test_a_failing_condition_fails_the_case() -> None:
+    assert evaluated("case when 1 / i > 0 then 1 else 2 end", i=[0, 1, None]) == [ERROR, 1, 2]
+
+
+# Decimals ------------------------------------------------------------------------------------------------------------
+
+
+def test_decimals_are_exact() -> None:
+    assert evaluated("amount + 0.01", amount=[10**18 - 1]) == [Decimal("10000000000000000.00")]
+    assert value("0.1 + 0.2 = 0.3") is True
+    assert evaluated("amount * amount = 99999999999999999800000000000000.0001", amount=[10**18 - 1]) == [True]
+    assert evaluated("amount / 3", amount=[100, -100]) == [Decimal("0.333333"), Decimal("-0.333333")]
+    assert evaluated("round(amount, 1)", amount=[125, -125, 124]) == [Decimal("1.3"), Decimal("-1.3"), Decimal("1.2")]
+
+
+def test_a_decimal_that_does_not_fit_is_an_error() -> None:
+    top = 10**38 - 1
+    assert evaluated("wide + 1", wide=[top, top - 1]) == [ERROR, Decimal(top)]
+    assert evaluated("wide * 10", wide=[10**37, 10**36]) == [ERROR, Decimal(10**37)]
+    assert evaluated("cast(i as decimal(3,1))", i=[99, 100]) == [Decimal("99.0"), ERROR]
+
+
+def test_decimals_compare_across_scales() -> None:
+    assert evaluated("amount = 10", amount=[1000, 1001]) == [True, False]
+    assert evaluated("amount > 9.995", amount=[1000, 999]) == [True, False]
+    assert evaluated("total >= 10000000", total=[10**9, 10**9 - 1, 10**27]) == [True, False, True]
+    assert evaluated("amount < x", amount=[100], x=[1.5]) == [True]
+
+
+# Floats --------------------------------------------------------------------------------------------------------------
+
+
+def test_nan_equals_nan_and_is_the_greatest() -> None:
+    nan = float("nan")
+    assert evaluated("x = x", x=[nan, 0.0]) == [True, True]
+    assert evaluated("x > 1e300", x=[nan, float("inf")]) == [True, True]
+    assert evaluated("x = -0e0", x=[0.0]) == [True]
+    assert str(evaluated("greatest(x, 1e0)", x=[nan])[0]) == "nan"
+    assert evaluated("least(x, 1e0)", x=[nan]) == [1.0]
+
+
+def test_casts_of_doubles_at_the_edge() -> None:
+    assert evaluated("cast(x as bigint)", x=[2.0**63, 1e19, -1.9, float("nan")]) == [MAX_LONG, ERROR, -1, ERROR]
+    assert evaluated("cast(x as int)", x=[2147483647.0, 2147483647.9, 2147483648.0, -2147483648.9]) == [
+        MAX_INT,
+        MAX_INT,
+        ERROR,
+        MIN_INT,
+    ]
+    assert evaluated("cast(x as decimal(5,2))", x=[0.005, 999.994, 999.995, float("inf")]) == [
+        Decimal("0.01"), Decimal("999.99"), ERROR, None,
+    ]  # fmt: skip
+
+
+# Texts, times, arrays ------------------------------------------------------------------------------------------------
+
+
+def test_casts_of_texts() -> None:
+    texts = ["12", " -7 ", "+1", "1.5", "", "2147483648", None]
+    assert evaluated("cast(text as int)", text=texts) == [12, -7, 1, ERROR, ERROR, ERROR, None]
+    assert evaluated("try_cast(text as int)", text=texts) == [12, -7, 1, None, None, None, None]
+    assert evaluated("cast(text as decimal(5,2))", text=["1e2", ".005", "1000", "x", "٣", "1e-99999999"]) == [
+        Decimal("100.00"), Decimal("0.01"), ERROR, ERROR, Decimal("3.00"), Decimal("0.00"),
+    ]  # fmt: skip
+    assert evaluated("cast(text as boolean)", text=["Yes", " f ", "2"]) == [True, False, ERROR]
+
+
+def test_substring_counts_from_one_or_from_the_end() -> None:
+    assert [value(f"substring('abc', {start}, 2)") for start in (-5, -4, -3, -1, 0, 1, 3, 4)] == [
+        "", "a", "ab", "c", "ab", "ab", "c", "",
+    ]  # fmt: skip
+    assert (value("left('abc', 2)"), value("right('abc', 2)"), value("right('abc', -1)")) == ("ab", "bc", "")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("", [""], ["a"]),
+        ("%", ["", "a\nb"], []),
+        ("_", ["a", "😀", "\n"], ["", "ab"]),
+        ("a%", ["a", "ab"], ["ba", ""]),
+        ("%a", ["a", "ba"], ["ab"]),
+        ("a%a", ["aa", "aba"], ["a"]),
+        ("%a%a%", ["aa", "xaxa"], ["a"]),
+        ("a_%c", ["abc", "abbc"], ["ac"]),
+        ("50\\%", ["50%"], ["50x"]),
+        ("\\_\\\\", ["_\\"], ["a\\"]),
+        ("a.c", ["a.c"], ["abc"]),
+        ("%ab%ab", ["abab", "abxab"], ["ab", "aab"]),
+    ],
+)
+def test_like(pattern: str, yes: list[str], no: list[str]) -> None:
+    matches = matcher(pattern, "\\")
+    assert all(matches(text) for text in yes)
+    assert not any(matches(text) for text in no)
+
+
+def test_like_does_not_backtrack() -> None:
+    # A backtracking matcher would try about 10^40 ways.
+    assert matcher("%a" * 20 + "%b_", "\\")("a" * 5_000) is False
+
+
+def test_times_are_utc_and_before_the_epoch_round_down() -> None:
+    assert evaluated("hour(at)", at=[-1, 0, 3_600_000_000]) == [23, 0, 1]
+    assert evaluated("year(at)", at=[-1, 0]) == [1969, 1970]
+    assert [moment.isoformat() for moment in evaluated("date_trunc('hour', at)", at=[-1])] == [
+        "1969-12-31T23:00:00+00:00"
+    ]
+    assert evaluated("at >= timestamp '1970-01-01 00:00:01'", at=[999_999, 1_000_000]) == [False, True]
+    assert evaluated("at + interval '10' minutes >= '1970-01-01 00:10:00'", at=[-1, 0]) == [False, True]
+    assert evaluated("dayofweek(day)", day=[0, 3]) == [5, 1]
+    assert evaluated("unix_micros(at + interval '1' day)", at=[MAX_LONG, 0]) == [ERROR, 86_400_000_000]
+
+
+def test_arrays() -> None:
+    arrays = [["a", "b"], ["a", None], [], None]
+    assert evaluated("array_contains(failures.ip, 'b')", failures__ip=arrays) == [True, None, False, None]
+    assert evaluated("size(failures.ip)", failures__ip=arrays) == [2, 2, 0, None]
+    assert evaluated("element_at(failures.ip, -1)", failures__ip=arrays) == ["b", None, ERROR, None]
+    assert evaluated("element_at(numbers, i)", numbers=[[1, 2]] * 4, i=[0, 2, 3, -2]) == [ERROR, 2, ERROR, 1]
+
+
+def test_in_with_null_is_unknown_unless_found() -> None:
+    assert evaluated("i in (1, null)", i=[1, 2, None]) == [True, None, None]
+    assert evaluated("i not in (1, 2)", i=[1, 3, None]) == [False, True, None]
+    assert evaluated("text in ('a', 'b')", text=["a", "c", None]) == [True, False, None]
+
+
+def test_null_safe_equality_is_never_null() -> None:
+    assert evaluated("i <=> j", i=[1, None, None, 1], j=[1, None, 1, 2]) == [True, True, False, False]
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+def test_all_problems_are_found_at_once() -> None:
+    assert refusals("amuont > 1 and sum(i) > 3 and rand() < 1 and text + 1 = 2") == [
+        "unknown field 'amuont'; did you mean 'amount'?",
+        "sum() is an aggregate; an aggregate belongs in measures",
+        "rand() is not allowed; it gives another value each time, so a replay would differ",
+        "'text + 1': '+' takes numbers, got string and int; cast to a number, or join texts with ||",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "the expression is empty"),
+        ("-- nothing", "the expression is empty"),
+        ("i = 1; j = 2", "write one expression, without a semicolon"),
+        ("select 1", "a query is not allowed; an expression sees the fields of one event"),
+        ("i in (select 1)", "a query is not allowed; an expression sees the fields of one event"),
+        ("sum(i) over ()", "a window function (over) is not allowed; the rule's window and measures do that"),
+        ("x -> x", "a lambda (->) is not allowed; use array_contains(), element_at() or size()"),
+        ("count(*)", "count() is an aggregate; an aggregate belongs in measures"),
+        ("current_timestamp()", "current_timestamp() is not allowed; it reads a clock, so a replay would differ; use the event's time"),
+        ("at < current_date", "current_date() is not allowed; it reads a clock, so a replay would differ; use the event's time"),
+        ("text rlike 'a+'", "rlike is not allowed; a pattern could take very long; use like, startswith(), endswith() or contains()"),
+        ("text ilike 'a'", "ilike is not allowed; use lower() and like"),
+        ("lwoer(text)", "function lwoer() is not allowed; did you mean lower()?"),
+        ("numbers[0]", "[ ] is not allowed; use element_at(), which counts from 1"),
+        ("10L", "10L: numbers take no suffix here; write cast(10 as bigint)"),
+        ("i = 1 = ok", "put parentheses around the comparisons in 'i = 1 = ok'"),
+        ("text || 'a' + 'b'", "put parentheses around the sum in \"text || 'a' + 'b'\""),
+        ("i", None),
+        ("amount > 'a'", "\"amount > 'a'\" compares decimal(18,2) and string; cast one of them, or drop the quotes of a number"),
+        ("i and ok", "'and' needs a condition, but 'i' is of type int; compare it with something"),
+        ("lower(i)", "lower() takes a string, but 'i' is of type int; cast it"),
+        ("lower(upper(text))", "lower() of 'upper(text)' changes the case twice; once is enough"),
+        ("-wide", "'-wide': Spark cuts a decimal(38,0) to 34 digits there; write 0 - x, or cast to at most 34 digits"),
+        ("9" * 5_000, "a number has more than 38 digits"),
+        ("lower()", "lower() takes 1 argument, got 0"),
+        ("case when ok then 1 else 'a' end", "\"case when ok then 1 else 'a' end\" mixes int and string; cast them to one type"),
+        ("at - at", "'at - at': '-' takes numbers, got timestamp and timestamp; subtract unix_micros() of one from that of the other"),
+        ("cast(text as double)", "cast from string to double is not supported; cast to a decimal"),
+        ("cast(text as timestamp)", "cast from string to timestamp is not supported; write a literal such as timestamp '2026-01-31 12:00:00', or declare the field as timestamp"),
+        ("at > 'tomorrow'", "'tomorrow' is not a timestamp that is understood; write it like '2026-01-31 12:00:00'"),
+        ("text like text", "the pattern of 'like' must be a literal text; use contains(), startswith() or endswith()"),
+        ("text like 'a!b' escape '!'", "the pattern 'a!b' has '!' before something other than %, _ or '!'; double it"),
+        ("interval '1' day", "an interval by itself is not allowed; add it to a timestamp or take it from one"),
+        ("at + interval '1' month", "\"INTERVAL '1' MONTH\": write an interval as a whole number and a unit, such as interval '10' minutes"),
+        ("round(x)", "round() of a double depends on the Java version; round cast(x as decimal(p,s))"),
+        ("'a' 'b'", "strings that stand side by side are not allowed; join them with concat()"),
+        ("i = null = null", "put parentheses around the comparisons in 'i = NULL = NULL'"),
+        ("null = null", "'null = null' compares null and null; compare single values, and test for NULL with 'is null'"),
+        ("i & 1", "& is not allowed; write 'and' for conditions"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_remedy(text: str, problem: str | None) -> None:
+    if problem is None:
+        compiled(text)
+    else:
+        assert refusals(text) == [problem]
+
+
+def test_unknown_fields_far_from_any_name_list_the_fields() -> None:
+    with pytest.raises(ExpressionError, match=r"^unknown field 'zzz'; the fields are a, b$"):
+        compile_expression("zzz = 1", {"b": INT, "a": INT})
+    with pytest.raises(ExpressionError, match=r"^field 'A' could be any of a, A; "):
+        compile_expression("A = 1", {"a": INT, "A": INT})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(", "i +", "i = ", "'open", "i ) (", "case when", "i between 1", "/* open", "i i", "+i", "`open", "i in ()"],
+)
+def test_what_cannot_be_read_is_one_sentence(text: str) -> None:
+    (problem,) = refusals(text)
+    assert "\n" not in problem
+    assert "\x1b" not in problem
+
+
+def test_length_and_depth_have_limits() -> None:
+    assert compiled("i" + " " * 9_999).sql == "i"
+    assert refusals("i" + " " * 10_000) == [
+        "the expression has 10,001 characters, more than 10,000; split it into smaller ones"
+    ]
+    assert compiled("(" * 100 + "i" + ")" * 100).sql == "i"
+    deep = ["the expression is nested deeper than 100 levels; split it into smaller ones"]
+    for text in (
+        "(" * 101 + "i" + ")" * 101, "not " * 101 + "ok", "- " * 101 + "i", " + ".join("i" * 102),
+        "abs(" * 101 + "i" + ")" * 101, "case when ok then " * 101 + "i" + " end" * 101, "(" * 5_000, "not " * 2_000 + "ok",
+    ):  # fmt: skip
+        assert refusals(text) == deep, text[:40]
+
+
+def test_a_long_chain_of_conditions_is_not_deep() -> None:
+    text = " or ".join(f"i = {number}" for number in range(900))
+    assert evaluated(text, i=[899, 900]) == [True, False]
+
+
+@pytest.mark.parametrize("name", sorted([*FUNCTIONS, *FORMS]))
+def test_every_function_refuses_too_many_arguments_of_a_wrong_kind(name: str) -> None:
+    assert refusals(f"{name}(numbers, ok, at, numbers)")
+
+
+def test_columns_of_any_schema_are_only_read_where_named() -> None:
+    column = compiled("i = 1").evaluate({"i": from_values(INT, [1])}, 1)
+    assert column.to_list() == [True]
+
+
+# Aggregates ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "argument", "condition", "sql"),
+    [
+        ("COUNT( * )", "count", None, None, "count(*)"),
+        ("sum(AMOUNT)", "sum", "amount", None, "sum(amount)"),
+        ("(count(distinct text))", "count_distinct", "text", None, "count(distinct text)"),
+        ("avg(i) FILTER (WHERE amount > 1000)", "avg", "i", "amount > 1000", "avg(i) filter (where amount > 1000)"),
+        ("stddev_samp(cast(x as decimal(18,2)))", "stddev_samp", "cast(x as decimal(18,2))", None, "stddev_samp(cast(x as decimal(18,2)))"),
+        ("max(at)", "max", "at", None, "max(at)"),
+        ("min(x)", "min", "x", None, "min(x)"),
+    ],
+)  # fmt: skip
+def test_aggregates(text: str, function: str, argument: str | None, condition: str | None, sql: str) -> None:
+    call = compile_aggregate(text, SCHEMA)
+    assert isinstance(call, AggregateCall)
+    assert call.function == function
+    assert (call.argument.sql if call.argument else None) == argument
+    assert (call.filter.sql if call.filter else None) == condition
+    assert call.sql == sql
+    assert compile_aggregate(call.sql, SCHEMA) == call
+
+
+TEACHING = (
+    "a measure is one aggregate such as sum(amount) or count(*) filter (where amount > 1000); "
+    "give each aggregate its own measure and combine them in when"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("sum(amount) / count(*)", [f"'SUM(amount) / COUNT(*)' is not an aggregate: {TEACHING}"]),
+        ("amount", [f"'amount' is not an aggregate: {TEACHING}"]),
+        ("median(i)", [f"median() is not an aggregate that can be used: {TEACHING}; the aggregates are {', '.join(sorted(AGGREGATES))}"]),
+        ("sum(x)", ["sum() takes exact numbers, since sums of a double depend on order; write cast(x as decimal(18,2)) or as needed"]),
+        ("avg(text)", ["avg() takes an integer or a decimal, got string; cast it"]),
+        ("min(numbers)", ["min() takes single values, got array<int>"]),
+        ("sum(distinct i)", ["sum(distinct ...) is not supported; only count takes distinct"]),
+        ("sum(*)", ["sum(*) is not allowed; name a field"]),
+        ("count(i, j)", ["count() takes one argument, got 2"]),
+        ("count(distinct i, j)", ["count() takes one argument, got 2"]),
+        ("max(sum(i))", ["sum() is an aggregate; an aggregate belongs in measures"]),
+        ("sum(i) over (partition by j)", ["a window function (over) is not allowed; the rule's window does that"]),
+        ("sum(nope) filter (where i)", ["unknown field 'nope'; the fields are " + ", ".join(sorted(SCHEMA)), "filter takes a condition, but 'i' is of type int; compare it with something"]),
+    ],
+)  # fmt: skip
+def test_aggregate_refusals(text: str, problems: list[str]) -> None:
+    assert aggregate_refusals(text) == problems

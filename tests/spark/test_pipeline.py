@@ -1,0 +1,295 @@
+"""The stream on real Spark, Delta and RocksDB, against replay, which the oracle checks in turn."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F
+
+import lookback
+from lookback.core.columns import text_of
+from lookback.core.streams import Stream
+from lookback.spark.dispatch import shard_labels
+from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.rules import RulesTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lookback.spark.tables import Tables
+
+pytestmark = pytest.mark.spark
+
+STREAM = Stream.from_dict(
+    {
+        "stream": "payins",
+        "event_id": "id",
+        "event_time": "at",
+        "fields": {"id": "string", "at": "timestamp", "customer": "int", "shop": "string", "amount": "decimal(18,2)"},
+        "max_out_of_orderness": "20 seconds",
+        "allowed_lateness": "1 minute",
+    }
+)
+STREAMS = {STREAM.name: STREAM}
+START = 1_700_000_000_000_000
+
+
+def rule(rule_id: str, **more: Any) -> dict[str, Any]:
+    return {
+        "rule_id": rule_id,
+        "stream": STREAM.name,
+        "group_by": ["customer"],
+        "window": "5 minutes",
+        "measures": {"n": "count(*)", "total": "sum(amount)", "top": "max(amount)"},
+        "when": "n >= 4 and total > 100",
+        "message": "{total} by {customer}",
+        **more,
+    }
+
+
+RULES = [
+    rule("by-customer"),
+    rule("by-shop", group_by=["shop"], window={"lookback": "2 minutes", "delay": "10 seconds"}, when="n > 5"),
+    rule("all", group_by=[], when="top >= 49 or n = 1", suppress="30 seconds", late="record"),
+    rule("pair", group_by=["shop", "customer"], where="amount <> 13", when="window_complete and n > 1 and total / (n - 3) > 2"),
+]
+
+
+def make_events(count: int, seed: int) -> list[dict[str, Any]]:
+    """Events out of order, with ties, some late, a few lost to lateness; `arrival` counts commits from 1."""
+    chance, time, rows = random.Random(seed), START, []
+    for at in range(count):
+        time += chance.choice([0, 1, 1_000_000, 3_000_000])
+        delay = chance.choice([0] * 12 + [5_000_000, 15_000_000, 40_000_000, 200_000_000])
+        rows.append(
+            {
+                "id": f"e{at}",
+                "at": time - delay,
+                "customer": chance.choice([None, 1, 2, 3, 3]),
+                "shop": chance.choice(["a", "ü", "", None]),
+                "amount": f"{chance.choice([1, 13, 25, 49, 50])}.{chance.randrange(100):02}",
+                "arrival": at // 25 + 1,
+            }
+        )
+    return rows
+
+
+def append(tables: Tables, rows: list[dict[str, Any]]) -> None:
+    """One foreign commit of one file per arrival."""
+    fields = STREAM.fields
+    for arrival in sorted({row["arrival"] for row in rows}):
+        here = [tuple(row[name] for name in fields) for row in rows if row["arrival"] == arrival]
+        frame = tables.spark.createDataFrame(here, "id string, at long, customer int, shop string, amount string")
+        frame = frame.withColumn("at", F.timestamp_micros("at")).withColumn("amount", F.col("amount").cast("decimal(18,2)"))
+        tables.append(frame.withColumn("ingested_at", F.current_timestamp()).coalesce(1), STREAM.name)
+
+
+def evaluate(tables: Tables, **options: Any) -> Evaluation:
+    evaluation = Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True, **options)
+    evaluation.run()
+    return evaluation
+
+
+def stored_alerts(tables: Tables) -> list[tuple[Any, ...]]:
+    rows = tables.read("alerts").withColumn("at", F.unix_micros("event_time")).collect()
+    return sorted(
+        (
+            row["alert_id"], row["revision"], row["verdict"], row["rule_id"], row["rule_version"], row["mode"],
+            tuple(sorted(row["key"].items())), row["event_id"], row["at"], row["window_complete"],
+            tuple(sorted(row["measures"].items())), row["message"], row["arrival"],
+        )
+        for row in rows
+    )  # fmt: skip
+
+
+def replayed_alerts(result: lookback.Result) -> list[tuple[Any, ...]]:
+    epoch = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+    return sorted(
+        (
+            alert.alert_id, alert.revision, alert.verdict, alert.rule_id, alert.rule_version, alert.mode,
+            tuple(sorted(alert.key.items())), alert.event_id,
+            (alert.event_time - epoch) // dt.timedelta(microseconds=1), alert.window_complete,
+            tuple(sorted((name, text_of(value)) for name, value in alert.measures.items())), alert.message, alert.arrival,
+        )
+        for alert in result.alerts
+    )  # fmt: skip
+
+
+def replay_of_tables(tables: Tables) -> lookback.Result:
+    """A replay of what the tables hold: events by their commits, rules at their logged arrivals."""
+    events = (
+        tables.read_changes(STREAM.name, 0)
+        .where("_change_type = 'insert'")
+        .select(*STREAM.fields, F.col("_commit_version").alias("arrival"))
+        .toArrow()
+    )
+    rows = {(row["rule_id"], row["version"]): row.asDict() for row in tables.read("rules").collect()}
+    log = tables.read("rule_log").where("action in ('activated', 'shadowed', 'paused', 'retired')").collect()
+    rules = [(rows[row["rule_id"], row["version"]], row["arrival"]) for row in sorted(log, key=lambda r: r["arrival"] or -1)]
+    return lookback.replay(rules, events, STREAM)
+
+
+@pytest.fixture
+def ready(tables: Tables) -> Tables:
+    tables.create(STREAM)
+    return tables
+
+
+@pytest.mark.parametrize("files_per_batch", ["1", "1000"])
+def test_c3_1_stream_equals_replay_however_batches_are_cut(ready: Tables, files_per_batch: str) -> None:
+    rules = RulesTable(ready, STREAMS)
+    for document in RULES:
+        rules.push(document)
+    events = make_events(200, seed=7)
+    append(ready, events)
+    evaluation = evaluate(ready, admission={"maxFilesPerTrigger": files_per_batch})
+    # A table's first commit is 1 and the harness counts from 1 too: arrivals are the same numbers.
+    assert len([report for report in evaluation.reports if report.events]) == (8 if files_per_batch == "1" else 1)
+    expected = lookback.replay(RULES, events, STREAM)
+    assert stored_alerts(ready) == replayed_alerts(expected)
+    late = ready.read("late_events").withColumn("at", F.unix_micros("event_time")).collect()
+    assert {(r["event_id"], r["arrival"], r["late_by_us"], r["action"]) for r in late} == {
+        (row.event_id, row.arrival, row.late_by_us, row.action) for row in expected.late_events
+    }
+    assert {row.action for row in expected.late_events} == {"evaluated", "discarded"}
+    failed = ready.read("rule_log").where("action = 'failed'").select("rule_id").distinct().collect()
+    assert [row["rule_id"] for row in failed] == ["pair"]
+
+
+def test_c3_7_changes_of_rules_between_runs_equal_replay_at_logged_arrivals(ready: Tables, spark: SparkSession) -> None:
+    rules = RulesTable(ready, STREAMS)
+    events = make_events(200, seed=11)
+    rules.push(RULES[0])
+    append(ready, [row for row in events if row["arrival"] <= 3])
+    evaluate(ready)
+    # A grouping set that dispatch did not send, a new limit, and a rule by plain SQL.
+    rules.push(rule("by-customer", when="n >= 2"))
+    document = json.dumps(RULES[1])
+    spark.sql(
+        f"INSERT INTO {ready.identifier('rules')} VALUES ('by-shop', NULL, 'shadow', '{document}', 'me', NULL, now())"
+    )
+    append(ready, [row for row in events if 3 < row["arrival"] <= 6])
+    evaluate(ready)
+    rules.set_status("by-customer", "paused")
+    append(ready, [row for row in events if row["arrival"] > 6])
+    evaluate(ready)
+    log = [(r["rule_id"], r["version"], r["action"], r["arrival"]) for r in ready.read("rule_log").collect() if r["action"] != "failed"]
+    assert sorted(log, key=repr) == sorted(
+        [
+            ("by-customer", 1, "activated", None),
+            ("by-customer", 2, "activated", 3),
+            ("by-shop", 1, "shadowed", 3),
+            ("by-customer", 3, "paused", 6),
+        ],
+        key=repr,
+    )
+    spark.sql(f"UPDATE {ready.identifier('rules')} SET version = 1 WHERE version IS NULL")
+    assert stored_alerts(ready) == replayed_alerts(replay_of_tables(ready))
+
+
+def test_c4_plain_sql_update_and_delete_are_obeyed(ready: Tables, spark: SparkSession) -> None:
+    rules = RulesTable(ready, STREAMS)
+    rules.push(rule("once", when="n >= 1"))
+    rules.push(rule("gone", when="n >= 1"))
+    events = make_events(75, seed=3)
+    append(ready, [row for row in events if row["arrival"] == 1])
+    evaluate(ready)
+    table = ready.identifier("rules")
+    spark.sql(f"UPDATE {table} SET status = 'paused' WHERE rule_id = 'once'")
+    spark.sql(f"DELETE FROM {table} WHERE rule_id = 'gone'")
+    spark.sql(f"INSERT INTO {table} VALUES ('once', 1, 'active', '{json.dumps(rule('once'))}', '', '', now())")
+    spark.sql(f"INSERT INTO {table} VALUES ('bad', 1, 'active', 'no json', '', '', now())")
+    append(ready, [row for row in events if row["arrival"] == 2])
+    evaluate(ready)
+    assert {row["arrival"] for row in ready.read("alerts").select("arrival").distinct().collect()} == {1}
+    log = ready.read("rule_log").where("arrival = 1").collect()
+    assert sorted((row["rule_id"], row["action"]) for row in log) == [
+        ("bad", "rejected"), ("gone", "retired"), ("once", "paused"), ("once", "rejected"),
+    ]  # fmt: skip
+    superseded = next(row for row in log if row["rule_id"] == "once" and row["action"] == "rejected")
+    assert "superseded: version 1 is not above version 1" in superseded["message"]
+
+
+def test_c8_a_batch_repeated_after_its_output_was_written_writes_nothing_twice(ready: Tables) -> None:
+    RulesTable(ready, STREAMS).push(RULES[0])
+    events = make_events(100, seed=5)
+    append(ready, [row for row in events if row["arrival"] <= 2])
+    evaluate(ready)
+    append(ready, [row for row in events if row["arrival"] > 2])
+    evaluate(ready)
+    before = stored_alerts(ready)
+    # As if the process had died after the sinks' commits and before the batch was marked as done.
+    commits = Path(checkpoint_folder(ready, STREAM)) / "commits"
+    last = max((file for file in commits.iterdir() if file.name.isdigit()), key=lambda file: int(file.name))
+    for file in (last, commits / f".{last.name}.crc"):
+        file.unlink(missing_ok=True)
+    versions = {name: ready.version(name) for name in ("alerts", "late_events", "rule_log")}
+    evaluate(ready)
+    assert {name: ready.version(name) for name in versions} == versions
+    append(ready, [{**row, "id": f"more-{row['id']}", "arrival": 9} for row in events[-5:]])
+    evaluate(ready)
+    assert [row for row in stored_alerts(ready) if row[-1] <= 4] == before
+    assert stored_alerts(ready) == replayed_alerts(replay_of_tables(ready))
+
+
+def test_c3_2_event_from_the_future_moves_no_watermark(ready: Tables) -> None:
+    RulesTable(ready, STREAMS).push(rule("any", when="n >= 1"))
+    events = make_events(25, seed=1)
+    future = int(dt.datetime(2099, 1, 1, tzinfo=dt.timezone.utc).timestamp()) * 1_000_000
+    append(ready, [*events, {**events[0], "id": "future", "at": future}])
+    append(ready, [{**events[-1], "id": "after", "arrival": 2}])
+    evaluate(ready)
+    late = {row["event_id"]: row for row in ready.read("late_events").collect()}
+    assert late["future"]["action"] == "discarded"
+    assert late["future"]["late_by_us"] < 0
+    assert "after" not in late
+    assert "future" not in {row["event_id"] for row in ready.read("alerts").collect()}
+
+
+def test_c3_1_deleted_rows_leave_state_from_their_commit_on(ready: Tables, spark: SparkSession) -> None:
+    RulesTable(ready, STREAMS).push(rule("seen", when="n >= 1"))
+    events = [
+        {"id": f"d{at}", "at": START + at, "customer": 1, "shop": "a", "amount": "1.00", "arrival": at + 1} for at in range(3)
+    ]
+    append(ready, events[:2])
+    evaluate(ready)
+    spark.sql(f"DELETE FROM {ready.identifier(STREAM.name)} WHERE id = 'd0'")
+    append(ready, [{**events[2], "arrival": 1}])
+    evaluate(ready)
+    counts = {row["event_id"]: row["measures"]["n"] for row in ready.read("alerts").collect()}
+    assert counts == {"d0": "1", "d1": "2", "d2": "2"}
+
+
+def test_state_is_pages_in_rocksdb_and_falls_when_the_watermark_passes(ready: Tables, spark: SparkSession) -> None:
+    RulesTable(ready, STREAMS).push(rule("kept", when="n > 1000"))
+    append(ready, make_events(100, seed=2))
+    full = evaluate(ready).reports[-1]
+    assert full.state_rows > 80
+    folder = checkpoint_folder(ready, STREAM)
+
+    def runs() -> set[str]:
+        pages = spark.read.format("statestore").option("stateVarName", "pages").load(folder)
+        names = {row[0] for row in pages.select("user_map_key.name").collect()}
+        assert "manifest" in names
+        return {name for name in names if name.startswith("run:")}
+
+    early = runs()
+    assert early
+    for day in (1, 2):
+        later = {"id": f"later-{day}", "at": START + day * 86_400_000_000, "customer": 1, "shop": "a", "amount": "1.00"}
+        append(ready, [{**later, "arrival": 1}])
+        evaluate(ready)
+    # The timers of the first events' pages fired when the watermark of the first day reached Spark.
+    assert not early & runs()
+
+
+def test_shard_labels_land_on_their_own_partitions(spark: SparkSession) -> None:
+    labels = shard_labels(spark, 5)
+    frame = spark.createDataFrame([(label,) for label in labels], "label string").repartition(5, "label")
+    where = {row["label"]: row["at"] for row in frame.select("label", F.spark_partition_id().alias("at")).collect()}
+    assert where == {label: at for at, label in enumerate(labels)}

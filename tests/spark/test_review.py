@@ -1,0 +1,279 @@
+"""Review: what is in the queue, why an alert was raised, and what becomes of it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lookback.core.errors import ReviewError
+from lookback.core.streams import Stream
+from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.review import explain, open_queue, record_review, timeline_of
+from lookback.spark.rules import RulesTable
+from lookback.spark.schemas import ALERTS, events_schema
+
+if TYPE_CHECKING:
+    from lookback.spark.tables import Tables
+
+pytestmark = pytest.mark.spark
+START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
+STREAM = Stream.from_dict(
+    {
+        "stream": "spends",
+        "event_id": "id",
+        "event_time": "at",
+        "fields": {"id": "bigint", "at": "timestamp", "customer": "string", "amount": "decimal(18,2)"},
+        "max_out_of_orderness": "10 seconds",
+        "allowed_lateness": "1 hour",
+    }
+)
+STREAMS = {STREAM.name: STREAM}
+SPEND = {
+    "rule_id": "day-spend",
+    "stream": "spends",
+    "severity": "high",
+    "group_by": ["customer"],
+    "where": "amount > 0",
+    "window": "24 hours",
+    "measures": {
+        "total": "sum(amount)",
+        "large": "count(*) filter (where amount >= 100)",
+        "usual": {"measure": "avg(amount)", "window": {"lookback": "2 days", "delay": "24 hours"}},
+    },
+    "when": "total >= 300 and large >= 1",
+    "message": "{customer} spent {total}",
+}
+ANY = {
+    "rule_id": "any-spend",
+    "stream": "spends",
+    "severity": "low",
+    "group_by": [],
+    "window": "10 minutes",
+    "measures": {"n": "count(*)"},
+    "when": "n >= 1",
+}
+
+Event = tuple[int, dt.datetime, "str | None", "Decimal | None"]
+
+
+def event(number: int, seconds: float, amount: int | None = 100, customer: str | None = "a") -> Event:
+    return (number, START + dt.timedelta(seconds=seconds), customer, None if amount is None else Decimal(amount))
+
+
+def commit(tables: Tables, events: list[Event]) -> int:
+    if not tables.exists(STREAM.name):
+        tables.create(STREAM)
+    rows = [(*each, None) for each in events]
+    tables.append(tables.spark.createDataFrame(rows, events_schema(STREAM)).coalesce(1), STREAM.name)
+    return tables.version(STREAM.name)
+
+
+def evaluate(tables: Tables, *rules: dict[str, Any]) -> None:
+    for rule in rules:
+        RulesTable(tables, STREAMS).push(rule)
+    Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True).run()
+
+
+def alerts_of(tables: Tables, rule_id: str) -> list[Any]:
+    return tables.read("alerts").where(f"rule_id = '{rule_id}'").orderBy("arrival", "event_time", "event_id").collect()
+
+
+def ids(explained: Any, name: str) -> set[int]:
+    (measure,) = [measure for measure in explained.measures if measure.name == name]
+    return set(measure.events["id"]) if len(measure.events) else set()
+
+
+def counted(commits: list[list[Event]], arrival: int, own: Event, first: float, last: float) -> set[int]:
+    """The contract, event by event: what had arrived, was no more than an hour late, and lies `first` to `last` hours back."""
+    taken, high = [], None
+    for number, events in enumerate(commits, 1):
+        for each in sorted(events, key=lambda e: (e[1], e[0])):
+            late = high is not None and each[1] < high - dt.timedelta(seconds=10) - dt.timedelta(hours=1)
+            if (number, each[1], each[0]) <= (arrival, own[1], own[0]) and not late:
+                taken.append(each)
+        high = max([each[1] for each in events] + ([high] if high else []))
+    oldest, newest = own[1] - dt.timedelta(hours=first), own[1] - dt.timedelta(hours=last)
+    return {e[0] for e in taken if oldest <= e[1] <= newest and e[2] == own[2] and e[3] is not None and e[3] > 0}
+
+
+def test_c3_events_of_an_alert_are_those_that_stood_when_it_was_judged(tables: Tables):
+    chance = random.Random(7)
+    commits: list[list[Event]] = []
+    for number in range(6):
+        # Out of order within a commit and over commits, up to 14 hours: many are late, some beyond the lateness.
+        base = number * 8 * 3600
+        seconds = [base + chance.randint(-6 * 3600, 8 * 3600) // 600 * 600 for _ in range(40)]
+        customers = [chance.choice(["a", "b", None]) for _ in seconds]
+        commits.append(
+            [
+                event(number * 100 + at, second, chance.choice([None, -5, 20, 100, 150]), customer)
+                for at, (second, customer) in enumerate(zip(seconds, customers, strict=True))
+            ]
+        )
+    for events in commits:
+        commit(tables, events)
+    evaluate(tables, SPEND)
+    by_id = {each[0]: each for events in commits for each in events}
+
+    alerts = alerts_of(tables, "day-spend")
+
+    assert len(alerts) > 50
+    late = {int(row["event_id"]) for row in tables.read("late_events").where("action = 'evaluated'").collect()}
+    chosen = [row for row in alerts if int(row["event_id"]) in late][:3] + chance.sample(alerts, 3)
+    assert {row["key"]["customer"] for row in alerts} == {"a", "b", None}
+    for row in chosen:
+        explained, own = explain(tables, STREAMS, row["alert_id"]), by_id[int(row["event_id"])]
+        assert explained.consistent, explained.measures
+        expected = counted(commits, row["arrival"], own, 24, 0)
+        assert ids(explained, "total") == expected
+        assert ids(explained, "large") == {i for i in expected if by_id[i][3] >= 100}
+        assert ids(explained, "usual") == counted(commits, row["arrival"], own, 72, 24)
+        assert explained.timeline["is_alert"].sum() == 1
+        assert set(explained.timeline.loc[explained.timeline["in_window"], "event_id"].astype(int)) == expected
+        assert explained.timeline.loc[explained.timeline["is_alert"], "running"].item() == float(row["measures"]["total"])
+
+
+# commit 1           0 h ....................... 6 h  -> watermark 6 h - 10 s, late events are taken from 5 h - 10 s on
+# commit 2                       x   y                   x one microsecond before that, y on it
+# commit 3                                   z           judged over what was taken
+def test_c3_3_an_event_at_the_allowed_lateness_counts_and_one_before_it_does_not(tables: Tables):
+    edge = 5 * 3600 - 10
+    commit(tables, [event(1, 0), event(2, 6 * 3600)])
+    commit(tables, [event(3, edge - 1e-6), event(4, edge)])
+    commit(tables, [event(5, 7 * 3600)])
+    evaluate(tables, {**SPEND, "when": "total >= 1"})
+
+    last = alerts_of(tables, "day-spend")[-1]
+    explained = explain(tables, STREAMS, last["alert_id"])
+
+    assert (last["event_id"], ids(explained, "total"), explained.consistent) == ("5", {1, 2, 4, 5}, True)
+
+
+# 0 h [----- 24 hours -----] 24 h     both ends are included; one microsecond earlier is outside
+def test_c3_4_both_ends_of_the_window_are_included(tables: Tables):
+    commit(tables, [event(1, -1e-6), event(2, 0), event(3, 24 * 3600), event(4, 24 * 3600), event(5, 24 * 3600)])
+    evaluate(tables, SPEND)
+
+    by_event = {row["event_id"]: explain(tables, STREAMS, row["alert_id"]) for row in alerts_of(tables, "day-spend")}
+
+    # Of the three at one time, each sees those with a lower id.
+    assert {number: ids(explained, "total") for number, explained in by_event.items()} == {
+        "4": {2, 3, 4},
+        "5": {2, 3, 4, 5},
+    }
+    assert all(explained.consistent for explained in by_event.values())
+
+
+def test_what_came_before_the_rule_and_what_a_widened_window_had_forgotten_does_not_count(tables: Tables):
+    short = {**SPEND, "window": "1 hour", "measures": {"total": "sum(amount)"}, "when": "total >= 1"}
+    commit(tables, [event(1, 0)])
+    evaluate(tables, ANY)
+    evaluate(tables, short)
+    commit(tables, [event(2, 3600), event(3, 10 * 3600)])
+    evaluate(tables)
+    evaluate(tables, {**short, "window": "24 hours"})
+    commit(tables, [event(4, 11 * 3600)])
+    evaluate(tables)
+
+    alerts = {row["event_id"]: row for row in alerts_of(tables, "day-spend")}
+    explained = {number: explain(tables, STREAMS, row["alert_id"]) for number, row in alerts.items()}
+
+    assert {number: ids(each, "total") for number, each in explained.items()} == {"2": {2}, "3": {3}, "4": {3, 4}}
+    assert all(each.consistent for each in explained.values())
+    assert (alerts["4"]["rule_version"], alerts["4"]["window_complete"]) == (2, False)
+    assert explained["3"].rule["document"]["window"] == "1 hour"
+
+
+def test_an_explanation_says_rule_key_window_measures_and_limits(tables: Tables):
+    commit(tables, [event(1, 0, 200), event(2, 60, 150)])
+    evaluate(tables, SPEND)
+
+    (row,) = alerts_of(tables, "day-spend")
+    explained = explain(tables, STREAMS, row["alert_id"])
+
+    assert explained.sentence == (
+        "Raised when total >= 300 and large >= 1, where total is the sum of amount over the 24 hours up to each event, "
+        "large is the number of events where amount >= 100 over the 24 hours up to each event and usual is the average "
+        "of amount over the 48 hours that end 24 hours before each event, per customer; only events where amount > 0."
+    )
+    assert explained.key == {"customer": "a"}
+    assert explained.limits == {"total": (300.0,), "large": (1.0,)}
+    assert [(m.name, m.recorded, m.recomputed) for m in explained.measures] == [
+        ("total", "350.00", "350.00"),
+        ("large", "2", "2"),
+        ("usual", None, None),
+    ]
+    total = explained.measures[0]
+    end = START + dt.timedelta(seconds=60)
+    assert (total.window_start, total.window_end) == (end - dt.timedelta(hours=24), end)
+    assert list(total.events.columns) == ["id", "at", "customer", "amount", "arrival"]
+    assert explained.rule["version"] == 1
+    assert list(explained.timeline["running"]) == [200.0, 350.0]
+
+
+def test_events_deleted_before_did_not_count_and_those_deleted_since_are_missing(tables: Tables):
+    commit(tables, [event(1, 0, 1000), event(2, 60), event(3, 120)])
+    tables.spark.sql(f"DELETE FROM {tables.identifier(STREAM.name)} WHERE id = 1")
+    evaluate(tables, {**SPEND, "when": "total >= 1"})
+    commit(tables, [event(4, 180)])
+    evaluate(tables)
+    tables.spark.sql(f"DELETE FROM {tables.identifier(STREAM.name)} WHERE id = 2")
+
+    last = alerts_of(tables, "day-spend")[-1]
+    explained = explain(tables, STREAMS, last["alert_id"])
+
+    assert (last["event_id"], last["measures"]["total"]) == ("4", "300.00")
+    assert (ids(explained, "total"), explained.missing, explained.consistent) == ({3, 4}, 1, True)
+    assert list(explained.timeline["event_id"]) == ["3", "4"]
+
+
+def test_a_timeline_goes_back_as_many_days_as_asked(tables: Tables):
+    commit(tables, [event(day, day * 86_400, 400) for day in range(8)])
+    evaluate(tables, SPEND)
+
+    last = alerts_of(tables, "day-spend")[-1]
+
+    assert list(timeline_of(tables, STREAMS, last["alert_id"], days=0)["event_id"]) == ["6", "7"]
+    assert list(timeline_of(tables, STREAMS, last["alert_id"], days=3)["event_id"]) == ["3", "4", "5", "6", "7"]
+
+
+def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(tables: Tables):
+    def alert(number: int, **changes: Any) -> dict[str, Any]:
+        time = START + dt.timedelta(minutes=number)
+        row = {
+            "alert_id": f"{number:032d}", "revision": 0, "verdict": "raised", "rule_id": "r", "rule_version": 1,
+            "mode": "active", "severity": "medium", "stream": "spends", "key": {}, "event_id": str(number),
+            "event_time": time, "window_start": time, "window_end": time, "window_complete": True, "measures": {},
+            "message": "", "evidence": [], "arrival": 1, "decided_at": time,
+        }  # fmt: skip
+        return {**row, **changes}
+
+    rows = [
+        alert(1, severity="low"), alert(2, severity="critical"), alert(3, severity="high"), alert(4), alert(5),
+        alert(6, mode="shadow"), alert(7, verdict="suppressed"), alert(8), alert(8, revision=1, verdict="retracted"),
+        alert(9), alert(9, revision=1, message="second"), alert(10, rule_id="s"),
+    ]  # fmt: skip
+    tables.append(tables.spark.createDataFrame(rows, ALERTS), "alerts")
+    record_review(tables, f"{4:032d}", "false_positive", "kim", "a refund")
+
+    queue = open_queue(tables).collect()
+
+    assert [int(row["alert_id"]) for row in queue] == [2, 3, 10, 9, 5, 1]
+    assert [row["message"] for row in queue if int(row["alert_id"]) == 9] == ["second"]
+    assert [int(row["alert_id"]) for row in open_queue(tables, "s").collect()] == [10]
+    (review,) = tables.read("reviews").collect()
+    assert review[:4] == (f"{4:032d}", "false_positive", "kim", "a refund")
+
+    with pytest.raises(ReviewError, match="a disposition is one of confirmed, false_positive, unclear, got 'fine'"):
+        record_review(tables, f"{5:032d}", "fine", "kim")
+    with pytest.raises(ReviewError, match="there is no alert 'nothing'"):
+        record_review(tables, "nothing", "confirmed", "kim")
+    with pytest.raises(ReviewError, match="there is no alert 'nothing'"):
+        explain(tables, STREAMS, "nothing")
+    with pytest.raises(ReviewError, match="name of who"):
+        record_review(tables, f"{5:032d}", "confirmed", " ")
+    assert tables.read("reviews").count() == 1
