@@ -133,7 +133,10 @@ class Oracle:
             fed.add(feature.feature_id)
             if watermark is not None and event.time < watermark - feature.allowed_lateness:
                 continue
-            if self._value(feature.where, event, True) is not True or self._value(feature.filter, event, True) is not True:
+            if (
+                self._value(feature.where, event, True) is not True
+                or self._value(feature.filter, event, True) is not True
+            ):
                 continue
             value = self._value(feature.argument, event, 0)
             if value is None or value is ERROR:
@@ -142,7 +145,9 @@ class Oracle:
 
     def _judge(self, rule: _Rule, event: OracleEvent) -> None:
         compiled = rule.compiled
-        columns: dict[str, Column] = {name: from_values(t, [event.values[name]]) for name, t in self.stream.fields.items()}
+        columns: dict[str, Column] = {
+            name: from_values(t, [event.values[name]]) for name, t in self.stream.fields.items()
+        }
         complete, spoiled = True, False
         for measure in compiled.measures:
             log = self.features[measure.feature.feature_id]

@@ -21,6 +21,7 @@ from lookback.core.errors import LookbackError, RuleError, StreamError
 from lookback.rule_tests import check_rule
 
 if TYPE_CHECKING:
+    from lookback.core.streams import Stream
     from lookback.spark.rules import RulesTable
     from lookback.spark.sink import BatchReport
     from lookback.spark.tables import Tables
@@ -157,17 +158,18 @@ def _documents(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
 
 def _rules_check(options: argparse.Namespace) -> int:
     streams = _settings(options).streams()
-    wrong = 0
-    for file, document in _documents(options):
-        try:
-            compiled = check_rule(document, streams)
-        except RuleError as error:
-            wrong += 1
-            print(f"{file}:\n{error}", file=sys.stderr)
-        else:
-            tests = len(compiled.rule.tests)
-            print(f"{file}: rule {compiled.rule.rule_id!r} is fine ({tests} {'test' if tests == 1 else 'tests'} of its own)")
-    return FOUND_PROBLEMS if wrong else 0
+    fine = [_is_fine(file, document, streams) for file, document in _documents(options)]
+    return 0 if all(fine) else FOUND_PROBLEMS
+
+
+def _is_fine(file: str, document: dict[str, Any], streams: Mapping[str, Stream]) -> bool:
+    try:
+        tests = len(check_rule(document, streams).rule.tests)
+    except RuleError as error:
+        print(f"{file}:\n{error}", file=sys.stderr)
+        return False
+    print(f"{file}: rule {document['rule_id']!r} is fine ({tests} {'test' if tests == 1 else 'tests'} of its own)")
+    return True
 
 
 def _rules_push(options: argparse.Namespace) -> int:
@@ -227,9 +229,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _batch(report: BatchReport) -> dict[str, Any]:
-    row = asdict(report)
-    row["required"] = report.required.to_dict()
-    return row
+    return asdict(report)
 
 
 def _batch_line(report: BatchReport) -> str:
@@ -249,7 +249,7 @@ def _alerts(options: argparse.Namespace) -> None:
 
         frame = open_queue(tables, options.rule)
     else:
-        from pyspark.sql import functions as F
+        from pyspark.sql import functions as F  # noqa: N812
 
         frame = tables.read("alerts").orderBy("arrival", "event_time", "event_id", "rule_id", "revision")
         frame = frame.where(F.col("rule_id") == options.rule) if options.rule else frame
@@ -305,7 +305,9 @@ def _plain(value: Any) -> Any:
 
 def _print_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    widths = [max(len(name), *(len(row[at]) for row in cells), 0) if cells else len(name) for at, name in enumerate(names)]
+    widths = [
+        max(len(name), *(len(row[at]) for row in cells), 0) if cells else len(name) for at, name in enumerate(names)
+    ]
     for line in [list(names), *cells]:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 

@@ -180,7 +180,7 @@ class _Demo:
             raise SetupError("no alert was raised; the events are not the ones that the demo is made for")
         explanation = explain(self.tables, self.streams, row["alert_id"])
         self.say(f"   first of the queue: {row['severity']}, {row['message']}")
-        self.say(f"   {explanation.in_words}")
+        self.say(f"   {explanation.sentence}")
         record_review(self.tables, row["alert_id"], "confirmed", "demo", "by make demo")
         self.say(f"   recorded as confirmed; {open_queue(self.tables).count():,} alerts are left in the queue")
         picture = Path(str(self.tables.root)) / "alert.png"
@@ -197,7 +197,9 @@ class _Demo:
         counts = self.tables.read("alerts").groupBy("rule_id", "rule_version", "verdict").count()
         for row in counts.orderBy("rule_id", "rule_version", "verdict").collect():
             self.say(f"   {row['rule_id']:<24} v{row['rule_version']}  {row['verdict']:<11}{row['count']:>8,}")
-        self.say(f"\n{events:,} events judged, {events / max(seconds, 1e-9):,.0f} events/s while batches ran, first ones included")
+        self.say(
+            f"\n{events:,} events judged, {events / max(seconds, 1e-9):,.0f} events/s while batches ran, first ones included"
+        )
         self.say(f"The whole demo took {total:.0f} s. A picture of the first alert: {picture}")
         root = self.tables.root
         self.say(

@@ -188,7 +188,9 @@ def _batches(
     commits = np.array(sorted(marks), dtype=np.int64)
     order = np.argsort(events.commits, kind="stable")
     ordered = events.commits[order]
-    positions = [0 if arrival is None else int(np.searchsorted(commits, arrival, side="right")) for arrival, _ in changes]
+    positions = [
+        0 if arrival is None else int(np.searchsorted(commits, arrival, side="right")) for arrival, _ in changes
+    ]
     sizes = np.searchsorted(ordered, commits, side="right")
     full = np.flatnonzero(np.diff(sizes // _REPLAY_ROWS, prepend=0)) + 1
     edges = sorted({0, len(commits), *positions, *(int(cut) for cut in full)})

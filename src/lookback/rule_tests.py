@@ -43,8 +43,7 @@ def run_rule_tests(rule: Rule, stream: Stream) -> list[Problem]:
     problems = []
     for at, test in enumerate(rule.tests):
         name = str(test.get("name", f"test {at + 1}"))
-        for message in _run(rule, stream, test):
-            problems.append(Problem(f"tests[{at}]", f"{name}: {message}"))
+        problems += [Problem(f"tests[{at}]", f"{name}: {message}") for message in _run(rule, stream, test)]
     return problems
 
 
@@ -72,7 +71,9 @@ def _differences(raised: Sequence[Alert], expected: Sequence[Mapping[str, Any]])
                         got = text_of(alert.measures.get(measure))
                         messages.append(f"alert {at + 1}: {measure} is {got}, expected is {number}")
             elif not hasattr(alert, name):
-                messages.append(f"alert {at + 1}: an alert has no {name!r}; compare event_id, measures, message, key ...")
+                messages.append(
+                    f"alert {at + 1}: an alert has no {name!r}; compare event_id, measures, message, key ..."
+                )
             elif not _same(getattr(alert, name), value):
                 messages.append(f"alert {at + 1}: {name} is {text_of(getattr(alert, name))}, expected is {value}")
     return messages

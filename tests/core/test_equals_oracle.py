@@ -22,7 +22,7 @@ from lookback.core.streams import Stream
 from lookback.harness import replay
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from oracle import Oracle, OracleEvent  # noqa: E402
+from oracle import Oracle, OracleEvent
 
 STREAM = Stream.from_dict(
     {
@@ -34,7 +34,18 @@ STREAM = Stream.from_dict(
         "allowed_lateness": "6 microseconds",
     }
 )
-AGGREGATES = ["count(*)", "count(a)", "sum(a)", "sum(n)", "avg(a)", "avg(n)", "min(a)", "max(k)", "max(n)", "stddev_samp(a)"]
+AGGREGATES = [
+    "count(*)",
+    "count(a)",
+    "sum(a)",
+    "sum(n)",
+    "avg(a)",
+    "avg(n)",
+    "min(a)",
+    "max(k)",
+    "max(n)",
+    "stddev_samp(a)",
+]
 FILTERS = ["", " filter (where a > 1)", " filter (where 10 / n > 2)"]
 WHERES = [None, None, "n > 0", "k <> 'x'", "10 / n > 1", "a is not null"]
 WHENS = ["m0 >= {limit}", "m0 is null", "m0 >= {limit} or window_complete", "m0 * n > {limit}", "{limit} / m0 > 1"]
@@ -77,15 +88,13 @@ def rule_documents(draw: st.DrawFn, rule_id: str) -> dict[str, Any]:
         "when": draw(st.sampled_from(WHENS)).format(limit=draw(st.integers(0, 4))),
         "late": draw(st.sampled_from(["evaluate", "record"])),
     }
-    for key, value in {
+    optional = {
         "where": draw(st.sampled_from(WHERES)),
         "allowed_lateness": draw(st.sampled_from([None, None, "0 seconds", "2 microseconds"])),
         "suppress": draw(st.sampled_from([None, None, "4 microseconds"])),
         "effective_from": draw(st.sampled_from([None, None, None, 10])),
-    }.items():
-        if value is not None:
-            document[key] = value
-    return document
+    }
+    return document | {key: value for key, value in optional.items() if value is not None}
 
 
 @st.composite
@@ -139,7 +148,10 @@ def run_oracle(case: dict[str, Any], events: Events) -> Oracle:
     oracle = Oracle(STREAM)
     listed = [
         OracleEvent(
-            {name: None if c.null is not None and c.null[at] else as_stored(c, at) for name, c in events.columns.items()},
+            {
+                name: None if c.null is not None and c.null[at] else as_stored(c, at)
+                for name, c in events.columns.items()
+            },
             int(events.commits[at]),
             int(events.times[at]),
             events.columns["id"].values[at].encode(),

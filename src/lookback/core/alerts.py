@@ -69,7 +69,10 @@ def alert_id(rule_id: str, version: int, key: Mapping[str, str | None], subject:
     subject: the event id as text, or a window's start in microseconds. The key's names are sorted; no spaces; UTF-8.
     """
     text = json.dumps(
-        [rule_id, version, dict(sorted(key.items())), subject], ensure_ascii=False, separators=(",", ":"), sort_keys=True
+        [rule_id, version, dict(sorted(key.items())), subject],
+        ensure_ascii=False,
+        separators=(",", ":"),
+        sort_keys=True,
     )
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

@@ -47,7 +47,9 @@ def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]
     """The events and the header of a block."""
     table = pa.ipc.open_stream(block).read_all()
     header: dict[str, Any] = json.loads((table.schema.metadata or {})[_HEADER])
-    columns = {name: from_arrow(table.column(name), stream.fields[name]) for name in table.column_names if name != COMMIT}
+    columns = {
+        name: from_arrow(table.column(name), stream.fields[name]) for name in table.column_names if name != COMMIT
+    }
     commits: Int64s = np.asarray(table.column(COMMIT).to_numpy()).astype(np.int64)
     return Events(columns, commits, stream.event_id, stream.event_time), header
 
@@ -88,4 +90,4 @@ def _ipc(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue().to_pybytes())

@@ -202,7 +202,7 @@ def from_values(type_: DataType, values: list[Any]) -> Column:
     null = np.fromiter((v is None for v in values), dtype=bool, count=len(values))
     storage = type_.storage
     if storage == np.dtype(object):
-        stored = np.empty(len(values), dtype=object)
+        stored: Values = np.empty(len(values), dtype=object)
         stored[:] = values
     else:
         stored = np.array([0 if v is None else v for v in values], dtype=storage)

@@ -159,7 +159,9 @@ class _Binder:
             self._problems.extend(Problem(place, problem) for problem in error.problems)
             return None
         if expression.type.name not in ("boolean", "null"):
-            self._wrong(place, f"must be true or false, but {text!r:.100} is {expression.type}; compare it with something")
+            self._wrong(
+                place, f"must be true or false, but {text!r:.100} is {expression.type}; compare it with something"
+            )
         return expression
 
     def _measures(
@@ -169,7 +171,9 @@ class _Binder:
         for measure in self._rule.measures:
             place = f"measures.{measure.name}"
             if measure.name.lower() in self._names or measure.name.lower() == WINDOW_COMPLETE:
-                self._wrong(place, f"{measure.name!r} is a field of the stream or a word of the engine; choose another name")
+                self._wrong(
+                    place, f"{measure.name!r} is a field of the stream or a word of the engine; choose another name"
+                )
             if not measure.text:
                 continue
             try:

@@ -35,7 +35,9 @@ def parse_duration(text: object) -> int:
     if unit in ("month", "year", "quarter"):
         raise DurationError(f"{text!r}: a {unit} has no fixed length; write days, such as '30 days'")
     if unit not in MICROSECONDS:
-        raise DurationError(f"{text!r}: unknown unit {match.group(2)!r}; use one of {', '.join(u + 's' for u in MICROSECONDS)}")
+        raise DurationError(
+            f"{text!r}: unknown unit {match.group(2)!r}; use one of {', '.join(u + 's' for u in MICROSECONDS)}"
+        )
     value = int(match.group(1)) * MICROSECONDS[unit]
     if value > LONGEST:
         raise DurationError(f"{text!r} is longer than 10,000 years; write a shorter duration")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -45,12 +46,18 @@ class Batch:
 
 @dataclass
 class Output:
-    """What a batch brought. alerts: in order of arrival; failures: one per rule and version."""
+    """What a batch brought. alerts: in order of arrival; failures: one per rule and version.
+
+    covered False: a rule came into force for which dispatch did not send what it needs; nothing was judged, and the
+    batch must be given again with `required` sent.
+    """
 
     alerts: list[Alert] = field(default_factory=list)
     late: list[LateEvent] = field(default_factory=list)
     log: list[LogRow] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    required: Coverage = field(default_factory=Coverage)
+    covered: bool = True
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,12 @@ class Evaluator:
     def process(self, state: ShardState, batch: Batch) -> Output:
         """Applies the batch's rule changes, then judges its events; `state` is brought up to date."""
         output = Output()
-        log, commands = state.book.apply(batch.changes, state.last_commit, self.coverage)
+        log, commands = state.book.apply(batch.changes, state.last_commit)
         output.log += log
+        output.required = state.book.required()
+        if self.coverage is not None and not self.coverage.covers(output.required):
+            output.covered = False
+            return output
         for command in commands:
             self._obey(command, state)
         rules = state.book.in_force()
@@ -167,7 +178,7 @@ def _parts(batch: Batch, commits: Int64s) -> list[Batch]:
     cuts = np.unique(batch.deleted.commits)
     edges = [int(commits[0]), *(int(cut) for cut in cuts if cut > commits[0]), int(commits[-1]) + 1]
     parts = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         here = (batch.events.commits >= start) & (batch.events.commits < end)
         gone = batch.deleted.commits == start
         marks = {commit: high for commit, high in batch.marks.items() if start <= commit < end}
@@ -197,7 +208,12 @@ class _Judge:
     """One run over events between two changes of anything else."""
 
     def __init__(
-        self, evaluator: Evaluator, state: ShardState, rules: list[tuple[Entry, CompiledRule]], batch: Batch, output: Output
+        self,
+        evaluator: Evaluator,
+        state: ShardState,
+        rules: list[tuple[Entry, CompiledRule]],
+        batch: Batch,
+        output: Output,
     ) -> None:
         self._evaluator, self._state, self._rules, self._output = evaluator, state, rules, output
         self._stream = evaluator.stream
@@ -426,11 +442,10 @@ def merge_failures(failures: list[Failure]) -> list[Failure]:
     """One failure per rule and version: counts added, the first event by arrival kept."""
     merged: dict[tuple[str, int], Failure] = {}
     for failure in failures:
-        known = merged.get((failure.rule_id, failure.version))
-        if known is not None:
-            first = min(known, failure, key=lambda f: (f.first_arrival, f.first_event_id))
-            failure = replace(first, count=known.count + failure.count)
-        merged[failure.rule_id, failure.version] = failure
+        slot = (failure.rule_id, failure.version)
+        known = merged.get(slot, replace(failure, count=0))
+        first = min(known, failure, key=lambda f: (f.first_arrival, f.first_event_id))
+        merged[slot] = replace(first, count=known.count + failure.count)
     return list(merged.values())
 
 

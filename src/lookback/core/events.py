@@ -21,7 +21,8 @@ from lookback.core.streams import Stream
 from lookback.core.types import DataType
 
 _EPOCH_DATE = dt.date(1970, 1, 1)
-_TRUTH = {True: True, False: False, 1: True, 0: False, "true": True, "false": False}
+# 1 and 0 are True and False to a dict.
+_TRUTH = {True: True, False: False, "true": True, "false": False}
 
 
 class Events:
@@ -99,9 +100,7 @@ def empty_events(stream: Stream, fields: Iterable[str]) -> Events:
     return Events(columns, np.zeros(0, dtype=np.int64), stream.event_id, stream.event_time)
 
 
-def read_events(
-    rows: object, stream: Stream, next_commit: int
-) -> tuple[Events, Int64s | None]:
+def read_events(rows: object, stream: Stream, next_commit: int) -> tuple[Events, Int64s | None]:
     """Events from a list of dicts, a pandas frame or an Arrow table, and when each commit was made.
 
     A column `arrival` groups rows into commits; without it each row is a commit of its own, numbered from next_commit.
@@ -172,20 +171,21 @@ def _column(name: str, type_: DataType, values: Any, count: int) -> Column:
     fast = _fast_column(type_, values)
     if fast is not None:
         return fast
-    stored = []
-    for row, value in enumerate(_listed(values)):
-        try:
-            stored.append(None if _is_missing(value) else _stored(type_, value))
-        except (ValueError, TypeError, InvalidOperation, OverflowError) as error:
-            reason = str(error) or type(error).__name__
-            raise EventError(f"row {row}: {name} must be {type_}, got {value!r:.100} ({reason})") from None
-    return from_values(type_, stored)
+    return from_values(type_, [_stored_or_null(name, type_, row, value) for row, value in enumerate(_listed(values))])
+
+
+def _stored_or_null(name: str, type_: DataType, row: int, value: Any) -> Any:
+    try:
+        return None if _is_missing(value) else _stored(type_, value)
+    except (ValueError, TypeError, KeyError, InvalidOperation, OverflowError) as error:
+        reason = str(error) or type(error).__name__
+        raise EventError(f"row {row}: {name} must be {type_}, got {value!r:.100} ({reason})") from None
 
 
 def _fast_column(type_: DataType, values: Any) -> Column | None:
     """Whole columns at once where the values have the type already; None where they need a look one by one."""
     if isinstance(values, pd.Series):
-        if type_.name == "timestamp" and isinstance(values.dtype, pd.DatetimeTZDtype) or values.dtype.kind == "M":
+        if (type_.name == "timestamp" and isinstance(values.dtype, pd.DatetimeTZDtype)) or values.dtype.kind == "M":
             values = pa.Array.from_pandas(values)
         elif type_.is_integer and values.dtype.kind in "iu":
             values = pa.array(values.to_numpy())
@@ -256,7 +256,7 @@ def _unscaled(type_: DataType, value: Any) -> int:
     magnitude = int("".join(map(str, digits)))
     if shift < 0 and magnitude % 10**-shift:
         raise ValueError(f"more than {type_.scale} digits after the point")
-    unscaled = magnitude * 10**shift if shift >= 0 else magnitude // 10**-shift
+    unscaled = int(magnitude * 10**shift) if shift >= 0 else magnitude // 10**-shift
     if unscaled >= 10**type_.precision:
         raise ValueError(f"beyond the range of {type_}")
     return -unscaled if sign else unscaled

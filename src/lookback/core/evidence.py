@@ -106,8 +106,8 @@ class Explanation:
 
     alert: its row. rule: the row of the rules table that was in force. sentence: that rule in words. limits: the numbers
     that its condition compares measures with. timeline: the key's events for a picture, with columns event_time,
-    event_id, value (what the first limited measure adds up), running (that measure as of each event), in_window and
-    is_alert. missing: events that counted and have been deleted since.
+    event_id, value (what the measure `main` is made of), running (that measure as of each event), in_window (it counted)
+    and is_alert. missing: events that counted and have been deleted since.
     """
 
     alert: Mapping[str, Any]
@@ -244,7 +244,6 @@ def measured(
 def timeline(evidence: Evidence, subject: Subject, measure: CompiledMeasure, since: int, gone: Mask) -> pd.DataFrame:
     """The key's events from `since` on that the rule sees, with the measure as of each of them; see Explanation."""
     events, feature = evidence.events, measure.feature
-    first, last = window_of(measure, subject.time)
     seen = _kept(feature, events) & (events.times >= since) & subject.not_before(events, evidence.ids) & ~gone
     at = np.flatnonzero(seen)
     at = at[np.argsort(events.times[at], kind="stable")]
@@ -258,7 +257,7 @@ def timeline(evidence: Evidence, subject: Subject, measure: CompiledMeasure, sin
             "event_id": ids,
             "value": np.array(values, dtype=np.float64),
             "running": np.array([_number(value) for value in running], dtype=np.float64),
-            "in_window": (events.times[at] >= first) & (events.times[at] <= last),
+            "in_window": np.isin(at, evidence.counted(measure, subject)),
             "is_alert": [each == text_of(subject.event_id) for each in ids],
         }
     )

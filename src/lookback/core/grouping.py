@@ -54,7 +54,9 @@ class Grouping:
         positions = self.sorted[selected[self.sorted]]
         return FeatureRows(positions, None if values is None else values[positions])
 
-    def windows(self, aggregate: Aggregate, rows: FeatureRows, judged: Int64s, first: Int64s, window: Window) -> Partial:
+    def windows(
+        self, aggregate: Aggregate, rows: FeatureRows, judged: Int64s, first: Int64s, window: Window
+    ) -> Partial:
         """What the rows of the batch contribute to the windows [first, t - delay] of the judged events.
 
         Only rows that arrived before a judged event, or are that event, count for it.
@@ -82,7 +84,9 @@ class Grouping:
             # Of rows with the time of the judged event, those that arrived after it are not in its window.
             high = TimeSearch(groups, rows.positions).first_at_least(numbers, judged + 1)
         high = np.maximum(low, high)
-        return _ranges(aggregate, rows, np.arange(len(rows.positions)), np.where(which, low, 0), np.where(which, high, 0))
+        return _ranges(
+            aggregate, rows, np.arange(len(rows.positions)), np.where(which, low, 0), np.where(which, high, 0)
+        )
 
     def _out_of_order(
         self, aggregate: Aggregate, rows: FeatureRows, judged: Int64s, first: Int64s, window: Window
@@ -118,7 +122,9 @@ class Grouping:
             search = TimeSearch(dense.astype(np.int64), self.times[rows.positions[at]])
             low = search.first_at_least(group, first)
             high = np.maximum(low, search.first_at_least(group, last + 1))
-            total = aggregate.merge(total, _ranges(aggregate, rows, at, np.where(asks, low, 0), np.where(asks, high, 0)))
+            total = aggregate.merge(
+                total, _ranges(aggregate, rows, at, np.where(asks, low, 0), np.where(asks, high, 0))
+            )
             size *= 2
         return total
 

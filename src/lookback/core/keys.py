@@ -54,7 +54,7 @@ def encode_keys(columns: Sequence[Column], rows: int) -> Keys:
         return Keys(zero, zero)
     if len(columns) == 1 and columns[0].values.dtype in (np.int64, np.bool_):
         return _exact(columns[0])
-    halves = [np.full(rows, seed, dtype=np.uint64) for seed in _SEEDS]
+    halves: list[_UInt64s] = [np.full(rows, seed, dtype=np.uint64) for seed in _SEEDS]
     for column in columns:
         for half, seed in enumerate(_SEEDS):
             halves[half] = _mix(halves[half] * np.uint64(0x2545F4914F6CDD1D) + _hash(column, half) + seed)
@@ -62,8 +62,8 @@ def encode_keys(columns: Sequence[Column], rows: int) -> Keys:
 
 
 def _exact(column: Column) -> Keys:
-    low = column.values.astype(np.int64)
-    high = np.zeros(len(low), dtype=np.int64)
+    low: Int64s = column.values.astype(np.int64)
+    high: Int64s = np.zeros(len(low), dtype=np.int64)
     if column.null is not None:
         low = np.where(column.null, 0, low)
         high = column.null.astype(np.int64)

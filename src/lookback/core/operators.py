@@ -473,6 +473,6 @@ def moved(node: Node, microseconds: int, sql: str) -> Node:
         raise Refused(f"{sql!r}: an interval is added to a timestamp, but {node.sql!r} is of type {node.type}; cast it")
 
     def kernel(values: Values) -> Outcome:
-        return add_integers(values, np.int64(microseconds), 64)
+        return add_integers(values, np.full(1, microseconds, dtype=np.int64), 64)
 
     return strict(TIMESTAMP, sql, [node], kernel, SUM)

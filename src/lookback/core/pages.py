@@ -23,8 +23,8 @@ _HEAD = struct.Struct("<4sHH")
 _ARRAY = struct.Struct("<BQqQQ")
 # Bounds what a damaged length can make us allocate.
 _MOST_BYTES = 2**31
-_INTEGERS = (np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<i8"))
-_FLOATS = {np.dtype(np.float32): 16, np.dtype(np.float64): 17}
+_INTEGERS: tuple[np.dtype[Any], ...] = (np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<i8"))
+_FLOATS: dict[np.dtype[Any], int] = {np.dtype(np.float32): 16, np.dtype(np.float64): 17}
 _BOOL, _TEXTS, _WIDE, _NOTHING = 18, 19, 20, 21
 _STEPS = 64  # added to an integer kind: differences to the row before
 

@@ -113,32 +113,21 @@ class Rejected(Exception):
 
 @dataclass
 class RuleBook:
-    """The rules in force for `stream`. streams: every declared stream by name, to tell what is a valid rule.
-
-    coverage None: everything is sent (the harness); else a change waits in `pending` until it is covered.
-    """
+    """The rules in force for `stream`. streams: every declared stream by name, to tell what is a valid rule."""
 
     stream: Stream
     streams: Mapping[str, Stream]
     entries: dict[str, Entry] = field(default_factory=dict)
-    pending: list[RuleChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # The compiled rules are cached by declaration and document, for all books of a process.
         self._declarations = {name: json.dumps(stream.to_dict()) for name, stream in self.streams.items()}
 
-    def apply(
-        self, changes: Iterable[RuleChange], arrival: int | None, coverage: Coverage | None = None
-    ) -> tuple[list[LogRow], list[Command]]:
-        """Applies waiting and new changes in order, up to the first that `coverage` does not cover; the rest waits."""
-        queue = [*self.pending, *sorted(changes, key=lambda change: change.order)]
-        self.pending = []
+    def apply(self, changes: Iterable[RuleChange], arrival: int | None) -> tuple[list[LogRow], list[Command]]:
+        """Applies changes in order. arrival: the last commit judged before them."""
         log: list[LogRow] = []
         commands: list[Command] = []
-        for at, change in enumerate(queue):
-            if coverage is not None and not self._is_covered(change, coverage):
-                self.pending = queue[at:]
-                break
+        for change in sorted(changes, key=lambda change: change.order):
             commands += self._apply(change, arrival, log)
         return log, commands
 
@@ -149,42 +138,22 @@ class RuleBook:
         return [(entry, self._compiled(entry.stream, entry.document)) for entry in chosen]
 
     def required(self) -> Coverage:
-        """What dispatch must send for the rules in force and those that wait."""
+        """What dispatch must send for the rules in force."""
         coverage = Coverage()
         for _, rule in self.in_force():
             coverage |= needed_by(rule)
-        for change in self.pending:
-            coverage |= self._needed(change)
         return coverage
 
     def to_json(self) -> str:
         """The book as text, for the state store."""
-        return json.dumps(
-            {"entries": [asdict(e) for e in self.entries.values()], "pending": [asdict(c) for c in self.pending]},
-            separators=(",", ":"),
-        )
+        return json.dumps([asdict(entry) for entry in self.entries.values()], separators=(",", ":"))
 
     def load(self, text: str) -> None:
         """Takes over what `to_json` wrote."""
-        document = json.loads(text)
-        self.entries = {row["rule_id"]: Entry(**row) for row in document["entries"]}
-        self.pending = [RuleChange(**row) for row in document["pending"]]
+        self.entries = {row["rule_id"]: Entry(**row) for row in json.loads(text)}
 
     def _compiled(self, stream: str, document: str) -> CompiledRule:
         return _compile_cached(self._declarations[stream], document)
-
-    def _is_covered(self, change: RuleChange, coverage: Coverage) -> bool:
-        return coverage.covers(self._needed(change))
-
-    def _needed(self, change: RuleChange) -> Coverage:
-        if change.change == "delete" or change.status not in WITH_STATE:
-            return Coverage()
-        try:
-            _, name = self._document_stream(change)
-            own = name == self.stream.name
-            return needed_by(self._compiled(name, str(change.document))) if own else Coverage()
-        except (Rejected, RuleError):
-            return Coverage()
 
     def _apply(self, change: RuleChange, arrival: int | None, log: list[LogRow]) -> list[Command]:
         def write(action: str, message: str = "", version: int | None = change.version) -> None:
@@ -250,9 +219,7 @@ class RuleBook:
                 f"the document is of rule {compiled.rule.rule_id!r}, the row of {change.rule_id!r}; make them the same (rule_id)"
             )
 
-    def _take(
-        self, change: RuleChange, entry: Entry | None, version: int, name: str, highest: int, write: Any
-    ) -> None:
+    def _take(self, change: RuleChange, entry: Entry | None, version: int, name: str, highest: int, write: Any) -> None:
         status, document = str(change.status), str(change.document)
         if status == "draft":
             if entry is not None:
@@ -280,7 +247,9 @@ class RuleBook:
         if change.change != "insert":
             return []
         if change.status not in COMMANDS:
-            raise Rejected(f"a command's status must be one of {', '.join(COMMANDS)}, got {change.status!r:.40} (status)")
+            raise Rejected(
+                f"a command's status must be one of {', '.join(COMMANDS)}, got {change.status!r:.40} (status)"
+            )
         document = read_document(change.document) if change.document else {}
         if document.get("stream", self.stream.name) != self.stream.name:
             if document["stream"] not in self.streams:
@@ -291,7 +260,9 @@ class RuleBook:
             try:
                 time = parse_time(document.get("time"))
             except ValueError:
-                raise Rejected(f"advance needs a time such as '2026-01-31T12:00:00Z', got {document.get('time')!r:.100} (time)") from None
+                raise Rejected(
+                    f"advance needs a time such as '2026-01-31T12:00:00Z', got {document.get('time')!r:.100} (time)"
+                ) from None
         if change.status == "retire_all":
             for rule_id, entry in self.entries.items():
                 if entry.stream == self.stream.name and entry.status != "retired":

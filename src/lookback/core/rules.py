@@ -104,11 +104,15 @@ def read_document(text: object) -> dict[str, Any]:
     if not isinstance(text, str):
         raise RuleError("?", [Problem("document", "is empty; it must hold the rule as JSON")])
     if len(text.encode("utf-8", "surrogatepass")) > MAX_DOCUMENT_BYTES:
-        raise RuleError("?", [Problem("document", f"is longer than {MAX_DOCUMENT_BYTES:,} bytes; make the rule smaller")])
+        raise RuleError(
+            "?", [Problem("document", f"is longer than {MAX_DOCUMENT_BYTES:,} bytes; make the rule smaller")]
+        )
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RuleError("?", [Problem("document", f"is not JSON: {error}; write it with `lookback rules push`")]) from None
+        raise RuleError(
+            "?", [Problem("document", f"is not JSON: {error}; write it with `lookback rules push`")]
+        ) from None
     if not isinstance(document, dict):
         raise RuleError("?", [Problem("document", f"must be a JSON object, got {type(document).__name__}")])
     return document
@@ -121,7 +125,9 @@ class _Reader:
         if isinstance(document, Mapping):
             self._document = document
         else:
-            self._wrong("", f"a rule is a mapping with the keys rule_id, stream, window, measures, when; got {document!r:.100}")
+            self._wrong(
+                "", f"a rule is a mapping with the keys rule_id, stream, window, measures, when; got {document!r:.100}"
+            )
 
     def rule(self) -> Rule:
         document = self._document
@@ -259,7 +265,9 @@ class _Reader:
         if isinstance(spec, str):
             return Measure(name, spec, window)
         if not isinstance(spec, Mapping) or not isinstance(spec.get("measure"), str):
-            self._wrong(place, f"must be an aggregate, such as count(*), or {{measure: ..., window: ...}}, got {spec!r:.100}")
+            self._wrong(
+                place, f"must be an aggregate, such as count(*), or {{measure: ..., window: ...}}, got {spec!r:.100}"
+            )
             return Measure(name, "", window)
         for key in spec:
             if key not in ("measure", "window"):
@@ -319,6 +327,6 @@ def parse_time(value: object) -> int:
     if not isinstance(value, dt.datetime):
         if not isinstance(value, dt.date):
             raise ValueError(f"{value!r} is not a time")
-        value = dt.datetime(value.year, value.month, value.day)
+        value = dt.datetime(value.year, value.month, value.day, tzinfo=dt.timezone.utc)
     aware = value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
     return (aware - _EPOCH) // dt.timedelta(microseconds=1)

@@ -183,7 +183,9 @@ class ShardState:
             assert stored.run is not None
             store.put(run_id, stored.run.encode())
         self._saved_rules = _put_changed(store, _RULES, self.book.to_json(), self._saved_rules)
-        suppressed = [[rule, low, high, at] for rule, keys in self.suppressed.items() for (low, high), at in keys.items()]
+        suppressed = [
+            [rule, low, high, at] for rule, keys in self.suppressed.items() for (low, high), at in keys.items()
+        ]
         self._saved_suppressed = _put_changed(store, _SUPPRESSED, json.dumps(suppressed), self._saved_suppressed)
         self.manifest = _text_page(json.dumps(self._manifest(), separators=(",", ":")))
         store.put(MANIFEST, self.manifest)
@@ -200,7 +202,9 @@ class ShardState:
             setattr(self, name, manifest[name])
         self.features = {}
         for feature_id, (floor, since, width, runs) in manifest["features"].items():
-            stored = [StoredRun(*run, run=(known or {}).get(run[0])) for run in runs]
+            stored = [StoredRun(*each) for each in runs]
+            for each in stored:
+                each.run = (known or {}).get(each.run_id)
             self.features[feature_id] = FeatureState(floor, since, width, stored)
         self._saved_rules = _page_text(store.get(_RULES), _RULES)
         self.book.load(self._saved_rules)
@@ -217,7 +221,12 @@ class ShardState:
 
     def _manifest(self) -> dict[str, Any]:
         features = {
-            feature_id: [f.floor, f.since, f.width, [[r.run_id, r.rows, r.first_time, r.middle_time, r.last_time] for r in f.runs]]
+            feature_id: [
+                f.floor,
+                f.since,
+                f.width,
+                [[r.run_id, r.rows, r.first_time, r.middle_time, r.last_time] for r in f.runs],
+            ]
             for feature_id, f in self.features.items()
         }
         return {
@@ -232,7 +241,12 @@ class ShardState:
         self._made += 1
         ordered = np.partition(run.times, len(run) // 2)
         stored = StoredRun(
-            f"run:{self.token}:{self._made}", len(run), int(run.times.min()), int(ordered[len(run) // 2]), int(run.times.max()), run
+            f"run:{self.token}:{self._made}",
+            len(run),
+            int(run.times.min()),
+            int(ordered[len(run) // 2]),
+            int(run.times.max()),
+            run,
         )
         self._new[stored.run_id] = stored
         return stored
@@ -289,4 +303,3 @@ def _page_text(page: bytes | None, name: str) -> str:
     arrays = decode_page(page or b"", name)
     assert arrays[0] is not None
     return str(arrays[0][0])
-

@@ -121,4 +121,6 @@ def parse_type(text: object) -> DataType:
         return decimal(precision, scale)
     if match := _ARRAY.fullmatch(lowered):
         return array(parse_type(match.group(1)))
-    raise TypeNameError(f"{text!r} is not a supported type; use one of {', '.join(sorted(_SIMPLE))}, decimal(p,s) or array<type>")
+    raise TypeNameError(
+        f"{text!r} is not a supported type; use one of {', '.join(sorted(_SIMPLE))}, decimal(p,s) or array<type>"
+    )

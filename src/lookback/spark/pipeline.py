@@ -7,18 +7,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.errors import StreamingQueryException
+
+from lookback.core.compiled import compile_rule
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.rulebook import WITH_STATE, Coverage, needed_by
-from lookback.core.compiled import compile_rule
 from lookback.core.rules import read_document
 from lookback.core.streams import Stream
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.dispatch import event_blocks, rule_blocks, shard_labels
 from lookback.spark.processor import OUTPUT, ShardProcessor
-from lookback.spark.sink import BatchReport, Sink, is_written
+from lookback.spark.sink import BatchReport, Sink, is_written, uncovered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,7 +73,6 @@ class Evaluation:
         self._query: StreamingQuery | None = None
         self._coverage = Coverage()
         self._wanted: Coverage | None = None
-        self._wanted_after = -1
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -80,9 +82,8 @@ class Evaluation:
         """
         try:
             while not self._stopping.is_set():
-                replay = self._start()
-                self._wait(replay)
-                if self._once and self._wanted is None and not replay:
+                self._start()
+                if self._wait():
                     return
         finally:
             self._end_query()
@@ -131,31 +132,29 @@ class Evaluation:
             time.sleep(_POLL_SECONDS)
         raise TimeoutError(f"not within {timeout} s")
 
-    def _start(self) -> bool:
-        """Starts the query. Returns whether it only repeats a batch under the coverage of its first run."""
+    def _start(self) -> None:
+        """Starts the query. A batch that is partly written is repeated with what dispatch sent it then."""
         batch = self.checkpoint.next_batch
         recorded = self.checkpoint.coverage_of(batch)
-        replay = recorded is not None and self.checkpoint.half_done and self._is_partly_written(batch)
-        if replay:
-            assert recorded is not None
+        if self._wanted is not None:
+            # Planned anew: this batch has written nothing, and what it needs is known.
+            self._coverage = self._wanted
+            self.checkpoint.record(batch, self._coverage)
+        elif recorded is not None and self.checkpoint.half_done and self._is_partly_written(batch):
             self._coverage = recorded
         else:
             # What is in force was covered before; what the table holds may come into force.
-            in_force = self._wanted or recorded or Coverage()
-            self._coverage = in_force | table_needs(self.tables, self.stream)
+            self._coverage = (recorded or Coverage()) | table_needs(self.tables, self.stream)
             self.checkpoint.record(batch, self._coverage)
         self._wanted = None
-        self._query = self._plan(replay)
-        return replay
+        self._query = self._plan()
 
     def _is_partly_written(self, batch: int) -> bool:
         query_id = self.checkpoint.query_id
         return query_id is not None and any(is_written(self.tables, name, f"{query_id}:{batch}") for name in _OUTPUTS)
 
-    def _plan(self, replay: bool) -> StreamingQuery:
-        spark = self.tables.spark
-        shards = int(str(spark.conf.get("spark.sql.shuffle.partitions")))
-        labels = shard_labels(spark, shards)
+    def _plan(self) -> StreamingQuery:
+        labels = self._labels
         events = self.tables.stream_changes(self.stream.name, options=self._admission)
         rules = self.tables.stream_changes("rules")
         blocks = event_blocks(events, self.stream, self._coverage, labels).union(rule_blocks(rules, labels))
@@ -166,14 +165,19 @@ class Evaluation:
         writer = (
             answers.writeStream.queryName(f"lookback-{self.stream.name}")
             .option("checkpointLocation", str(self.checkpoint.folder))
-            .foreachBatch(self._writer(replay))
+            .foreachBatch(self._writer())
         )
         with _no_empty_batches(self.tables):
             if self._once:
                 return writer.trigger(availableNow=True).start()
             return writer.trigger(processingTime=self._every).start()
 
-    def _writer(self, replay: bool) -> Callable[[DataFrame, int], None]:
+    @cached_property
+    def _labels(self) -> list[str]:
+        spark = self.tables.spark
+        return shard_labels(spark, int(str(spark.conf.get("spark.sql.shuffle.partitions"))))
+
+    def _writer(self) -> Callable[[DataFrame, int], None]:
         sink: Sink | None = None
 
         def write(answers: DataFrame, batch_id: int) -> None:
@@ -186,34 +190,40 @@ class Evaluation:
             table = answers.toArrow()
             if not table.num_rows:
                 return
+            self._wanted = uncovered(table)
+            if self._wanted is not None:
+                # Nothing is written: the batch fails, and is run again by a query that sends what it needs.
+                raise _PlanAgain
             report = sink.write(table, batch_id, 1_000 * (time.perf_counter() - started))
-            self._note(report, replay)
+            self.reports.append(report)
+            if self._on_batch is not None:
+                self._on_batch(report)
 
         return write
 
-    def _note(self, report: BatchReport, replay: bool) -> None:
-        self.reports.append(report)
-        if replay or not self._coverage.covers(report.required):
-            self._wanted, self._wanted_after = report.required, report.batch_id
-        if self._on_batch is not None:
-            self._on_batch(report)
-
-    def _wait(self, replay: bool) -> None:
-        """Until the query ends by itself, must be planned anew, or `stop` was called."""
+    def _wait(self) -> bool:
+        """Waits until the query ends. Returns whether that is all: it was asked to stop, or has judged what was there."""
         query = self._query
         assert query is not None
-        while not self._stopping.is_set():
-            # Stopped before the batch is committed, it would only be repeated.
-            if self._wanted is not None and self.checkpoint.last_committed >= self._wanted_after:
-                self.replans += 1
-                break
-            if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
-                return
+        try:
+            while not self._stopping.is_set():
+                if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
+                    return True
+        except StreamingQueryException:
+            if self._wanted is None:
+                raise
+            self.replans += 1
+            return False
         self._end_query()
+        return True
 
     def _end_query(self) -> None:
         if self._query is not None and self._query.isActive:
             self._query.stop()
+
+
+class _PlanAgain(Exception):
+    """Ends a batch of a query that does not send what a new rule needs."""
 
 
 def table_needs(tables: Tables, stream: Stream) -> Coverage:

@@ -18,14 +18,13 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from lookback.core.alerts import LateEvent
+from lookback.core.alerts import LateEvent, moment
 from lookback.core.arrival import merge_marks
 from lookback.core.blocks import pack_alerts, pack_failures, pack_late, unpack_events
 from lookback.core.evaluation import Batch, Evaluator, Output
 from lookback.core.events import Events, empty_events
 from lookback.core.rulebook import Coverage, RuleBook, RuleChange
 from lookback.core.rules import parse_time
-from lookback.core.alerts import moment
 from lookback.core.state import MANIFEST, ShardState
 from lookback.core.streams import Stream
 from lookback.spark.dispatch import EVENTS
@@ -82,7 +81,7 @@ class ShardProcessor(StatefulProcessor):
         self._handle = handle
         self._pages = _RocksPages(handle.getMapState(PAGES, _NAME, _PAGE))
 
-    def handleInputRows(  # noqa: N802 - Spark's name
+    def handleInputRows(  # type: ignore[override]  # noqa: N802 - Spark's name
         self,
         key: Any,
         rows: Iterator[pd.DataFrame],
@@ -99,9 +98,9 @@ class ShardProcessor(StatefulProcessor):
             output.late += future
         report = self._report(label, state, offered if label == self._labels[0] else 0)
         report.update(
+            covered=output.covered,
+            required=output.required.to_dict(),
             in_memory=cached,
-            pid=__import__("os").getpid(),
-            held=list(map(str, _IN_MEMORY)),
             milliseconds=1_000 * (time.perf_counter() - started),
         )
         yield _answer(label, output, report, with_log=label == self._labels[0])
@@ -109,7 +108,7 @@ class ShardProcessor(StatefulProcessor):
     def handleExpiredTimer(  # noqa: N802
         self,
         key: Any,
-        timerValues: TimerValues,
+        timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
         """Drops what no window needs any more."""
@@ -166,7 +165,7 @@ class ShardProcessor(StatefulProcessor):
                     changes.append(RuleChange(**json.loads(payload)))
                     continue
                 events, header = unpack_events(payload, self._stream)
-                marks.append({commit: high for commit, high in header["marks"]})
+                marks.append(dict(header["marks"]))
                 (deleted if header["deleted"] else inserted).append(events)
                 future += [
                     LateEvent(**{**row, "event_time": moment(parse_time(row["event_time"]))})
@@ -181,7 +180,6 @@ class ShardProcessor(StatefulProcessor):
         return Events.concat(parts, self._stream.event_id, self._stream.event_time)
 
     def _report(self, label: str, state: ShardState, offered: int) -> dict[str, Any]:
-        required = state.book.required()
         return {
             "shard": label,
             "events": offered,
@@ -190,8 +188,6 @@ class ShardProcessor(StatefulProcessor):
             "state_rows": sum(stored.rows for feature in state.features.values() for stored in feature.runs),
             "features": len(state.features),
             "rules": len(state.book.in_force()),
-            "waiting": len(state.book.pending),
-            "required": required.to_dict(),
             "bytes_read": self._pages.read,
             "bytes_written": self._pages.written,
         }

@@ -84,7 +84,9 @@ class RulesTable:
             raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
         text = json.dumps(document, ensure_ascii=False, default=_plain)
         if len(text.encode()) > MAX_DOCUMENT_BYTES:
-            raise RuleError(rule_id, [Problem("", f"the document is longer than {MAX_DOCUMENT_BYTES:,} bytes; split it")])
+            raise RuleError(
+                rule_id, [Problem("", f"the document is longer than {MAX_DOCUMENT_BYTES:,} bytes; split it")]
+            )
         versions = [row.version for row in self.rows() if row.rule_id == rule_id]
         version = max(versions, default=0) + 1
         changed_at = dt.datetime.now(dt.timezone.utc)

@@ -6,6 +6,8 @@ import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -48,8 +50,6 @@ class BatchReport:
     state_rows: int
     state_bytes_written: int
     rules: int
-    waiting: int
-    required: Coverage
     evaluate_ms: float
     run_ms: float
     write_ms: float
@@ -104,6 +104,14 @@ def is_written(tables: Tables, name: str, mark: str) -> bool:
         limit *= 8
 
 
+def uncovered(answers: pa.Table) -> Coverage | None:
+    """What dispatch must send before the batch can be judged; None if all was sent."""
+    reports = [json.loads(payload) for payload in _payloads(answers, REPORT)]
+    if all(report["covered"] for report in reports):
+        return None
+    return reduce(or_, (Coverage.from_dict(report["required"]) for report in reports))
+
+
 def _payloads(answers: pa.Table, kind: str) -> list[bytes]:
     kinds, payloads = answers.column("kind").to_pylist(), answers.column("payload")
     return [payloads[at].as_py() for at, each in enumerate(kinds) if each == kind]
@@ -131,13 +139,13 @@ def _late(answers: pa.Table) -> pa.Table:
 def _log(answers: pa.Table, stream: str, batch_id: int, logged_at: dt.datetime) -> pa.Table:
     rows = [row for payload in _payloads(answers, LOG) for row in json.loads(payload)]
     failures: list[Failure] = [f for payload in _payloads(answers, FAILURES) for f in unpack_failures(payload)]
-    for failure in merge_failures(failures):
-        rows.append(
-            {
-                "stream": stream, "rule_id": failure.rule_id, "version": failure.version, "action": "failed",
-                "message": failure_text(failure.count, failure.first_event_id), "arrival": failure.first_arrival[0],
-            }
-        )  # fmt: skip
+    rows += [
+        {
+            "stream": stream, "rule_id": failure.rule_id, "version": failure.version, "action": "failed",
+            "message": failure_text(failure.count, failure.first_event_id), "arrival": failure.first_arrival[0],
+        }
+        for failure in merge_failures(failures)
+    ]  # fmt: skip
     log = pa.Table.from_pylist(rows, schema=_LOG_SCHEMA)
     log = log.add_column(5, "batch_id", pa.array([batch_id] * log.num_rows, pa.int64()))
     return log.append_column("logged_at", pa.array([logged_at] * log.num_rows, _TIME))
@@ -151,9 +159,6 @@ def _report(
     counts: dict[str, int] = {}
     for rule_id in alerts.column("rule_id").to_pylist():
         counts[rule_id] = counts.get(rule_id, 0) + 1
-    required = Coverage()
-    for report in reports:
-        required |= Coverage.from_dict(report["required"])
     log_rows = tuple(log.to_pylist())
     first: Mapping[str, Any] = reports[0] if reports else {}
     return BatchReport(
@@ -168,8 +173,6 @@ def _report(
         state_rows=sum(report["state_rows"] for report in reports),
         state_bytes_written=sum(report["bytes_written"] for report in reports),
         rules=first.get("rules", 0),
-        waiting=first.get("waiting", 0),
-        required=required,
         evaluate_ms=max((report["milliseconds"] for report in reports), default=0.0),
         run_ms=run_ms,
         write_ms=write_ms,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.rulebook import EVALUATED
 from lookback.core.streams import Stream
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 def stream_status(tables: Tables, stream: Stream) -> dict[str, Any]:
-    """Figures of a stream: events and commits in its table, the last commit that brought an alert or a log row
-    (judged), rules in force, alerts, those in the open queue, late and rejected events. Zeros before `init`.
+    """Figures of a stream, from its tables; zeros before `init`.
+
+    events and commits of its table; judged: the last commit that brought an alert; rules that raise alerts; alerts,
+    and how many of all are in the open queue; late and rejected events.
     """
     zeros = dict.fromkeys(("events", "commits", "rules", "alerts", "open", "late", "rejected"), 0)
     status: dict[str, Any] = {"stream": stream.name, **zeros, "judged": None}
@@ -41,4 +43,3 @@ def stream_status(tables: Tables, stream: Stream) -> dict[str, Any]:
         rejected=count("rejected_events"),
     )
     return status
-

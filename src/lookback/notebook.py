@@ -1,0 +1,444 @@
+"""What the notebooks call, one function a cell: parameters, the workspace, and a thing to show for every step.
+
+The same notebooks run in Jupyter and on Databricks. Whatever is shown is an ordinary display object, escaped.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import yaml
+
+from lookback import pictures
+from lookback.config import load_rule_document, load_streams
+from lookback.core.errors import RuleError, SetupError
+from lookback.core.evidence import Explanation
+from lookback.core.wording import rule_in_words
+from lookback.display import code, frame_of, show, text
+from lookback.harness import replay
+from lookback.live import commit_times, watch
+
+if TYPE_CHECKING:
+    from lookback.core.compiled import CompiledRule
+    from lookback.core.streams import Stream
+    from lookback.spark.ingest import IngestReport
+    from lookback.spark.rules import RulesTable
+    from lookback.spark.sink import BatchReport
+    from lookback.spark.tables import Tables
+
+Value = str | int | float | bool  # of a parameter
+_PREFIX = "LOOKBACK_PARAM_"
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
+_MOST_ROWS = 50
+
+
+def parameters(**defaults: Value) -> SimpleNamespace:
+    """The notebook's parameters as attributes, each of the type of its default.
+
+    On Databricks a text widget per parameter is made and read, so that jobs and people can set it. Elsewhere the values
+    are as given by the cell tagged `parameters`, unless the environment has LOOKBACK_PARAM_<NAME>.
+    Raises SetupError where a text does not fit the type.
+    """
+    widgets = _widgets()
+    values: dict[str, Value] = {}
+    for name, default in defaults.items():
+        given: str | None = os.environ.get(_PREFIX + name.upper())
+        if widgets is not None:
+            widgets.text(name, str(default).lower() if isinstance(default, bool) else str(default))
+            given = widgets.get(name)
+        values[name] = default if given is None else _parsed(name, given, default)
+    return SimpleNamespace(**values)
+
+
+def _widgets() -> Any:
+    """The widgets of Databricks, from the notebook's own names; None elsewhere."""
+    try:
+        from IPython.core.getipython import get_ipython
+    except ImportError:
+        return None
+    shell = get_ipython()  # type: ignore[no-untyped-call]
+    dbutils = None if shell is None else shell.user_ns.get("dbutils")
+    return None if dbutils is None else dbutils.widgets
+
+
+def _parsed(name: str, given: str, default: Value) -> Value:
+    try:
+        if isinstance(default, bool):
+            return _TRUTH[given.strip().lower()]
+        return given if isinstance(default, str) else type(default)(given.strip() or 0)
+    except (KeyError, ValueError):
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
+        raise SetupError(f"parameter {name} must be {kind}, got {given!r}") from None
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where a notebook works: its tables, the declared streams by name, the stream chosen, the folder conf/."""
+
+    tables: Tables
+    streams: Mapping[str, Stream]
+    stream: Stream
+    conf: Path
+    checkpoints: str
+
+    @property
+    def rules(self) -> RulesTable:
+        """The rules table."""
+        from lookback.spark.rules import RulesTable
+
+        return RulesTable(self.tables, self.streams)
+
+    def checkpoint(self, step: str) -> str:
+        """The checkpoint folder of a step for the chosen stream; that of `evaluate` is the command line's too."""
+        return f"{self.checkpoints}/{step}_{self.stream.name}"
+
+
+def open_workspace(
+    root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = ""
+) -> Workspace:
+    """Starts or finds Spark, reads conf/, and creates the tables that are missing.
+
+    With catalog and schema the tables are catalog.schema.<table> and `root` (a volume) holds checkpoints; without them
+    they are folders below `root`. stream: one of conf/streams. Raises SetupError.
+    """
+    from lookback.spark.session import get_spark
+    from lookback.spark.tables import Tables
+
+    if bool(catalog) != bool(schema):
+        raise SetupError(f"catalog and schema go together, got catalog={catalog!r}, schema={schema!r}")
+    folder = Path(conf)
+    streams = load_streams(folder)
+    if stream not in streams:
+        raise SetupError(f"there is no stream {stream!r} in {folder / 'streams'}; there are {', '.join(streams)}")
+    spark = get_spark("lookback notebook", settings=_spark_settings(folder))
+    tables = Tables.catalog(spark, catalog, schema) if catalog else Tables.local(spark, root)
+    tables.create(streams[stream])
+    checkpoints = f"{tables.root or root.rstrip('/')}/_checkpoints"
+    where = f"{catalog}.{schema}" if catalog else str(tables.root)
+    show(text(f"Stream {stream} in {where}; {len(streams)} streams declared in {folder}."))
+    return Workspace(tables, streams, streams[stream], folder, checkpoints)
+
+
+def _spark_settings(conf: Path) -> dict[str, str]:
+    file = conf / "settings.yml"
+    document = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return {str(key): str(value) for key, value in ((document or {}).get("spark") or {}).items()}
+
+
+def ingest_files(
+    workspace: Workspace,
+    path: str = "",
+    format: str = "",
+    mode: str = "once",
+    every: str = "1 second",
+    minutes: float = 0,
+) -> IngestReport | None:
+    """Takes in the files at `path` (empty: where the stream's `source` says) and shows the account of their rows.
+
+    mode `once`: what is there; `continuous`: files as they appear, for `minutes` (0: until interrupted). A relative path
+    that is not here is looked for beside conf/. Returns the report of mode once.
+    """
+    from lookback.spark.ingest import ingest, ingest_continuously
+
+    found = _source_path(workspace, path)
+    if _mode(mode) == "once":
+        report = ingest(
+            workspace.tables, workspace.stream, found, format=_format(workspace, path, format), progress=None
+        )
+        show(_account(report), text(str(report)))
+        return report
+    query = ingest_continuously(
+        workspace.tables, workspace.stream, found, checkpoint=workspace.checkpoint("ingest"), every=every,
+        format=_format(workspace, path, format), progress=lambda line: show(text(line)),
+    )  # fmt: skip
+    try:
+        query.awaitTermination(round(minutes * 60) or None)
+    except KeyboardInterrupt:
+        pass  # the person at the notebook has seen enough
+    finally:
+        query.stop()
+    return None
+
+
+def _account(report: IngestReport) -> pd.DataFrame:
+    counts = {name: getattr(report, name) for name in ("offered", "ingested", "duplicates", "rejected", "commits")}
+    return pd.DataFrame([{**counts, "adds_up": report.balanced, "seconds": round(report.seconds, 1)}])
+
+
+def _source_path(workspace: Workspace, path: str) -> str:
+    chosen = path or str(workspace.stream.source.get("path") or "")
+    beside = workspace.conf.resolve().parent / chosen
+    is_local = "://" not in chosen and not chosen.startswith(("/", "dbfs:"))
+    return str(beside) if chosen and is_local and not Path(chosen).exists() else chosen
+
+
+def _format(workspace: Workspace, path: str, format_: str) -> str | None:
+    declared = workspace.stream.source.get("format") if not path else None
+    return format_ or (None if declared is None else str(declared))
+
+
+def _mode(mode: str) -> str:
+    if mode not in ("once", "continuous"):
+        raise SetupError(f"mode is once or continuous, got {mode!r}")
+    return mode
+
+
+def show_rejected(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
+    """The newest rows that could not be used, raw, with every reason."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = workspace.tables.read("rejected_events").where(F.col("stream") == workspace.stream.name)
+    frame = frame_of(rows.orderBy(F.col("ingested_at").desc(), "raw").limit(limit))
+    show(frame if len(frame) else text("No row was rejected."))
+    return frame
+
+
+def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
+    """The newest events of the stream as its table holds them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = workspace.tables.read(workspace.stream.name)
+    frame = frame_of(rows.orderBy(F.col(workspace.stream.event_time).desc()).limit(limit))
+    show(frame if len(frame) else text("The table holds no event yet."))
+    return frame
+
+
+def rule_form(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
+    """The rule document that the parameters describe, or that of `rule_file`.
+
+    form: rule_file, or rule_id, description, severity, group_by (names with commas), where, window, measures (`name:
+    aggregate`, several with semicolons or lines), when, message. A rule_file is looked for here, then in conf/rules.
+    """
+    if form.rule_file:
+        here, there = Path(form.rule_file), workspace.conf / "rules" / form.rule_file
+        document = load_rule_document(there if there.is_file() and not here.is_file() else here)
+    else:
+        texts = {name: getattr(form, name) for name in ("description", "where", "message") if getattr(form, name)}
+        document = {
+            "rule_id": form.rule_id, "stream": workspace.stream.name, "severity": form.severity, **texts,
+            "group_by": [name.strip() for name in form.group_by.split(",") if name.strip()],
+            "window": form.window, "measures": _measures(form.measures), "when": form.when,
+        }  # fmt: skip
+    show(code(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)))
+    return document
+
+
+def _measures(listed: str) -> dict[str, str]:
+    """`total: sum(amount); n: count(*)` -> name -> aggregate."""
+    parts = [part.partition(":") for part in listed.replace(";", "\n").splitlines() if part.strip()]
+    return {name.strip(): aggregate.strip() for name, _, aggregate in parts}
+
+
+def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRule:
+    """Checks a rule against its stream and runs its own tests; says it in words.
+
+    Where something is wrong all of it is shown as a table, place by place with what to do, and RuleError is raised.
+    """
+    try:
+        rule = workspace.rules.check(document)
+    except RuleError as error:
+        show(pd.DataFrame([{"place": p.place or "the document", "what to do": p.message} for p in error.problems]))
+        raise
+    tests = f"; {len(rule.rule.tests)} of its own tests passed" if rule.rule.tests else ""
+    show(text(f"{rule.rule.rule_id} can be published{tests}. {rule_in_words(rule)}"))
+    return rule
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a rule says of recent events. errors: rows of the kind that rule_log would have had."""
+
+    events: pd.DataFrame = field(repr=False)
+    alerts: pd.DataFrame = field(repr=False)
+    errors: pd.DataFrame = field(repr=False)
+
+
+def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50_000) -> Trial:
+    """Runs a rule over the newest `events` events of its stream, publishing nothing, and draws what it would have flagged.
+
+    The evaluator is the stream's own; events go in the order in which they were ingested. A window that begins before
+    the first of these events is incomplete.
+    """
+    stream = workspace.streams[str(document.get("stream"))]
+    recent = recent_events(workspace.tables, stream, events)
+    result = replay([document], recent, stream)
+    trial = Trial(recent.to_pandas(), result.alerts.to_pandas(), result.errors.to_pandas())
+    show(
+        pictures.flagged(
+            trial.events, trial.alerts, stream.event_time, f"{document.get('rule_id')}: what it would have flagged"
+        )
+    )
+    if len(trial.alerts):
+        show(trial.alerts[["event_time", "severity", "key", "measures", "message", "verdict"]].tail(10).iloc[::-1])
+    if len(trial.errors):
+        show(trial.errors)
+    return trial
+
+
+def recent_events(tables: Tables, stream: Stream, limit: int) -> Any:
+    """The newest events by event time as an Arrow table, with `arrival` in the order in which they were ingested."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if limit < 1:
+        raise SetupError(f"at least one event is needed to try a rule, got {limit}")
+    newest = tables.read(stream.name).orderBy(F.col(stream.event_time).desc(), F.col(stream.event_id).desc())
+    arrival = F.coalesce(F.unix_micros("ingested_at"), F.lit(0)).alias("arrival")
+    return newest.limit(limit).select(*stream.fields, arrival).toArrow()
+
+
+def publish_rule(
+    workspace: Workspace, document: Mapping[str, Any], status: str = "active", publish: bool = True,
+    author: str = "", comment: str = "",
+) -> int | None:  # fmt: skip
+    """Appends the rule's next version with a status, if `publish` says so; a running stream obeys it in seconds."""
+    if not publish:
+        show(text("Not published: set the parameter publish to true."))
+        return None
+    version = workspace.rules.push(document, status=status, author=author, comment=comment)
+    show(text(f"{document['rule_id']} is published as version {version}, {status}."))
+    return version
+
+
+def list_rules(workspace: Workspace) -> pd.DataFrame:
+    """The last version of every rule."""
+    rows = [
+        {
+            "rule_id": row.rule_id, "version": row.version, "status": row.status,
+            **{name: (row.document or {}).get(name, "") for name in ("stream", "severity", "when")},
+            "author": row.author, "changed_at": row.changed_at,
+        }
+        for row in workspace.rules.rows()
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows)
+    show(frame if rows else text("No rule is published yet."))
+    return frame
+
+
+def evaluate_stream(
+    workspace: Workspace, mode: str = "once", every: str = "1 second", minutes: float = 0
+) -> list[BatchReport]:
+    """Judges the stream's events by the rules in force, with a live view until it ends; returns the reports of its batches.
+
+    mode `once`: what has arrived, then ends; `continuous`: for `minutes`, 0 without end. An interrupt of the cell ends
+    it cleanly: what is half done is done again at the next start.
+    """
+    from lookback.spark.pipeline import Evaluation
+
+    once = _mode(mode) == "once"
+    if not any(row.status in ("active", "shadow") for row in workspace.rules.rows()):
+        show(text("No rule is in force: publish one with 02_author_rules, or with `lookback rules push`."))
+    evaluation = Evaluation(
+        workspace.tables, workspace.stream, workspace.streams, workspace.checkpoint("evaluate"), once=once, every=every
+    )
+    watch(evaluation, minutes, commits=None if once else lambda: commit_times(workspace.tables, workspace.stream))
+    return list(evaluation.reports)
+
+
+def show_alerts(workspace: Workspace) -> pd.DataFrame:
+    """Alerts per rule, mode and verdict, and when they fell."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    alerts = workspace.tables.read("alerts").where(F.col("stream") == workspace.stream.name)
+    counts = frame_of(alerts.groupBy("rule_id", "mode", "verdict", "severity").count().orderBy(F.col("count").desc()))
+    newest = alerts.orderBy(F.col("event_time").desc()).limit(100_000).select("event_time", "rule_id")
+    show(pictures.alerts_over_time(frame_of(newest)), counts if len(counts) else text("There are no alerts yet."))
+    return counts
+
+
+def show_log(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
+    """The newest rows of rule_log: what was activated, paused or rejected, and what failed."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = workspace.tables.read("rule_log").where(F.col("stream") == workspace.stream.name)
+    newest = rows.orderBy(F.col("logged_at").desc(), "rule_id", "version").limit(limit)
+    frame = frame_of(newest.select("logged_at", "rule_id", "version", "action", "arrival", "message"))
+    show(frame if len(frame) else text("Nothing is logged yet."))
+    return frame
+
+
+def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20) -> pd.DataFrame:
+    """The first alerts of the open queue, by severity, and how many wait in all."""
+    from lookback.spark.review import open_queue
+
+    queue = open_queue(workspace.tables, rule_id or None)
+    waiting = queue.count()
+    frame = frame_of(queue.limit(limit))
+    show(text(f"{waiting:,} alerts wait for review" + (f"; the first {limit}:" if waiting > limit else ".")))
+    if len(frame):
+        show(frame[["severity", "event_time", "rule_id", "key", "measures", "message", "alert_id"]])
+    return frame
+
+
+def explain_alert(workspace: Workspace, alert_id: str = "", queue: pd.DataFrame | None = None) -> Explanation | None:
+    """Explains one alert (empty: the first of `queue`): rule in words, measures, the events that counted, a picture.
+
+    None, and a sentence, where there is none to explain. Raises ReviewError for an unknown one.
+    """
+    from lookback.spark.review import explain
+
+    chosen = alert_id or (str(queue["alert_id"].iloc[0]) if queue is not None and len(queue) else "")
+    if not chosen:
+        show(text("There is no alert to explain: the queue is empty."))
+        return None
+    explanation = explain(workspace.tables, workspace.streams, chosen)
+    show_explanation(explanation)
+    return explanation
+
+
+def show_explanation(explanation: Explanation) -> None:
+    """The explanation as text, tables and picture; of the events that counted the newest 50 are listed."""
+    alert, rule = explanation.alert, explanation.rule
+    author = f" by {rule['author']}" if rule.get("author") else ""
+    key = ", ".join(f"{name} = {value}" for name, value in explanation.key.items()) or "all events together"
+    show(
+        text(f"Alert {alert['alert_id']} ({alert['severity']}): {alert['message']}"),
+        text(f"Rule {alert['rule_id']}, version {alert['rule_version']}{author}. {explanation.sentence}"),
+        text(f"Key: {key}. {_verdict(explanation)}"),
+        pd.DataFrame([_measure_row(measure) for measure in explanation.measures]),
+        pictures.key_timeline(explanation),
+    )
+    main = next(measure for measure in explanation.measures if measure.name == explanation.main)
+    shown = main.events.tail(_MOST_ROWS).iloc[::-1]
+    show(text(f"Events that counted for {main.name}: {len(main.events):,}"), shown)
+
+
+def _measure_row(measure: Any) -> dict[str, Any]:
+    return {
+        "measure": measure.name, "is": measure.words, "from": measure.window_start, "to": measure.window_end,
+        "in the alert": measure.recorded, "recomputed": measure.recomputed, "events": len(measure.events),
+    }  # fmt: skip
+
+
+def _verdict(explanation: Explanation) -> str:
+    gone = (
+        f" {explanation.missing} of its events have been deleted since and are not shown."
+        if explanation.missing
+        else ""
+    )
+    if explanation.consistent:
+        return f"The measures, recomputed from the events as they stood, equal those of the alert.{gone}"
+    return f"The measures could not be reproduced from the events that are there now.{gone}"
+
+
+def review_alert(
+    workspace: Workspace, explanation: Explanation | None, disposition: str = "", reviewer: str = "", note: str = ""
+) -> None:
+    """Records what a person decided about the alert that was explained; nothing where no disposition is given.
+
+    disposition: confirmed, false_positive or unclear. reviewer: default is who runs the notebook. Raises ReviewError.
+    """
+    from lookback.spark.review import record_review
+
+    if explanation is None or not disposition:
+        show(text("Nothing is recorded: give a disposition, one of confirmed, false_positive, unclear."))
+        return
+    alert_id = str(explanation.alert["alert_id"])
+    record_review(workspace.tables, alert_id, disposition, reviewer or getpass.getuser(), note)
+    show(text(f"Alert {alert_id} is recorded as {disposition}."))

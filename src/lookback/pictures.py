@@ -1,0 +1,326 @@
+"""Pictures for people: one key's time line, what a rule would flag, alerts over time, a running evaluation.
+
+Each function returns a matplotlib Figure of its own and changes nothing outside of it, so it works without a display.
+Times are UTC. The colours are Okabe and Ito's (2008), which stay apart for colour-blind eyes.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib.dates
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from lookback.core.evidence import Explanation
+    from lookback.spark.sink import BatchReport
+
+# Its functions carry no types.
+_DATES: Any = matplotlib.dates
+_BLUE, _ORANGE, _GREEN, _RED, _SKY, _GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#7F7F7F"
+_RULE_COLOURS = [_BLUE, _ORANGE, _GREEN, _RED, _SKY, "#CC79A7"]
+_WIDTH = 10.0
+_MOST_KEYS = 10
+_MOST_RULES = 6
+
+
+def key_timeline(explanation: Explanation) -> Figure:
+    """The key's events over time, above the measure that has a limit; the look-back window shaded, the alert marked.
+
+    Upper axes: what each event brought to the measure. Lower axes: the measure as of each event, and its limits.
+    """
+    frame, alert = explanation.timeline, explanation.alert
+    main = next(measure for measure in explanation.measures if measure.name == explanation.main)
+    figure, (upper, lower) = _axes(2, 5.6, sharex=True)
+    for axes in (upper, lower):
+        axes.axvspan(main.window_start, main.window_end, color=_SKY, alpha=0.18, linewidth=0, label="look-back window")
+    _stems(upper, frame[~frame["in_window"]], _GREY, "before the window")
+    _stems(upper, frame[frame["in_window"]], _BLUE, "counted")
+    raised = frame[frame["is_alert"]]
+    if len(raised):
+        upper.plot(
+            raised["event_time"], raised["value"], "D", color=_RED, markersize=8, zorder=4, label="raised the alert"
+        )
+    running = frame.dropna(subset=["running"])
+    lower.step(running["event_time"], running["running"], where="post", color=_BLUE, linewidth=1.6, label=main.name)
+    lower.plot(running["event_time"], running["running"], ".", color=_BLUE, markersize=5)
+    for limit in explanation.limits.get(main.name, ()):
+        lower.axhline(limit, color=_RED, linestyle="--", linewidth=1.4, label=f"limit {limit:,.10g}")
+    if len(raised):
+        lower.plot(raised["event_time"], raised["running"], "D", color=_RED, markersize=8, zorder=4)
+        _value_label(lower, raised["event_time"].iloc[-1], raised["running"].iloc[-1], main.recorded)
+    upper.set_ylabel(_measured(main.text))
+    lower.set_ylabel(f"{main.name} as of each event")
+    key = ", ".join(f"{name} {value}" for name, value in explanation.key.items()) or "all events"
+    _title(figure, f"{alert['rule_id']}: {key}", f"{alert['severity']}, {_moment(alert['event_time'])}")
+    _legend(upper)
+    _legend(lower, skip=1)
+    lower.set_ylim(bottom=min(0.0, lower.get_ylim()[0]))
+    _time_axis(lower)
+    return figure
+
+
+def flagged(
+    events: pd.DataFrame, alerts: pd.DataFrame, event_time: str, title: str = "What the rule would have flagged"
+) -> Figure:
+    """What a rule would have flagged: events and alerts over time, and the keys with the most alerts.
+
+    events: the events tried, with a column `event_time` of times; alerts: rows with event_time and key (a mapping), as
+    Result.alerts.to_pandas() gives them.
+    """
+    figure = _figure(4.6)
+    grid = figure.add_gridspec(2, 2, width_ratios=(2.2, 1))
+    upper, top = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[:, 1])
+    lower = figure.add_subplot(grid[1, 0], sharex=upper)
+    times = _times(events[event_time] if len(events) else [])
+    raised = _times(alerts["event_time"] if len(alerts) else [])
+    for axes, values, colour, label in ((upper, times, _BLUE, "events"), (lower, raised, _RED, "alerts")):
+        _plain(axes)
+        axes.hist(_DATES.date2num(values), bins=_edges(times), color=colour, alpha=0.85)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
+        axes.set_ylabel(label)
+    upper.tick_params(labelbottom=False)
+    _time_axis(lower)
+    _top_keys(top, alerts)
+    share = f"{len(alerts) / len(events):.2%} of events" if len(events) else "no events"
+    _title(figure, title, f"{len(alerts):,} alerts, {share}")
+    return figure
+
+
+def alerts_over_time(alerts: pd.DataFrame) -> Figure:
+    """Alerts over event time, one colour per rule (the most frequent ones apart, the others together).
+
+    alerts: rows with event_time and rule_id, such as the alerts table's.
+    """
+    figure, (axes,) = _axes(1, 3.8)
+    names = _frequent(alerts)
+    edges = _edges(_times(alerts["event_time"]) if len(alerts) else _times([]))
+    groups = [
+        _DATES.date2num(_times(alerts.loc[alerts["rule_id"].isin(rules), "event_time"])) for rules in names.values()
+    ]
+    colours = [*_RULE_COLOURS[: len(groups) - 1], _GREY] if "other rules" in names else _RULE_COLOURS[: len(groups)]
+    labels = [f"{name} ({len(group):,})" for name, group in zip(names, groups, strict=True)]
+    if groups:
+        axes.hist(groups, bins=edges, stacked=True, color=colours, label=labels)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    else:
+        _nothing(axes, "no alerts")
+    axes.set_ylabel("alerts")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _time_axis(axes)
+    _title(figure, "Alerts over time", f"{len(alerts):,} alerts")
+    return figure
+
+
+def live(reports: Sequence[BatchReport], committed: Mapping[int, dt.datetime] | None = None) -> Figure:
+    """A running evaluation: events/s, lag, rows of state and alerts per rule, batch by batch.
+
+    committed: commit version -> when it was made; the lag is the time from the commit of a batch's last events to the
+    commit of its alerts. Without it the seconds that each batch took are shown.
+    """
+    figure = _figure(5.4)
+    (rate, lag), (state, alerts) = figure.subplots(2, 2)
+    times = [report.finished_at for report in reports]
+    _line(rate, times, events_per_second(reports), _BLUE, "events/s")
+    lags = lag_seconds(reports, committed) if committed else None
+    if lags is not None and any(not math.isnan(value) for value in lags):
+        _line(lag, times, lags, _ORANGE, "lag, commit to alert (s)")
+    else:
+        _line(lag, times, [(r.run_ms + r.write_ms) / 1_000 for r in reports], _ORANGE, "seconds per batch")
+    _line(state, times, [float(report.state_rows) for report in reports], _GREEN, "rows of window state")
+    _bars(alerts, alert_totals(reports), "alerts since the start")
+    last = reports[-1] if reports else None
+    text = "waiting for the first batch" if last is None else (
+        f"{sum(r.events for r in reports):,} events, {sum(sum(r.alerts.values()) for r in reports):,} alerts, "
+        f"{last.rules} rules, watermark {_watermark(last.watermark)}"
+    )  # fmt: skip
+    _title(figure, "Evaluation", text)
+    return figure
+
+
+def events_per_second(reports: Sequence[BatchReport]) -> list[float]:
+    """Events of each batch by the seconds since the batch before ended (of the first: by those that it took)."""
+    rates = []
+    for at, report in enumerate(reports):
+        took = (report.run_ms + report.write_ms) / 1_000
+        if at:
+            took = (report.finished_at - reports[at - 1].finished_at).total_seconds()
+        rates.append(report.events / took if took > 0 else 0.0)
+    return rates
+
+
+def lag_seconds(reports: Sequence[BatchReport], committed: Mapping[int, dt.datetime]) -> list[float]:
+    """From the commit of each batch's last events until its alerts were written; NaN where the commit is not known."""
+    made = [None if report.arrival is None else committed.get(report.arrival) for report in reports]
+    return [
+        math.nan if at is None else (report.finished_at - at).total_seconds()
+        for report, at in zip(reports, made, strict=True)
+    ]
+
+
+def alert_totals(reports: Iterable[BatchReport]) -> dict[str, int]:
+    """Alerts per rule over all reports, most first."""
+    totals: dict[str, int] = {}
+    for report in reports:
+        for rule_id, count in report.alerts.items():
+            totals[rule_id] = totals.get(rule_id, 0) + count
+    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _figure(height: float) -> Figure:
+    return Figure(figsize=(_WIDTH, height), layout="constrained")
+
+
+def _axes(rows: int, height: float, *, sharex: bool = False) -> tuple[Figure, list[Axes]]:
+    figure = _figure(height)
+    axes = list(figure.subplots(rows, 1, sharex=sharex, squeeze=False).ravel())
+    for each in axes:
+        _plain(each)
+    return figure, axes
+
+
+def _plain(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    axes.tick_params(labelsize=9)
+
+
+def _thousands(value: float, _: Any = None) -> str:
+    return f"{value:,.10g}"
+
+
+def _title(figure: Figure, title: str, below: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    figure.axes[0].set_title(below, loc="left", fontsize=10, color="#444444")
+
+
+def _stems(axes: Axes, frame: pd.DataFrame, colour: str, label: str) -> None:
+    frame = frame.dropna(subset=["value"])
+    if not len(frame):
+        return
+    axes.vlines(frame["event_time"], 0, frame["value"], color=colour, linewidth=1.2)
+    axes.plot(frame["event_time"], frame["value"], "o", color=colour, markersize=4, label=label)
+
+
+def _value_label(axes: Axes, time: Any, value: float, text: str | None) -> None:
+    if text is not None and not math.isnan(value):
+        axes.annotate(
+            text, (_DATES.date2num(time), value), xytext=(-9, 0), textcoords="offset points", ha="right", va="center",
+            fontsize=10, fontweight="bold", color=_RED,
+        )  # fmt: skip
+
+
+def _measured(text: str) -> str:
+    """`sum(amount) filter (...)` -> `amount`; a count is of events."""
+    inside = text.partition("(")[2].partition(")")[0].strip()
+    return "events" if inside in ("*", "") or text.strip().lower().startswith("count") else inside
+
+
+def _legend(axes: Axes, skip: int = 0) -> None:
+    """In a row above the axes, where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99), "borderaxespad": 0.2}
+    axes.legend(handles[skip:], labels[skip:], ncols=4, fontsize=9, frameon=False, **place)
+
+
+def _time_axis(axes: Axes) -> None:
+    locator = _DATES.AutoDateLocator(tz=dt.timezone.utc, minticks=4, maxticks=9)
+    axes.xaxis_date(tz=dt.timezone.utc)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(_DATES.ConciseDateFormatter(locator, tz=dt.timezone.utc))
+    axes.set_xlabel("event time (UTC)")
+
+
+def _moment(time: dt.datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _watermark(microseconds: int | None) -> str:
+    if microseconds is None:
+        return "not yet"
+    return _moment(dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=microseconds))
+
+
+def _times(values: Any) -> pd.DatetimeIndex:
+    return pd.DatetimeIndex(pd.to_datetime(pd.Series(list(values), dtype=object), utc=True))
+
+
+def _edges(times: pd.DatetimeIndex) -> list[float]:
+    """At most 60 bars over the times; one day without any."""
+    if not len(times):
+        return [0.0, 1.0]
+    low, high = float(_DATES.date2num(times.min())), float(_DATES.date2num(times.max()))
+    high = high if high > low else low + 1 / 24
+    return list(np.linspace(low, high, min(60, max(10, len(times))) + 1).tolist())
+
+
+def _top_keys(axes: Axes, alerts: pd.DataFrame) -> None:
+    names = [", ".join("null" if v is None else str(v) for v in key.values()) or "all" for key in alerts.get("key", [])]
+    counts = pd.Series(names, dtype=object).value_counts().head(_MOST_KEYS)
+    fields = next((", ".join(key) for key in alerts.get("key", []) if key), "key")
+    _bars(axes, {str(name): int(count) for name, count in counts.items()}, "alerts")
+    axes.set_title(f"most alerts by {fields}", loc="left", fontsize=10, color="#444444")
+
+
+def _bars(axes: Axes, counts: Mapping[str, int], label: str) -> None:
+    _plain(axes)
+    axes.grid(visible=False)
+    axes.set_xlabel(label)
+    if not counts:
+        _nothing(axes, "none")
+        return
+    shown = dict(list(counts.items())[:_MOST_KEYS])
+    bars = axes.barh([_short(name) for name in shown], list(shown.values()), color=_RED, alpha=0.85, height=0.65)
+    axes.bar_label(bars, fmt=_thousands, padding=3, fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.18)
+    axes.yaxis.set_major_formatter(axes.yaxis.get_major_formatter())
+    axes.set_yticks(range(len(shown)), [_short(name) for name in shown])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+    axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 28 else f"{name[:27]}…"
+
+
+def _line(axes: Axes, times: Sequence[dt.datetime], values: Sequence[float], colour: str, label: str) -> None:
+    _plain(axes)
+    axes.set_ylabel(label)
+    if not times:
+        _nothing(axes, "no batch yet")
+        return
+    axes.plot(_DATES.date2num(times), values, color=colour, linewidth=1.6, marker="o", markersize=3)
+    axes.set_ylim(bottom=0)
+    locator = _DATES.AutoDateLocator(tz=dt.timezone.utc, minticks=3, maxticks=6)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(_DATES.DateFormatter("%H:%M:%S", tz=dt.timezone.utc))
+    axes.set_xlabel("UTC")
+    if len(times) == 1:
+        axes.set_xlim(*(_DATES.date2num(times[0] + dt.timedelta(seconds=side)) for side in (-5, 5)))
+
+
+def _nothing(axes: Axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=_GREY)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _frequent(alerts: pd.DataFrame) -> dict[str, list[str]]:
+    """Label -> rule ids: the most frequent rules by themselves, the others as one."""
+    counts = alerts["rule_id"].value_counts() if len(alerts) else pd.Series(dtype=int)
+    ordered = [str(name) for name in counts.index]
+    alone = ordered if len(ordered) <= _MOST_RULES else ordered[: _MOST_RULES - 1]
+    rest = ordered[len(alone) :]
+    return {**{name: [name] for name in alone}, **({"other rules": rest} if rest else {})}

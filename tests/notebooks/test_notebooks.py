@@ -1,0 +1,75 @@
+"""The four notebooks under nbmake, in order, in one temporary place, each from its first cell to its last."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from nbmake.nb_run import NotebookRun
+
+pytestmark = [pytest.mark.notebook, pytest.mark.spark, pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 300
+EVENTS = 5_000
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of conf/ with a small Spark, and a few thousand of the sample's events, one of them unusable."""
+    place = tmp_path_factory.mktemp("notebooks")
+    shutil.copytree(ROOT / "conf", place / "conf", ignore=shutil.ignore_patterns("samples", "jobs"))
+    settings = {"spark": {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}}
+    (place / "conf" / "settings.yml").write_text(yaml.safe_dump(settings))
+    events = pq.read_table(ROOT / "conf/samples/transactions.parquet").slice(0, EVENTS).to_pandas()
+    events.loc[EVENTS - 1, "event_time"] = None
+    events.to_parquet(place / "events.parquet", index=False, coerce_timestamps="us")
+    return place
+
+
+def run(name: str, place: Path, monkeypatch: pytest.MonkeyPatch, **parameters: Any) -> str:
+    """Runs a notebook with parameters; returns all that it displayed as text."""
+    given = {"root": place / "lakehouse", "conf": place / "conf", **parameters}
+    for key, value in given.items():
+        monkeypatch.setenv(f"LOOKBACK_PARAM_{key.upper()}", str(value))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    result = NotebookRun(ROOT / "notebooks" / name, default_timeout=TIMEOUT).execute()
+    assert result.error is None, result.error.trace
+    outputs = [output for cell in result.nb.cells if cell.cell_type == "code" for output in cell.outputs]
+    return "\n".join(output.get("data", {}).get("text/plain", output.get("text", "")) for output in outputs)
+
+
+def test_1_ingest_accounts_for_every_row(place: Path, monkeypatch: pytest.MonkeyPatch):
+    said = run("01_ingest.ipynb", place, monkeypatch, path=place / "events.parquet")
+    assert f"{EVENTS:,} offered = {EVENTS - 1:,} ingested + 0 duplicates + 1 rejected" in said
+    assert "event_time" in said
+
+
+def test_2_a_rule_is_checked_tried_and_published(place: Path, monkeypatch: pytest.MonkeyPatch):
+    said = run(
+        "02_author_rules.ipynb", place, monkeypatch,
+        rule_id="customer-day", window="24 hours", when="total >= 300 and n >= 2", publish="true", events="4000",
+    )  # fmt: skip
+    assert "Raised when total >= 300 and n >= 2" in said
+    assert "a picture" in said
+    assert "customer-day is published as version 1, active." in said
+
+
+def test_3_the_stream_is_evaluated_with_a_live_view(place: Path, monkeypatch: pytest.MonkeyPatch):
+    said = run("03_evaluate_stream.ipynb", place, monkeypatch, mode="once")
+    assert f"{EVENTS - 1:,} events" in said
+    assert "customer-day" in said
+    assert "activated" in said
+
+
+def test_4_the_first_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, monkeypatch: pytest.MonkeyPatch):
+    said = run("04_review_alerts.ipynb", place, monkeypatch, disposition="confirmed", reviewer="kim", note="seen")
+    assert "equal those of the alert" in said
+    before, after = (
+        int(line.split()[0].replace(",", "")) for line in said.splitlines() if "alerts wait for review" in line
+    )
+    assert after == before - 1 >= 0
+    assert "is recorded as confirmed" in said

@@ -1,0 +1,127 @@
+"""A small stream, rules for it, and the same alerts read from the tables and from a replay: shared by the Spark tests."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812
+
+import lookback
+from lookback.core.columns import text_of
+from lookback.core.streams import Stream
+
+if TYPE_CHECKING:
+    from lookback.spark.tables import Tables
+
+STREAM = Stream.from_dict(
+    {
+        "stream": "payins",
+        "event_id": "id",
+        "event_time": "at",
+        "fields": {"id": "string", "at": "timestamp", "customer": "int", "shop": "string", "amount": "decimal(18,2)"},
+        "max_out_of_orderness": "20 seconds",
+        "allowed_lateness": "1 minute",
+    }
+)
+STREAMS = {STREAM.name: STREAM}
+START = 1_700_000_000_000_000
+
+
+def rule(rule_id: str, **more: Any) -> dict[str, Any]:
+    return {
+        "rule_id": rule_id,
+        "stream": STREAM.name,
+        "group_by": ["customer"],
+        "window": "5 minutes",
+        "measures": {"n": "count(*)", "total": "sum(amount)", "top": "max(amount)"},
+        "when": "n >= 4 and total > 100",
+        "message": "{total} by {customer}",
+        **more,
+    }
+
+
+RULES = [
+    rule("by-customer"),
+    rule("by-shop", group_by=["shop"], window={"lookback": "2 minutes", "delay": "10 seconds"}, when="n > 5"),
+    rule("all", group_by=[], when="top >= 49 or n = 1", suppress="30 seconds", late="record"),
+    rule(
+        "pair",
+        group_by=["shop", "customer"],
+        where="amount <> 13",
+        when="window_complete and n > 1 and total / (n - 3) > 2",
+    ),
+]
+
+
+def make_events(count: int, seed: int) -> list[dict[str, Any]]:
+    """Events out of order, with ties, some late, a few lost to lateness; `arrival` counts commits from 1."""
+    chance, time, rows = random.Random(seed), START, []
+    for at in range(count):
+        time += chance.choice([0, 1, 1_000_000, 3_000_000])
+        delay = chance.choice([0] * 12 + [5_000_000, 15_000_000, 40_000_000, 200_000_000])
+        rows.append(
+            {
+                "id": f"e{at}",
+                "at": time - delay,
+                "customer": chance.choice([None, 1, 2, 3, 3]),
+                "shop": chance.choice(["a", "ü", "", None]),
+                "amount": f"{chance.choice([1, 13, 25, 49, 50])}.{chance.randrange(100):02}",
+                "arrival": at // 25 + 1,
+            }
+        )
+    return rows
+
+
+def append(tables: Tables, rows: list[dict[str, Any]]) -> None:
+    """One foreign commit of one file per arrival."""
+    fields = STREAM.fields
+    for arrival in sorted({row["arrival"] for row in rows}):
+        here = [tuple(row[name] for name in fields) for row in rows if row["arrival"] == arrival]
+        frame = tables.spark.createDataFrame(here, "id string, at long, customer int, shop string, amount string")
+        frame = frame.withColumn("at", F.timestamp_micros("at")).withColumn(
+            "amount", F.col("amount").cast("decimal(18,2)")
+        )
+        tables.append(frame.withColumn("ingested_at", F.current_timestamp()).coalesce(1), STREAM.name)
+
+
+def stored_alerts(tables: Tables) -> list[tuple[Any, ...]]:
+    rows = tables.read("alerts").withColumn("at", F.unix_micros("event_time")).collect()
+    return sorted(
+        (
+            row["alert_id"], row["revision"], row["verdict"], row["rule_id"], row["rule_version"], row["mode"],
+            tuple(sorted(row["key"].items())), row["event_id"], row["at"], row["window_complete"],
+            tuple(sorted(row["measures"].items())), row["message"], row["arrival"],
+        )
+        for row in rows
+    )  # fmt: skip
+
+
+def replayed_alerts(result: lookback.Result) -> list[tuple[Any, ...]]:
+    epoch = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+    return sorted(
+        (
+            alert.alert_id, alert.revision, alert.verdict, alert.rule_id, alert.rule_version, alert.mode,
+            tuple(sorted(alert.key.items())), alert.event_id,
+            (alert.event_time - epoch) // dt.timedelta(microseconds=1), alert.window_complete,
+            tuple(sorted((name, text_of(value)) for name, value in alert.measures.items())), alert.message, alert.arrival,
+        )
+        for alert in result.alerts
+    )  # fmt: skip
+
+
+def replay_of_tables(tables: Tables) -> lookback.Result:
+    """A replay of what the tables hold: events by their commits, rules at their logged arrivals."""
+    events = (
+        tables.read_changes(STREAM.name, 0)
+        .where("_change_type = 'insert'")
+        .select(*STREAM.fields, F.col("_commit_version").alias("arrival"))
+        .toArrow()
+    )
+    rows = {(row["rule_id"], row["version"]): row.asDict() for row in tables.read("rules").collect()}
+    log = tables.read("rule_log").where("action in ('activated', 'shadowed', 'paused', 'retired')").collect()
+    rules = [
+        (rows[row["rule_id"], row["version"]], row["arrival"]) for row in sorted(log, key=lambda r: r["arrival"] or -1)
+    ]
+    return lookback.replay(rules, events, STREAM)

@@ -1,0 +1,79 @@
+"""kill -9 of `lookback evaluate` in mid-run: the same alerts as an undisturbed run, none twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from lookback.spark.pipeline import checkpoint_folder
+from lookback.spark.rules import RulesTable
+from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, stored_alerts
+
+if TYPE_CHECKING:
+    from lookback.spark.tables import Tables
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def start(tables: Tables, conf: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lookback.cli", "--root", str(tables.root), "--conf", str(conf)]
+    return subprocess.Popen(
+        [*command, "evaluate", STREAM.name, "--json", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Ends the command, its JVM and its Python workers at once, as a machine that dies does."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def test_c8_killed_runs_and_a_last_one_give_what_one_run_gives(tables: Tables, tmp_path: Path) -> None:
+    conf = tmp_path / "conf"
+    (conf / "streams").mkdir(parents=True)
+    (conf / "streams/payins.yml").write_text(yaml.safe_dump(STREAM.to_dict()))
+    tables.create(STREAM)
+    rules = RulesTable(tables, STREAMS)
+    for document in RULES:
+        rules.push(document)
+    events = make_events(200, seed=21)
+    offsets = Path(checkpoint_folder(tables, STREAM)) / "offsets"
+    chance = random.Random(4)
+    for part in range(2):
+        process = start(tables, conf, "--every", "100 milliseconds")
+        try:
+            planned = len(list(offsets.glob("[0-9]*")))
+            append(tables, [row for row in events if row["arrival"] == 4 * part + 1])
+            deadline = time.monotonic() + 120
+            while len(list(offsets.glob("[0-9]*"))) == planned:
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.monotonic() < deadline, "no batch was planned"
+                time.sleep(0.02)
+            append(tables, [row for row in events if 4 * part + 1 < row["arrival"] <= 4 * part + 4])
+            time.sleep(chance.random() * 1.5)
+        finally:
+            kill(process)
+    process = start(tables, conf, "--once")
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    assert all(json.loads(line)["batch_id"] >= 0 for line in out.splitlines())
+    found = stored_alerts(tables)
+    assert found == replayed_alerts(replay_of_tables(tables))
+    identities = [(row[0], row[1]) for row in found]
+    assert len(set(identities)) == len(identities) > 20
+    activated = tables.read("rule_log").where("action = 'activated'").collect()
+    assert sorted(row["rule_id"] for row in activated) == sorted(document["rule_id"] for document in RULES)
