@@ -40,7 +40,7 @@ _MARKER = ".lookback-demo"
 _RULES = ("customer-day-spend", "large-payment", "spend-against-usual")
 _ADDED, _CHANGED, _PAUSED = "same-terminal-again", "customer-day-spend", "large-payment"
 # The first part is there when the stream starts; the others arrive while it runs.
-_FIRST_PART, _PARTS = 0.6, 6
+_FIRST_PART, _PARTS = 0.6, 4
 _TIMEOUT = 120.0
 
 

@@ -50,8 +50,10 @@ def show(*things: Any) -> None:
     """Displays text, frames and figures; prints them where there is no notebook."""
     shown = [Markup(png_tag(thing), "a picture") if isinstance(thing, Figure) else thing for thing in things]
     display = _display()
-    for thing in shown:
-        display(_readable(thing) if isinstance(thing, pd.DataFrame) else thing)
+    # A person wants the whole message.
+    with pd.option_context("display.max_colwidth", None):
+        for thing in shown:
+            display(_readable(thing) if isinstance(thing, pd.DataFrame) else thing)
 
 
 def _display() -> Callable[[Any], Any]:
@@ -92,7 +94,7 @@ def frame_of(rows: Any) -> pd.DataFrame:
     maps = [
         name for name, kind in zip(table.column_names, table.schema.types, strict=True) if str(kind).startswith("map<")
     ]
-    frame: pd.DataFrame = table.to_pandas()
+    frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
     for name in maps:
         frame[name] = pd.Series([{} if value is None else dict(value) for value in frame[name]], dtype=object)
     return frame

@@ -75,9 +75,9 @@ class _LiveView:
             return f"{state}; no batch yet"
         last = reports[-1]
         parts = [
-            state, f"{len(reports):,} batches", f"{sum(r.events for r in reports):,} events",
+            state, f"{len(reports):,} {'batch' if len(reports) == 1 else 'batches'}", f"{sum(r.events for r in reports):,} events",
             f"{pictures.events_per_second(reports)[-1]:,.0f} events/s in the last batch",
-            f"{last.state_rows:,} rows of state", f"{last.rules} rules",
+            f"{last.state_rows:,} rows of state", pictures.counted(last.rules, "rule"),
         ]  # fmt: skip
         if self._committed and last.arrival is not None:
             parts.append(f"{max(0, max(self._committed) - last.arrival):,} commits behind")

@@ -37,6 +37,8 @@ Value = str | int | float | bool  # of a parameter
 _PREFIX = "LOOKBACK_PARAM_"
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
 _MOST_ROWS = 50
+_COUNTED = 1_000
+_MOST_ALERTS = 100_000
 
 
 def parameters(**defaults: Value) -> SimpleNamespace:
@@ -154,6 +156,8 @@ def ingest_files(
         )
         show(_account(report), text(str(report)))
         return report
+    if Path(found).is_file():
+        raise SetupError(f"mode continuous watches a folder for new files, and {found} is one file; name its folder")
     query = ingest_continuously(
         workspace.tables, workspace.stream, found, checkpoint=workspace.checkpoint("ingest"), every=every,
         format=_format(workspace, path, format), progress=lambda line: show(text(line)),
@@ -342,13 +346,14 @@ def evaluate_stream(
 
 
 def show_alerts(workspace: Workspace) -> pd.DataFrame:
-    """Alerts per rule, mode and verdict, and when they fell."""
+    """Alerts per rule, mode and verdict (of the newest 100,000), and when they fell."""
     from pyspark.sql import functions as F  # noqa: N812
 
     alerts = workspace.tables.read("alerts").where(F.col("stream") == workspace.stream.name)
-    counts = frame_of(alerts.groupBy("rule_id", "mode", "verdict", "severity").count().orderBy(F.col("count").desc()))
-    newest = alerts.orderBy(F.col("event_time").desc()).limit(100_000).select("event_time", "rule_id")
-    show(pictures.alerts_over_time(frame_of(newest)), counts if len(counts) else text("There are no alerts yet."))
+    kinds = ["rule_id", "mode", "verdict", "severity"]
+    newest = frame_of(alerts.orderBy(F.col("event_time").desc()).limit(_MOST_ALERTS).select("event_time", *kinds))
+    counts = newest.groupby(kinds).size().rename("alerts").reset_index().sort_values("alerts", ascending=False)
+    show(pictures.alerts_over_time(newest), counts if len(counts) else text("There are no alerts yet."))
     return counts
 
 
@@ -368,12 +373,13 @@ def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20) -> pd.D
     from lookback.spark.review import open_queue
 
     queue = open_queue(workspace.tables, rule_id or None)
-    waiting = queue.count()
-    frame = frame_of(queue.limit(limit))
+    # One pass over the tables is enough where few alerts wait.
+    frame = frame_of(queue.limit(_COUNTED))
+    waiting = len(frame) if len(frame) < _COUNTED else queue.count()
     show(text(f"{waiting:,} alerts wait for review" + (f"; the first {limit}:" if waiting > limit else ".")))
     if len(frame):
-        show(frame[["severity", "event_time", "rule_id", "key", "measures", "message", "alert_id"]])
-    return frame
+        show(frame[["severity", "event_time", "rule_id", "key", "measures", "message", "alert_id"]].head(limit))
+    return frame.head(limit)
 
 
 def explain_alert(workspace: Workspace, alert_id: str = "", queue: pd.DataFrame | None = None) -> Explanation | None:

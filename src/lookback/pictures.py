@@ -63,7 +63,8 @@ def key_timeline(explanation: Explanation) -> Figure:
     _title(figure, f"{alert['rule_id']}: {key}", f"{alert['severity']}, {_moment(alert['event_time'])}")
     _legend(upper)
     _legend(lower, skip=1)
-    lower.set_ylim(bottom=min(0.0, lower.get_ylim()[0]))
+    low, high = lower.get_ylim()
+    lower.set_ylim(min(0.0, low), high + 0.08 * (high - min(0.0, low)))
     _time_axis(lower)
     return figure
 
@@ -140,11 +141,17 @@ def live(reports: Sequence[BatchReport], committed: Mapping[int, dt.datetime] | 
     _bars(alerts, alert_totals(reports), "alerts since the start")
     last = reports[-1] if reports else None
     text = "waiting for the first batch" if last is None else (
-        f"{sum(r.events for r in reports):,} events, {sum(sum(r.alerts.values()) for r in reports):,} alerts, "
-        f"{last.rules} rules, watermark {_watermark(last.watermark)}"
+        f"{counted(sum(r.events for r in reports), 'event')}, "
+            f"{counted(sum(sum(r.alerts.values()) for r in reports), 'alert')}, "
+        f"{counted(last.rules, 'rule')}, watermark {_watermark(last.watermark)}"
     )  # fmt: skip
     _title(figure, "Evaluation", text)
     return figure
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 rule`, `2,000 rules`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def events_per_second(reports: Sequence[BatchReport]) -> list[float]:
@@ -283,9 +290,9 @@ def _bars(axes: Axes, counts: Mapping[str, int], label: str) -> None:
     shown = dict(list(counts.items())[:_MOST_KEYS])
     bars = axes.barh([_short(name) for name in shown], list(shown.values()), color=_RED, alpha=0.85, height=0.65)
     axes.bar_label(bars, fmt=_thousands, padding=3, fontsize=9)
-    axes.invert_yaxis()
+    # Few bars do not grow to fill the height.
+    axes.set_ylim(max(len(shown), 5) - 0.5, -0.5)
     axes.margins(x=0.18)
-    axes.yaxis.set_major_formatter(axes.yaxis.get_major_formatter())
     axes.set_yticks(range(len(shown)), [_short(name) for name in shown])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
     axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
@@ -301,8 +308,10 @@ def _line(axes: Axes, times: Sequence[dt.datetime], values: Sequence[float], col
     if not times:
         _nothing(axes, "no batch yet")
         return
-    axes.plot(_DATES.date2num(times), values, color=colour, linewidth=1.6, marker="o", markersize=3)
-    axes.set_ylim(bottom=0)
+    size = 3 if len(times) > 5 else 6
+    axes.plot(_DATES.date2num(times), values, color=colour, linewidth=1.6, marker="o", markersize=size)
+    known = [value for value in values if not math.isnan(value)]
+    axes.set_ylim(0, 1.1 * max(known, default=0.0) or 1.0)
     locator = _DATES.AutoDateLocator(tz=dt.timezone.utc, minticks=3, maxticks=6)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(_DATES.DateFormatter("%H:%M:%S", tz=dt.timezone.utc))

@@ -22,7 +22,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of conf/ with a small Spark, and a few thousand of the sample's events, one of them unusable."""
     place = tmp_path_factory.mktemp("notebooks")
     shutil.copytree(ROOT / "conf", place / "conf", ignore=shutil.ignore_patterns("samples", "jobs"))
-    settings = {"spark": {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}}
+    # Four short lives: a compiler that is done early and a collector that is small pay more than fast code later.
+    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    settings = {"spark": {"spark.driver.memory": "1g", "spark.driver.defaultJavaOptions": options}}
     (place / "conf" / "settings.yml").write_text(yaml.safe_dump(settings))
     events = pq.read_table(ROOT / "conf/samples/transactions.parquet").slice(0, EVENTS).to_pandas()
     events.loc[EVENTS - 1, "event_time"] = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -22,6 +23,8 @@ from lookback.core.keys import Int64s
 from lookback.core.streams import Stream
 
 _NEVER = -(2**62)
+# Of a time line: more than a picture can show apart.
+_MOST_EVENTS = 500
 # Of a feature, from its start on: the last commit before each change of its width (None: before the first), the width.
 Span = Sequence[tuple[int | None, int]]
 
@@ -70,15 +73,6 @@ class Subject:
     commit: int
     time: int
     event_id: int | str
-
-    def not_before(self, events: Events, ids: Column) -> Mask:
-        """Which events had arrived when the subject was judged, itself included."""
-        same_commit, same_time = events.commits == self.commit, events.times == self.time
-        earlier = np.array([value <= self.event_id for value in ids.to_list()], dtype=bool)
-        mask: Mask = (events.commits < self.commit) | (
-            same_commit & ((events.times < self.time) | (same_time & earlier))
-        )
-        return mask
 
 
 @dataclass(frozen=True)
@@ -143,12 +137,32 @@ class Evidence:
     clock: Clock
     spans: Mapping[str, Span]
 
-    def counted(self, measure: CompiledMeasure, subject: Subject) -> Int64s:
-        """Positions of the events that the measure counted for the subject, in order of arrival."""
+    @cached_property
+    def taken(self) -> Mask:
+        """Which events were not too late for the rule."""
+        marks = self.clock.before(self.events.commits)
+        mask: Mask = self.events.times >= marks - self.rule.allowed_lateness
+        return mask
+
+    def arrived(self, subject: Subject) -> int:
+        """How many of the events had arrived when the subject was judged, itself included."""
+        events = self.events
+        tied = (events.commits == subject.commit) & (events.times == subject.time)
+        before = (events.commits < subject.commit) | (
+            (events.commits == subject.commit) & (events.times < subject.time)
+        )
+        ids = self.ids.take(tied).to_list()
+        return int(before.sum()) + sum(1 for event_id in ids if event_id <= subject.event_id)
+
+    def counted(self, measure: CompiledMeasure, subject: Subject, arrived: int | None = None) -> Int64s:
+        """Positions of the events that the measure counted for the subject, in order of arrival.
+
+        arrived: what the method of that name gives, where it is known.
+        """
         first, last = window_of(measure, subject.time)
         events = self.events
-        mask = subject.not_before(events, self.ids) & (events.times >= first) & (events.times <= last)
-        mask &= events.times >= self.clock.before(events.commits) - self.rule.allowed_lateness
+        mask = self.taken & (events.times >= first) & (events.times <= last)
+        mask[self.arrived(subject) if arrived is None else arrived :] = False
         mask &= _kept(measure.feature, events)
         span = self.spans.get(measure.feature.feature_id, ())
         if span:
@@ -242,12 +256,14 @@ def measured(
 
 
 def timeline(evidence: Evidence, subject: Subject, measure: CompiledMeasure, since: int, gone: Mask) -> pd.DataFrame:
-    """The key's events from `since` on that the rule sees, with the measure as of each of them; see Explanation."""
+    """The key's last events, from `since` on, that the measure sees, with its value as of each; see Explanation."""
     events, feature = evidence.events, measure.feature
-    seen = _kept(feature, events) & (events.times >= since) & subject.not_before(events, evidence.ids) & ~gone
+    seen = _kept(feature, events) & (events.times >= since) & ~gone
+    seen[evidence.arrived(subject) :] = False
     at = np.flatnonzero(seen)
-    at = at[np.argsort(events.times[at], kind="stable")]
-    running = [evidence.value(measure, evidence.counted(measure, evidence.subject(int(each)))) for each in at]
+    at = at[np.argsort(events.times[at], kind="stable")][-_MOST_EVENTS:]
+    of_each = [evidence.counted(measure, evidence.subject(int(each)), int(each) + 1) for each in at]
+    running = [evidence.value(measure, positions) for positions in of_each]
     counts = feature.argument is None or not feature.aggregate.stores_value
     values = [1.0] * len(at) if counts else [_number(v) for v in events.value(feature.argument).take(at).to_list()]  # type: ignore[arg-type]
     ids = [text_of(evidence.ids.item(int(each))) for each in at]

@@ -122,7 +122,7 @@ class _Reader:
     def __init__(self, document: object) -> None:
         self.problems: list[Problem] = []
         self._document: Mapping[str, Any] = {}
-        if isinstance(document, Mapping):
+        if isinstance(document, Mapping) and document:
             self._document = document
         else:
             self._wrong(

@@ -37,7 +37,7 @@ def rule_in_words(rule: CompiledRule) -> str:
     if rule.rule.late == "record":
         parts.append("late events count but raise nothing themselves")
     if rule.rule.suppress:
-        parts.append(f"at most once in {_span(rule.rule.suppress)} per key")
+        parts.append(f"further alerts of a key within {format_duration(rule.rule.suppress)} of one are suppressed")
     return "; ".join(parts) + "."
 
 

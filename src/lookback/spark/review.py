@@ -100,8 +100,7 @@ def explain(tables: Tables, streams: Mapping[str, Stream], alert_id: str, *, day
     alert = _alert(tables, alert_id)
     stream = _stream(streams, alert["stream"])
     history = _rule_history(tables)
-    row = _version(history, alert["rule_id"], alert["rule_version"])
-    rule = compile_rule(read_document(row["document"]), stream)
+    row, rule = _version(history, alert["rule_id"], alert["rule_version"], stream)
     time = parse_time(alert["event_time"])
     main = _main_measure(rule)
     since = _since(main, time, days)
@@ -112,7 +111,7 @@ def explain(tables: Tables, streams: Mapping[str, Stream], alert_id: str, *, day
     measures = measured(evidence, subject, alert["measures"] or {}, gone, words)
     return Explanation(
         alert=alert,
-        rule={**row, "document": read_document(row["document"])},
+        rule=row,
         sentence=rule_in_words(rule),
         limits=limits_of(rule),
         measures=measures,
@@ -155,19 +154,31 @@ def _number_of(row: Row) -> int:
     return 2**63 if row["version"] is None else int(row["version"])
 
 
-def _version(history: Iterable[Row], rule_id: str, version: int) -> dict[str, Any]:
-    """One version of a rule: as inserted first, or as updated since. A NULL version is the highest so far + 1."""
+def _version(history: Iterable[Row], rule_id: str, version: int, stream: Stream) -> tuple[dict[str, Any], CompiledRule]:
+    """One version of a rule, as inserted first or as updated since: its row, the document read, and the rule.
+
+    A NULL version is the highest accepted so far + 1.
+    """
     highest, found = 0, None
     for row in history:
-        if row["rule_id"] != rule_id:
+        rule = _accepted(row, stream) if row["rule_id"] == rule_id else None
+        if rule is None:
             continue
         number = highest + 1 if row["version"] is None else int(row["version"])
         highest = max(highest, number)
         if number == version and (found is None or row["_change_type"] != "insert"):
-            found = {**row.asDict(), "version": version}
+            found = row, rule
     if found is None:
         raise ReviewError(f"version {version} of rule {rule_id!r} is not in the rules table, nor in its history")
-    return {name: value for name, value in found.items() if not name.startswith("_")}
+    columns = {name: value for name, value in found[0].asDict().items() if not name.startswith("_")}
+    return {**columns, "version": version, "document": dict(found[1].rule.document)}, found[1]
+
+
+def _accepted(row: Row, stream: Stream) -> CompiledRule | None:
+    try:
+        return compile_rule(read_document(row["document"]), stream)
+    except RuleError:
+        return None
 
 
 def _main_measure(rule: CompiledRule) -> CompiledMeasure:
@@ -200,10 +211,12 @@ def _read_evidence(
     order = split_future(events, committed, stream)[0].in_order_of_arrival()
     gone_at = _gone_at(order, stream, _deletions(deleted, stream))
     kept = np.flatnonzero((order.commits <= arrival) & (gone_at > arrival))
-    changes = _activations(tables, stream, history, arrival)
-    clock = Clock(stream, _highs(feed, stream, arrival), _advances(tables, stream, history, arrival))
+    log = _log_before(tables, stream, arrival)
+    clock = Clock(stream, _highs(feed, stream, arrival), _advances(log, history))
     own = order.take(kept)
-    evidence = Evidence(rule, own, own.columns[stream.event_id], clock, feature_spans(changes, arrival))
+    evidence = Evidence(
+        rule, own, own.columns[stream.event_id], clock, feature_spans(_activations(log, history, stream), arrival)
+    )
     return evidence, gone_at[kept] < _STANDS
 
 
@@ -286,41 +299,42 @@ def _time(microseconds: int) -> Column:
     return F.timestamp_micros(F.lit(microseconds).cast("bigint"))
 
 
-def _activations(tables: Tables, stream: Stream, history: list[Row], arrival: int) -> list[Activation]:
-    """What was evaluated, change by change, up to the alert's commit: what rule_log says, in the order obeyed."""
-    log = _log_before(tables, stream, arrival, [*_STATUS_OF, "clear_state"])
+def _log_before(tables: Tables, stream: Stream, arrival: int) -> list[Row]:
+    """What rule_log says of changes up to the alert's commit, in the order in which they were obeyed."""
+    actions = [*_STATUS_OF, "clear_state", "advance"]
+    log = tables.read("rule_log").where((F.col("stream") == stream.name) & F.col("action").isin(actions))
+    log = log.where(F.col("arrival").isNull() | (F.col("arrival") < arrival))
+    in_order = (F.col("arrival").asc_nulls_first(), F.col("batch_id"), F.col("version").asc_nulls_last())
+    return log.orderBy(*in_order).collect()
+
+
+def _activations(log: list[Row], history: list[Row], stream: Stream) -> list[Activation]:
+    """What was evaluated, change by change."""
     compiled: dict[tuple[str, int], CompiledRule | None] = {}
     activations = []
     for row in log:
         rule_id, version = row["rule_id"], row["version"]
         status = _STATUS_OF.get(row["action"], "")
-        if status == "draft":
+        if status == "draft" or row["action"] == "advance":
             continue
         rule = None
         if status in WITH_STATE and rule_id != "*":
             if (rule_id, version) not in compiled:
-                compiled[rule_id, version] = _compiled(history, rule_id, version, stream)
+                compiled[rule_id, version] = _kept_by(history, rule_id, version, stream)
             rule = compiled[rule_id, version]
         activations.append(Activation(row["arrival"], rule_id, rule))
     return activations
 
 
-def _compiled(history: list[Row], rule_id: str, version: int, stream: Stream) -> CompiledRule | None:
+def _kept_by(history: list[Row], rule_id: str, version: int, stream: Stream) -> CompiledRule | None:
     try:
-        return compile_rule(read_document(_version(history, rule_id, version)["document"]), stream)
-    except (ReviewError, RuleError):
-        return None  # deleted, or mended since by hand: what it kept cannot be told any more
+        return _version(history, rule_id, version, stream)[1]
+    except ReviewError:
+        return None  # mended since by hand: what it kept cannot be told any more
 
 
-def _advances(tables: Tables, stream: Stream, history: list[Row], arrival: int) -> list[tuple[int | None, int]]:
-    """The `advance` commands obeyed before the alert's commit: (arrival, time in microseconds)."""
-    log = _log_before(tables, stream, arrival, ["advance"])
-    times = {row["version"]: row["document"] for row in history if row["rule_id"] == "*" and row["status"] == "advance"}
-    return [(row["arrival"], parse_time(read_document(times[row["version"]])["time"])) for row in log]
-
-
-def _log_before(tables: Tables, stream: Stream, arrival: int, actions: list[str]) -> list[Row]:
-    log = tables.read("rule_log").where((F.col("stream") == stream.name) & F.col("action").isin(actions))
-    log = log.where(F.col("arrival").isNull() | (F.col("arrival") < arrival))
-    in_order = (F.col("arrival").asc_nulls_first(), F.col("batch_id"), F.col("version").asc_nulls_last())
-    return log.orderBy(*in_order).collect()
+def _advances(log: list[Row], history: list[Row]) -> list[tuple[int | None, int]]:
+    """The `advance` commands: (arrival, time in microseconds)."""
+    rows = [row for row in history if row["rule_id"] == "*" and row["status"] == "advance"]
+    times = {row["version"]: parse_time(read_document(row["document"])["time"]) for row in rows}
+    return [(row["arrival"], times[row["version"]]) for row in log if row["action"] == "advance"]

@@ -55,7 +55,7 @@ class Tables:
         return cls(spark, catalog_name=catalog, schema_name=schema)
 
     def identifier(self, name: str) -> str:
-        """The table as SQL names it, quoted: delta.`/root/rules` or `catalog`.`schema`.`rules`."""
+        """The table as SQL names it, quoted: delta.`<root>/rules` or `catalog`.`schema`.`rules`."""
         if self.root is not None:
             return f"delta.{_quoted(self.path_or_name(name))}"
         return self.path_or_name(name)

@@ -1,0 +1,83 @@
+"""Aggregates at the limits of their types, beyond what generated cases reach."""
+
+from __future__ import annotations
+
+import statistics
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lookback.core.aggregates import AGGREGATES
+from lookback.core.columns import Column, from_values
+from lookback.core.types import BIGINT, DOUBLE, INT, STRING, DataType, decimal
+
+
+def over(name: str, values: list[Any], type_: DataType, low: list[int], high: list[int]) -> Column:
+    aggregate = AGGREGATES[name]
+    index = aggregate.index(from_values(type_, values).values)
+    partial = aggregate.ranges(index, np.array(low), np.array(high))
+    return aggregate.finish(partial, type_)
+
+
+def test_c4_sum_of_bigint_beyond_64_bits_is_an_error_of_that_window_alone() -> None:
+    column = over("sum", [2**63 - 1, 1, -1], BIGINT, [0, 0, 1], [2, 3, 3])
+    assert column.error is not None
+    assert column.error.tolist() == [True, False, False]
+    assert column.to_list() == [None, 2**63 - 1, 0]
+
+
+def test_c4_sum_of_decimals_is_exact_to_38_digits() -> None:
+    column = over("sum", [10**37, 1, 9 * 10**37], decimal(38, 2), [0, 0], [2, 3])
+    assert column.item(0) == Decimal("100000000000000000000000000000000000.01")
+    assert column.error is not None
+    assert column.error.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("cents", "mean"), [([1, 2], "0.015000"), ([1, 1, 2], "0.013333"), ([-1, -1, -3], "-0.016667")]
+)
+def test_c4_avg_of_decimal_18_2_is_decimal_22_6_rounded_half_up(cents: list[int], mean: str) -> None:
+    column = over("avg", cents, decimal(18, 2), [0], [len(cents)])
+    assert column.type == decimal(22, 6)
+    assert column.item(0) == Decimal(mean)
+
+
+def test_c4_avg_of_integers_is_the_nearest_double() -> None:
+    assert over("avg", [2**62, 2**62, 1], BIGINT, [0], [3]).item(0) == (2**63 + 1) / 3
+
+
+def test_c4_stddev_samp_is_rounded_once_and_null_below_two_rows() -> None:
+    values = [3, 7, 7, 19, 2**31 - 1]
+    column = over("stddev_samp", values, INT, [0, 0, 0], [1, 2, 5])
+    assert column.type == DOUBLE
+    assert column.to_list() == [None, statistics.stdev([3, 7]), statistics.stdev(values)]
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 200, 1000])
+def test_extremes_of_every_range_are_those_of_the_rows(count: int) -> None:
+    chance = np.random.default_rng(count)
+    values = chance.integers(-1000, 1000, count)
+    low = chance.integers(0, count, 300)
+    high = np.minimum(count, low + chance.integers(0, count + 1, 300))
+    for name, pick in (("min", min), ("max", max)):
+        column = over(name, values.tolist(), INT, low.tolist(), high.tolist())
+        expected = [pick(values[a:b].tolist()) if b > a else None for a, b in zip(low, high, strict=True)]
+        assert column.to_list() == expected
+
+
+def test_nan_is_the_greatest_double() -> None:
+    nan = float("nan")
+    assert over("min", [nan, 1.0], DOUBLE, [0], [2]).item(0) == 1.0
+    assert np.isnan(over("max", [nan, 1.0], DOUBLE, [0], [2]).item(0))
+
+
+def test_strings_have_an_order() -> None:
+    assert over("max", ["z", "é", "a"], STRING, [0, 2], [3, 3]).to_list() == ["é", "a"]
+
+
+def test_c4_a_sum_of_doubles_is_refused_with_the_remedy() -> None:
+    refusal = AGGREGATES["sum"].refusal(DOUBLE)
+    assert refusal is not None
+    assert "cast(x as decimal(" in refusal

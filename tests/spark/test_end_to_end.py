@@ -1,0 +1,73 @@
+"""The main job through the command line, on the real slice, against a plain recomputation in pandas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pytest
+
+from lookback.cli import main
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
+
+
+def recomputed() -> dict[str, set[int]]:
+    """Which transactions raise an alert, by rule: pandas alone, rolling windows with both ends included."""
+    rows = pd.read_parquet(ROOT / "conf/samples/transactions.parquet").sort_values(["event_time", "transaction_id"])
+    rows = rows.set_index("event_time")
+    windows = rows.groupby("customer_id")["amount_cents"].rolling("24h", closed="both")
+    ids = rows.groupby("customer_id")["transaction_id"].apply(list).explode().to_numpy()
+    busy = (windows.sum().to_numpy() >= 100_000) & (windows.count().to_numpy() >= 3)
+    return {
+        "customer-day-spend": set(ids[busy].tolist()),
+        "large-payment": set(rows.loc[rows["amount_cents"] > 22_000, "transaction_id"].tolist()),
+    }
+
+
+def test_alerts_of_two_rules_over_the_slice_equal_a_plain_recomputation(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ["--root", str(tmp_path / "lakehouse"), "--conf", str(ROOT / "conf")]
+
+    def run(*command: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main([*place, *command]) == code
+        return capsys.readouterr().out
+
+    def listed(*command: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in run(*command, "--json").splitlines()]
+
+    rules = ROOT / "conf/rules"
+    run("init")
+    published = run("rules", "push", f"{rules}/customer-day-spend.yml", f"{rules}/large-payment.yml", "--author", "me")
+    assert "published large-payment version 1 (active)" in published
+    (report,) = listed("ingest", "transactions", str(ROOT / "conf/samples/transactions.parquet"))
+    assert report["offered"] == report["ingested"] == 120_000
+    run("evaluate", "transactions", "--once")
+    found: dict[str, set[int]] = {}
+    for alert in listed("alerts"):
+        found.setdefault(alert["rule_id"], set()).add(int(alert["event_id"]))
+    assert found == recomputed()
+    first = listed("alerts", "--queue")[0]
+    assert first["severity"] == "high"
+    run("review", first["alert_id"], "--disposition", "confirmed", "--reviewer", "me")
+    assert first["alert_id"] not in {alert["alert_id"] for alert in listed("alerts", "--queue")}
+    status = next(row for row in listed("status") if row["stream"] == "transactions")
+    assert status["alerts"] == sum(map(len, found.values()))
+    assert status["open"] == status["alerts"] - 1
+    run("rules", "pause", "large-payment")
+    assert [(row["rule_id"], row["version"], row["status"]) for row in listed("rules", "list")] == [
+        ("customer-day-spend", 1, "active"), ("large-payment", 2, "paused"),
+    ]  # fmt: skip
+    assert "rule_id: large-payment" in run("rules", "export", "large-payment")
+    run("rules", "retire", "nobody", code=1)
+    run("ingest", "nobody", code=2)
+    with pytest.raises(SystemExit, match="2"):
+        main(["frobnicate"])

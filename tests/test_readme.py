@@ -1,0 +1,53 @@
+"""What the README shows is run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import yaml
+
+from lookback.cli import _parser
+from lookback.config import load_streams
+from lookback.rule_tests import check_rule
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def test_python_example_prints_what_stands_below_it() -> None:
+    (code,) = blocks("python")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {})
+    assert printed.getvalue() in blocks("text")
+
+
+def test_rule_is_the_one_that_ships() -> None:
+    (text,) = blocks("yaml")
+    rule = yaml.safe_load(text)
+    check_rule(rule, load_streams(ROOT / "conf"))
+    shipped = yaml.safe_load((ROOT / "conf/rules" / f"{rule['rule_id']}.yml").read_text(encoding="utf-8"))
+    assert rule.items() <= shipped.items()
+
+
+def test_commands_are_those_of_the_command_line() -> None:
+    commands = [
+        shlex.split(line, comments=True)[1:] for line in README.splitlines() if line.startswith(".venv/bin/lookback ")
+    ]
+    assert len(commands) >= 8
+    for command in commands:
+        _parser().parse_args(command)
+
+
+def test_linked_files_exist() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
