@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,9 +70,11 @@ def test_on_databricks_widgets_are_made_and_go_before_everything(databricks: Any
     assert vars(given) == {"mode": "continuous", "minutes": 0.0, "publish": False, "stream": "transactions"}
 
 
-def test_the_sdk_of_databricks_is_never_imported():
-    # It looks for a workspace over the network, for minutes.
-    assert not [name for name in sys.modules if name.startswith("databricks")]
+def test_neither_spark_nor_the_sdk_of_databricks_is_imported_with_the_module():
+    # The one takes seconds to start, the other looks for a workspace over the network, for minutes.
+    code = "import lookback.notebook, sys; print([n for n in sys.modules if n.startswith(('databricks', 'pyspark'))])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -153,6 +156,13 @@ def test_a_relative_source_is_looked_for_beside_conf(tmp_path: Path):
         None,
         "json",
     )
+
+
+def test_one_file_cannot_be_watched(tmp_path: Path):
+    file = tmp_path / "events.csv"
+    file.write_text("id\n")
+    with pytest.raises(SetupError, match="watches a folder"):
+        notebook.ingest_files(workspace(tmp_path), str(file), mode="continuous")
 
 
 def test_catalog_and_schema_go_together_and_the_mode_is_one_of_two():

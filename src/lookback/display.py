@@ -51,7 +51,7 @@ def show(*things: Any) -> None:
     shown = [Markup(png_tag(thing), "a picture") if isinstance(thing, Figure) else thing for thing in things]
     display = _display()
     # A person wants the whole message.
-    with pd.option_context("display.max_colwidth", None):
+    with pd.option_context("display.max_colwidth", None, "display.max_columns", None, "display.width", 200):
         for thing in shown:
             display(_readable(thing) if isinstance(thing, pd.DataFrame) else thing)
 

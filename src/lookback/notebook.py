@@ -404,7 +404,7 @@ def show_explanation(explanation: Explanation) -> None:
     author = f" by {rule['author']}" if rule.get("author") else ""
     key = ", ".join(f"{name} = {value}" for name, value in explanation.key.items()) or "all events together"
     show(
-        text(f"Alert {alert['alert_id']} ({alert['severity']}): {alert['message']}"),
+        text(f"Alert {alert['alert_id']} ({alert['severity']}): {alert['message'] or 'the rule has no message'}"),
         text(f"Rule {alert['rule_id']}, version {alert['rule_version']}{author}. {explanation.sentence}"),
         text(f"Key: {key}. {_verdict(explanation)}"),
         pd.DataFrame([_measure_row(measure) for measure in explanation.measures]),

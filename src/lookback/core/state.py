@@ -80,6 +80,10 @@ class ShardState:
     high: highest event time of all commits so far; advanced: the watermark that an `advance` has set; last_commit:
     the last commit judged; suppressed: per rule_id, the time of the last raised alert of each key (its two halves);
     timer: when the shell will be woken to drop what is old, in its own unit; manifest: the page last saved or loaded.
+    origin: a text that no other state has, given when this one was first made; saves: how often it was saved.
+
+    Given the same state, a batch writes the same pages under the same names, whatever attempt it is: a state store may
+    keep the pages of a first attempt beside those of its repetition.
     """
 
     book: RuleBook
@@ -88,7 +92,8 @@ class ShardState:
     last_commit: int | None = None
     features: dict[str, FeatureState] = field(default_factory=dict)
     suppressed: dict[str, dict[tuple[int, int], int]] = field(default_factory=dict)
-    token: str = ""
+    origin: str = ""
+    saves: int = 0
     timer: int | None = None
 
     def __post_init__(self) -> None:
@@ -99,9 +104,9 @@ class ShardState:
         self._saved_rules = self._saved_suppressed = ""
         self.manifest = b""
 
-    def begin(self, store: Store | None, token: str) -> None:
-        """Starts a batch that writes to `store`. token: a text that no other attempt at any batch has."""
-        self._store, self.token, self._made = store, token, 0
+    def begin(self, store: Store) -> None:
+        """Starts a batch that writes to `store`."""
+        self._store, self._made = store, 0
         self._new, self._gone = {}, []
 
     def watermark(self, max_out_of_orderness: int, *, automatic: bool = True) -> int | None:
@@ -177,6 +182,7 @@ class ShardState:
         store = self._store
         if store is None:
             return
+        self.saves += 1
         for run_id in self._gone:
             store.remove(run_id)
         for run_id, stored in self._new.items():
@@ -191,20 +197,21 @@ class ShardState:
         store.put(MANIFEST, self.manifest)
         self._new, self._gone = {}, []
 
-    def load(self, store: Store, known: dict[str, Run] | None = None) -> bool:
-        """Takes over what `save` wrote; False if the store is empty. known: runs by id that are in memory already."""
+    def load(self, store: Store, known: ShardState | None = None) -> bool:
+        """Takes over what `save` wrote; False if the store is empty. known: a state whose runs are in memory already."""
         page = store.get(MANIFEST)
         if page is None:
             return False
         self.manifest = page
         manifest = json.loads(_page_text(page, MANIFEST))
-        for name in ("high", "advanced", "last_commit", "token", "timer"):
+        for name in ("high", "advanced", "last_commit", "origin", "saves", "timer"):
             setattr(self, name, manifest[name])
+        in_memory = known.runs_in_memory() if known is not None and known.origin == self.origin else {}
         self.features = {}
         for feature_id, (floor, since, width, runs) in manifest["features"].items():
             stored = [StoredRun(*each) for each in runs]
             for each in stored:
-                each.run = (known or {}).get(each.run_id)
+                each.run = in_memory.get(each.run_id)
             self.features[feature_id] = FeatureState(floor, since, width, stored)
         self._saved_rules = _page_text(store.get(_RULES), _RULES)
         self.book.load(self._saved_rules)
@@ -230,8 +237,8 @@ class ShardState:
             for feature_id, f in self.features.items()
         }
         return {
-            "high": self.high, "advanced": self.advanced, "last_commit": self.last_commit, "token": self.token,
-            "timer": self.timer, "features": features,
+            "high": self.high, "advanced": self.advanced, "last_commit": self.last_commit, "origin": self.origin,
+            "saves": self.saves, "timer": self.timer, "features": features,
         }  # fmt: skip
 
     def _append(self, feature: FeatureState, run: Run) -> None:
@@ -241,7 +248,7 @@ class ShardState:
         self._made += 1
         ordered = np.partition(run.times, len(run) // 2)
         stored = StoredRun(
-            f"run:{self.token}:{self._made}",
+            f"run:{self.saves}:{self._made}",
             len(run),
             int(run.times.min()),
             int(ordered[len(run) // 2]),

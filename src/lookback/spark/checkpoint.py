@@ -1,4 +1,4 @@
-"""The checkpoint of an evaluation: which batch is half done, and what dispatch sent from which batch on."""
+"""The checkpoint of an evaluation: its query's id, and what dispatch sends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from lookback.core.errors import SetupError
 from lookback.core.rulebook import Coverage
 
-_COVERAGE = "coverage"
+_COVERAGE = "coverage.json"
 
 
 @dataclass(frozen=True)
@@ -25,47 +25,22 @@ class Checkpoint:
         file = self.folder / "metadata"
         return str(json.loads(file.read_text())["id"]) if file.exists() else None
 
-    @property
-    def last_committed(self) -> int:
-        """The number of the last batch that is done; -1 if none is."""
-        return _highest(self.folder / "commits")
+    def coverage(self) -> Coverage:
+        """What dispatch sent when the query was last started; nothing before its first start.
 
-    @property
-    def next_batch(self) -> int:
-        """The batch that a start of the query runs first: the one that was planned and is not done, or a new one."""
-        return self.last_committed + 1
-
-    @property
-    def half_done(self) -> bool:
-        """Whether the next batch was planned already, so that its rows are fixed and its output may be written."""
-        return _highest(self.folder / "offsets") > self.last_committed
-
-    def coverage_of(self, batch: int) -> Coverage | None:
-        """What dispatch sent when `batch` was first run; None if nothing was recorded."""
-        recorded = [int(file.stem) for file in self._records() if int(file.stem) <= batch]
-        if not recorded:
-            return None
-        file = self.folder / _COVERAGE / f"{max(recorded)}.json"
+        Rules that are in force are covered by it, also those whose rows have been deleted since.
+        """
+        file = self.folder / _COVERAGE
+        if not file.exists():
+            return Coverage()
         try:
             return Coverage.from_dict(json.loads(file.read_text()))
         except (ValueError, KeyError, TypeError) as error:
             raise SetupError(f"{file} is damaged ({error}); start with a new checkpoint") from error
 
-    def record(self, batch: int, coverage: Coverage) -> None:
-        """Writes down, before the query starts, what dispatch sends from `batch` on."""
-        folder = self.folder / _COVERAGE
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in self._records():
-            if int(file.stem) > batch:
-                file.unlink()
-        temporary = folder / f".{batch}.{os.getpid()}"
+    def record(self, coverage: Coverage) -> None:
+        """Writes down, before the query starts, what dispatch sends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".{_COVERAGE}.{os.getpid()}"
         temporary.write_text(json.dumps(coverage.to_dict()))
-        temporary.replace(folder / f"{batch}.json")
-
-    def _records(self) -> list[Path]:
-        return [file for file in (self.folder / _COVERAGE).glob("*.json") if file.stem.isdigit()]
-
-
-def _highest(folder: Path) -> int:
-    numbers = [int(file.name) for file in folder.iterdir() if file.name.isdigit()] if folder.is_dir() else []
-    return max(numbers, default=-1)
+        temporary.replace(self.folder / _COVERAGE)

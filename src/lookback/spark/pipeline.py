@@ -20,8 +20,8 @@ from lookback.core.rules import read_document
 from lookback.core.streams import Stream
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.dispatch import event_blocks, rule_blocks, shard_labels
-from lookback.spark.processor import OUTPUT, ShardProcessor
-from lookback.spark.sink import BatchReport, Sink, is_written, uncovered
+from lookback.spark.processor import OUTPUT, ShardProcessor, UncoveredError
+from lookback.spark.sink import BatchReport, Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 DEFAULT_EVERY = "500 milliseconds"
 # Bound a batch, and with it the memory of a worker: about 600,000 card transactions.
 _ADMISSION = {"maxFilesPerTrigger": "1000", "maxBytesPerTrigger": "8m"}
-_OUTPUTS = ("alerts", "late_events", "rule_log")
 _POLL_SECONDS = 0.02
 
 
@@ -71,7 +70,6 @@ class Evaluation:
         self._once, self._every, self._on_batch = once, every, on_batch
         self._admission = {**_ADMISSION, **(admission or {})}
         self._query: StreamingQuery | None = None
-        self._coverage = Coverage()
         self._wanted: Coverage | None = None
         self._stopping = threading.Event()
 
@@ -133,32 +131,18 @@ class Evaluation:
         raise TimeoutError(f"not within {timeout} s")
 
     def _start(self) -> None:
-        """Starts the query. A batch that is partly written is repeated with what dispatch sent it then."""
-        batch = self.checkpoint.next_batch
-        recorded = self.checkpoint.coverage_of(batch)
-        if self._wanted is not None:
-            # Planned anew: this batch has written nothing, and what it needs is known.
-            self._coverage = self._wanted
-            self.checkpoint.record(batch, self._coverage)
-        elif recorded is not None and self.checkpoint.half_done and self._is_partly_written(batch):
-            self._coverage = recorded
-        else:
-            # What is in force was covered before; what the table holds may come into force.
-            self._coverage = (recorded or Coverage()) | table_needs(self.tables, self.stream)
-            self.checkpoint.record(batch, self._coverage)
+        # What is in force is covered by what was sent last; what the table holds may come into force.
+        coverage = self._wanted or self.checkpoint.coverage() | table_needs(self.tables, self.stream)
+        self.checkpoint.record(coverage)
         self._wanted = None
-        self._query = self._plan()
+        self._query = self._plan(coverage)
 
-    def _is_partly_written(self, batch: int) -> bool:
-        query_id = self.checkpoint.query_id
-        return query_id is not None and any(is_written(self.tables, name, f"{query_id}:{batch}") for name in _OUTPUTS)
-
-    def _plan(self) -> StreamingQuery:
+    def _plan(self, coverage: Coverage) -> StreamingQuery:
         labels = self._labels
         events = self.tables.stream_changes(self.stream.name, options=self._admission)
         rules = self.tables.stream_changes("rules")
-        blocks = event_blocks(events, self.stream, self._coverage, labels).union(rule_blocks(rules, labels))
-        processor = ShardProcessor(self.stream, self.streams, labels, self._coverage, str(self.checkpoint.folder))
+        blocks = event_blocks(events, self.stream, coverage, labels).union(rule_blocks(rules, labels))
+        processor = ShardProcessor(self.stream, self.streams, labels, coverage, str(self.checkpoint.folder))
         answers = blocks.groupBy("shard").transformWithStateInPandas(
             processor, OUTPUT, outputMode="Append", timeMode="EventTime"
         )
@@ -190,10 +174,6 @@ class Evaluation:
             table = answers.toArrow()
             if not table.num_rows:
                 return
-            self._wanted = uncovered(table)
-            if self._wanted is not None:
-                # Nothing is written: the batch fails, and is run again by a query that sends what it needs.
-                raise _PlanAgain
             report = sink.write(table, batch_id, 1_000 * (time.perf_counter() - started))
             self.reports.append(report)
             if self._on_batch is not None:
@@ -209,7 +189,8 @@ class Evaluation:
             while not self._stopping.is_set():
                 if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
                     return True
-        except StreamingQueryException:
+        except StreamingQueryException as error:
+            self._wanted = UncoveredError.find(error)
             if self._wanted is None:
                 raise
             self.replans += 1
@@ -220,10 +201,6 @@ class Evaluation:
     def _end_query(self) -> None:
         if self._query is not None and self._query.isActive:
             self._query.stop()
-
-
-class _PlanAgain(Exception):
-    """Ends a batch of a query that does not send what a new rule needs."""
 
 
 def table_needs(tables: Tables, stream: Stream) -> Coverage:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -44,6 +46,25 @@ _PAGE = StructType([StructField("page", BinaryType(), nullable=False)])
 # when the manifest in the state store is, byte for byte, the one that it was written with.
 _IN_MEMORY: dict[tuple[str, str], ShardState] = {}
 _MOST_IN_MEMORY = 64
+
+
+class UncoveredError(Exception):
+    """Ends a batch in which a rule comes into force for which dispatch does not send what it needs.
+
+    Its text carries what is needed through Spark's own errors to the driver.
+    """
+
+    _TEXT = re.compile(r"dispatch must send <<([A-Za-z0-9+/=]*)>>")
+
+    def __init__(self, required: Coverage) -> None:
+        text = base64.b64encode(json.dumps(required.to_dict()).encode()).decode()
+        super().__init__(f"dispatch must send <<{text}>>")
+
+    @classmethod
+    def find(cls, error: BaseException) -> Coverage | None:
+        """What dispatch must send, if `error` comes from one of these; else None."""
+        match = cls._TEXT.search(str(error))
+        return None if match is None else Coverage.from_dict(json.loads(base64.b64decode(match[1])))
 
 
 class _RocksPages:
@@ -93,13 +114,14 @@ class ShardProcessor(StatefulProcessor):
         batch, future, offered = self._batch(rows)
         state, cached = self._open(label)
         output = self._evaluator(label).process(state, batch)
+        if not output.covered:
+            # The task must fail: what it saved could outlive it in the state store, beside the batch's repetition.
+            raise UncoveredError(output.required)
         self._close(label, state)
         if label == self._labels[0]:
             output.late += future
         report = self._report(label, state, offered if label == self._labels[0] else 0)
         report.update(
-            covered=output.covered,
-            required=output.required.to_dict(),
             in_memory=cached,
             milliseconds=1_000 * (time.perf_counter() - started),
         )
@@ -133,9 +155,9 @@ class ShardProcessor(StatefulProcessor):
             state, cached = known, True
         else:
             state, cached = ShardState(RuleBook(self._stream, self._streams)), False
-            if manifest is not None:
-                state.load(self._pages, known.runs_in_memory() if known else None)
-        state.begin(self._pages, uuid.uuid4().hex)
+            if not state.load(self._pages, known):
+                state.origin = uuid.uuid4().hex
+        state.begin(self._pages)
         return state, cached
 
     def _close(self, label: str, state: ShardState) -> None:

@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from lookback.core.alerts import moment
 from lookback.core.arrival import split_future
 from lookback.core.columns import Mask
 from lookback.core.compiled import CompiledMeasure, CompiledRule, compile_rule
@@ -202,7 +203,8 @@ def _read_evidence(
     """The key's events from `earliest` on that had arrived with the alert's commit; and which are deleted since."""
     arrival = int(alert["arrival"])
     within = F.col(stream.event_time) >= _time(earliest)
-    feed = _feed(tables, stream.name).where(within)
+    # An earlier commit can hold such events only beyond max_future, where they do not count.
+    feed = _feed(tables, stream.name, earliest - stream.max_future).where(within)
     table = _arrow(feed.where(_same_key(stream, rule, alert["key"])), stream)
     inserted = table.filter(_equal(table, "insert")).drop_columns(["_change_type"])
     deleted = table.filter(_equal(table, "delete"))
@@ -278,9 +280,13 @@ def _equal(table: pa.Table, kind: str) -> pa.Array[Any]:
     return pa.array([value == kind for value in table.column("_change_type").to_pylist()], pa.bool_())
 
 
-def _feed(tables: Tables, name: str) -> DataFrame:
-    """The table's change feed from its first commit to its last, as a batch."""
-    reader = tables.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", "0")
+def _feed(tables: Tables, name: str, since: int | None = None) -> DataFrame:
+    """The table's change feed to its last commit, as a batch: from the first commit, or from those made at `since` on."""
+    reader = tables.spark.read.format("delta").option("readChangeFeed", "true")
+    if since is None:
+        reader = reader.option("startingVersion", "0")
+    else:
+        reader = reader.option("startingTimestamp", moment(since).replace(tzinfo=None).isoformat(sep=" "))
     at = tables.path_or_name(name)
     return _history(lambda: reader.load(at) if tables.root is not None else reader.table(at), name)
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import getpass
 import os
 import shlex
+import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from lookback.spark.jars import check_java, delta_jars
@@ -18,6 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+_CHATTER = (
+    b"WARNING: Using incubator modules",
+    b"Starting Streaming TransformWithStateInPandas",
+    b"Streaming TransformWithStateInPandas Python worker",
+)
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming"
 # What the results depend on, or the speed of a running stream: set in any session, also one that others started.
 _SESSION = {
@@ -67,10 +76,24 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str]) -> SparkSessi
     check_java()
     # Workers must be this interpreter, not the first `python3` on the PATH.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
-    for key, value in {**_SESSION, **_local(cores), **settings}.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    conf = SparkConf().setMaster(f"local[{cores}]").setAppName(app_name)
+    conf.setAll(list({**_SESSION, **_local(cores), **settings}.items()))
+    if getattr(SparkContext, "_gateway", None) is None:
+        gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
+        threading.Thread(target=_pass_on, args=(gateway.proc.stderr,), name="jvm-stderr", daemon=True).start()
+        SparkContext(conf=conf, gateway=gateway)
+    return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def _pass_on(lines: IO[bytes]) -> None:
+    """Hands on what the JVM writes to its standard error, less what it says at every start of a query."""
+    quiet = False
+    for line in lines:
+        # The chatter's paragraphs end in an empty line each.
+        quiet = line.startswith(_CHATTER) or (quiet and not line.strip())
+        if not quiet:
+            sys.stderr.write(line.decode("utf-8", "replace"))
+            sys.stderr.flush()
 
 
 def _local(cores: int) -> dict[str, str]:

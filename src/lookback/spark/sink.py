@@ -6,8 +6,6 @@ import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,7 +13,6 @@ import pyarrow as pa
 from lookback.core.alerts import Failure
 from lookback.core.blocks import ALERTS_SCHEMA, LATE_SCHEMA, unpack_failures, unpack_table
 from lookback.core.evaluation import failure_text, merge_failures
-from lookback.core.rulebook import Coverage
 from lookback.spark.processor import ALERTS, FAILURES, LATE, LOG, REPORT
 
 if TYPE_CHECKING:
@@ -102,14 +99,6 @@ def is_written(tables: Tables, name: str, mark: str) -> bool:
         if len(rows) < limit or any((row["userMetadata"] or "").startswith(f"{query}:") for row in rows):
             return False
         limit *= 8
-
-
-def uncovered(answers: pa.Table) -> Coverage | None:
-    """What dispatch must send before the batch can be judged; None if all was sent."""
-    reports = [json.loads(payload) for payload in _payloads(answers, REPORT)]
-    if all(report["covered"] for report in reports):
-        return None
-    return reduce(or_, (Coverage.from_dict(report["required"]) for report in reports))
 
 
 def _payloads(answers: pa.Table, kind: str) -> list[bytes]:
