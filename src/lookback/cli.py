@@ -48,29 +48,32 @@ def _parser() -> argparse.ArgumentParser:
     # Given before or after the command; SUPPRESS keeps the one from overwriting the other.
     places.add_argument("--root", default=argparse.SUPPRESS, help="folder of the tables (LOOKBACK_ROOT; ./lakehouse)")
     places.add_argument("--conf", default=argparse.SUPPRESS, help="folder of streams/ and rules/ (./conf)")
-    listed = argparse.ArgumentParser(add_help=False)
-    listed.add_argument("--json", action="store_true", help="one JSON object a line")
+    places.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="one JSON object a line for what is listed"
+    )
     parser = argparse.ArgumentParser(prog="lookback", description=__doc__, parents=[places])
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str, *more: Any) -> Any:
-        sub = commands.add_parser(name, help=text, description=text, parents=[places, *more])
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> Any:
+        sub = commands.add_parser(name, help=text, description=text, parents=[places])
         sub.set_defaults(run=run)
         return sub
 
     command("init", _init, "create the tables of all declared streams")
-    ingest = command("ingest", _ingest, "take files into a stream's events table", listed)
+    ingest = command("ingest", _ingest, "take files into a stream's events table")
     ingest.add_argument("stream")
     ingest.add_argument("path", nargs="?", help="file or folder (default: the stream's source)")
     ingest.add_argument("--format", choices=["parquet", "csv", "json"])
-    _rules_parser(command("rules", _rules_list, "publish, check and list rules"), places, listed)
-    evaluate = command("evaluate", _evaluate, "judge a stream's events by its rules", listed)
+    _rules_parser(command("rules", _rules_list, "publish, check and list rules"), places)
+    evaluate = command("evaluate", _evaluate, "judge a stream's events by its rules")
     evaluate.add_argument("stream")
     how = evaluate.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="judge what is there, then end")
-    how.add_argument("--every", metavar="DURATION", help="how often to look for more (default: 500 milliseconds)")
+    how.add_argument(
+        "--every", metavar="DURATION", help="how often to look for more (default: as conf/settings.yml says)"
+    )
     evaluate.add_argument("--checkpoint", help="folder of the checkpoint (default: below the root)")
-    alerts = command("alerts", _alerts, "list alerts", listed)
+    alerts = command("alerts", _alerts, "list alerts")
     alerts.add_argument("--rule", help="of this rule only")
     alerts.add_argument("--queue", action="store_true", help="the open queue: what nobody reviewed yet")
     review = command("review", _review, "record what an alert was")
@@ -78,17 +81,17 @@ def _parser() -> argparse.ArgumentParser:
     review.add_argument("--disposition", required=True, choices=["confirmed", "false_positive", "unclear"])
     review.add_argument("--note", default="")
     review.add_argument("--reviewer", default=None)
-    command("status", _status, "what the tables hold", listed)
+    command("status", _status, "what the tables hold")
     demo = command("demo", _demo, "the main job on real transactions, in a folder of its own")
     demo.add_argument("--events", help="Parquet file of transactions (default: the largest at hand)")
     return parser
 
 
-def _rules_parser(parser: argparse.ArgumentParser, places: Any, listed: Any) -> None:
+def _rules_parser(parser: argparse.ArgumentParser, places: Any) -> None:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str, *more: Any) -> Any:
-        sub = commands.add_parser(name, help=text, description=text, parents=[places, *more])
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> Any:
+        sub = commands.add_parser(name, help=text, description=text, parents=[places])
         sub.set_defaults(run=run)
         return sub
 
@@ -99,7 +102,7 @@ def _rules_parser(parser: argparse.ArgumentParser, places: Any, listed: Any) -> 
     push.add_argument("--comment", default="")
     check = command("check", _rules_check, "check rules and run their own tests; nothing is written")
     check.add_argument("files", nargs="+")
-    command("list", _rules_list, "the last version of every rule", listed)
+    command("list", _rules_list, "the last version of every rule")
     for name, status in (("pause", "paused"), ("resume", "active"), ("retire", "retired")):
         sub = command(name, _rules_status, f"publish a version with status {status}")
         sub.add_argument("rule_id")
@@ -110,6 +113,10 @@ def _rules_parser(parser: argparse.ArgumentParser, places: Any, listed: Any) -> 
     export.add_argument("rule_id", nargs="?")
 
 
+def _as_json(options: argparse.Namespace) -> bool:
+    return bool(getattr(options, "json", False))
+
+
 def _settings(options: argparse.Namespace) -> Settings:
     return Settings.local(getattr(options, "root", None), getattr(options, "conf", None))
 
@@ -118,7 +125,7 @@ def _tables(settings: Settings) -> Tables:
     from lookback.spark.session import get_spark
     from lookback.spark.tables import Tables
 
-    return Tables.local(get_spark(), settings.root)
+    return Tables.local(get_spark(settings=settings.spark), settings.root)
 
 
 def _rules_table(options: argparse.Namespace) -> RulesTable:
@@ -147,9 +154,9 @@ def _ingest(options: argparse.Namespace) -> None:
 
     settings = _settings(options)
     stream = settings.stream(options.stream)
-    progress = None if options.json else print
+    progress = None if _as_json(options) else print
     report = ingest(_tables(settings), stream, options.path, format=options.format, progress=progress)
-    print(_json(asdict(report)) if options.json else report)
+    print(_json(asdict(report)) if _as_json(options) else report)
 
 
 def _documents(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
@@ -178,6 +185,11 @@ def _rules_push(options: argparse.Namespace) -> int:
         return FOUND_PROBLEMS
     rules = _rules_table(options)
     for _, document in _documents(options):
+        for name in rules.cold_measures(document):
+            text = (
+                "starts empty, since no rule keeps its rows yet; window_complete is false until its window has filled"
+            )
+            print(f"warning: {document['rule_id']}: {name} {text}", file=sys.stderr)
         version = rules.push(document, status=options.status, author=options.author, comment=options.comment)
         print(f"published {document['rule_id']} version {version} ({options.status})")
     return 0
@@ -192,7 +204,7 @@ def _rules_status(options: argparse.Namespace) -> None:
 
 def _rules_list(options: argparse.Namespace) -> None:
     rows = [asdict(row) for row in _rules_table(options).rows()]
-    if options.json:
+    if _as_json(options):
         _print_json(rows)
         return
     for row in rows:
@@ -207,7 +219,7 @@ def _rules_export(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from lookback.spark.pipeline import DEFAULT_EVERY, Evaluation, checkpoint_folder
+    from lookback.spark.pipeline import Evaluation, checkpoint_folder
 
     settings = _settings(options)
     streams = settings.streams()
@@ -216,11 +228,11 @@ def _evaluate(options: argparse.Namespace) -> None:
     tables.create(stream)
 
     def show(report: BatchReport) -> None:
-        print(_json(_batch(report)) if options.json else _batch_line(report), flush=True)
+        print(_json(_batch(report)) if _as_json(options) else _batch_line(report), flush=True)
 
     evaluation = Evaluation(
         tables, stream, streams, options.checkpoint or checkpoint_folder(tables, stream),
-        once=options.once, every=options.every or DEFAULT_EVERY, on_batch=show,
+        once=options.once, every=options.every or settings.every, on_batch=show,
     )  # fmt: skip
     # Both ways of ending it leave a batch that is half done to the next start.
     signal.signal(signal.SIGTERM, lambda *_: evaluation.request_stop())
@@ -254,7 +266,7 @@ def _alerts(options: argparse.Namespace) -> None:
         frame = tables.read("alerts").orderBy("arrival", "event_time", "event_id", "rule_id", "revision")
         frame = frame.where(F.col("rule_id") == options.rule) if options.rule else frame
     rows = [row.asDict() for row in frame.toLocalIterator()]
-    if options.json:
+    if _as_json(options):
         _print_json(rows)
     else:
         _print_table(rows, ("alert_id", "event_time", "severity", "rule_id", "verdict", "message"))
@@ -274,7 +286,7 @@ def _status(options: argparse.Namespace) -> None:
     settings = _settings(options)
     tables = _tables(settings)
     rows = [stream_status(tables, stream) for stream in settings.streams().values()]
-    if options.json:
+    if _as_json(options):
         _print_json(rows)
     else:
         _print_table(rows, ("stream", "events", "commits", "judged", "rules", "alerts", "open", "late", "rejected"))

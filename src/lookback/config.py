@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,31 @@ from lookback.core.streams import Stream
 
 DEFAULT_ROOT = "./lakehouse"
 DEFAULT_CONF = "./conf"
+DEFAULT_EVERY = "1 second"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where things are. root: the folder of the local tables, or its URL; conf: the folder of streams/ and rules/."""
+    """Where things are, and how a run on this machine is set.
+
+    root: the folder of the local tables, or its URL; conf: the folder of streams/ and rules/. every: the pause between
+    two micro-batches; spark: Spark settings that go before Lookback's own; both from CONF/settings.yml.
+    """
 
     root: str
     conf: Path
+    every: str = DEFAULT_EVERY
+    spark: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def local(cls, root: str | Path | None = None, conf: str | Path | None = None) -> Settings:
-        """Settings of this machine: as given, else LOOKBACK_ROOT and LOOKBACK_CONF, else ./lakehouse and ./conf."""
-        return cls(
-            str(root or os.environ.get("LOOKBACK_ROOT") or DEFAULT_ROOT),
-            Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF),
-        )
+        """Settings of this machine: as given, else LOOKBACK_ROOT and LOOKBACK_CONF, else ./lakehouse and ./conf.
+
+        Raises SetupError where CONF/settings.yml is there and cannot be used.
+        """
+        folder = Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF)
+        every, spark = _run_settings(folder / "settings.yml")
+        return cls(str(root or os.environ.get("LOOKBACK_ROOT") or DEFAULT_ROOT), folder, every, spark)
 
     def streams(self) -> dict[str, Stream]:
         """The declared streams by name."""
@@ -41,6 +51,16 @@ class Settings:
         if name not in streams:
             raise SetupError(f"there is no stream {name!r} in {self.conf / 'streams'}; there are {', '.join(streams)}")
         return streams[name]
+
+
+def _run_settings(file: Path) -> tuple[str, dict[str, str]]:
+    document = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if _composed(file, missing_ok=True) else {}
+    if not isinstance(document, dict) or not set(document) <= {"every", "spark"}:
+        raise SetupError(f"{file} holds something else than the keys every and spark")
+    spark = document.get("spark") or {}
+    if not isinstance(spark, dict):
+        raise SetupError(f"{file}: spark is a mapping of Spark settings, got {spark!r}")
+    return str(document.get("every", DEFAULT_EVERY)), {str(key): str(value) for key, value in spark.items()}
 
 
 def load_stream(path: str | Path) -> Stream:
@@ -94,8 +114,10 @@ def load_rule_document(path: str | Path) -> dict[str, Any]:
     return document
 
 
-def _composed(file: Path) -> Any:
-    """The file as YAML nodes, which know their lines."""
+def _composed(file: Path, *, missing_ok: bool = False) -> Any:
+    """The file as YAML nodes, which know their lines; None where it is empty, or missing and that is fine."""
+    if missing_ok and not file.exists():
+        return None
     try:
         return yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:

@@ -66,7 +66,7 @@ def run_demo(settings: Settings, events: Path | None = None, say: Callable[[str]
     root = _fresh_folder(Path(settings.root))
     stream = settings.stream("transactions")
     say(f"Starting Spark; tables go to {root}")
-    tables = Tables.local(get_spark("lookback demo"), root)
+    tables = Tables.local(get_spark("lookback demo", settings=settings.spark), root)
     tables.create(stream)
     demo = _Demo(tables, stream, settings, say)
     try:

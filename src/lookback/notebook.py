@@ -17,7 +17,7 @@ import pandas as pd
 import yaml
 
 from lookback import pictures
-from lookback.config import load_rule_document, load_streams
+from lookback.config import Settings, load_rule_document, load_streams
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.evidence import Explanation
 from lookback.core.wording import rule_in_words
@@ -119,19 +119,13 @@ def open_workspace(
     streams = load_streams(folder)
     if stream not in streams:
         raise SetupError(f"there is no stream {stream!r} in {folder / 'streams'}; there are {', '.join(streams)}")
-    spark = get_spark("lookback notebook", settings=_spark_settings(folder))
+    spark = get_spark("lookback notebook", settings=Settings.local(conf=folder).spark)
     tables = Tables.catalog(spark, catalog, schema) if catalog else Tables.local(spark, root)
     tables.create(streams[stream])
     checkpoints = f"{tables.root or root.rstrip('/')}/_checkpoints"
     where = f"{catalog}.{schema}" if catalog else str(tables.root)
     show(text(f"Stream {stream} in {where}; {len(streams)} streams declared in {folder}."))
     return Workspace(tables, streams, streams[stream], folder, checkpoints)
-
-
-def _spark_settings(conf: Path) -> dict[str, str]:
-    file = conf / "settings.yml"
-    document = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    return {str(key): str(value) for key, value in ((document or {}).get("spark") or {}).items()}
 
 
 def ingest_files(

@@ -46,6 +46,11 @@ def test_c8_killed_runs_and_a_last_one_give_what_one_run_gives(tables: Tables, t
     conf = tmp_path / "conf"
     (conf / "streams").mkdir(parents=True)
     (conf / "streams/payins.yml").write_text(yaml.safe_dump(STREAM.to_dict()))
+    options = {
+        "spark.driver.memory": "2g",
+        "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    (conf / "settings.yml").write_text(yaml.safe_dump({"spark": options}))
     tables.create(STREAM)
     rules = RulesTable(tables, STREAMS)
     for document in RULES:

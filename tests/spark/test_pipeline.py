@@ -84,7 +84,12 @@ def test_c3_7_changes_of_rules_between_runs_equal_replay_at_logged_arrivals(read
     evaluate(ready)
     rules.set_status("by-customer", "paused")
     append(ready, [row for row in events if row["arrival"] > 6])
-    evaluate(ready)
+    # A machine with other cores: the checkpoint's shards stay as they are.
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
+    try:
+        evaluate(ready)
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
     log = [
         (r["rule_id"], r["version"], r["action"], r["arrival"])
         for r in ready.read("rule_log").collect()
@@ -101,6 +106,31 @@ def test_c3_7_changes_of_rules_between_runs_equal_replay_at_logged_arrivals(read
     )
     spark.sql(f"UPDATE {ready.identifier('rules')} SET version = 1 WHERE version IS NULL")
     assert stored_alerts(ready) == replayed_alerts(replay_of_tables(ready))
+
+
+def test_c3_7_a_rule_inserted_by_sql_while_the_stream_runs_is_obeyed(ready: Tables, spark: SparkSession) -> None:
+    def insert(document: dict[str, Any]) -> None:
+        values = f"'{document['rule_id']}', 1, 'active', '{json.dumps(document)}', 'me', '', now()"
+        spark.sql(f"INSERT INTO {ready.identifier('rules')} VALUES ({values})")
+        evaluation.wait_until(lambda report: any(row["rule_id"] == document["rule_id"] for row in report.log), 60)
+
+    events = make_events(150, seed=17)
+    RulesTable(ready, STREAMS).push(RULES[0])
+    folder = checkpoint_folder(ready, STREAM)
+    evaluation = Evaluation(ready, STREAM, STREAMS, folder, every="100 milliseconds").start()
+    append(ready, [row for row in events if row["arrival"] <= 2])
+    evaluation.wait_until(lambda report: report.arrival == 2, 60)
+    insert(rule("known-key", when="n >= 2"))
+    assert evaluation.replans == 0
+    append(ready, [row for row in events if 2 < row["arrival"] <= 4])
+    # A grouping set and a field that dispatch does not send yet: the query is planned anew in place.
+    insert(RULES[3])
+    assert evaluation.replans == 1
+    append(ready, [row for row in events if row["arrival"] > 4])
+    evaluation.wait_until(lambda report: report.arrival == 6, 60)
+    evaluation.stop()
+    assert stored_alerts(ready) == replayed_alerts(replay_of_tables(ready))
+    assert {row["rule_id"] for row in ready.read("alerts").collect()} == {"by-customer", "known-key", "pair"}
 
 
 def test_c4_plain_sql_update_and_delete_are_obeyed(ready: Tables, spark: SparkSession) -> None:
@@ -198,6 +228,18 @@ def test_state_is_pages_in_rocksdb_and_falls_when_the_watermark_passes(ready: Ta
         evaluate(ready)
     # The timers of the first events' pages fired when the watermark of the first day reached Spark.
     assert not early & runs()
+
+
+def test_c3_8_push_can_warn_of_a_long_window_that_starts_empty(ready: Tables) -> None:
+    rules = RulesTable(ready, STREAMS)
+    long = rule(
+        "long", window="30 days", measures={"n": "count(*)", "m": {"measure": "sum(amount)", "window": "1 day"}}
+    )
+    long["when"] = "n > 1 or m > 1"
+    long["message"] = ""
+    assert rules.cold_measures(long) == ["n"]
+    rules.push(long)
+    assert rules.cold_measures(rule("other", window="7 days")) == ["total", "top"]
 
 
 def test_shard_labels_land_on_their_own_partitions(spark: SparkSession) -> None:

@@ -1,4 +1,4 @@
-"""The checkpoint of an evaluation: its query's id, and what dispatch sends."""
+"""The checkpoint of an evaluation: its query's id, and how it is planned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from pathlib import Path
 from lookback.core.errors import SetupError
 from lookback.core.rulebook import Coverage
 
-_COVERAGE = "coverage.json"
+_PLAN = "lookback.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a query is planned.
+
+    shards: frozen with the first batch, as Spark freezes its state's partitions. coverage: what dispatch sends; it
+    covers the rules in force, also those whose rows have been deleted since.
+    """
+
+    shards: int
+    coverage: Coverage
 
 
 @dataclass(frozen=True)
@@ -25,22 +37,20 @@ class Checkpoint:
         file = self.folder / "metadata"
         return str(json.loads(file.read_text())["id"]) if file.exists() else None
 
-    def coverage(self) -> Coverage:
-        """What dispatch sent when the query was last started; nothing before its first start.
-
-        Rules that are in force are covered by it, also those whose rows have been deleted since.
-        """
-        file = self.folder / _COVERAGE
+    def plan(self) -> Plan | None:
+        """What was recorded before the last start of the query; None before its first start."""
+        file = self.folder / _PLAN
         if not file.exists():
-            return Coverage()
+            return None
         try:
-            return Coverage.from_dict(json.loads(file.read_text()))
+            document = json.loads(file.read_text())
+            return Plan(int(document["shards"]), Coverage.from_dict(document))
         except (ValueError, KeyError, TypeError) as error:
             raise SetupError(f"{file} is damaged ({error}); start with a new checkpoint") from error
 
-    def record(self, coverage: Coverage) -> None:
-        """Writes down, before the query starts, what dispatch sends."""
+    def record(self, plan: Plan) -> None:
+        """Writes down, before the query starts, how it is planned."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f".{_COVERAGE}.{os.getpid()}"
-        temporary.write_text(json.dumps(coverage.to_dict()))
-        temporary.replace(self.folder / _COVERAGE)
+        temporary = self.folder / f".{_PLAN}.{os.getpid()}"
+        temporary.write_text(json.dumps({"shards": plan.shards, **plan.coverage.to_dict()}))
+        temporary.replace(self.folder / _PLAN)

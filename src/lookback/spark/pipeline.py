@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from lookback.core.errors import RuleError, SetupError
 from lookback.core.rulebook import WITH_STATE, Coverage, needed_by
 from lookback.core.rules import read_document
 from lookback.core.streams import Stream
-from lookback.spark.checkpoint import Checkpoint
+from lookback.spark.checkpoint import Checkpoint, Plan
 from lookback.spark.dispatch import event_blocks, rule_blocks, shard_labels
 from lookback.spark.processor import OUTPUT, ShardProcessor, UncoveredError
 from lookback.spark.sink import BatchReport, Sink
@@ -71,6 +70,7 @@ class Evaluation:
         self._admission = {**_ADMISSION, **(admission or {})}
         self._query: StreamingQuery | None = None
         self._wanted: Coverage | None = None
+        self._known_labels: list[str] | None = None
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -131,14 +131,20 @@ class Evaluation:
         raise TimeoutError(f"not within {timeout} s")
 
     def _start(self) -> None:
-        # What is in force is covered by what was sent last; what the table holds may come into force.
-        coverage = self._wanted or self.checkpoint.coverage() | table_needs(self.tables, self.stream)
-        self.checkpoint.record(coverage)
+        before = self.checkpoint.plan()
+        if self._wanted is not None:
+            coverage = self._wanted
+        else:
+            # What is in force is covered by what was sent last; what the table holds may come into force.
+            coverage = table_needs(self.tables, self.stream) | (before.coverage if before else Coverage())
+        partitions = int(str(self.tables.spark.conf.get("spark.sql.shuffle.partitions")))
+        plan = Plan(before.shards if before else partitions, coverage)
+        self.checkpoint.record(plan)
         self._wanted = None
-        self._query = self._plan(coverage)
+        self._query = self._query_of(plan)
 
-    def _plan(self, coverage: Coverage) -> StreamingQuery:
-        labels = self._labels
+    def _query_of(self, plan: Plan) -> StreamingQuery:
+        labels, coverage = self._labels(plan.shards), plan.coverage
         events = self.tables.stream_changes(self.stream.name, options=self._admission)
         rules = self.tables.stream_changes("rules")
         blocks = event_blocks(events, self.stream, coverage, labels).union(rule_blocks(rules, labels))
@@ -156,10 +162,10 @@ class Evaluation:
                 return writer.trigger(availableNow=True).start()
             return writer.trigger(processingTime=self._every).start()
 
-    @cached_property
-    def _labels(self) -> list[str]:
-        spark = self.tables.spark
-        return shard_labels(spark, int(str(spark.conf.get("spark.sql.shuffle.partitions"))))
+    def _labels(self, shards: int) -> list[str]:
+        if self._known_labels is None:
+            self._known_labels = shard_labels(self.tables.spark, shards)
+        return self._known_labels
 
     def _writer(self) -> Callable[[DataFrame, int], None]:
         sink: Sink | None = None

@@ -183,9 +183,11 @@ def _accepted(row: Row, stream: Stream) -> CompiledRule | None:
 
 
 def _main_measure(rule: CompiledRule) -> CompiledMeasure:
-    """What a picture is about: the first measure that has a plain limit, else the first."""
+    """What a picture is about: rather a measure of values than a count, rather one with a plain limit, else the first."""
     limits = limits_of(rule)
-    return next((measure for measure in rule.measures if measure.name in limits), rule.measures[0])
+    return max(
+        rule.measures, key=lambda measure: (measure.feature.argument is not None, bool(limits.get(measure.name)))
+    )
 
 
 def _since(main: CompiledMeasure, time: int, days: float | None) -> int:

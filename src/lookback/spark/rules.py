@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import getpass
 import json
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
 
-from lookback.core.compiled import CompiledRule
+from lookback.core.compiled import CompiledRule, compile_rule
+from lookback.core.durations import MICROSECONDS
 from lookback.core.errors import LookbackError, Problem, RuleError
+from lookback.core.rulebook import WITH_STATE
 from lookback.core.rules import MAX_DOCUMENT_BYTES, STATUSES, Rule, read_document
 from lookback.core.streams import Stream
 from lookback.rule_tests import check_rule
@@ -20,6 +23,9 @@ from lookback.spark.schemas import RULES
 
 if TYPE_CHECKING:
     from lookback.spark.tables import Tables
+
+
+_DAY = MICROSECONDS["day"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,22 @@ class RulesTable:
             known = ", ".join(row.rule_id for row in self.rows()) or "none"
             raise RuleError(rule_id, [Problem("rule_id", f"there is no such rule in the table; known are {known}")])
         return self._append(rule_id, status, last.document, author, comment)
+
+    def cold_measures(self, document: Mapping[str, Any] | Rule) -> list[str]:
+        """The measures that will start empty and take over a day to fill: no rule in the table keeps their rows yet."""
+        compiled = self.check(document)
+        kept = set()
+        for row in self.rows():
+            if row.status in WITH_STATE and row.document and row.document.get("stream") == compiled.rule.stream:
+                # A row that somebody wrote by hand may not be a rule.
+                with contextlib.suppress(RuleError):
+                    rule = compile_rule(row.document, self.streams[compiled.rule.stream])
+                    kept |= {feature.feature_id for feature in rule.features}
+        return [
+            measure.name
+            for measure in compiled.measures
+            if measure.window.size + measure.window.delay > _DAY and measure.feature.feature_id not in kept
+        ]
 
     def rows(self) -> list[RuleRow]:
         """The last version of each rule, by rule_id; commands and rows without an id are left out."""
