@@ -18,7 +18,7 @@ from lookback.config import load_stream
 from lookback.core.alerts import Alert, LateEvent
 from lookback.core.arrival import marks_of, split_future
 from lookback.core.compiled import compile_rule
-from lookback.core.errors import EventError
+from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.evaluation import Batch, Evaluator, Output, failure_text
 from lookback.core.events import Events, empty_events, read_events
 from lookback.core.rulebook import LogRow, RuleBook, RuleChange
@@ -70,11 +70,19 @@ class Harness:
     def rule(self, rule: Mapping[str, Any] | Rule, status: str = "active", version: int | None = None) -> None:
         """Applies a rule change now, between two commits. Versions are 1, 2, ... unless given.
 
-        Raises RuleError, with every problem, for a wrong rule; and for a version that is not above the one in force.
+        Raises RuleError, with every problem, for a wrong rule, an unknown status, or a version that is not above the
+        one in force; the rule stays as it was then.
         """
         document = dict(rule.document if isinstance(rule, Rule) else rule)
-        compiled = compile_rule(document, self.stream)
-        self._change(compiled.rule.rule_id, version, status, json.dumps(document, default=str))
+        rule_id = compile_rule(document, self.stream).rule.rule_id
+        self._changes += 1
+        text = json.dumps(document, default=str)
+        change = RuleChange("insert", self._changes, rule_id, version, status, text)
+        before = len(self.errors)
+        self._process(Batch(empty_events(self.stream, ()), changes=[change]))
+        if refused := self.errors[before:]:
+            del self.errors[before:]
+            raise RuleError(rule_id, [Problem("", row.message) for row in refused], version)
 
     def events(self, rows: object) -> None:
         """Judges events: a list of dicts, a pandas frame or an Arrow table.
@@ -106,11 +114,6 @@ class Harness:
     def _next_commit(self) -> int:
         last = self._state.last_commit
         return 1 if last is None else last + 1
-
-    def _change(self, rule_id: str, version: int | None, status: str, document: str) -> None:
-        self._changes += 1
-        change = RuleChange("insert", self._changes, rule_id, version, status, document)
-        self._process(Batch(empty_events(self.stream, ()), changes=[change]))
 
     def _process(self, batch: Batch) -> None:
         output = self._evaluator.process(self._state, batch)

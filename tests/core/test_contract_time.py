@@ -233,6 +233,16 @@ def test_c6_committed_at_checks_max_future() -> None:
     assert late(harness) == [("c", -3600 * SECOND - 1, "discarded")]
 
 
+def test_c6_a_change_that_is_not_taken_raises_and_leaves_the_rule_as_it_was() -> None:
+    harness = run(rule(), [event("a", 1)])
+    for version, status, message in [(1, "active", "superseded"), (None, "ACTIVE", "status must be one of")]:
+        with pytest.raises(lookback.RuleError, match=message):
+            harness.rule(rule(), status=status, version=version)
+    harness.events([event("b", 2)])
+    assert counts(harness) == {"a": 1, "b": 2}
+    assert harness.errors == []
+
+
 def test_c6_replay_takes_rules_at_their_arrivals() -> None:
     rules = [
         ({"rule_id": "r", "version": 1, "status": "active", "document": rule()}, None),
