@@ -63,6 +63,19 @@ def test_c3_1_arrival_is_commit_then_time_then_id_by_bytes() -> None:
     ]
 
 
+def test_c3_1_alerts_come_in_order_of_arrival_over_all_rules() -> None:
+    harness = lookback.Harness(STREAM)
+    for rule_id in ("b", "a"):
+        harness.rule(rule(rule_id=rule_id))
+    harness.events([event("x", 2), event("y", 1)])
+    assert [(alert.event_id, alert.rule_id) for alert in harness.alerts] == [
+        ("x", "a"),
+        ("x", "b"),
+        ("y", "a"),
+        ("y", "b"),
+    ]
+
+
 def test_c3_1_integer_ids_compare_as_numbers() -> None:
     fields = {**STREAM["fields"], "id": "bigint"}  # type: ignore[dict-item]
     harness = run(rule(), [event(name, 1, arrival=1) for name in ("10", "9")], fields=fields)

@@ -46,7 +46,7 @@ class Batch:
 
 @dataclass
 class Output:
-    """What a batch brought. alerts: in order of arrival; failures: one per rule and version.
+    """What a batch brought. alerts: in order of arrival, of one event by rule_id; failures: one per rule and version.
 
     covered False: a rule came into force for which dispatch did not send what it needs; nothing was judged, and the
     batch must be given again with `required` sent.
@@ -226,11 +226,14 @@ class _Judge:
         self._rows: dict[str, FeatureRows] = {}
         self._measured: dict[tuple[str, Window, str], Column] = {}
         self._actions = np.zeros(len(self._events), dtype=np.int8)
+        self._alerts: list[tuple[int, Alert]] = []
 
     def run(self) -> None:
         if len(self._events):
             for entry, rule in self._rules:
                 self._judge(entry, rule)
+            # As if events came one at a time, each judged by all rules.
+            self._output.alerts += [alert for _, alert in sorted(self._alerts, key=lambda each: each[0])]
             self._report_late()
             self._keep_rows()
         self._pass_time()
@@ -385,7 +388,7 @@ class _Judge:
                 evidence=(),
                 arrival=int(events.commits[at]),
             )
-            self._output.alerts.append(alert)
+            self._alerts.append((at, alert))
 
     def _suppressor(self, rule_id: str, rule: CompiledRule) -> Callable[[int, int], str]:
         """Answers `raised` or `suppressed` for alerts in order of arrival (position, event time)."""

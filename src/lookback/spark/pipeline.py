@@ -32,6 +32,7 @@ DEFAULT_EVERY = "500 milliseconds"
 # Bound a batch, and with it the memory of a worker: about 600,000 card transactions.
 _ADMISSION = {"maxFilesPerTrigger": "1000", "maxBytesPerTrigger": "8m"}
 _POLL_SECONDS = 0.02
+_DEFAULT_SHARDS = 8
 
 
 def checkpoint_folder(tables: Tables, stream: Stream) -> str:
@@ -137,8 +138,7 @@ class Evaluation:
         else:
             # What is in force is covered by what was sent last; what the table holds may come into force.
             coverage = table_needs(self.tables, self.stream) | (before.coverage if before else Coverage())
-        partitions = int(str(self.tables.spark.conf.get("spark.sql.shuffle.partitions")))
-        plan = Plan(before.shards if before else partitions, coverage)
+        plan = Plan(before.shards if before else _partitions(self.tables), coverage)
         self.checkpoint.record(plan)
         self._wanted = None
         self._query = self._query_of(plan)
@@ -207,6 +207,14 @@ class Evaluation:
     def _end_query(self) -> None:
         if self._query is not None and self._query.isActive:
             self._query.stop()
+
+
+def _partitions(tables: Tables) -> int:
+    """The shards of a new query: the session's shuffle partitions; a number is set where Spark would choose one."""
+    conf, name = tables.spark.conf, "spark.sql.shuffle.partitions"
+    if not str(conf.get(name)).isdigit():
+        conf.set(name, str(_DEFAULT_SHARDS))
+    return int(str(conf.get(name)))
 
 
 def table_needs(tables: Tables, stream: Stream) -> Coverage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -62,7 +62,6 @@ class Sink:
     stream: str
     query_id: str
     check: bool = True
-    _marks: dict[str, bool] = field(default_factory=dict)
 
     def write(self, answers: pa.Table, batch_id: int, run_ms: float) -> BatchReport:
         """Appends alerts, late events and log rows, each in one commit that carries the batch's mark.
