@@ -8,7 +8,7 @@ INSTALLED = $(VENV)/.installed
 PREFETCHED = $(VENV)/.prefetched
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-core check fix clean java
+.PHONY: help setup demo test test-core fuzz check fix clean java
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -27,6 +27,9 @@ test: setup ## all tests, with real Spark, Delta and RocksDB
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core
+
+fuzz: $(INSTALLED) ## new generated cases against the oracle, 5,000 of each kind, about 15 minutes
+	@LOOKBACK_CASES=fuzz $(BIN)/python -m pytest tests/core/test_equals_oracle.py tests/core/test_pages.py
 
 check: $(INSTALLED) ## format, lint, types, import order, repository; changes no file
 	@$(BIN)/ruff format --check .

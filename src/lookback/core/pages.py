@@ -22,11 +22,12 @@ _MAGIC = b"LBpg"
 _HEAD = struct.Struct("<4sHH")
 _ARRAY = struct.Struct("<BQqQQ")
 # Bounds what a damaged length can make us allocate.
-_MOST_BYTES = 2**31
+_MOST_BYTES = 2**30
 _INTEGERS: tuple[np.dtype[Any], ...] = (np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<i8"))
 _FLOATS: dict[np.dtype[Any], int] = {np.dtype(np.float32): 16, np.dtype(np.float64): 17}
 _BOOL, _TEXTS, _WIDE, _NOTHING = 18, 19, 20, 21
 _STEPS = 64  # added to an integer kind: differences to the row before
+_KINDS = {*range(4), *range(_STEPS, _STEPS + 4), *_FLOATS.values(), _BOOL, _TEXTS, _WIDE, _NOTHING}
 
 
 def encode_page(arrays: list[Values | None]) -> bytes:
@@ -47,7 +48,17 @@ def decode_page(page: bytes, place: str) -> list[Values | None]:
         return _decode(page)
     except StateError:
         raise
-    except (struct.error, ValueError, TypeError, OverflowError, pa.ArrowException, OSError, MemoryError) as error:
+    except (
+        struct.error,
+        ValueError,
+        TypeError,
+        IndexError,
+        RecursionError,
+        OverflowError,
+        pa.ArrowException,
+        OSError,
+        MemoryError,
+    ) as error:
         raise StateError(
             f"{place}: a page of window state is damaged ({error}); start with a new checkpoint, the tables have it all"
         ) from error
@@ -101,6 +112,8 @@ def _decode(page: bytes) -> list[Values | None]:
     for _ in range(count):
         kind, rows, base, size, packed = _ARRAY.unpack_from(page, position)
         position += _ARRAY.size
+        if kind not in _KINDS:
+            raise ValueError(f"an unknown kind of array, {kind}")
         if size > _MOST_BYTES or rows > _MOST_BYTES or position + packed > len(page):
             raise ValueError("a length does not fit the page")
         raw = pa.decompress(page[position : position + packed], size, codec="zstd", asbytes=True) if size else b""
