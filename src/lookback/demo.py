@@ -53,7 +53,6 @@ class Change:
     version: int
     seconds: float
     arrival: int | None
-    first_event: str
 
 
 def run_demo(settings: Settings, events: Path | None = None, say: Callable[[str], None] = print) -> Path:
@@ -136,7 +135,7 @@ class _Demo:
         report = self._wait(taken_up, f"{rule_id} v{version} to be taken up")
         row = next(row for row in report.log if row["rule_id"] == rule_id and row["version"] == version)
         seconds = (report.finished_at - committed).total_seconds()
-        self.changes.append(Change(what, rule_id, version, seconds, row["arrival"], ""))
+        self.changes.append(Change(what, rule_id, version, seconds, row["arrival"]))
 
     def _committed_at(self, table: str) -> dt.datetime:
         row = self.tables.delta(table).history(1).select(F.col("timestamp").cast("double")).head()

@@ -18,7 +18,7 @@ from lookback.core.compiled import WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.events import Events
 from lookback.core.grouping import FeatureRows, Grouping
 from lookback.core.keys import Int64s, Keys, encode_keys
-from lookback.core.rulebook import EVALUATED, Command, Coverage, Entry, LogRow, RuleChange
+from lookback.core.rulebook import EVALUATED, Command, Coverage, Entry, LogRow, RuleChange, needed_by_all
 from lookback.core.rules import Window
 from lookback.core.state import FeatureState, ShardState
 from lookback.core.streams import Stream
@@ -78,13 +78,13 @@ class Evaluator:
         output = Output()
         log, commands = state.book.apply(batch.changes, state.last_commit)
         output.log += log
-        output.required = state.book.required()
+        rules = state.book.in_force()
+        output.required = needed_by_all(rule for _, rule in rules)
         if self.coverage is not None and not self.coverage.covers(output.required):
             output.covered = False
             return output
         for command in commands:
             self._obey(command, state)
-        rules = state.book.in_force()
         _open_features(state, rules)
         if not batch.marks:
             return output

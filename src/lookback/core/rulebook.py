@@ -9,6 +9,8 @@ import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from lookback.core.compiled import CompiledRule, compile_rule
@@ -87,6 +89,11 @@ def needed_by(rule: CompiledRule) -> Coverage:
     return Coverage(frozenset({rule.group_by}), frozenset(rule.fields))
 
 
+def needed_by_all(rules: Iterable[CompiledRule]) -> Coverage:
+    """What dispatch must send for all of these rules."""
+    return reduce(or_, map(needed_by, rules), Coverage())
+
+
 @dataclass(frozen=True)
 class Entry:
     """The version in force of one rule. `stream`: where it is evaluated; `highest`: of all versions seen."""
@@ -136,13 +143,6 @@ class RuleBook:
         wanted = set(statuses)
         chosen = [e for _, e in sorted(self.entries.items()) if e.status in wanted and e.stream == self.stream.name]
         return [(entry, self._compiled(entry.stream, entry.document)) for entry in chosen]
-
-    def required(self) -> Coverage:
-        """What dispatch must send for the rules in force."""
-        coverage = Coverage()
-        for _, rule in self.in_force():
-            coverage |= needed_by(rule)
-        return coverage
 
     def to_json(self) -> str:
         """The book as text, for the state store."""

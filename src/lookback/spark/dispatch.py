@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lookback.core.alerts import LateEvent
 
 EVENTS, RULE = "events", "rule"
-# What goes to the stateful operator: few rows, each large.
+# What goes to the stateful operator, and what it answers with: few rows, each large.
 BLOCKS = StructType(
     [
         StructField("shard", StringType(), nullable=False),

@@ -18,8 +18,8 @@ from lookback.core.rulebook import WITH_STATE, Coverage, needed_by
 from lookback.core.rules import read_document
 from lookback.core.streams import Stream
 from lookback.spark.checkpoint import Checkpoint, Plan
-from lookback.spark.dispatch import event_blocks, rule_blocks, shard_labels
-from lookback.spark.processor import OUTPUT, ShardProcessor, UncoveredError
+from lookback.spark.dispatch import BLOCKS, event_blocks, rule_blocks, shard_labels
+from lookback.spark.processor import ShardProcessor, UncoveredError
 from lookback.spark.sink import BatchReport, Sink
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Evaluation:
         blocks = event_blocks(events, self.stream, coverage, labels).union(rule_blocks(rules, labels))
         processor = ShardProcessor(self.stream, self.streams, labels, coverage, str(self.checkpoint.folder))
         answers = blocks.groupBy("shard").transformWithStateInPandas(
-            processor, OUTPUT, outputMode="Append", timeMode="EventTime"
+            processor, BLOCKS, outputMode="Append", timeMode="EventTime"
         )
         writer = (
             answers.writeStream.queryName(f"lookback-{self.stream.name}")

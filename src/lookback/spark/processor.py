@@ -31,13 +31,6 @@ from lookback.core.state import MANIFEST, ShardState
 from lookback.core.streams import Stream
 from lookback.spark.dispatch import EVENTS
 
-OUTPUT = StructType(
-    [
-        StructField("shard", StringType(), nullable=False),
-        StructField("kind", StringType(), nullable=False),
-        StructField("payload", BinaryType(), nullable=False),
-    ]
-)
 ALERTS, LATE, LOG, FAILURES, REPORT = "alerts", "late", "log", "failures", "report"
 PAGES = "pages"
 _NAME = StructType([StructField("name", StringType(), nullable=False)])
