@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # No deadlines: a test is not slower for a busy machine.
@@ -11,3 +13,12 @@ _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("test", derandomize=True, deadline=None, suppress_health_check=_SLOW)
 settings.register_profile("fuzz", max_examples=5_000, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("LOOKBACK_CASES", "test"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the generated cases had in them, so that one can see that many of them were not empty."""
+    oracle = sys.modules.get("oracle")
+    if os.environ.get("LOOKBACK_CASES") == "fuzz" and oracle is not None:
+        terminalreporter.section("generated cases")
+        for name, count in sorted(oracle.COVERED.items()):
+            terminalreporter.write_line(f"{count:>10,}  {name}")

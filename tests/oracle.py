@@ -1,221 +1,886 @@
-"""The slow, obvious evaluator: keeps every event, takes them one at a time, rescans for every window.
+"""The slow, obvious evaluator: keeps every event, takes them one at a time, rescans for every window and every sequence.
 
 It is the truth that the engine is compared with. Of the engine it uses only what is tested elsewhere: documents,
-expressions (against Spark) and the identity of alerts.
+expressions (against Spark), the identity of alerts and the texts of values.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lookback.core.alerts import alert_id, moment
 from lookback.core.columns import Column, from_values, text_of
-from lookback.core.compiled import CompiledRule, Feature, compile_rule
+from lookback.core.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature, compile_rule
 from lookback.core.expressions import Expression
 from lookback.core.streams import Stream
-from lookback.core.types import BOOLEAN
+from lookback.core.types import BIGINT, BOOLEAN, DataType, array
+from lookback.core.windows import Lookback, Session, Tiles
 
 ERROR = object()
+# Before the first watermark: below every time.
+NEVER = -(10**30)
+# What all oracles of a test session have met; printed where many cases are made, to see that they were not empty.
+COVERED: Counter[str] = Counter()
+Key = tuple[Any, ...]
+_T = TypeVar("_T")
 
 
-@dataclass
+@dataclass(eq=False)
 class OracleEvent:
-    """One event: stored values by field, the commit that brought it, and its id in the order that ids compare in."""
+    """One event: stored values by field, the commit that brought it, and its id in the order that ids compare in.
 
-    values: dict[str, Any]
+    number: its place in the order of arrival. known: values of expressions over the event alone.
+    """
+
+    values: Mapping[str, Any]
     commit: int
     time: int
     id_key: Any
+    number: int = -1
+    known: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its place in (time, arrival) order."""
+        return self.time, self.number
+
+
+@dataclass(eq=False)
+class _Row:
+    """An event that counts for `key`. values: its argument, by the features that keep the event."""
+
+    key: Key
+    event: OracleEvent
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
-class _FeatureLog:
-    since: int | None
-    floor: int | None = None
+class _State:
+    """What is kept under one name: of a feature its rows; of a session or sequence all that is its own.
+
+    starts: of a session, the highest event time when each of its measures' features started.
+    """
+
+    since: int
+    floor: int = NEVER
     width: int = 0
-    rows: list[tuple[Any, int, Any]] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
+    starts: dict[str, int] = field(default_factory=dict)
+    matches: dict[Key, _Match] = field(default_factory=dict)
+    waits: list[_Wait] = field(default_factory=list)
+
+    def of(self, key: Key) -> list[_Row]:
+        """The key's rows in order of arrival."""
+        return [row for row in self.rows if row.key == key]
+
+    def empty(self, key: Key) -> None:
+        """Forgets the key's rows and match."""
+        self.rows = [row for row in self.rows if row.key != key]
+        self.matches.pop(key, None)
 
 
 @dataclass
-class _Rule:
-    compiled: CompiledRule
-    version: int
-    status: str
+class _Memory:
+    """The rows written about one subject: how many, and what the last one said."""
+
+    base: str
+    rows: int = 0
+    held: bool = False
+    measures: dict[str, str | None] = field(default_factory=dict)
+    end: int = 0
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What a verdict is about. named: what the alert's id is made of; identity: what tells it from others of its key."""
+
+    key: Key
+    named: str | int
+    identity: int
+    event_id: str | None
+    time: int
+    start: int
+    end: int
 
 
 class Oracle:
-    """Rules and events in, (alert id, verdict, texts of measures, complete, arrival) out."""
+    """Rules and events in; alerts (see _Kind.settle), late events, failures and notes out."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.rules: dict[str, _Rule] = {}
-        self.features: dict[str, _FeatureLog] = {}
-        self.high: int | None = None
+        self.rules: dict[str, _Kind] = {}
+        self.states: dict[str, _State] = {}
+        self.high = self.advanced = NEVER
+        self.last_commit: int | None = None
+        self.arrived = 0
+        # Of the rule and key, the time of the last raised alert; of the subject, what was written about it.
+        self.hours: dict[tuple[str, Key], int] = {}
+        self.memories: dict[tuple[str, int, Key, int], _Memory] = {}
+        self.judged: dict[tuple[str, int], list[OracleEvent]] = {}
         self.alerts: list[tuple[Any, ...]] = []
         self.late: list[tuple[Any, ...]] = []
         self.failed: dict[tuple[str, int], int] = {}
-        self.raised: dict[tuple[str, Any], int] = {}
+        self.notes: list[tuple[str, str, int, int]] = []
+
+    @property
+    def watermark(self) -> int:
+        """What the next commit is judged against."""
+        automatic = NEVER if self.high == NEVER else self.high - self.stream.max_out_of_orderness
+        return max(automatic, self.advanced)
 
     def change(self, document: dict[str, Any], version: int, status: str) -> None:
         """A rule change between two commits."""
-        self.rules[document["rule_id"]] = _Rule(compile_rule(document, self.stream), version, status)
+        rule_id = document["rule_id"]
+        if status in ("active", "shadow", "paused"):
+            compiled = compile_rule(document, self.stream)
+            self.rules[rule_id] = _KINDS[compiled.rule.kind](self, compiled, version, status)
+            COVERED[f"rules: {compiled.rule.kind}"] += 1
+        elif status != "draft":
+            self.rules.pop(rule_id, None)
+        self._open()
+
+    def command(self, action: str, time: int | None = None) -> None:
+        """A command between two commits."""
+        COVERED[f"commands: {action}"] += 1
+        if action == "retire_all":
+            self.rules.clear()
+        elif action == "clear_state":
+            self.states.clear()
+            self.hours.clear()
+            self.judged.clear()
+            self._open()
+        else:
+            assert time is not None
+            before = self.watermark
+            self.advanced = max(self.advanced, time)
+            self._reach(before)
 
     def run(self, events: list[OracleEvent]) -> None:
         """Judges events; each commit is complete."""
-        for rule in self._in_force():
-            for measure in rule.compiled.measures:
-                log = self.features.setdefault(measure.feature.feature_id, _FeatureLog(self.high))
-                log.width = 0
-        for rule in self._in_force():
-            for measure in rule.compiled.measures:
-                log = self.features[measure.feature.feature_id]
-                width = measure.window.size + measure.window.delay + rule.compiled.allowed_lateness
-                log.width = max(log.width, width)
         for commit in sorted({event.commit for event in events}):
             here = [event for event in events if event.commit == commit]
-            watermark = None if self.high is None else self.high - self.stream.max_out_of_orderness
+            before = self.watermark
             for event in sorted(here, key=lambda e: (e.time, e.id_key)):
-                self._event(event, watermark)
-            self.high = max([event.time for event in here] + ([] if self.high is None else [self.high]))
-            self._after_commit()
+                event.number, self.arrived = self.arrived, self.arrived + 1
+                self._event(event, before)
+            self.high = max(self.high, *(event.time for event in here))
+            self.last_commit = commit
+            self._reach(before)
+            self._forget_unused()
 
-    def _in_force(self) -> list[_Rule]:
-        return [rule for _, rule in sorted(self.rules.items()) if rule.status in ("active", "shadow", "paused")]
+    def in_force(self) -> list[_Kind]:
+        """The rules with state, by rule_id."""
+        return [rule for _, rule in sorted(self.rules.items())]
 
-    def _after_commit(self) -> None:
-        used = {m.feature.feature_id for rule in self._in_force() for m in rule.compiled.measures}
-        for feature_id in [each for each in self.features if each not in used]:
-            del self.features[feature_id]
-        assert self.high is not None
-        for log in self.features.values():
-            floor = self.high - self.stream.max_out_of_orderness - log.width
-            log.floor = floor if log.floor is None else max(log.floor, floor)
+    def _open(self) -> None:
+        widths: dict[str, int] = {}
+        for rule in self.in_force():
+            for name, width in rule.widths().items():
+                widths[name] = max(width, widths.get(name, 0))
+        for name, width in widths.items():
+            self.states.setdefault(name, _State(self.high)).width = width
+        for rule in self.in_force():
+            rule.open()
 
-    def _event(self, event: OracleEvent, watermark: int | None) -> None:
-        actions = []
-        fed: set[str] = set()
-        for rule in self._in_force():
-            self._feed(rule, event, watermark, fed)
-        for rule in self._in_force():
-            where = self._value(rule.compiled.where, event, True)
-            taken = watermark is None or event.time >= watermark - rule.compiled.allowed_lateness
-            late = watermark is not None and event.time < watermark
-            if where is ERROR and taken and rule.status in ("active", "shadow"):
-                self._fail(rule)
-            if where is not True:
-                continue
-            judged = taken and self._judges(rule, event, late)
-            actions.append("evaluated" if judged else "recorded" if taken else "discarded")
-            if judged:
-                self._judge(rule, event)
-        if watermark is not None and event.time < watermark and actions:
+    def _forget_unused(self) -> None:
+        used = {name for rule in self.in_force() for name in rule.widths()}
+        self.states = {name: state for name, state in self.states.items() if name in used}
+        for rule in self.in_force():
+            rule.forget_unused()
+        # An hour is kept while an event that it suppresses may still be taken.
+        spans = {r.rule_id: (r.spec.suppress, r.lateness) for r in self.in_force() if r.spec.suppress is not None}
+        for rule_id, key in list(self.hours):
+            span, lateness = spans.get(rule_id, (NEVER, 0))
+            if self.hours[rule_id, key] + span < self.watermark - lateness:
+                del self.hours[rule_id, key]
+
+    def _event(self, event: OracleEvent, watermark: int) -> None:
+        features = {f.feature_id: f for rule in self.in_force() for f in rule.compiled.features}
+        for feature in features.values():
+            self._feed(feature, event, watermark)
+        actions = [action for rule in self.in_force() if (action := rule.event(event, watermark))]
+        if event.time < watermark and actions:
             best = min(actions, key=["evaluated", "recorded", "discarded"].index)
             self.late.append((event.values[self.stream.event_id], event.commit, watermark - event.time, best))
+            COVERED[f"late: {best}"] += 1
 
-    def _judges(self, rule: _Rule, event: OracleEvent, late: bool) -> bool:
-        spec = rule.compiled.rule
-        if rule.status not in ("active", "shadow") or (late and spec.late == "record"):
-            return False
-        if spec.effective_from is not None and event.time < spec.effective_from:
-            return False
-        return spec.effective_until is None or event.time <= spec.effective_until
+    def _feed(self, feature: Feature, event: OracleEvent, watermark: int) -> None:
+        if feature.tiles is None:
+            taken = event.time >= watermark - feature.allowed_lateness
+        else:
+            taken = bool(alive(feature.tiles, event.time, watermark - feature.allowed_lateness))
+        if taken and self.value(feature.where, event, True) is True:
+            values = self.kept(feature, event)
+            if values:
+                self.states[feature.feature_id].rows.append(_Row(key_of(feature.group_by, event), event, values))
 
-    def _feed(self, rule: _Rule, event: OracleEvent, watermark: int | None, fed: set[str]) -> None:
-        for feature in rule.compiled.features:
-            if feature.feature_id in fed:
-                continue
-            fed.add(feature.feature_id)
-            if watermark is not None and event.time < watermark - feature.allowed_lateness:
-                continue
-            if (
-                self._value(feature.where, event, True) is not True
-                or self._value(feature.filter, event, True) is not True
-            ):
-                continue
-            value = self._value(feature.argument, event, 0)
-            if value is None or value is ERROR:
-                continue
-            self.features[feature.feature_id].rows.append((self._key(feature.group_by, event), event.time, value))
+    def kept(self, feature: Feature, event: OracleEvent) -> dict[str, Any]:
+        """What a feature keeps of an event: nothing where its filter is not true or its argument has no value."""
+        if self.value(feature.filter, event, True) is not True:
+            return {}
+        value = self.value(feature.argument, event, 0)
+        return {} if value is None or value is ERROR else {feature.feature_id: value}
 
-    def _judge(self, rule: _Rule, event: OracleEvent) -> None:
-        compiled = rule.compiled
-        columns: dict[str, Column] = {
-            name: from_values(t, [event.values[name]]) for name, t in self.stream.fields.items()
-        }
-        complete, spoiled = True, False
-        for measure in compiled.measures:
-            log = self.features[measure.feature.feature_id]
-            last = event.time - measure.window.delay
-            first = last - measure.window.size
-            bounds = [bound for bound in (log.floor, log.since) if bound is not None]
-            complete = complete and all(first >= bound for bound in bounds)
-            key = self._key(compiled.group_by, event)
-            low = first if log.floor is None else max(first, log.floor)
-            values = [value for k, time, value in log.rows if k == key and low <= time <= last]
-            column = self._aggregate(measure.feature, values)
-            spoiled = spoiled or column.error is not None
-            for part in (measure.feature.filter, measure.feature.argument):
-                spoiled = spoiled or self._value(part, event, 0) is ERROR
-            columns[measure.name] = column
-        columns["window_complete"] = from_values(BOOLEAN, [complete])
-        when = compiled.when.evaluate(columns, 1)
-        if spoiled or (when.error is not None and when.error[0]):
-            self._fail(rule)
-        elif when.is_true()[0]:
-            self._alert(rule, event, columns, complete)
-
-    def _alert(self, rule: _Rule, event: OracleEvent, columns: dict[str, Column], complete: bool) -> None:
-        compiled, rule_id = rule.compiled, rule.compiled.rule.rule_id
-        fields = self.stream.fields
-        key = {name: text_of(from_values(fields[name], [event.values[name]]).item(0)) for name in compiled.group_by}
-        verdict = "raised"
-        span = compiled.rule.suppress
-        if span is not None:
-            slot = (rule_id, tuple(sorted(key.items())))
-            if slot in self.raised and event.time <= self.raised[slot] + span:
-                verdict = "suppressed"
-            else:
-                self.raised[slot] = event.time
-        measures = {m.name: text_of(columns[m.name].item(0)) for m in compiled.measures}
-        event_id = str(event.values[self.stream.event_id])
-        self.alerts.append(
-            (alert_id(rule_id, rule.version, key, event_id), rule_id, rule.version, rule.status, verdict, event_id,
-             moment(event.time), tuple(sorted(measures.items())), complete, event.commit)
-        )  # fmt: skip
-
-    def _fail(self, rule: _Rule) -> None:
-        slot = (rule.compiled.rule.rule_id, rule.version)
-        self.failed[slot] = self.failed.get(slot, 0) + 1
-
-    def _key(self, group_by: tuple[str, ...], event: OracleEvent) -> tuple[Any, ...]:
-        return tuple(event.values[name] for name in group_by)
-
-    def _value(self, expression: Expression | None, event: OracleEvent, default: Any) -> Any:
+    def value(self, expression: Expression | None, event: OracleEvent, default: Any) -> Any:
+        """The stored value of an expression over the event alone; None for NULL, ERROR for an error."""
         if expression is None:
             return default
-        columns = {name: from_values(self.stream.fields[name], [event.values[name]]) for name in expression.fields}
-        column = expression.evaluate(columns, 1)
-        if column.error is not None and column.error[0]:
-            return ERROR
-        if column.null is not None and column.null[0]:
-            return None
-        value = column.values[0]
-        return value.item() if isinstance(value, np.generic) else value
+        if expression.sql not in event.known:
+            event.known[expression.sql] = outcome(expression.evaluate(self.columns(event), 1))
+        return event.known[expression.sql]
 
-    def _aggregate(self, feature: Feature, values: list[Any]) -> Column:
-        type_ = feature.aggregate.result_type(feature.argument_type)
-        result = _FUNCTIONS[feature.function](values, feature)
-        if type_.is_decimal and result is not None and abs(result) >= 10**type_.precision:
-            return Column(type_, from_values(type_, [0]).values, None, np.array([True]))
-        if type_.name == "bigint" and result is not None and not -(2**63) <= result < 2**63:
-            return Column(type_, np.zeros(1, dtype=np.int64), None, np.array([True]))
-        return from_values(type_, [result])
+    def columns(self, event: OracleEvent) -> dict[str, Column]:
+        """The event's fields as columns of one row."""
+        return {name: single(type_, event.values[name]) for name, type_ in self.stream.fields.items()}
+
+    def text(self, name: str, value: Any) -> str | None:
+        """The text of a field's stored value."""
+        return text_of(single(self.stream.fields[name], value).item(0))
+
+    def _reach(self, before: int) -> None:
+        """What the watermark reaches on its way from `before`; then floors rise, and what is expired is forgotten."""
+        now = self.watermark
+        if now == NEVER:
+            return
+        for rule in self.in_force():
+            if self.last_commit is not None:
+                rule.reach(before, now, self.last_commit)
+        for state in self.states.values():
+            state.floor = max(state.floor, now - state.width)
+        for rule in self.in_force():
+            rule.forget_expired(now)
+
+
+class _Kind:
+    """A version of a rule in force, and what rules of all kinds have in common."""
+
+    def __init__(self, oracle: Oracle, compiled: CompiledRule, version: int, status: str) -> None:
+        self.oracle, self.compiled, self.version, self.status = oracle, compiled, version, status
+        self.spec, self.rule_id, self.lateness = compiled.rule, compiled.rule.rule_id, compiled.allowed_lateness
+        self.evaluated = status in ("active", "shadow")
+
+    def widths(self) -> dict[str, int]:
+        """The states that the rule uses, and how far below the watermark they are kept."""
+        raise NotImplementedError
+
+    def take(self, event: OracleEvent, watermark: int) -> str | None:
+        """Keeps and judges an event that satisfies `where`; what was done with it, None if the rule does not want it."""
+        raise NotImplementedError
+
+    def open(self) -> None:
+        """Starts what the rule needs beside its states."""
+
+    def reach(self, before: int, now: int, arrival: int) -> None:
+        """What happens when the watermark moves from `before` to `now`, after commit `arrival`."""
+
+    def forget_expired(self, now: int) -> None:
+        """Forgets what no event can change any more."""
+
+    def forget_unused(self) -> None:
+        """Forgets what the version in force does not use."""
+
+    def event(self, event: OracleEvent, watermark: int) -> str | None:
+        """What the rule did with an event; None if it does not want it."""
+        where = self.oracle.value(self.compiled.where, event, True)
+        if where is ERROR and event.time >= watermark - self.lateness:
+            self.fail()
+        return self.take(event, watermark) if where is True else None
+
+    def key(self, event: OracleEvent) -> Key:
+        """The event's key."""
+        return key_of(self.compiled.group_by, event)
+
+    def fail(self) -> None:
+        """Counts one failure, while the rule is evaluated."""
+        if self.evaluated:
+            slot = (self.rule_id, self.version)
+            self.oracle.failed[slot] = self.oracle.failed.get(slot, 0) + 1
+            COVERED[f"failures: {self.spec.kind}"] += 1
+
+    def note(self, action: str, arrival: int) -> None:
+        """A row for the log beside the verdicts."""
+        self.oracle.notes.append((action, self.rule_id, self.version, arrival))
+        COVERED[f"notes: {action}"] += 1
+
+    def effective(self, time: int) -> bool:
+        """Whether what happens at `time` triggers."""
+        start, end = self.spec.effective_from, self.spec.effective_until
+        return (start is None or start <= time) and (end is None or time < end)
+
+    def spoiled(self, event: OracleEvent) -> bool:
+        """Whether a measure's FILTER or argument has an error for the event."""
+        parts = [part for m in self.compiled.measures for part in (m.feature.filter, m.feature.argument)]
+        return any(self.oracle.value(part, event, 0) is ERROR for part in parts)
+
+    def holds(self, measured: Mapping[str, Column], own: Mapping[str, Column], complete: bool) -> bool | None:
+        """Whether the rule's condition holds; None for an error."""
+        if any(column.error is not None for column in measured.values()):
+            return None
+        if self.compiled.when is None:
+            return True
+        columns = {**own, **measured, "window_complete": single(BOOLEAN, complete)}
+        result = outcome(self.compiled.when.evaluate(columns, 1))
+        return None if result is ERROR else result is True
+
+    def judge(
+        self, about: _Subject, measured: dict[str, Column], own: Mapping[str, Column], complete: bool, arrival: int
+    ) -> bool:
+        """Settles a subject by its measures; whether that raised an alert."""
+        holds = self.holds(measured, own, complete)
+        if holds is None:
+            self.fail()
+            return False
+        texts = {name: text_of(column.item(0)) for name, column in measured.items()}
+        shown = {name: text_of(column.item(0)) for name, column in own.items()}
+        return self.settle(about, holds, texts, shown, complete, arrival)
+
+    def memory(self, about: _Subject) -> _Memory | None:
+        """What this version has written about a subject."""
+        return self.oracle.memories.get((self.rule_id, self.version, about.key, about.identity))
+
+    def settle(
+        self,
+        about: _Subject,
+        holds: bool,
+        measures: dict[str, str | None],
+        shown: Mapping[str, Any],
+        complete: bool,
+        arrival: int,
+        evidence: Sequence[str] = (),
+    ) -> bool:
+        """Writes a row where the result calls for one; whether it is one that holds. shown: what a message may name."""
+        memory = self.memory(about)
+        held = memory is not None and memory.held
+        if holds == held and (memory is None or not held or memory.measures == measures):
+            return False
+        if memory is None:
+            memory = _Memory(self._base(about))
+            self.oracle.memories[self.rule_id, self.version, about.key, about.identity] = memory
+        verdict = memory.base if holds else "retracted"
+        key = {n: self.oracle.text(n, v) for n, v in zip(self.compiled.group_by, about.key, strict=True)}
+        message = self.compiled.message({**shown, **measures, "window_complete": complete})
+        self.oracle.alerts.append(
+            (
+                alert_id(self.rule_id, self.version, key, about.named), memory.rows, self.rule_id, self.version,
+                self.status, verdict, about.event_id, moment(about.time), moment(about.start), moment(about.end),
+                tuple(sorted(measures.items())), complete, message, tuple(evidence), arrival,
+            )
+        )  # fmt: skip
+        kind = "absence" if self.compiled.sequence and self.compiled.sequence.absent else self.spec.kind
+        COVERED[f"rows: {kind} {verdict}"] += 1
+        COVERED[f"rows: {kind} of a revision above 0"] += memory.rows > 0
+        memory.rows, memory.held, memory.measures, memory.end = memory.rows + 1, holds, measures, about.end
+        return holds
+
+    def _base(self, about: _Subject) -> str:
+        span, slot = self.spec.suppress, (self.rule_id, about.key)
+        if span is None:
+            return "raised"
+        if slot in self.oracle.hours and about.time <= self.oracle.hours[slot] + span:
+            return "suppressed"
+        self.oracle.hours[slot] = about.time
+        return "raised"
+
+
+class _Lookback(_Kind):
+    def widths(self) -> dict[str, int]:
+        widths: dict[str, int] = {}
+        for measure in self.compiled.measures:
+            assert isinstance(measure.window, Lookback)
+            width = measure.window.size + measure.window.delay + self.lateness
+            widths[measure.feature.feature_id] = max(width, widths.get(measure.feature.feature_id, 0))
+        return widths
+
+    def take(self, event: OracleEvent, watermark: int) -> str | None:
+        if event.time < watermark - self.lateness:
+            return "discarded"
+        judged = self.evaluated and self.effective(event.time)
+        judged = judged and not (event.time < watermark and self.spec.late == "record")
+        if self.evaluated and self.spec.late == "revise":
+            self._revise(event)
+        if judged and self.spoiled(event):
+            self.fail()
+        elif judged:
+            self._judge(event, event.commit)
+            self._judged().append(event)
+        return "evaluated" if judged else "recorded"
+
+    def _judged(self) -> list[OracleEvent]:
+        """The events that this version has judged."""
+        return self.oracle.judged.setdefault((self.rule_id, self.version), [])
+
+    def _revise(self, newcomer: OracleEvent) -> None:
+        key = self.key(newcomer)
+        again = [e for e in self._judged() if self.key(e) == key and self._covers(e, newcomer.time)]
+        limit = self.oracle.stream.max_revisions
+        for event in sorted(again, key=lambda e: e.place)[:limit]:
+            self._judge(event, newcomer.commit)
+        if len(again) > limit:
+            self.note("revisions_limited", newcomer.commit)
+
+    def _covers(self, event: OracleEvent, time: int) -> bool:
+        return any(first <= time <= last for first, last in (span(m, event.time) for m in self.compiled.measures))
+
+    def _judge(self, event: OracleEvent, arrival: int) -> None:
+        oracle, key = self.oracle, self.key(event)
+        measured, complete = {}, True
+        for measure in self.compiled.measures:
+            state = oracle.states[measure.feature.feature_id]
+            first, last = span(measure, event.time)
+            complete = complete and first >= max(state.floor, state.since)
+            rows = [row for row in state.of(key) if max(first, state.floor) <= row.event.time <= last]
+            measured[measure.name] = aggregate(measure, rows)
+        window = self.spec.window
+        assert isinstance(window, Lookback)
+        last = event.time - window.delay
+        text = str(oracle.text(oracle.stream.event_id, event.values[oracle.stream.event_id]))
+        about = _Subject(key, text, event.number, text, event.time, last - window.size, last)
+        alerted = self.judge(about, measured, oracle.columns(event), complete, arrival)
+        if alerted and self.spec.reset_on_alert:
+            COVERED["resets: lookback"] += 1
+            for feature in self.compiled.features:
+                oracle.states[feature.feature_id].empty(key)
+
+
+class _Windowed(_Kind):
+    """What tumbling, sliding and session windows have in common: results of a window, not of an event."""
+
+    def result(
+        self, key: Key, start: int, end: int, rows: Mapping[str, list[_Row]], complete: bool, arrival: int
+    ) -> None:
+        """Judges a window. rows: by feature_id."""
+        if self.evaluated and self.effective(end):
+            measured = {m.name: aggregate(m, rows[m.feature.feature_id]) for m in self.compiled.measures}
+            self.judge(window_subject(key, start, end), measured, self._own(key), complete, arrival)
+
+    def _own(self, key: Key) -> dict[str, Column]:
+        fields = self.oracle.stream.fields
+        return {name: single(fields[name], value) for name, value in zip(self.compiled.group_by, key, strict=True)}
+
+    def retract(self, key: Key, start: int, complete: bool, arrival: int) -> None:
+        """Takes back what was last said of a window that is no more."""
+        memory = self.memory(window_subject(key, start, start))
+        if self.evaluated and memory is not None:
+            about = window_subject(key, start, memory.end)
+            shown = {name: column.item(0) for name, column in self._own(key).items()}
+            self.settle(about, False, memory.measures, shown, complete, arrival)
+
+
+class _Tiled(_Windowed):
+    @property
+    def tiles(self) -> Tiles:
+        """The rule's windows."""
+        assert isinstance(self.spec.window, Tiles)
+        return self.spec.window
+
+    def widths(self) -> dict[str, int]:
+        return {feature.feature_id: self.tiles.size + self.lateness for feature in self.compiled.features}
+
+    def take(self, event: OracleEvent, watermark: int) -> str | None:
+        starts = alive(self.tiles, event.time, watermark - self.lateness)
+        if not starts:
+            return "discarded"
+        if self.spoiled(event):
+            self.fail()
+        for start in starts:
+            if start + self.tiles.size <= watermark or self.spec.early:
+                self._judge(self.key(event), start, event.commit)
+        return "evaluated" if self.evaluated else "recorded"
+
+    def reach(self, before: int, now: int, arrival: int) -> None:
+        assert self.compiled.presence is not None
+        size = self.tiles.size
+        rows = self.oracle.states[self.compiled.presence.feature_id].rows
+        found = [(start, row.key) for row in rows for start in alive(self.tiles, row.event.time, NEVER)]
+        for start, key in sorted(unique(found), key=lambda each: each[0]):
+            if before < start + size <= now:
+                self._judge(key, start, arrival)
+
+    def _judge(self, key: Key, start: int, arrival: int) -> None:
+        end = start + self.tiles.size
+        rows, complete = {}, True
+        for feature in self.compiled.features:
+            state = self.oracle.states[feature.feature_id]
+            complete = complete and start >= max(state.floor, state.since)
+            rows[feature.feature_id] = [r for r in state.of(key) if max(start, state.floor) <= r.event.time < end]
+        self.result(key, start, end, rows, complete, arrival)
+
+
+class _Sessions(_Windowed):
+    @property
+    def state(self) -> _State:
+        """What the rule keeps."""
+        return self.oracle.states[self.compiled.store]
+
+    def widths(self) -> dict[str, int]:
+        return {self.compiled.store: self.oracle.stream.max_session + self.lateness}
+
+    def open(self) -> None:
+        for measure in self.compiled.measures:
+            self.state.starts.setdefault(measure.feature.feature_id, self.oracle.high)
+
+    def forget_unused(self) -> None:
+        used = {measure.feature.feature_id for measure in self.compiled.measures}
+        self.state.starts = {name: since for name, since in self.state.starts.items() if name in used}
+        for row in self.state.rows:
+            row.values = {name: value for name, value in row.values.items() if name in used}
+
+    def take(self, event: OracleEvent, watermark: int) -> str | None:
+        key, features = self.key(event), {m.feature.feature_id: m.feature for m in self.compiled.measures}
+        row = _Row(key, event)
+        for feature in features.values():
+            row.values |= self.oracle.kept(feature, event)
+        old = self._sessions(self.state.of(key))
+        new = self._sessions([*self.state.of(key), row])
+        (mine,) = [session for session in new if row in session]
+        if self._end(mine) + self.lateness <= watermark:
+            return "discarded"
+        self.state.rows.append(row)
+        if self.spoiled(event):
+            self.fail()
+        starts = [session[0].event.time for session in new]
+        for session in old:
+            start = session[0].event.time
+            if start not in starts:
+                self.retract(key, start, self._complete(start), event.commit)
+        for session in new:
+            if session not in old and (self._end(session) <= watermark or self.spec.early):
+                self._judge(session, event.commit)
+        return "evaluated" if self.evaluated else "recorded"
+
+    def reach(self, before: int, now: int, arrival: int) -> None:
+        due = [session for session in self._all() if before < self._end(session) <= now]
+        for session in sorted(due, key=lambda s: (self._end(s), s[0].event.time)):
+            self._judge(session, arrival)
+            if self.evaluated and self._end(session) < session[-1].event.time + self._gap + 1:
+                self.note("session_closed", arrival)
+
+    def forget_expired(self, now: int) -> None:
+        for session in self._all():
+            if self._end(session) + self.lateness <= now:
+                self.state.rows = [row for row in self.state.rows if row not in session]
+
+    @property
+    def _gap(self) -> int:
+        assert isinstance(self.spec.window, Session)
+        return self.spec.window.gap
+
+    def _all(self) -> list[list[_Row]]:
+        keys = unique(row.key for row in self.state.rows)
+        return [session for key in keys for session in self._sessions(self.state.of(key))]
+
+    def _sessions(self, rows: list[_Row]) -> list[list[_Row]]:
+        """The rows of one key, cut into sessions."""
+        sessions: list[list[_Row]] = []
+        for row in sorted(rows, key=lambda r: r.event.place):
+            time = row.event.time
+            begun = sessions[-1] if sessions else None
+            near = begun is not None and time - begun[-1].event.time <= self._gap
+            if begun is not None and near and time < begun[0].event.time + self.oracle.stream.max_session:
+                begun.append(row)
+            else:
+                sessions.append([row])
+        return sessions
+
+    def _end(self, session: list[_Row]) -> int:
+        longest = session[0].event.time + self.oracle.stream.max_session
+        return min(session[-1].event.time + self._gap + 1, longest)
+
+    def _complete(self, start: int) -> bool:
+        since = [self.state.starts[measure.feature.feature_id] for measure in self.compiled.measures]
+        return start >= max(self.state.floor, self.state.since, *since)
+
+    def _judge(self, session: list[_Row], arrival: int) -> None:
+        start = session[0].event.time
+        names = {measure.feature.feature_id for measure in self.compiled.measures}
+        rows = {name: [row for row in session if name in row.values] for name in names}
+        self.result(session[0].key, start, self._end(session), rows, self._complete(start), arrival)
+
+
+@dataclass
+class _Match:
+    """Events taken by steps, one after another; the last list is the current step's.
+
+    erred: whether the condition of the last step, with arrays, had an error for the event offered last.
+    """
+
+    rule: _Sequences
+    taken: list[list[OracleEvent]] = field(default_factory=lambda: [[]])
+    erred: bool = False
+
+    def copy(self) -> _Match:
+        """The match as it is now."""
+        return _Match(self.rule, [list(events) for events in self.taken])
+
+    @property
+    def dead(self) -> bool:
+        """Whether a step has taken more than it may."""
+        most = [step.step.at_most for step in self.rule.steps]
+        return any(limit is not None and len(events) > limit for limit, events in zip(most, self.taken, strict=False))
+
+    @property
+    def begin(self) -> int:
+        """The time of the first event taken."""
+        return self.taken[0][0].time
+
+    def offer(self, event: OracleEvent) -> bool:
+        """The next step takes the event if the current one has enough; else the current one; else none."""
+        steps, at = self.rule.steps, len(self.taken) - 1
+        self.erred = False
+        if at + 1 < len(steps) and len(self.taken[at]) >= steps[at].step.at_least and self._satisfies(at + 1, event):
+            self.taken.append([event])
+            return True
+        if self._satisfies(at, event):
+            self.taken[at].append(event)
+            return True
+        return False
+
+    def ends_with(self, event: OracleEvent) -> bool:
+        """Whether the last step has just taken the event and has enough."""
+        steps = self.rule.steps
+        if len(self.taken) < len(steps) or self.dead or event not in self.taken[-1]:
+            return False
+        return len(self.taken[-1]) >= steps[-1].step.at_least
+
+    def values(self) -> dict[str, Column]:
+        """`name.field` and `name.count` of the steps reached."""
+        columns: dict[str, Column] = {}
+        for step, events in zip(self.rule.steps, self.taken, strict=False):
+            columns[f"{step.step.name}.count"] = single(BIGINT, len(events))
+            for name, type_ in self.rule.oracle.stream.fields.items():
+                if not type_.element:
+                    columns[f"{step.step.name}.{name}"] = single(array(type_), [e.values[name] for e in events])
+        return columns
+
+    def satisfied(self, step: CompiledStep, event: OracleEvent) -> Any:
+        """The value of a step's condition for an event, given what was taken so far."""
+        oracle = self.rule.oracle
+        # Where the part that reads the event alone does not hold, the whole does not either, and has no error of its own.
+        if oracle.value(step.gate, event, True) is not True:
+            return False
+        if step.own:
+            return oracle.value(step.condition, event, True)
+        return outcome(step.condition.evaluate({**oracle.columns(event), **self.values()}, 1))
+
+    def _satisfies(self, at: int, event: OracleEvent) -> bool:
+        value = self.satisfied(self.rule.steps[at], event)
+        self.erred = self.erred or (value is ERROR and at == len(self.rule.steps) - 1)
+        return value is True
+
+
+@dataclass
+class _Wait:
+    """An absence awaited since `event`, which ended `match`. pending: due is not reached yet."""
+
+    key: Key
+    event: OracleEvent
+    match: _Match
+    due: int
+    complete: bool
+    ended: bool = False
+    pending: bool = True
+
+
+class _Sequences(_Kind):
+    def __init__(self, oracle: Oracle, compiled: CompiledRule, version: int, status: str) -> None:
+        super().__init__(oracle, compiled, version, status)
+        assert compiled.sequence is not None
+        assert compiled.rule.sequence is not None
+        self.sequence, self.within = compiled.sequence, compiled.rule.sequence.within
+        self.steps = compiled.sequence.steps
+        self.fixed = compiled.rule.sequence.expiry == "fixed"
+
+    @property
+    def state(self) -> _State:
+        """What the rule keeps."""
+        return self.oracle.states[self.compiled.store]
+
+    def widths(self) -> dict[str, int]:
+        return {self.compiled.store: self.within + self.lateness}
+
+    def take(self, event: OracleEvent, watermark: int) -> str | None:
+        gates = [self.oracle.value(step.gate, event, True) for step in self.sequence.conditions]
+        until = self.oracle.value(self.sequence.until, event, False)
+        wanted = any(value is True for value in [*gates, until])
+        if event.time < watermark - self.lateness:
+            return "discarded" if wanted else None
+        key = self.key(event)
+        self.state.rows.append(_Row(key, event))
+        allowed = not (event.time < watermark and self.spec.late == "record")
+        judged = allowed and self.evaluated and self.effective(event.time)
+        # A wait begins whatever the status, and its due decides whether it is effective.
+        counts = allowed if self.sequence.absent else judged
+        self._end_waits(key, event)
+        match, erred = self._fixed(event, until) if self.fixed else self._sliding(event) if counts else (None, False)
+        if ERROR in [*gates, until] or (erred and judged):
+            self.fail()
+        if match is not None and counts:
+            self._matched(key, event, match, watermark)
+        return ("evaluated" if judged else "recorded") if wanted else None
+
+    def _sliding(self, event: OracleEvent) -> tuple[_Match | None, bool]:
+        """The match that the event ends, and whether the last step's condition had an error for it."""
+        low = max(event.time - self.within, self.state.floor)
+        rows = [row.event for row in self.state.of(self.key(event)) if low <= row.event.time <= event.time]
+        rows.sort(key=lambda e: e.place)
+        ends = [at for at, row in enumerate(rows[:-1]) if self.oracle.value(self.sequence.until, row, False) is True]
+        match = _Match(self)
+        for row in rows[ends[-1] + 1 if ends else 0 :]:
+            if match.dead:
+                return None, False
+            match.offer(row)
+        return (match if match.ends_with(event) else None), match.erred
+
+    def _fixed(self, event: OracleEvent, until: Any) -> tuple[_Match | None, bool]:
+        """The same by order of arrival; moves the key's match on."""
+        key, matches = self.key(event), self.state.matches
+        match, erred = matches.get(key), False
+        if match is not None and event.time < match.begin:
+            return None, False
+        if match is None or event.time > match.begin + self.within:
+            fresh = _Match(self)
+            if fresh.offer(event):
+                matches[key] = match = fresh
+        elif not match.dead:
+            match.offer(event)
+            erred = match.erred
+        found = match.copy() if match is not None and match.ends_with(event) else None
+        if until is True:
+            matches.pop(key, None)
+        return found, erred
+
+    def _matched(self, key: Key, event: OracleEvent, match: _Match, watermark: int) -> None:
+        complete = event.time - self.within >= max(self.state.floor, self.state.since)
+        COVERED[f"matches: {len(self.steps)} steps, {'fixed' if self.fixed else 'sliding'}"] += 1
+        if self.sequence.absent is None:
+            if self._settle(key, event, match, event.time, True, complete, event.commit):
+                self._reset(key)
+            return
+        wait = _Wait(key, event, match, event.time + self.sequence.absent.step.within, complete)
+        wait.ended = any(self._ends(wait, row.event) for row in self.state.of(key))
+        self.state.waits.append(wait)
+        # That of a late event may be over when it begins.
+        self.reach(NEVER, watermark, event.commit)
+
+    def _settle(
+        self, key: Key, event: OracleEvent, match: _Match, end: int, holds: bool, complete: bool, arrival: int
+    ) -> bool:
+        oracle = self.oracle
+        ids = [
+            str(oracle.text(oracle.stream.event_id, e.values[oracle.stream.event_id])) for e in (event, *_all(match))
+        ]
+        about = _Subject(key, ids[0], event.number, ids[0], end, event.time, end)
+        if self.sequence.absent is None:
+            about = _Subject(key, ids[0], event.number, ids[0], end, match.begin, end)
+        shown = {name: column.item(0) for name, column in {**oracle.columns(event), **match.values()}.items()}
+        return self.settle(about, holds, {}, shown, complete, arrival, ids[1:101])
+
+    def _reset(self, key: Key) -> None:
+        if self.spec.reset_on_alert:
+            COVERED["resets: sequence"] += 1
+            self.state.empty(key)
+
+    def _ends(self, wait: _Wait, event: OracleEvent) -> bool:
+        assert self.sequence.absent is not None
+        if event.place <= wait.event.place or event.time > wait.due:
+            return False
+        return wait.match.satisfied(self.sequence.absent, event) is True
+
+    def _end_waits(self, key: Key, event: OracleEvent) -> None:
+        for wait in self.state.waits:
+            if wait.key == key and self._ends(wait, event):
+                wait.ended = True
+                if self.evaluated:
+                    self._settle(key, wait.event, wait.match, wait.due, False, wait.complete, event.commit)
+
+    def reach(self, before: int, now: int, arrival: int) -> None:
+        reached = [wait for wait in self.state.waits if wait.pending and wait.due < now]
+        for wait in sorted(reached, key=lambda w: (w.due, w.event.number)):
+            wait.pending = False
+            if wait.ended or not self.evaluated or not self.effective(wait.due):
+                continue
+            if self._settle(wait.key, wait.event, wait.match, wait.due, True, wait.complete, arrival):
+                self._reset(wait.key)
+
+
+_KINDS: dict[str, type[_Kind]] = {
+    "lookback": _Lookback,
+    "tumbling": _Tiled,
+    "sliding": _Tiled,
+    "session": _Sessions,
+    "sequence": _Sequences,
+}
+
+
+def window_subject(key: Key, start: int, end: int) -> _Subject:
+    """A window as the subject of a verdict."""
+    return _Subject(key, start, start, None, end, start, end)
+
+
+def alive(tiles: Tiles, time: int, bound: int) -> list[int]:
+    """Starts of the windows that cover `time` and end after `bound`, ascending."""
+    last = time - (time - tiles.offset) % tiles.slide
+    return [start for start in range(last, time - tiles.size, -tiles.slide) if start + tiles.size > bound][::-1]
+
+
+def span(measure: CompiledMeasure, time: int) -> tuple[int, int]:
+    """First and last time that a look-back measure covers."""
+    assert isinstance(measure.window, Lookback)
+    last = time - measure.window.delay
+    return last - measure.window.size, last
+
+
+def key_of(group_by: Iterable[str], event: OracleEvent) -> Key:
+    """The event's values of the fields grouped by."""
+    return tuple(event.values[name] for name in group_by)
+
+
+def unique(items: Iterable[_T]) -> list[_T]:
+    """Each item once, in order."""
+    return list(dict.fromkeys(items))
+
+
+def _all(match: _Match) -> Iterator[OracleEvent]:
+    for events in match.taken:
+        yield from events
+
+
+def single(type_: DataType, value: Any) -> Column:
+    """A column of one stored value."""
+    if value is None or type_.name != "array":
+        return from_values(type_, [value])
+    values = np.empty(1, dtype=object)
+    values[0] = value
+    return Column(type_, values)
+
+
+def outcome(column: Column) -> Any:
+    """The stored value of a column's one row; None for NULL, ERROR for an error."""
+    if column.error is not None and column.error[0]:
+        return ERROR
+    if column.null is not None and column.null[0]:
+        return None
+    value = column.values[0]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def aggregate(measure: CompiledMeasure, rows: list[_Row]) -> Column:
+    """The measure over rows; under error where the result does not fit its type."""
+    feature, type_ = measure.feature, measure.type
+    result = _FUNCTIONS[feature.function]([row.values[feature.feature_id] for row in rows], feature)
+    if type_.is_decimal and result is not None and abs(result) >= 10**type_.precision:
+        return Column(type_, from_values(type_, [0]).values, None, np.array([True]))
+    if type_.name == "bigint" and result is not None and not -(2**63) <= result < 2**63:
+        return Column(type_, np.zeros(1, dtype=np.int64), None, np.array([True]))
+    return from_values(type_, [result])
 
 
 def _avg(values: list[Any], feature: Feature) -> Any:
@@ -248,8 +913,14 @@ def _number(value: Any) -> Any:
     return (math.isnan(value), value) if isinstance(value, float) else value
 
 
+def _distinct(values: list[Any], feature: Feature) -> int:
+    # NaN is no different from NaN here, and 0.0 equals -0.0 in Python too.
+    return len({"NaN" if isinstance(value, float) and math.isnan(value) else value for value in values})
+
+
 _FUNCTIONS = {
     "count": lambda values, feature: len(values),
+    "count_distinct": _distinct,
     "sum": lambda values, feature: sum(values) if values else None,
     "avg": _avg,
     "min": lambda values, feature: min(values, key=_number) if values else None,

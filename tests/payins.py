@@ -55,6 +55,45 @@ RULES = [
 ]
 
 
+def window(rule_id: str, window: dict[str, str], **more: Any) -> dict[str, Any]:
+    """A rule of a tumbling, sliding or session window: every window gives a result."""
+    document = rule(rule_id, **{"window": window, "message": "{total}", **more})
+    if "when" not in more:
+        del document["when"]
+    return document
+
+
+def sequence(rule_id: str, steps: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    own = {name: more.pop(name) for name in ("until", "expiry") if name in more}
+    document = rule(rule_id, sequence={"within": "2 minutes", "steps": steps, **own}, **more)
+    return {name: value for name, value in document.items() if name not in ("window", "measures", "when")}
+
+
+LARGE = {"name": "large", "where": "amount > 40", "at_least": 2}
+# One rule of every kind that RULES has not.
+MORE_RULES = [
+    rule("revised", late="revise", when="n >= 3 and total < 150", message="{n} by {customer}"),
+    rule("emptied", group_by=["shop"], reset_on_alert=True, when="n >= 3 or total > 90", message=""),
+    rule("shops", measures={"n": "count(distinct shop) filter (where amount > 20)"}, when="n >= 3", message="{n}"),
+    window("minutes", {"tumbling": "1 minute", "offset": "7 seconds"}, group_by=["shop"]),
+    window("tens", {"sliding": "30 seconds", "slide": "10 seconds"}, when="n > 2", early=True, suppress="20 seconds"),
+    window("sessions", {"session": "15 seconds"}, when="n > 1", message="{customer}"),
+    sequence(
+        "large-small",
+        [LARGE, {"name": "small", "where": "amount < 30 and not array_contains(large.shop, shop)"}],
+        until="amount > 50",
+        message="{large.count} of {large.amount} in {large.shop}, then {amount} in {shop}",
+    ),
+    sequence("fixed", [LARGE, {"name": "next", "where": "amount > 20"}], expiry="fixed", message="{next.count}"),
+    sequence(
+        "silent",
+        [{"name": "seen", "where": "amount > 20"}, {"name": "none", "absent": "amount > 20", "within": "20 seconds"}],
+        group_by=["shop"],
+        message="{seen.count} {shop}",
+    ),
+]
+
+
 def make_events(count: int, seed: int) -> list[dict[str, Any]]:
     """Events out of order, with ties, some late, a few lost to lateness; `arrival` counts commits from 1."""
     chance, time, rows = random.Random(seed), START, []
@@ -87,25 +126,29 @@ def append(tables: Tables, rows: list[dict[str, Any]]) -> None:
 
 
 def stored_alerts(tables: Tables) -> list[tuple[Any, ...]]:
-    rows = tables.read("alerts").withColumn("at", F.unix_micros("event_time")).collect()
+    micros = {"at": "event_time", "start": "window_start", "end": "window_end"}
+    rows = tables.read("alerts").withColumns({name: F.unix_micros(time) for name, time in micros.items()}).collect()
     return sorted(
         (
             row["alert_id"], row["revision"], row["verdict"], row["rule_id"], row["rule_version"], row["mode"],
-            tuple(sorted(row["key"].items())), row["event_id"], row["at"], row["window_complete"],
-            tuple(sorted(row["measures"].items())), row["message"], row["arrival"],
+            tuple(sorted(row["key"].items())), str(row["event_id"]), row["at"], row["window_complete"],
+            tuple(sorted(row["measures"].items())), row["message"], tuple(row["evidence"]), row["start"], row["end"],
+            row["arrival"],
         )
         for row in rows
     )  # fmt: skip
 
 
 def replayed_alerts(result: lookback.Result) -> list[tuple[Any, ...]]:
-    epoch = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+    def micros(time: dt.datetime) -> int:
+        return (time - dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)) // dt.timedelta(microseconds=1)
+
     return sorted(
         (
             alert.alert_id, alert.revision, alert.verdict, alert.rule_id, alert.rule_version, alert.mode,
-            tuple(sorted(alert.key.items())), alert.event_id,
-            (alert.event_time - epoch) // dt.timedelta(microseconds=1), alert.window_complete,
-            tuple(sorted((name, text_of(value)) for name, value in alert.measures.items())), alert.message, alert.arrival,
+            tuple(sorted(alert.key.items())), str(alert.event_id), micros(alert.event_time), alert.window_complete,
+            tuple(sorted((name, text_of(value)) for name, value in alert.measures.items())), alert.message,
+            tuple(alert.evidence), micros(alert.window_start), micros(alert.window_end), alert.arrival,
         )
         for alert in result.alerts
     )  # fmt: skip
@@ -120,7 +163,8 @@ def replay_of_tables(tables: Tables) -> lookback.Result:
         .toArrow()
     )
     rows = {(row["rule_id"], row["version"]): row.asDict() for row in tables.read("rules").collect()}
-    log = tables.read("rule_log").where("action in ('activated', 'shadowed', 'paused', 'retired')").collect()
+    taken = ["activated", "shadowed", "paused", "retired", "advance", "clear_state"]
+    log = tables.read("rule_log").where(F.col("action").isin(taken)).collect()
     rules = [
         (rows[row["rule_id"], row["version"]], row["arrival"]) for row in sorted(log, key=lambda r: r["arrival"] or -1)
     ]

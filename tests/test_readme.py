@@ -8,6 +8,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 import yaml
 
 from lookback.cli import _parser
@@ -30,8 +31,8 @@ def test_python_example_prints_what_stands_below_it() -> None:
     assert printed.getvalue() in blocks("text")
 
 
-def test_rule_is_the_one_that_ships() -> None:
-    (text,) = blocks("yaml")
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_rule_is_the_one_that_ships(text: str) -> None:
     rule = yaml.safe_load(text)
     check_rule(rule, load_streams(ROOT / "conf"))
     shipped = yaml.safe_load((ROOT / "conf/rules" / f"{rule['rule_id']}.yml").read_text(encoding="utf-8"))

@@ -17,7 +17,8 @@ import yaml
 
 from lookback.config import Settings, load_rule_document
 from lookback.core.columns import text_of
-from lookback.core.errors import LookbackError, RuleError, StreamError
+from lookback.core.durations import parse_duration
+from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
 from lookback.rule_tests import check_rule
 
 if TYPE_CHECKING:
@@ -72,7 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--every", metavar="DURATION", help="how often to look for more (default: as conf/settings.yml says)"
     )
+    evaluate.add_argument(
+        "--idle-after", metavar="DURATION",
+        help="after so much time without a new commit, and again each time, move the watermark on by as much",
+    )  # fmt: skip
     evaluate.add_argument("--checkpoint", help="folder of the checkpoint (default: below the root)")
+    advance = command("advance", _advance, "move a stream's watermark on where no events come")
+    advance.add_argument("stream")
+    advance.add_argument("time", help="the time that it is to reach, such as 2026-01-31T12:00:00Z; UTC without a zone")
     alerts = command("alerts", _alerts, "list alerts")
     alerts.add_argument("--rule", help="of this rule only")
     alerts.add_argument("--queue", action="store_true", help="the open queue: what nobody reviewed yet")
@@ -109,6 +117,14 @@ def _rules_parser(parser: argparse.ArgumentParser, places: Any) -> None:
         sub.add_argument("--author", default="")
         sub.add_argument("--comment", default="")
         sub.set_defaults(status=status)
+    for name, text in (
+        ("clear-state", "forget all window state of a stream; its rules go on with empty windows"),
+        ("retire-all", "retire all rules of a stream"),
+    ):
+        sub = command(name, _rules_command, text)
+        sub.add_argument("stream")
+        sub.set_defaults(action=name.replace("-", "_"))
+    command("schema", _rules_schema, "print the JSON Schema of rule documents, for editors")
     export = command("export", _rules_export, "print rules as YAML")
     export.add_argument("rule_id", nargs="?")
 
@@ -218,12 +234,31 @@ def _rules_export(options: argparse.Namespace) -> None:
     print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
 
 
+def _rules_command(options: argparse.Namespace) -> None:
+    _rules_table(options).command(options.action, options.stream)
+    print(f"published {options.action} for {options.stream}")
+
+
+def _rules_schema(options: argparse.Namespace) -> None:
+    from lookback.core.schema import schema_text
+
+    print(schema_text(), end="")
+
+
+def _advance(options: argparse.Namespace) -> None:
+    _rules_table(options).command("advance", options.stream, time=options.time)
+    print(f"published advance of {options.stream} to {options.time}")
+
+
 def _evaluate(options: argparse.Namespace) -> None:
     from lookback.spark.pipeline import Evaluation, checkpoint_folder
 
     settings = _settings(options)
     streams = settings.streams()
     stream = settings.stream(options.stream)
+    idle_after = None if options.idle_after is None else parse_duration(options.idle_after)
+    if idle_after is not None and options.once:
+        raise SetupError("--idle-after waits for time to pass, and --once does not wait; leave one of them out")
     tables = _tables(settings)
     tables.create(stream)
 
@@ -232,7 +267,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     evaluation = Evaluation(
         tables, stream, streams, options.checkpoint or checkpoint_folder(tables, stream),
-        once=options.once, every=options.every or settings.every, on_batch=show,
+        once=options.once, every=options.every or settings.every, on_batch=show, idle_after=idle_after,
     )  # fmt: skip
     # Both ways of ending it leave a batch that is half done to the next start.
     signal.signal(signal.SIGTERM, lambda *_: evaluation.request_stop())

@@ -104,8 +104,7 @@ class Harness:
             microseconds = parse_time(time)
         except ValueError as error:
             raise EventError(f"watermark: {error}; give an aware datetime, an ISO 8601 text or microseconds") from None
-        self._evaluator.advance(self._state, microseconds)
-        self._state.drop_old()
+        self._take(self._evaluator.advance(self._state, microseconds))
 
     def state_rows(self) -> int:
         """The number of rows of window state that are not below the floor, over all features."""
@@ -116,7 +115,9 @@ class Harness:
         return 1 if last is None else last + 1
 
     def _process(self, batch: Batch) -> None:
-        output = self._evaluator.process(self._state, batch)
+        self._take(self._evaluator.process(self._state, batch))
+
+    def _take(self, output: Output) -> None:
         self._state.drop_old()
         self.alerts += output.alerts
         self.late_events += output.late
@@ -162,12 +163,16 @@ def as_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
 
 
 def errors_of(output: Output, stream: str) -> list[LogRow]:
-    """The log rows of an output that tell of something wrong: rejected changes and errors while judging."""
+    """The log rows of an output that tell of something wrong: rejected changes, errors while judging, limits reached."""
     rejected = [row for row in output.log if row.action == "rejected"]
-    return rejected + [
-        LogRow(stream, f.rule_id, f.version, "failed", failure_text(f.count, f.first_event_id), f.first_arrival[0])
-        for f in output.failures
-    ]
+    return (
+        rejected
+        + output.notes
+        + [
+            LogRow(stream, f.rule_id, f.version, "failed", failure_text(f.count, f.first_event_id), f.first_arrival[0])
+            for f in output.failures
+        ]
+    )
 
 
 def _timed_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleChange]:

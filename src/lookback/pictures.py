@@ -17,10 +17,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from lookback.core.windows import LOOKBACK, SEQUENCE, SESSION
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from lookback.core.evidence import Explanation
+    from lookback.core.evidence import Explanation, MeasureEvidence
     from lookback.spark.sink import BatchReport
 
 # Its functions carry no types.
@@ -33,17 +35,22 @@ _MOST_RULES = 6
 
 
 def key_timeline(explanation: Explanation) -> Figure:
-    """The key's events over time, above the measure that has a limit; the look-back window shaded, the alert marked.
+    """The key's events over time and what the alert made of them; the alert marked.
 
-    Upper axes: what each event brought to the measure. Lower axes: the measure as of each event, and its limits.
+    Of measures: upper axes: what each event brought to the one that has a limit, the window shaded; lower axes: that
+    measure and its limits, as of each event of a lookback rule, window by window of others. Of a sequence: the events
+    by the step that took them, the time that the steps had and the wait for an absence shaded.
     """
-    frame, alert = explanation.timeline, explanation.alert
-    main = next(measure for measure in explanation.measures if measure.name == explanation.main)
+    if explanation.kind == SEQUENCE:
+        return _of_sequence(explanation)
+    return _of_events(explanation) if explanation.kind == LOOKBACK else _of_windows(explanation)
+
+
+def _of_events(explanation: Explanation) -> Figure:
+    frame, main = explanation.timeline, _main(explanation)
     figure, (upper, lower) = _axes(2, 5.6, sharex=True)
-    for axes in (upper, lower):
-        axes.axvspan(main.window_start, main.window_end, color=_SKY, alpha=0.18, linewidth=0, label="look-back window")
-    _stems(upper, frame[~frame["in_window"]], _GREY, "before the window")
-    _stems(upper, frame[frame["in_window"]], _BLUE, "counted")
+    _brought(upper, explanation, "look-back window")
+    _shade(lower, main.window_start, main.window_end, _SKY, "look-back window")
     raised = frame[frame["is_alert"]]
     if len(raised):
         upper.plot(
@@ -52,20 +59,121 @@ def key_timeline(explanation: Explanation) -> Figure:
     running = frame.dropna(subset=["running"])
     lower.step(running["event_time"], running["running"], where="post", color=_BLUE, linewidth=1.6, label=main.name)
     lower.plot(running["event_time"], running["running"], ".", color=_BLUE, markersize=5)
-    for limit in explanation.limits.get(main.name, ()):
-        lower.axhline(limit, color=_RED, linestyle="--", linewidth=1.4, label=f"limit {limit:,.10g}")
+    _limits(lower, explanation)
     if len(raised):
         lower.plot(raised["event_time"], raised["running"], "D", color=_RED, markersize=8, zorder=4)
-        _value_label(lower, raised["event_time"].iloc[-1], raised["running"].iloc[-1], main.recorded)
-    upper.set_ylabel(_measured(main.text))
+        _value_label(lower, _DATES.date2num(raised["event_time"].iloc[-1]), raised["running"].iloc[-1], main.recorded)
     lower.set_ylabel(f"{main.name} as of each event")
+    return _finished(figure, explanation)
+
+
+def _of_windows(explanation: Explanation) -> Figure:
+    windows, main = explanation.windows, _main(explanation)
+    what = "session" if explanation.kind == SESSION else "window"
+    figure, (upper, lower) = _axes(2, 5.6, sharex=True)
+    _brought(upper, explanation, what)
+    _shade(lower, main.window_start, main.window_end, _SKY, what)
+    drawn = windows.dropna(subset=["value"])
+    overlap = bool((windows["window_start"].iloc[1:].to_numpy() < windows["window_end"].iloc[:-1].to_numpy()).any())
+    for is_alert, colour in ((False, _GREY), (True, _BLUE)):
+        part = drawn[drawn["is_alert"] == is_alert]
+        starts, ends = _DATES.date2num(_times(part["window_start"])), _DATES.date2num(_times(part["window_end"]))
+        label = main.name if is_alert else f"{main.name} of {what}s before"
+        if not len(part):
+            continue
+        if overlap:
+            lower.hlines(part["value"], starts, ends, color=colour, linewidth=3, label=label)
+        else:
+            lower.bar(
+                starts,
+                part["value"],
+                ends - starts,
+                align="edge",
+                color=colour,
+                edgecolor="white",
+                alpha=0.7,
+                label=label,
+            )
+        if is_alert and main.recorded is not None:
+            middle = (starts[-1] + ends[-1]) / 2
+            _value_label(lower, middle, float(part["value"].iloc[-1]), main.recorded, above=True)
+    _limits(lower, explanation)
+    lower.set_ylabel(f"{main.name} of each {what}")
+    return _finished(figure, explanation)
+
+
+def _of_sequence(explanation: Explanation) -> Figure:
+    frame, alert = explanation.timeline, explanation.alert
+    names = [step.name for step in explanation.steps]
+    figure, (axes,) = _axes(1, 1.9 + 0.5 * (len(names) + 1))
+    axes.grid(visible=False)
+    shades = {"steps": (_SKY, "time that the steps have"), "wait": (_ORANGE, "wait")}
+    for row in explanation.windows.itertuples():
+        _shade(axes, row.window_start, row.window_end, *shades[str(row.name)])
+    for at, name in enumerate([*names, ""]):
+        taken = frame[frame["step"] == name]
+        if len(taken):
+            label = "taken" if name == names[0] else "not taken" if not name else None
+            axes.plot(
+                taken["event_time"], [at] * len(taken), "o", color=_BLUE if name else _GREY, markersize=6, label=label
+            )
+    own = frame[frame["is_alert"]]
+    absent = [step for step in explanation.steps if step.absent]
+    if len(own):
+        rows = [[*names, ""].index(step) for step in own["step"]]
+        label = "began the wait" if absent else "raised the alert"
+        axes.plot(own["event_time"], rows, "D", color=_RED, markersize=9, zorder=4, label=label)
+    if absent:
+        axes.axvline(_DATES.date2num(alert["event_time"]), color=_RED, linestyle="--", linewidth=1.4, label="due")
+    for number, time in enumerate(frame.loc[frame["until"], "event_time"]):
+        label = None if number else "ends what has begun"
+        axes.axvline(_DATES.date2num(time), color=_GREY, linestyle=":", linewidth=1.4, label=label)
+    axes.set_yticks(range(len(names) + 1), [*(_short(name) for name in names), "not taken"])
+    axes.set_ylim(len(names) + 0.6, -0.6)
+    return _finished(figure, explanation, from_zero=False)
+
+
+def _main(explanation: Explanation) -> MeasureEvidence:
+    """The measure that the picture is about."""
+    return next(measure for measure in explanation.measures if measure.name == explanation.main)
+
+
+def _shade(axes: Axes, start: Any, end: Any, colour: str, label: str) -> None:
+    axes.axvspan(start, end, color=colour, alpha=0.18, linewidth=0, label=label)
+
+
+def _brought(axes: Axes, explanation: Explanation, window: str) -> None:
+    """What each event brought to the measure, the window shaded."""
+    frame, main = explanation.timeline, _main(explanation)
+    _shade(axes, main.window_start, main.window_end, _SKY, window)
+    _stems(
+        axes,
+        frame[~frame["in_window"]],
+        _GREY,
+        f"not in the {window}" if window != "look-back window" else "before the window",
+    )
+    _stems(axes, frame[frame["in_window"]], _BLUE, "counted")
+    axes.set_ylabel(_measured(main.text))
+
+
+def _limits(axes: Axes, explanation: Explanation) -> None:
+    for limit in explanation.limits.get(explanation.main, ()):
+        axes.axhline(limit, color=_RED, linestyle="--", linewidth=1.4, label=f"limit {limit:,.10g}")
+
+
+def _finished(figure: Figure, explanation: Explanation, *, from_zero: bool = True) -> Figure:
+    """With title, legends and the axis of time."""
+    alert, last = explanation.alert, figure.axes[-1]
     key = ", ".join(f"{name} {value}" for name, value in explanation.key.items()) or "all events"
-    _title(figure, f"{alert['rule_id']}: {key}", f"{alert['severity']}, {_moment(alert['event_time'])}")
-    _legend(upper)
-    _legend(lower, skip=1)
-    low, high = lower.get_ylim()
-    lower.set_ylim(min(0.0, low), high + 0.08 * (high - min(0.0, low)))
-    _time_axis(lower)
+    verdict = "" if alert["verdict"] == "raised" else f", {alert['verdict']}"
+    _title(figure, f"{alert['rule_id']}: {key}", f"{alert['severity']}{verdict}, {_moment(alert['event_time'])}")
+    _legend(figure.axes[0])
+    if last is not figure.axes[0]:
+        _legend(last, skip=1)
+    if from_zero:
+        low, high = last.get_ylim()
+        last.set_ylim(min(0.0, low), high + 0.08 * (high - min(0.0, low)))
+    _time_axis(last)
     return figure
 
 
@@ -220,11 +328,12 @@ def _stems(axes: Axes, frame: pd.DataFrame, colour: str, label: str) -> None:
     axes.plot(frame["event_time"], frame["value"], "o", color=colour, markersize=4, label=label)
 
 
-def _value_label(axes: Axes, time: Any, value: float, text: str | None) -> None:
+def _value_label(axes: Axes, at: float, value: float, text: str | None, *, above: bool = False) -> None:
+    """Left of a point, or above it; `at` as matplotlib counts days."""
     if text is not None and not math.isnan(value):
+        place: Any = {"xytext": (0, 5), "ha": "center"} if above else {"xytext": (-9, 0), "ha": "right", "va": "center"}
         axes.annotate(
-            text, (_DATES.date2num(time), value), xytext=(-9, 0), textcoords="offset points", ha="right", va="center",
-            fontsize=10, fontweight="bold", color=_RED,
+            text, (at, value), textcoords="offset points", fontsize=10, fontweight="bold", color=_RED, **place
         )  # fmt: skip
 
 
@@ -238,7 +347,7 @@ def _legend(axes: Axes, skip: int = 0) -> None:
     """In a row above the axes, where it covers nothing."""
     handles, labels = axes.get_legend_handles_labels()
     place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99), "borderaxespad": 0.2}
-    axes.legend(handles[skip:], labels[skip:], ncols=4, fontsize=9, frameon=False, **place)
+    axes.legend(handles[skip:], labels[skip:], ncols=6, fontsize=9, frameon=False, **place)
 
 
 def _time_axis(axes: Axes) -> None:

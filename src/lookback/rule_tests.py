@@ -37,8 +37,8 @@ def run_rule_tests(rule: Rule, stream: Stream) -> list[Problem]:
     """What of the rule's own tests does not come out as written; empty if all is well.
 
     A test's events go through a fresh harness, each a commit of its own unless `arrival` groups them. Its `alerts` are
-    all alerts with verdict raised, in order of arrival; of each, what is written is compared: numbers by value, other
-    things as text.
+    all rows with verdict raised, in order of arrival; once one of them names a verdict, all rows, also the suppressed
+    and the retracted. Of each, what is written is compared: numbers by value, other things as text.
     """
     problems = []
     for at, test in enumerate(rule.tests):
@@ -54,15 +54,16 @@ def _run(rule: Rule, stream: Stream, test: Mapping[str, Any]) -> list[str]:
         harness.events(test["events"])
     except EventError as error:
         return [str(error)]
-    raised = [alert for alert in harness.alerts if alert.verdict == "raised"]
-    return _differences(raised, test.get("alerts") or [])
+    expected = test.get("alerts") or []
+    every = any("verdict" in alert for alert in expected)
+    return _differences([alert for alert in harness.alerts if every or alert.verdict == "raised"], expected)
 
 
 def _differences(raised: Sequence[Alert], expected: Sequence[Mapping[str, Any]]) -> list[str]:
     messages = []
     if len(raised) != len(expected):
-        found = ", ".join(str(alert.event_id) for alert in raised) or "none"
-        messages.append(f"{len(expected)} alerts are expected, raised were {len(raised)} (event ids: {found})")
+        found = ", ".join(alert.event_id or f"window of {text_of(alert.window_start)}" for alert in raised) or "none"
+        messages.append(f"alerts expected: {len(expected)}, found: {len(raised)} ({found})")
     for at, (alert, wanted) in enumerate(zip(raised, expected, strict=False)):
         for name, value in wanted.items():
             if name == "measures":

@@ -154,7 +154,7 @@ def test_c3_6_record_counts_a_late_event_without_judging_it() -> None:
 
 
 def test_c3_7_effective_bounds_say_what_triggers_not_what_counts() -> None:
-    document = rule(effective_from="1970-01-01T00:00:02Z", effective_until="1970-01-01T00:00:03Z")
+    document = rule(effective_from="1970-01-01T00:00:02Z", effective_until="1970-01-01T00:00:04Z")
     assert counts(run(document, [event(str(at), at) for at in range(5)])) == {"2": 3, "3": 4}
 
 

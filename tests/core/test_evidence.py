@@ -1,4 +1,4 @@
-"""Evidence against the evaluator: recomputed event by event, every measure of every alert is the same."""
+"""Evidence against the evaluator: recomputed event by event, every row of every alert comes out the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import datetime as dt
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
 import lookback
@@ -14,10 +13,20 @@ from lookback.core.arrival import marks_of
 from lookback.core.columns import text_of
 from lookback.core.compiled import compile_rule
 from lookback.core.events import read_events
-from lookback.core.evidence import Activation, Clock, Evidence, Subject, feature_spans, measured
+from lookback.core.evidence import (
+    Activation,
+    Clock,
+    Evidence,
+    Explanation,
+    Reset,
+    Subject,
+    explained,
+    reach,
+    state_spans,
+)
 from lookback.core.rules import parse_time
 from lookback.core.streams import Stream
-from lookback.core.wording import limits_of, rule_in_words
+from lookback.core.wording import limits_of, measure_in_words, rule_in_words
 
 STREAM = Stream.from_dict(
     {
@@ -27,6 +36,7 @@ STREAM = Stream.from_dict(
         "fields": {"id": "string", "at": "timestamp", "k": "string", "amount": "decimal(18,2)"},
         "max_out_of_orderness": "2 seconds",
         "allowed_lateness": "20 seconds",
+        "max_session": "40 seconds",
     }
 )
 RULE = {
@@ -66,45 +76,192 @@ def rows(seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def evidence_of(given: list[dict[str, Any]], document: dict[str, Any], key: str | None, spans: Any) -> Evidence:
-    everything = read_events(given, STREAM, 1)[0]
+Found = tuple[Evidence, list[dict[str, Any]], int]
+
+
+def found(versions: list[tuple[dict[str, Any], int | None]], given: list[dict[str, Any]]) -> list[Found]:
+    """Of every row that a replay of one rule brings: its evidence, the rows of its alert up to it, and since when to show.
+
+    versions: of the rule, and their arrivals. Rows are as the alerts table holds them.
+    """
+    rules = [compile_rule(document, STREAM) for document, _ in versions]
+    changes = [
+        ({"rule_id": "r", "version": at, "document": document}, arrival)
+        for at, (document, arrival) in enumerate(versions, 1)
+    ]
+    alerts = [
+        {**vars(alert), "measures": {name: text_of(value) for name, value in alert.measures.items()}}
+        for alert in lookback.replay(changes, given, STREAM).alerts
+    ]
+    everything = read_events(given, STREAM, 1)[0].in_order_of_arrival()
     highs = {commit: high for commit, high in marks_of(everything, everything.commits).items() if high is not None}
-    mine = read_events([row for row in given if row["k"] == key], STREAM, 1)[0].in_order_of_arrival()
-    return Evidence(compile_rule(document, STREAM), mine, mine.columns["id"], Clock(STREAM, highs), spans)
+    activations = [Activation(arrival, "r", rule) for (_, arrival), rule in zip(versions, rules, strict=True)]
+    listed = []
+    for at, alert in enumerate(alerts):
+        rule = rules[alert["rule_version"] - 1]
+        since, _ = reach(rule, STREAM, alert, None)
+        mine = [row for row in given if alert["key"] in ({}, {"k": row["k"]}) and row["arrival"] <= alert["arrival"]]
+        own = read_events(mine, STREAM, 1)[0].in_order_of_arrival()
+        before = [row for row in alerts[: at + 1] if row["key"] == alert["key"] and row["revision"] == 0]
+        evidence = Evidence(
+            rule, own, own.columns["id"], Clock(STREAM, highs), state_spans(activations, alert["arrival"]),
+            resets=[reset_by(row, rule) for row in before] if rule.rule.reset_on_alert else [],
+        )  # fmt: skip
+        listed.append((evidence, [row for row in alerts[: at + 1] if row["alert_id"] == alert["alert_id"]], since))
+    return listed
+
+
+def explain_all(
+    versions: list[tuple[dict[str, Any], int | None]], given: list[dict[str, Any]]
+) -> list[tuple[dict[str, Any], Explanation]]:
+    return [(listed[-1], explained(evidence, listed, {}, since)) for evidence, listed, since in found(versions, given)]
+
+
+def reset_by(alert: dict[str, Any], rule: Any) -> Reset:
+    absence = rule.sequence is not None and rule.sequence.absent is not None
+    time = parse_time(alert["window_start" if absence else "event_time"])
+    due = parse_time(alert["event_time"]) if absence else None
+    return Reset(Subject(alert["arrival"], time, alert["event_id"]), due)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_measure_of_every_alert_comes_out_the_same(seed: int):
-    given = rows(seed)
     # A window widened in mid-stream, which has to fill up anew.
     short = {**RULE, "window": "10 seconds", "measures": {"n": "count(*)", "total": "sum(amount)"}}
-    versions = {1: short, 2: RULE}
-    changes = [({"rule_id": "r", "version": v, "document": d}, (None, None, 9)[v]) for v, d in versions.items()]
-    compiled = {version: compile_rule(document, STREAM) for version, document in versions.items()}
-    activations = [Activation(None, "r", compiled[1]), Activation(9, "r", compiled[2])]
 
-    alerts = lookback.replay(changes, given, STREAM).alerts
+    explanations = explain_all([(short, None), (RULE, 9)], rows(seed))
 
-    assert len(alerts) > 20
-    assert {alert.rule_version for alert in alerts} == {1, 2}
-    for alert in alerts:
-        spans = feature_spans(activations, alert.arrival)
-        evidence = evidence_of(given, versions[alert.rule_version], alert.key["k"], spans)
-        subject = Subject(alert.arrival, parse_time(alert.event_time), str(alert.event_id))
-        recorded = {name: text_of(value) for name, value in alert.measures.items()}
-        nothing_gone = np.zeros(len(evidence.events), dtype=bool)
-        for measure in measured(evidence, subject, recorded, nothing_gone, dict.fromkeys(recorded, "")):
-            assert measure.recomputed == measure.recorded, (measure.name, alert)
+    assert len(explanations) > 20
+    assert {alert["rule_version"] for alert, _ in explanations} == {1, 2}
+    for alert, explanation in explanations:
+        assert {m.name: m.recorded for m in explanation.measures} == alert["measures"]
+        assert explanation.consistent, (alert, explanation.measures)
+
+
+MEASURES = {"measures": {"total": "sum(amount)", "n": "count(*)", "kinds": "count(distinct amount)"}}
+BASE = {"rule_id": "r", "stream": "tx", "group_by": ["k"]}
+ONE = {"name": "one", "where": "amount = 1", "at_least": 2}
+MORE = {"name": "more", "where": "amount > element_at(one.amount, -1)", "at_most": 2}
+SILENT = {"name": "silent", "absent": "amount >= one.count and amount = 4", "within": "6 seconds"}
+KINDS = {
+    "lookback": {**BASE, **MEASURES, "window": "20 seconds", "when": "n >= 4"},
+    "revise": {**BASE, **MEASURES, "window": {"lookback": "9 seconds", "delay": "1 second"}, "when": "n < 4", "late": "revise"},
+    "reset": {**BASE, **MEASURES, "window": "30 seconds", "when": "n >= 4", "reset_on_alert": True},
+    "tumbling": {**BASE, **MEASURES, "window": {"tumbling": "10 seconds"}, "when": "n < 8"},
+    "early": {**BASE, **MEASURES, "window": {"tumbling": "10 seconds", "offset": "3 seconds"}, "early": True},
+    "sliding": {**BASE, **MEASURES, "window": {"sliding": "10 seconds", "slide": "3 seconds"}, "when": "total > 9"},
+    "session": {**BASE, **MEASURES, "window": {"session": "1 second"}},
+    "closed": {**BASE, **MEASURES, "window": {"session": "8 seconds"}, "early": True},
+    "sequence": {**BASE, "sequence": {"within": "20 seconds", "steps": [ONE, MORE], "until": "amount = 4"}},
+    "fixed": {**BASE, "sequence": {"within": "20 seconds", "steps": [{**ONE, "at_least": 1}, MORE], "expiry": "fixed"}, "late": "record"},
+    "absence": {**BASE, "sequence": {"within": "20 seconds", "steps": [ONE, {**SILENT, "absent": "amount = 4"}]}},
+    "emptied": {**BASE, "sequence": {"within": "20 seconds", "steps": [ONE, SILENT]}, "reset_on_alert": True},
+}  # fmt: skip
+RETRACTED = {"revise", "tumbling", "session", "closed", "absence", "emptied"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_of_every_kind_comes_out_the_same(kind: str):
+    explanations = [each for seed in (1, 2) for each in explain_all([(KINDS[kind], None)], rows(seed))]
+
+    assert len(explanations) > 10
+    assert ("retracted" in {alert["verdict"] for alert, _ in explanations}) == (kind in RETRACTED)
+    for alert, explanation in explanations:
+        assert explanation.consistent, (alert, explanation.measures, explanation.steps)
+        assert explanation.kind == compile_rule(KINDS[kind], STREAM).rule.kind
+        assert any(note.startswith("Retracted") for note in explanation.notes) == (alert["verdict"] == "retracted")
+        took = [event_id for step in explanation.steps if not step.absent for event_id in step.events.get("id", [])]
+        assert took == list(alert["evidence"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_with_something_wrong_in_it_does_not_come_out(kind: str):
+    for evidence, listed, since in found([(KINDS[kind], None)], rows(1)):
+        alert = listed[-1]
+        wrongs = [{**alert, "measures": {**alert["measures"], "n": "1000"}}]
+        if not alert["measures"]:
+            wrongs = [
+                {**alert, "evidence": ids} for ids in (alert["evidence"][::-1], alert["evidence"][:-1], ["90-99"])
+            ]
+        if "session" in KINDS[kind].get("window", {}) and alert["verdict"] != "retracted":
+            wrongs.append({**alert, "window_end": alert["window_end"] + dt.timedelta(microseconds=1)})
+        for wrong in wrongs:
+            assert not explained(evidence, [*listed[:-1], wrong], {}, since).consistent, wrong
+
+
+def test_an_absence_that_is_said_to_be_retracted_though_nothing_came_does_not_come_out():
+    cases = found([(KINDS["absence"], None)], rows(1))
+    retracted = {listed[-1]["alert_id"] for _, listed, _ in cases if listed[-1]["verdict"] == "retracted"}
+    quiet = [each for each in cases if each[1][-1]["alert_id"] not in retracted]
+    assert quiet
+    for evidence, listed, since in quiet:
+        assert not explained(evidence, [{**listed[-1], "verdict": "retracted"}], {}, since).consistent
+
+
+# [a b] at 0 and 5, [d] at 12: two sessions with a gap of 6 seconds, until c comes at 9 and joins them
+def test_a_session_that_was_merged_away_says_into_which():
+    times = {"a": (0, 1), "b": (5, 1), "d": (12, 1), "z": (30, 2), "c": (9, 3)}
+    given = [
+        {"id": name, "at": moment(at), "k": "x", "amount": 1, "arrival": arrival}
+        for name, (at, arrival) in times.items()
+    ]
+
+    explanations = explain_all([({**BASE, **MEASURES, "window": {"session": "6 seconds"}}, None)], given)
+
+    assert [(alert["verdict"], alert["revision"], each.consistent) for alert, each in explanations] == [
+        ("raised", 0, True), ("raised", 0, True), ("retracted", 1, True), ("raised", 1, True)
+    ]  # fmt: skip
+    (note,) = explanations[2][1].notes
+    assert note.endswith("it became part of the session from 2024-03-04 00:00:00 UTC to 2024-03-04 00:00:18 UTC.")
+    assert [list(each.measures[0].events["id"]) for _, each in explanations] == [
+        ["a", "b"],
+        ["d"],
+        ["d"],
+        ["a", "b", "c", "d"],
+    ]
+    assert list(explanations[3][1].windows["window_start"]) == [moment(0)]
+    assert not explanations[3][1].measures[0].end_included
+
+
+def test_an_absence_says_what_was_waited_for_and_what_came_after_all():
+    times = {"a": (0, 1), "b": (1, 1), "z": (30, 2), "c": (15, 3)}
+    given = [
+        {"id": name, "at": moment(at), "k": "x", "amount": 4 if name == "c" else 1, "arrival": arrival}
+        for name, (at, arrival) in times.items()
+    ]
+    document = {
+        **BASE,
+        "sequence": {"within": "20 seconds", "steps": [ONE, {"name": "silent", "absent": "amount = 4"}]},
+    }
+
+    (raised, first), (retracted, last) = explain_all([(document, None)], given)
+
+    assert (raised["verdict"], retracted["verdict"], first.consistent, last.consistent) == (
+        "raised",
+        "retracted",
+        True,
+        True,
+    )
+    assert first.notes == (
+        "Waited from 2024-03-04 00:00:01 UTC to 2024-03-04 00:00:21 UTC, and nothing of the kind came.",
+    )
+    assert last.notes == ("Retracted: c came after all, with commit 3.",)
+    assert [(step.name, step.words, list(step.events.get("id", []))) for step in last.steps] == [
+        ("one", "at least 2 events where amount = 1", ["a", "b"]),
+        ("silent", "no event where amount = 4", ["c"]),
+    ]
+    assert list(first.windows["name"]) == ["steps", "wait"]
+    assert last.timeline[["event_id", "step"]].to_numpy().tolist() == [["a", "one"], ["b", "one"], ["c", "silent"]]
 
 
 def test_a_feature_that_no_rule_used_for_a_commit_starts_anew():
     rule = compile_rule(RULE, STREAM)
     names = {feature.feature_id for feature in rule.features}
     steps = [Activation(None, "r", rule), Activation(3, "r", None), Activation(5, "r", rule), Activation(7, "*", None)]
-    assert {name: span[0][0] for name, span in feature_spans(steps, 3).items()} == dict.fromkeys(names)
-    assert feature_spans(steps, 5) == {}
-    assert {span[0][0] for span in feature_spans(steps, 6).values()} == {5}
-    assert {span[0][0] for span in feature_spans(steps, 8).values()} == {7}
+    assert {name: span[0][0] for name, span in state_spans(steps, 3).items()} == dict.fromkeys(names)
+    assert state_spans(steps, 5) == {}
+    assert {span[0][0] for span in state_spans(steps, 6).values()} == {5}
+    assert {span[0][0] for span in state_spans(steps, 8).values()} == {7}
 
 
 def test_a_rule_in_words_and_its_limits():
@@ -119,3 +276,61 @@ def test_a_rule_in_words_and_its_limits():
         "amount over the week up to each event, over all events together; late events count but raise nothing "
         "themselves; further alerts of a key within 1 hour of one are suppressed."
     )
+
+
+WORDS = {
+    "revise": (
+        "Raised when n < 4, where n is the number of events over the 9 seconds that end 1 second before each event, per k; "
+        "judged again when an event arrives later that lies in the window."
+    ),
+    "reset": (
+        "Raised when n >= 4, where n is the number of events over the 30 seconds up to each event, per k; after an alert "
+        "the key starts anew: what arrived before does not count any more."
+    ),
+    "tumbling": "In every 10 seconds, raised when n < 8, where n is the number of events over the 10 seconds of the window, per k.",
+    "early": (
+        "In every 10 seconds (counted from 1970-01-01 00:00:03 UTC), raised if there is any event, where n is the number of "
+        "events over the 10 seconds of the window, per k; judged after each event as well, before the window ends."
+    ),
+    "sliding": (
+        "In every 10 seconds (one begins every 3 seconds), raised when total > 9, where n is the number of events over the "
+        "10 seconds of the window, per k."
+    ),
+    "session": (
+        "In every session (events no more than 1 second apart), raised if there is any event, where n is the number of "
+        "events over the session, per k."
+    ),
+    "sequence": (
+        "Raised when, per k, at least 2 events where amount = 1 (one) are followed by 1 to 2 events where amount > "
+        "element_at(one.amount, -1) (more), within the 20 seconds up to the last event; an event where amount = 4 ends what "
+        "has begun, once it has been judged itself."
+    ),
+    "fixed": (
+        "Raised when, per k, an event where amount = 1 (one) is followed by 1 to 2 events where amount > "
+        "element_at(one.amount, -1) (more), within 20 seconds from the first event on, after which the next such event "
+        "begins anew; late events count but raise nothing themselves."
+    ),
+    "absence": (
+        "Raised when, per k, there are at least 2 events where amount = 1 (one), within the 20 seconds up to the last event, "
+        "and in the 6 seconds after the last of them there is no event where amount = 4 (silent)."
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_a_rule_of_each_kind_in_words(kind: str):
+    document = {**KINDS[kind]}
+    if "measures" in document:
+        document["measures"] = {"n": "count(*)"} | ({"total": "sum(amount)"} if kind == "sliding" else {})
+    said = rule_in_words(compile_rule(document, STREAM))
+    assert said.replace(" and total is the sum of amount over the 10 seconds of the window", "") == WORDS[kind]
+
+
+def test_when_a_rule_is_effective_in_words_and_a_rule_without_condition_has_no_limits():
+    effective = {"effective_from": "2024-01-01T00:00:00Z", "effective_until": "2025-01-01T00:00:00Z"}
+    rule = compile_rule({**KINDS["session"], **effective}, STREAM)
+    assert rule_in_words(rule).endswith(
+        "; only for times from 2024-01-01 00:00:00 UTC on and before 2025-01-01 00:00:00 UTC."
+    )
+    assert limits_of(rule) == {}
+    assert measure_in_words(rule.measures[2]) == "the number of different values of amount over the session"

@@ -16,13 +16,12 @@ from matplotlib.figure import Figure
 
 import lookback
 from lookback import pictures
+from lookback.core.arrival import marks_of
 from lookback.core.columns import text_of
 from lookback.core.compiled import compile_rule
 from lookback.core.events import read_events
-from lookback.core.evidence import Clock, Evidence, Explanation, Subject, measured, timeline, window_of
-from lookback.core.rules import parse_time
+from lookback.core.evidence import Clock, Evidence, Explanation, explained, reach
 from lookback.core.streams import Stream
-from lookback.core.wording import limits_of, measure_in_words, rule_in_words
 
 START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 STREAM = Stream.from_dict(
@@ -58,28 +57,50 @@ def rows(count: int = 60) -> list[dict[str, Any]]:
     ]
 
 
-def explanation() -> Explanation:
+WINDOWS = {name: RULE[name] for name in ("rule_id", "stream", "severity", "group_by", "measures")}
+TUMBLING = {**WINDOWS, "window": {"tumbling": "12 hours"}, "when": "total >= 60"}
+SLIDING = {**WINDOWS, "window": {"sliding": "12 hours", "slide": "3 hours"}, "when": "total >= 60"}
+SESSION = {**WINDOWS, "window": {"session": "3 hours"}}
+SEQUENCE = {
+    "rule_id": "small-then-large",
+    "stream": "tx",
+    "group_by": ["customer"],
+    "sequence": {
+        "within": "12 hours",
+        "steps": [
+            {"name": "small", "where": "amount < 40", "at_least": 2},
+            {"name": "large", "where": "amount > 45"},
+        ],
+        "until": "amount > 100",
+    },
+}
+SILENCE = {
+    **SEQUENCE,
+    "rule_id": "then-silent",
+    "sequence": {
+        "within": "12 hours",
+        "steps": [{"name": "small", "where": "amount < 40"}, {"name": "silent", "absent": "true", "within": "4 hours"}],
+        "expiry": "fixed",
+    },
+}
+
+
+def explanation(document: dict[str, Any] = RULE, number: int = -1) -> Explanation:
     """What review.explain makes of one alert, from events in memory."""
-    alert = lookback.replay([RULE], rows(), STREAM).alerts[-1]
-    rule = compile_rule(RULE, STREAM)
-    mine = [row for row in rows() if row["customer"] == alert.key["customer"]]
-    events = read_events(mine, STREAM, 1)[0]
-    evidence = Evidence(rule, events, events.columns["id"], Clock(STREAM, {}), {})
-    time = parse_time(alert.event_time)
-    at = next(number for number, row in enumerate(mine) if str(row["id"]) == alert.event_id)
-    subject = Subject(int(events.commits[at]), time, mine[at]["id"])
-    gone = np.zeros(len(events), dtype=bool)
-    recorded = {name: text_of(value) for name, value in alert.measures.items()}
-    words = {measure.name: measure_in_words(measure) for measure in rule.measures}
-    return Explanation(
-        alert={**vars(alert), "measures": recorded},
-        rule={"document": RULE},
-        sentence=rule_in_words(rule),
-        limits=limits_of(rule),
-        measures=measured(evidence, subject, recorded, gone, words),
-        timeline=timeline(evidence, subject, rule.measures[0], window_of(rule.measures[0], time)[0] - 10**11, gone),
-        main="total",
-    )
+    alerts = lookback.replay([document], rows(), STREAM).alerts
+    alert = alerts[number]
+    listed = [
+        {**vars(each), "measures": {name: text_of(value) for name, value in each.measures.items()}}
+        for each in alerts
+        if each.alert_id == alert.alert_id and each.revision <= alert.revision
+    ]
+    events = read_events(rows(), STREAM, 1)[0]
+    highs = {commit: high for commit, high in marks_of(events, events.commits).items() if high is not None}
+    mine = [at for at, row in enumerate(rows()) if row["customer"] == alert.key["customer"] and at < alert.arrival]
+    rule = compile_rule(document, STREAM)
+    own = events.take(np.array(mine))
+    evidence = Evidence(rule, own, own.columns["id"], Clock(STREAM, highs), {})
+    return explained(evidence, listed, {"document": document}, reach(rule, STREAM, listed[-1], None)[0])
 
 
 def report(number: int, **changes: Any) -> Any:
@@ -129,11 +150,51 @@ def test_a_key_timeline_shows_window_measure_limit_and_alert():
 
 def test_a_key_timeline_without_events_or_limit_is_still_drawn():
     explained = explanation()
-    empty = Explanation(
-        {**explained.alert, "key": {}}, explained.rule, "", {}, explained.measures, explained.timeline.iloc[:0], "total"
-    )
+    nothing = {"rule": explained.rule, "sentence": "", "limits": {}, "timeline": explained.timeline.iloc[:0]}
+    empty = Explanation({**explained.alert, "key": {}}, measures=explained.measures, main="total", **nothing)
     assert "all events" in texts(pictures.key_timeline(empty))
     assert png(pictures.key_timeline(empty))
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (TUMBLING, ["window", "counted", "limit 60", "total of each window", "total of windows before"]),
+        (SLIDING, ["window", "counted", "limit 60", "total of each window", "total of windows before"]),
+        (SESSION, ["session", "counted", "total of each session"]),
+    ],
+    ids=["tumbling", "sliding", "session"],
+)
+def test_a_key_timeline_shows_the_windows_of_the_key(document: dict[str, Any], said: list[str]):
+    explained = explanation(document)
+
+    figure = pictures.key_timeline(explained)
+
+    assert explained.consistent
+    assert png(figure)
+    for text in ("day-spend: customer c", explained.measures[0].recorded, "event time (UTC)", *said):
+        assert text in texts(figure)
+    drawn = len(figure.axes[1].patches) + sum(len(lines.get_segments()) for lines in figure.axes[1].collections)
+    assert drawn > len(explained.windows) > 1
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (SEQUENCE, ["small", "large", "not taken", "raised the alert", "time that the steps have"]),
+        (SILENCE, ["small", "silent", "began the wait", "due", "wait"]),
+    ],
+    ids=["sequence", "absence"],
+)
+def test_a_key_timeline_shows_a_sequence_step_by_step(document: dict[str, Any], said: list[str]):
+    explained = explanation(document)
+
+    figure = pictures.key_timeline(explained)
+
+    assert explained.consistent
+    assert png(figure)
+    for text in (f"{document['rule_id']}: customer c", "event time (UTC)", *said):
+        assert text in texts(figure)
 
 
 def test_what_a_rule_would_flag_shows_share_and_top_keys():
@@ -214,6 +275,11 @@ def draw(folder: str) -> None:
     }
     for name, figure in {
         "timeline": pictures.key_timeline(explanation()),
+        "tumbling": pictures.key_timeline(explanation(TUMBLING)),
+        "sliding": pictures.key_timeline(explanation(SLIDING)),
+        "session": pictures.key_timeline(explanation(SESSION)),
+        "sequence": pictures.key_timeline(explanation(SEQUENCE)),
+        "absence": pictures.key_timeline(explanation(SILENCE)),
         "flagged": pictures.flagged(pd.DataFrame(rows()), alerts, "at"),
         "alerts": pictures.alerts_over_time(spread),
         "live": pictures.live(reports, committed),

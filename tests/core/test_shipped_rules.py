@@ -1,26 +1,52 @@
-"""Every rule that ships passes the tests that travel with it."""
+"""Every rule that ships passes the tests that travel with it, and together they show what the language can say."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lookback.config import load_rule_document, load_streams
+from lookback.core.compiled import CompiledRule, compile_rule
 from lookback.core.rules import Rule
+from lookback.core.windows import Lookback
 from lookback.rule_tests import check_rule, run_rule_tests
 
 CONF = Path(__file__).parents[2] / "conf"
 STREAMS = load_streams(CONF)
+FILES = sorted((CONF / "rules").glob("*.yml"))
+DAY = 86_400_000_000
 
 
-@pytest.mark.parametrize("file", sorted((CONF / "rules").glob("*.yml")), ids=lambda file: file.stem)
+def compiled(file: Path) -> CompiledRule:
+    document = load_rule_document(file)
+    return compile_rule(document, STREAMS[document["stream"]])
+
+
+RULES = {file.stem: compiled(file) for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_shipped_rule(file: Path) -> None:
     document = load_rule_document(file)
     assert document["rule_id"] == file.stem
-    assert document["tests"], "a rule ships with its own examples"
     check_rule(document, STREAMS)
     assert Rule.from_dict(document).to_dict() == document
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_shipped_rule_can_be_read_by_a_person(file: Path) -> None:
+    document = load_rule_document(file)
+    assert file.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=../rule.schema.json\n")
+    assert len(document["description"]) >= 30
+    assert document["message"]
+    names = [test["name"] for test in document["tests"]]
+    assert len(names) >= 2
+    assert len(set(names)) == len(names)
+    raised = {bool(test["alerts"]) for test in document["tests"]}
+    assert raised == {True, False}, "a rule ships with an alert and with a near miss"
 
 
 def test_a_rule_test_that_does_not_come_out_says_so() -> None:
@@ -31,3 +57,70 @@ def test_a_rule_test_that_does_not_come_out_says_so() -> None:
     assert [str(problem) for problem in problems] == [
         "the limit itself is still usual: alert 1: event_id is 2, expected is 1 (tests[0])"
     ]
+
+
+def windows(rule: CompiledRule) -> list[Any]:
+    """The windows of a rule and of its measures."""
+    return [rule.rule.window, *(measure.window for measure in rule.measures)]
+
+
+def functions(rule: CompiledRule) -> set[str]:
+    return {measure.feature.function for measure in rule.measures}
+
+
+def looks_back(rule: CompiledRule, size: int) -> bool:
+    return isinstance(rule.rule.window, Lookback) and rule.rule.window.size == size
+
+
+def by(*group_by: str) -> Callable[[CompiledRule], bool]:
+    return lambda rule: rule.group_by == tuple(sorted(group_by))
+
+
+FEATURES: dict[str, Callable[[CompiledRule], bool]] = {
+    "lookback": lambda rule: rule.rule.kind == "lookback",
+    "tumbling with lateness of its own": lambda rule: (
+        rule.rule.kind == "tumbling" and rule.rule.allowed_lateness == 120_000_000
+    ),
+    "sliding": lambda rule: rule.rule.kind == "sliding",
+    "session, told early": lambda rule: rule.rule.kind == "session" and rule.rule.early,
+    "sequence with until": lambda rule: rule.sequence is not None and rule.sequence.until is not None,
+    "sequence that reads earlier steps": lambda rule: (
+        rule.sequence is not None and any(not step.own for step in rule.sequence.steps)
+    ),
+    "absence": lambda rule: rule.sequence is not None and rule.sequence.absent is not None,
+    "measure with a window of its own": lambda rule: len(set(windows(rule))) > 1,
+    "delay": lambda rule: any(getattr(window, "delay", 0) for window in windows(rule)),
+    "filter": lambda rule: any(measure.feature.filter for measure in rule.measures),
+    "count(distinct)": lambda rule: "count_distinct" in functions(rule),
+    "average": lambda rule: "avg" in functions(rule),
+    "reset_on_alert": lambda rule: rule.rule.reset_on_alert,
+    "suppress": lambda rule: rule.rule.suppress is not None,
+    "revise": lambda rule: rule.rule.late == "revise",
+    "no condition": lambda rule: rule.rule.window is not None and not rule.rule.when,
+    "window_complete": lambda rule: rule.when is not None and "window_complete" in rule.when.fields,
+    # What the rules are for.
+    "money by payer and beneficiary over 30 days": lambda rule: (
+        by("payer_id", "beneficiary_id")(rule) and "sum" in functions(rule) and looks_back(rule, 30 * DAY)
+    ),
+    "count by payment type with a reset": lambda rule: by("payment_type")(rule) and rule.rule.reset_on_alert,
+    "large sums by beneficiary in a day": lambda rule: (
+        by("beneficiary_id")(rule) and "sum" in functions(rule) and looks_back(rule, DAY)
+    ),
+    "payments at new terminals in 10 minutes": lambda rule: (
+        by("customer_id")(rule) and "count_distinct" in functions(rule) and looks_back(rule, DAY // 144)
+    ),
+    "totals by city": lambda rule: by("city")(rule) and rule.rule.kind == "tumbling",
+    "first use": lambda rule: by("customer_id", "terminal_id")(rule) and looks_back(rule, 90 * DAY),
+    "sensor that does not change": lambda rule: by("sensor_id")(rule) and "count_distinct" in functions(rule),
+    "sensor that does not report": lambda rule: by("sensor_id")(rule) and rule.rule.kind == "sequence",
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_some_rule_that_ships_shows(feature: str) -> None:
+    shown = [name for name, rule in RULES.items() if FEATURES[feature](rule)]
+    assert shown, f"no rule in conf/rules shows: {feature}"
+
+
+def test_every_stream_that_ships_has_a_rule() -> None:
+    assert {rule.rule.stream for rule in RULES.values()} == set(STREAMS)

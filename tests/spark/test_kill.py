@@ -17,7 +17,17 @@ import yaml
 
 from lookback.spark.pipeline import checkpoint_folder
 from lookback.spark.rules import RulesTable
-from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, stored_alerts
+from payins import (
+    MORE_RULES,
+    RULES,
+    STREAM,
+    STREAMS,
+    append,
+    make_events,
+    replay_of_tables,
+    replayed_alerts,
+    stored_alerts,
+)
 
 if TYPE_CHECKING:
     from lookback.spark.tables import Tables
@@ -53,7 +63,7 @@ def test_c8_killed_runs_and_a_last_one_give_what_one_run_gives(tables: Tables, t
     (conf / "settings.yml").write_text(yaml.safe_dump({"spark": options}))
     tables.create(STREAM)
     rules = RulesTable(tables, STREAMS)
-    for document in RULES:
+    for document in [*RULES, *MORE_RULES]:
         rules.push(document)
     events = make_events(200, seed=21)
     offsets = Path(checkpoint_folder(tables, STREAM)) / "offsets"
@@ -81,4 +91,6 @@ def test_c8_killed_runs_and_a_last_one_give_what_one_run_gives(tables: Tables, t
     identities = [(row[0], row[1]) for row in found]
     assert len(set(identities)) == len(identities) > 20
     activated = tables.read("rule_log").where("action = 'activated'").collect()
-    assert sorted(row["rule_id"] for row in activated) == sorted(document["rule_id"] for document in RULES)
+    assert sorted(row["rule_id"] for row in activated) == sorted(
+        document["rule_id"] for document in [*RULES, *MORE_RULES]
+    )

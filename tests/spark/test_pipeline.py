@@ -11,10 +11,13 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
+from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.dispatch import shard_labels
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.rules import RulesTable
+from lookback.spark.status import event_account
 from payins import (
+    MORE_RULES,
     RULES,
     START,
     STREAM,
@@ -38,6 +41,9 @@ pytestmark = pytest.mark.spark
 def evaluate(tables: Tables, **options: Any) -> Evaluation:
     evaluation = Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True, **options)
     evaluation.run()
+    account = event_account(tables, STREAM, Checkpoint(Path(checkpoint_folder(tables, STREAM))).judged_through())
+    assert account.closes, account
+    assert not account.waiting
     return evaluation
 
 
@@ -66,6 +72,61 @@ def test_c3_1_stream_equals_replay_however_batches_are_cut(ready: Tables, files_
     assert {row.action for row in expected.late_events} == {"evaluated", "discarded"}
     failed = ready.read("rule_log").where("action = 'failed'").select("rule_id").distinct().collect()
     assert [row["rule_id"] for row in failed] == ["pair"]
+
+
+@pytest.mark.parametrize(("shards", "files_per_batch"), [(1, "1000"), (2, "1"), (3, "3")])
+def test_c3_every_kind_of_rule_gives_what_replay_gives_for_any_cut_and_shard_count(
+    ready: Tables, spark: SparkSession, shards: int, files_per_batch: str
+) -> None:
+    rules = RulesTable(ready, STREAMS)
+    for document in MORE_RULES:
+        rules.push(document)
+    events = make_events(300, seed=24)
+    spark.conf.set("spark.sql.shuffle.partitions", str(shards))
+    try:
+        append(ready, [row for row in events if row["arrival"] <= 7])
+        evaluate(ready, admission={"maxFilesPerTrigger": files_per_batch})
+        # The watermark by command, and versions in force while windows, matches and waits are open.
+        rules.command("advance", STREAM.name, time=START + 250_000_000)
+        rules.push({**MORE_RULES[3], "message": "{n}"})
+        rules.push({**MORE_RULES[8], "severity": "low"})
+        append(ready, [row for row in events if row["arrival"] > 7])
+        evaluate(ready, admission={"maxFilesPerTrigger": files_per_batch})
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    spark.sql(f"UPDATE {ready.identifier('rules')} SET version = NULL WHERE rule_id = '*'")
+    found = stored_alerts(ready)
+    assert found == replayed_alerts(replay_of_tables(ready))
+    assert {row[3] for row in found} == {document["rule_id"] for document in MORE_RULES}
+    assert {row[2] for row in found} == {"raised", "suppressed", "retracted"}
+
+
+def test_c3_2_idle_after_moves_the_watermark_and_silence_raises_alerts(ready: Tables) -> None:
+    rules = RulesTable(ready, STREAMS)
+    rules.push(MORE_RULES[3])
+    rules.push(MORE_RULES[8])
+    append(ready, make_events(25, seed=3))
+    folder = checkpoint_folder(ready, STREAM)
+    options = {"every": "100 milliseconds", "idle_after": 1_000_000}
+    evaluation = Evaluation(ready, STREAM, STREAMS, folder, **options).start()
+    evaluation.wait_until(lambda report: report.arrival == 1, 60)
+    before = evaluation.reports[-1].watermark
+    moved = evaluation.wait_until(lambda report: (report.watermark or 0) > (before or 0), 60)
+    assert moved.watermark == before + 1_000_000
+    evaluation.stop()
+    log = ready.read("rule_log").where("action = 'advance'").collect()
+    assert [(row["rule_id"], row["arrival"]) for row in log[:1]] == [("*", 1)]
+    assert log[0]["message"].startswith("to 2023-11-1")
+    rules.command("advance", STREAM.name, time="2023-11-15T00:00:00Z")
+    evaluate(ready)
+    events = make_events(25, seed=3)
+    harness = lookback.Harness(STREAM)
+    for document in (MORE_RULES[3], MORE_RULES[8]):
+        harness.rule(document)
+    harness.events(events)
+    harness.watermark("2023-11-15T00:00:00Z")
+    assert stored_alerts(ready) == replayed_alerts(lookback.Result(alerts=harness.alerts))
+    assert {row[3] for row in stored_alerts(ready)} == {"minutes", "silent"}
 
 
 def test_c3_7_changes_of_rules_between_runs_equal_replay_at_logged_arrivals(ready: Tables, spark: SparkSession) -> None:

@@ -233,6 +233,84 @@ def test_events_deleted_before_did_not_count_and_those_deleted_since_are_missing
     assert list(explained.timeline["event_id"]) == ["3", "4"]
 
 
+# minutes  0     1     2          30   31         then, late: 1.5 and 11; 11 joins the two sessions and breaks a silence
+#          100   20    150        100  100                    100     20
+KINDS = {
+    "again": {"window": "5 minutes", "measures": {"n": "count(*)"}, "when": "n >= 3", "late": "revise"},
+    "emptied": {"window": "1 hour", "measures": {"n": "count(*)"}, "when": "n >= 2", "reset_on_alert": True},
+    "tiles": {"window": {"tumbling": "10 minutes"}, "measures": {"total": "sum(amount)"}, "when": "total < 350"},
+    "sliding": {"window": {"sliding": "10 minutes", "slide": "5 minutes"}, "measures": {"n": "count(distinct amount)"}},
+    "visit": {"window": {"session": "19 minutes"}, "measures": {"total": "sum(amount)"}},
+    "rise": {
+        "sequence": {
+            "within": "10 minutes",
+            "steps": [{"name": "small", "where": "amount < 150"}, {"name": "large", "where": "amount > 100"}],
+            "until": "amount > 100",
+        }
+    },
+    "quiet": {
+        "sequence": {
+            "within": "10 minutes",
+            "steps": [
+                {"name": "large", "where": "amount > 100"},
+                {"name": "silent", "absent": "true", "within": "10 minutes"},
+            ],
+        }
+    },
+}
+
+
+# (rule, minute at which its window begins, revision) -> verdict, commit, events that counted or were taken, how many of
+# these have been deleted since.
+EXPLAINED = {
+    ("again", -3, 0): ("raised", 1, {1, 2, 3}, 0),
+    ("again", -3, 1): ("raised", 4, {1, 2, 3, 6}, 0),
+    ("emptied", -30, 0): ("raised", 2, {3}, 1),
+    ("emptied", -49, 0): ("raised", 4, {6, 8}, 0),
+    ("tiles", 0, 0): ("raised", 2, {1, 2, 3}, 0),
+    ("tiles", 0, 1): ("retracted", 4, {1, 2, 3, 6}, 0),
+    ("sliding", 30, 0): ("raised", 3, {5}, 1),
+    ("visit", 30, 1): ("retracted", 4, {5}, 1),
+    ("visit", 0, 1): ("raised", 4, {1, 2, 3, 6}, 0),
+    ("visit", 0, 2): ("raised", 4, {1, 2, 3, 5, 6, 8}, 1),
+    ("rise", 0, 0): ("raised", 1, {1, 2, 3}, 0),
+    ("quiet", 2, 0): ("raised", 2, {3}, 0),
+    ("quiet", 2, 1): ("retracted", 4, {3, 8}, 0),
+}
+
+
+def test_a_row_of_every_kind_of_rule_is_explained_by_the_events_behind_it(tables: Tables):
+    commit(tables, [event(1, 0), event(2, 60, 20), event(3, 120, 150), event(9, 60, 100, "b")])
+    commit(tables, [event(4, 1800), event(5, 1860)])
+    commit(tables, [event(10, 3060, 100, "b")])
+    commit(tables, [event(6, 90), event(8, 660, 20)])
+    commit(tables, [event(7, 4 * 3600)])
+    base = {"stream": "spends", "group_by": ["customer"], "where": "amount > 0"}
+    evaluate(tables, *({"rule_id": rule_id, **base, **own} for rule_id, own in KINDS.items()))
+    tables.spark.sql(f"DELETE FROM {tables.identifier(STREAM.name)} WHERE id = 4")
+    rows = {}
+    for row in tables.read("alerts").where("key['customer'] = 'a'").collect():
+        minute = (row["window_start"].replace(tzinfo=dt.timezone.utc) - START) // dt.timedelta(minutes=1)
+        rows[row["rule_id"], minute, row["revision"]] = row
+
+    for named, expected in EXPLAINED.items():
+        row = rows[named]
+        found = explain(tables, STREAMS, row["alert_id"], revision=row["revision"])
+        frames = [measure.events for measure in found.measures] + [step.events for step in found.steps]
+        took = {int(number) for frame in frames for number in frame["id"]}
+        assert (row["verdict"], row["arrival"], took, found.missing) == expected, named
+        assert found.consistent, (named, found.measures, found.steps)
+        assert found.alert["revision"] == row["revision"]
+    last = explain(tables, STREAMS, rows["quiet", 2, 0]["alert_id"])
+    assert (last.alert["revision"], last.kind, last.notes[0]) == (
+        1,
+        "sequence",
+        "Retracted: 8 came after all, with commit 4.",
+    )
+    with pytest.raises(ReviewError, match=r"has no revision 7; there are \[0, 1\]"):
+        explain(tables, STREAMS, rows["quiet", 2, 0]["alert_id"], revision=7)
+
+
 def test_a_timeline_goes_back_as_many_days_as_asked(tables: Tables):
     commit(tables, [event(day, day * 86_400, 400) for day in range(8)])
     evaluate(tables, SPEND)
@@ -258,14 +336,16 @@ def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(t
         alert(1, severity="low"), alert(2, severity="critical"), alert(3, severity="high"), alert(4), alert(5),
         alert(6, mode="shadow"), alert(7, verdict="suppressed"), alert(8), alert(8, revision=1, verdict="retracted"),
         alert(9), alert(9, revision=1, message="second"), alert(10, rule_id="s"),
+        alert(11, verdict="suppressed"), alert(11, revision=1, verdict="suppressed"),
+        alert(12), alert(12, revision=1, verdict="retracted"), alert(12, revision=2, message="again"),
     ]  # fmt: skip
     tables.append(tables.spark.createDataFrame(rows, ALERTS), "alerts")
     record_review(tables, f"{4:032d}", "false_positive", "kim", "a refund")
 
     queue = open_queue(tables).collect()
 
-    assert [int(row["alert_id"]) for row in queue] == [2, 3, 10, 9, 5, 1]
-    assert [row["message"] for row in queue if int(row["alert_id"]) == 9] == ["second"]
+    assert [int(row["alert_id"]) for row in queue] == [2, 3, 12, 10, 9, 5, 1]
+    assert [row["message"] for row in queue if int(row["alert_id"]) in (9, 12)] == ["again", "second"]
     assert [int(row["alert_id"]) for row in open_queue(tables, "s").collect()] == [10]
     (review,) = tables.read("reviews").collect()
     assert review[:4] == (f"{4:032d}", "false_positive", "kim", "a refund")

@@ -81,6 +81,35 @@ class Count(Aggregate):
         return Column(BIGINT, partial[0])
 
 
+class CountDistinct(Aggregate):
+    """Number of different values; NULLs are not counted, NaN is one value, as in Spark."""
+
+    def refusal(self, argument: DataType) -> str | None:
+        """Arrays are refused."""
+        return f"it takes single values, not {argument}" if argument.name in ("array", "null") else None
+
+    def result_type(self, argument: DataType | None) -> DataType:
+        """Always bigint."""
+        return BIGINT
+
+    def index(self, values: Values) -> Any:
+        """The values as Python has them, NaN as None since it does not equal itself."""
+        return [None if value != value else value for value in values.tolist()]
+
+    def ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
+        """The set of values of each range."""
+        return (_objects([frozenset(index[a:b]) for a, b in zip(low.tolist(), high.tolist(), strict=True)]),)
+
+    def merge(self, left: Partial, right: Partial) -> Partial:
+        """The union; 0 stands for a window that was not asked for."""
+        pairs = zip(left[0].tolist(), right[0].tolist(), strict=True)
+        return (_objects([(a or frozenset()) | b if b else a for a, b in pairs]),)
+
+    def finish(self, partial: Partial, argument: DataType | None) -> Column:
+        """0 for an empty window."""
+        return Column(BIGINT, np.array([len(values or ()) for values in partial[0]], dtype=np.int64))
+
+
 class Sum(Aggregate):
     """Exact sum of integers or decimals, from prefix sums."""
 
@@ -264,12 +293,19 @@ class Max(_Extreme):
 
 AGGREGATES: dict[str, Aggregate] = {
     "count": Count(),
+    "count_distinct": CountDistinct(),
     "sum": Sum(),
     "avg": Avg(),
     "min": Min(),
     "max": Max(),
     "stddev_samp": StddevSamp(),
 }
+
+
+def _objects(items: list[Any]) -> Values:
+    objects: Values = np.empty(len(items), dtype=object)
+    objects[:] = items
+    return objects
 
 
 def _prefix_sums(values: Values) -> Values:

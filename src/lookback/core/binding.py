@@ -189,7 +189,7 @@ class Binder:
     def _in(self, tree: exp.Expr) -> Node:
         value, *items = self.operands([tree.this, *tree.expressions])
         if not items:
-            raise Refused(f"{shortened(tree)} has an empty list")
+            raise Refused(f"{shortened(tree)} has an empty list; write at least one value")
         return in_list(value, items)
 
     def _between(self, tree: exp.Expr) -> Node:
@@ -259,6 +259,12 @@ def _chain(tree: exp.Expr) -> list[exp.Expr]:
         else:
             parts.append(node)
     return parts
+
+
+def conjuncts(tree: exp.Expr) -> list[exp.Expr]:
+    """The operands of the outermost `and`, in order; the tree itself where there is none."""
+    tree = unwrapped(tree)
+    return _chain(tree) if isinstance(tree, exp.And) else [tree]
 
 
 def _printed(name: str) -> str:
@@ -338,6 +344,8 @@ def _unknown_field(name: str, schema: Mapping[str, DataType]) -> str:
     lowered = {known.lower(): known for known in schema}
     if near := difflib.get_close_matches(name.lower(), lowered, n=1):
         return f"unknown field {name!r}; did you mean {lowered[near[0]]!r}?"
+    if (last := name.lower().rpartition(".")[2]) in lowered:
+        return f"unknown field {name!r}; did you mean {lowered[last]!r}?"
     if not schema:
         return f"unknown field {name!r}; there are no fields here"
     shown = ", ".join(sorted(schema)[:20]) + (", ..." if len(schema) > 20 else "")
@@ -392,8 +400,8 @@ _REFUSALS: dict[type[exp.Expr], tuple[str, str]] = {
     exp.BitwiseOr: ("|", "write 'or' for conditions, || to join texts"),
     exp.BitwiseXor: ("^", "write products for powers"),
     exp.BitwiseNot: ("~", "write 'not' for conditions"),
-    exp.Placeholder: ("a parameter", "write the value"),
-    exp.Parameter: ("a parameter", "write the value"),
+    exp.Placeholder: ("a parameter", "write the value, or a name without braces"),
+    exp.Parameter: ("a parameter", "write the value, or a name without braces"),
     exp.Dot: ("a nested field", "declare it as a field of the stream"),
     exp.Collate: ("collate", "use lower() to ignore case"),
     exp.AtTimeZone: ("at time zone", "times are UTC; add an interval"),

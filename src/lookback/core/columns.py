@@ -72,6 +72,14 @@ class Column:
             return None
         return to_python(self.type, self.values[row])
 
+    def stored(self, rows: npt.NDArray[Any] | slice = slice(None)) -> list[Any]:
+        """The values of these rows as they are stored, in Python's own types; None for NULL and for errors."""
+        values: list[Any] = self.values[rows].tolist()
+        unknown = ~self.is_known()[rows] if self.null is not None or self.error is not None else None
+        if unknown is None or not unknown.any():
+            return values
+        return [None if missing else value for value, missing in zip(values, unknown.tolist(), strict=True)]
+
     def to_list(self) -> list[Any]:
         """All values as `item` gives them."""
         return [self.item(row) for row in range(len(self.values))]
@@ -117,6 +125,21 @@ def text_of(value: Any) -> str | None:
     if isinstance(value, list):
         return "[" + ", ".join(text_of(v) or "null" for v in value) + "]"
     return str(value)
+
+
+def from_text(type_: DataType, text: str) -> Any:
+    """The Python value of a plain type (no array) that `text_of` gave this text."""
+    if type_.is_integer:
+        return int(text)
+    if type_.is_decimal:
+        return Decimal(text)
+    if type_.is_float:
+        return float(text)
+    if type_.name == "boolean":
+        return text == "true"
+    if type_.name == "timestamp":
+        return dt.datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=dt.timezone.utc)
+    return dt.date.fromisoformat(text) if type_.name == "date" else text
 
 
 def from_arrow(array: pa.Array[Any] | pa.ChunkedArray[Any], type_: DataType) -> Column:

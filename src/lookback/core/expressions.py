@@ -7,6 +7,7 @@ Nothing is ever handed to `eval`, and a construct that could not be matched exac
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from sqlglot import exp
 
-from lookback.core.binding import Binder
+from lookback.core.binding import Binder, conjuncts
 from lookback.core.columns import Column
 from lookback.core.errors import ExpressionError
 from lookback.core.functions import AGGREGATES
@@ -98,6 +99,23 @@ def _compiled(tree: exp.Expr, schema: Mapping[str, DataType]) -> Expression:
     return Expression(
         node.sql, node.type, node.fields, node, tuple((name, schema[name]) for name in sorted(node.fields))
     )
+
+
+def compile_part(text: str, schema: Mapping[str, DataType]) -> Expression | None:
+    """The operands of the text's outermost `and` that read only names of `schema`, joined by `and`; None if none does.
+
+    Where it does not hold, the text as a whole does not hold either, whatever the other names stand for.
+    """
+    parts = []
+    for tree in conjuncts(parse(text)):
+        with contextlib.suppress(ExpressionError):
+            parts.append(_compiled(tree, schema).sql)
+    return compile_expression(" and ".join(f"({part})" for part in parts), schema) if parts else None
+
+
+def columns_of(text: str) -> list[str]:
+    """The names that a text reads, as they are written, dotted ones in full. Raises ExpressionError."""
+    return [".".join(part.name for part in column.parts) for column in parse(text).find_all(exp.Column)]
 
 
 _TEACHING = (

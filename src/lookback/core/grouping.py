@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from lookback.core.aggregates import Aggregate, Partial
 from lookback.core.columns import Mask, Values
 from lookback.core.keys import Int64s, Keys, number_keys
-from lookback.core.rules import Window
 from lookback.core.runs import TimeSearch
 
 
@@ -24,6 +23,33 @@ class FeatureRows:
 
     positions: Int64s
     values: Values | None
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Windows asked for, one per row.
+
+    numbers: of their keys in a grouping, -1 for a key that has no event in the batch; positions: what has arrived, up to
+    this event of the batch, counts; first, last: times, both included, shape (rows,). by_arrival: of an ordered key some
+    row within the times may arrive after its query; by_time: some row that has arrived may be later than `last`.
+    """
+
+    numbers: Int64s
+    positions: Int64s
+    first: Int64s
+    last: Int64s
+    by_arrival: bool = True
+    by_time: bool = True
+
+    def starting_at_least(self, floor: int) -> Queries:
+        """The same windows without what lies below `floor`."""
+        return replace(self, first=np.maximum(self.first, floor))
+
+    def take(self, at: Int64s) -> Queries:
+        """The queries at these positions."""
+        return replace(
+            self, numbers=self.numbers[at], positions=self.positions[at], first=self.first[at], last=self.last[at]
+        )
 
 
 class Grouping:
@@ -54,55 +80,46 @@ class Grouping:
         positions = self.sorted[selected[self.sorted]]
         return FeatureRows(positions, None if values is None else values[positions])
 
-    def windows(
-        self, aggregate: Aggregate, rows: FeatureRows, judged: Int64s, first: Int64s, window: Window
-    ) -> Partial:
-        """What the rows of the batch contribute to the windows [first, t - delay] of the judged events.
-
-        Only rows that arrived before a judged event, or are that event, count for it.
-        judged: positions of events; first: the windows' starts, shape (judged,).
-        """
-        numbers = self.numbers[judged]
-        late = self.disordered[numbers]
-        partial = self._in_order(aggregate, rows, judged, first, window, ~late)
+    def windows(self, aggregate: Aggregate, rows: FeatureRows, queries: Queries) -> Partial:
+        """What the rows of the batch contribute to each window: those that had arrived by then."""
+        numbers = queries.numbers
+        known = numbers >= 0
+        late = known & self.disordered[numbers] if len(self.disordered) else np.zeros(len(numbers), dtype=bool)
+        partial = self._in_order(aggregate, rows, queries, known & ~late)
         if late.any():
             at = np.flatnonzero(late)
-            disordered = self._out_of_order(aggregate, rows, judged[at], first[at], window)
-            partial = aggregate.merge(partial, tuple(_spread(part, at, len(judged)) for part in disordered))
+            disordered = self._out_of_order(aggregate, rows, queries.take(at))
+            partial = aggregate.merge(partial, tuple(_spread(part, at, len(numbers)) for part in disordered))
         return partial
 
-    def _in_order(
-        self, aggregate: Aggregate, rows: FeatureRows, judged: Int64s, first: Int64s, window: Window, which: Mask
-    ) -> Partial:
+    def _in_order(self, aggregate: Aggregate, rows: FeatureRows, queries: Queries, which: Mask) -> Partial:
         """Keys whose events arrived in the order of their times: a window is one range of rows."""
-        groups, numbers = self.numbers[rows.positions], self.numbers[judged]
+        groups, numbers = self.numbers[rows.positions], queries.numbers
         search = TimeSearch(groups, self.times[rows.positions])
-        low = search.first_at_least(numbers, first)
-        if window.delay:
-            high = search.first_at_least(numbers, self.times[judged] - window.delay + 1)
-        else:
-            # Of rows with the time of the judged event, those that arrived after it are not in its window.
-            high = TimeSearch(groups, rows.positions).first_at_least(numbers, judged + 1)
-        high = np.maximum(low, high)
+        low = search.first_at_least(numbers, queries.first)
+        # Of rows with the time of a judged event, those that arrived after it are not in its window.
+        ends = []
+        if queries.by_arrival:
+            ends.append(TimeSearch(groups, rows.positions).first_at_least(numbers, queries.positions + 1))
+        if queries.by_time:
+            ends.append(search.first_at_least(numbers, queries.last + 1))
+        high = np.maximum(low, reduce(np.minimum, ends))
         return _ranges(
             aggregate, rows, np.arange(len(rows.positions)), np.where(which, low, 0), np.where(which, high, 0)
         )
 
-    def _out_of_order(
-        self, aggregate: Aggregate, rows: FeatureRows, judged: Int64s, first: Int64s, window: Window
-    ) -> Partial:
+    def _out_of_order(self, aggregate: Aggregate, rows: FeatureRows, queries: Queries) -> Partial:
         """Keys with inversions: divide and conquer over the order of arrival (offline, after Bentley, 1980).
 
-        In the step of block size B every event asks the block of B events just before its own block, if that is the
+        In the step of block size B every query asks the block of B events just before its own block, if that is the
         other half of the same 2B; over all steps it has asked for each earlier event once.
         """
         picked = self.disordered[self.numbers[rows.positions]]
         index = np.flatnonzero(picked)
-        members = np.union1d(rows.positions[index], judged)
+        members = np.union1d(rows.positions[index], queries.positions)
         row_rank = np.searchsorted(members, rows.positions[index])
-        judged_rank = np.searchsorted(members, judged)
-        last = self.times[judged] - window.delay
-        total = self._own(aggregate, rows, index, judged, window)
+        query_rank = np.searchsorted(members, queries.positions)
+        total = self._own(aggregate, rows, index, queries)
         keys = len(self.distinct.low)
         size = 1
         while size < len(members):
@@ -111,8 +128,8 @@ class Grouping:
             left = left[np.argsort(pair, kind="stable")]
             at = index[left]
             groups = row_rank[left] // (2 * size) * keys + self.numbers[rows.positions[at]]
-            wanted = judged_rank // (2 * size) * keys + self.numbers[judged]
-            asks = (judged_rank // size) % 2 == 1
+            wanted = query_rank // (2 * size) * keys + queries.numbers
+            asks = (query_rank // size) % 2 == 1
             distinct, dense = np.unique(groups, return_inverse=True)
             group = np.searchsorted(distinct, wanted)
             asks &= group < len(distinct)
@@ -120,24 +137,27 @@ class Grouping:
             if len(distinct):
                 asks &= distinct[group] == wanted
             search = TimeSearch(dense.astype(np.int64), self.times[rows.positions[at]])
-            low = search.first_at_least(group, first)
-            high = np.maximum(low, search.first_at_least(group, last + 1))
+            low = search.first_at_least(group, queries.first)
+            high = np.maximum(low, search.first_at_least(group, queries.last + 1))
             total = aggregate.merge(
                 total, _ranges(aggregate, rows, at, np.where(asks, low, 0), np.where(asks, high, 0))
             )
             size *= 2
         return total
 
-    def _own(self, aggregate: Aggregate, rows: FeatureRows, index: Int64s, judged: Int64s, window: Window) -> Partial:
-        """Each judged event itself, where it is a row and its window has no delay."""
-        order = np.argsort(rows.positions[index])
-        sorted_positions = rows.positions[index][order]
-        at = np.searchsorted(sorted_positions, judged)
-        inside = np.minimum(at, max(0, len(order) - 1))
-        found = (at < len(order)) & (sorted_positions[inside] == judged) if len(order) else np.zeros(len(judged), bool)
-        if window.delay:
-            found = np.zeros(len(judged), dtype=bool)
-        low = np.where(found, order[inside], 0) if len(order) else np.zeros(len(judged), dtype=np.int64)
+    def _own(self, aggregate: Aggregate, rows: FeatureRows, index: Int64s, queries: Queries) -> Partial:
+        """The row at the very position of each query, where it is of the same key and within the window."""
+        positions = rows.positions[index]
+        order = np.argsort(positions)
+        nothing = np.zeros(len(queries.numbers), dtype=np.int64)
+        if not len(order):
+            return _ranges(aggregate, rows, index, nothing, nothing)
+        at = np.minimum(np.searchsorted(positions[order], queries.positions), len(order) - 1)
+        own = positions[order[at]]
+        times = self.times[own]
+        found = (own == queries.positions) & (self.numbers[own] == queries.numbers)
+        found &= (times >= queries.first) & (times <= queries.last)
+        low = np.where(found, order[at], 0)
         return _ranges(aggregate, rows, index, low, low + found)
 
 

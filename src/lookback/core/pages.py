@@ -17,7 +17,7 @@ import pyarrow as pa
 from lookback.core.columns import Values
 from lookback.core.errors import StateError
 
-PAGE_VERSION = 1
+PAGE_VERSION = 2
 _MAGIC = b"LBpg"
 _HEAD = struct.Struct("<4sHH")
 _ARRAY = struct.Struct("<BQqQQ")

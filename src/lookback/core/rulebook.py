@@ -13,6 +13,8 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
+from lookback.core.alerts import moment
+from lookback.core.columns import text_of
 from lookback.core.compiled import CompiledRule, compile_rule
 from lookback.core.errors import Problem, RuleError
 from lookback.core.rules import RULE_ID, STATUSES, parse_time, read_document
@@ -268,7 +270,8 @@ class RuleBook:
                 if entry.stream == self.stream.name and entry.status != "retired":
                     self.entries[rule_id] = replace(entry, status="retired")
                     log.append(LogRow(self.stream.name, rule_id, entry.version, "retired", "by retire_all", arrival))
-        log.append(LogRow(self.stream.name, "*", change.version, str(change.status), "", arrival))
+        message = "" if time is None else f"to {text_of(moment(time))}"
+        log.append(LogRow(self.stream.name, "*", change.version, str(change.status), message, arrival))
         return [Command(str(change.status), time)]
 
 

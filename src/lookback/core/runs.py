@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lookback.core.aggregates import Aggregate, Partial
-from lookback.core.columns import Values
+from lookback.core.columns import Mask, Values
 from lookback.core.errors import StateError
 from lookback.core.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.pages import decode_page, encode_page
@@ -73,8 +73,13 @@ class Run:
         """The number of each row's key, shape (rows,)."""
         return np.repeat(np.arange(len(self.keys.low), dtype=np.int64), np.diff(self.starts))
 
-    def windows(self, name: str, aggregate: Aggregate, keys: Keys, first: Int64s, last: Int64s) -> Partial:
-        """What this run contributes to windows [first, last] (times, both ends included) of `keys`, row by row."""
+    def windows(
+        self, name: str, aggregate: Aggregate, keys: Keys, first: Int64s, last: Int64s, emptied: Mask | None = None
+    ) -> Partial:
+        """What this run contributes to windows [first, last] (times, both ends included) of `keys`, row by row.
+
+        emptied: which of the run's own keys count no more.
+        """
         if self._search is None:
             self._search = TimeSearch(self.groups, self.times)
         if name not in self._indexes:
@@ -82,9 +87,16 @@ class Run:
         group = find_keys(keys, self.keys)
         known = group >= 0
         group = np.where(known, group, 0)
+        if emptied is not None:
+            known &= ~emptied[group]
         low = self._search.first_at_least(group, first)
         high = np.maximum(low, self._search.first_at_least(group, last + 1))
         return aggregate.ranges(self._indexes[name], np.where(known, low, 0), np.where(known, high, 0))
+
+    def take(self, rows: Mask) -> Run:
+        """The run of these rows alone."""
+        values = None if self.values is None else self.values[rows]
+        return make_run(self.keys.take(self.groups[rows]), self.times[rows], values)
 
     def encode(self) -> bytes:
         """The run as a page."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from lookback.core.columns import Values
-from lookback.core.keys import Int64s, Keys
+from lookback.core.columns import Mask, Values
+from lookback.core.keyed import NEVER_DUE, Key, KeyedTable, Store
+from lookback.core.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.pages import decode_page, encode_page
 from lookback.core.rulebook import RuleBook
 from lookback.core.runs import Run, make_run, merge_runs, remove_rows
@@ -21,44 +22,44 @@ _FANOUT = 4
 _SMALLEST_CLASS = 256
 
 
-class Store(Protocol):
-    """Where pages are kept: RocksDB in a stream, a dict in tests."""
-
-    def get(self, name: str) -> bytes | None:
-        """The page of that name; None if there is none."""
-
-    def put(self, name: str, page: bytes) -> None:
-        """Keeps a page, in place of one of the same name."""
-
-    def remove(self, name: str) -> None:
-        """Forgets a page; it exists."""
-
-
 @dataclass(eq=False)
 class StoredRun:
-    """A run with what is known of it before it is read. Times in microseconds."""
+    """A run with what is known of it before it is read. Times in microseconds; batch: the number of that which made it."""
 
     run_id: str
+    batch: int
     rows: int
     first_time: int
     middle_time: int
     last_time: int
     run: Run | None = None
 
+    def emptied(self, resets: dict[Key, int], run: Run) -> Mask | None:
+        """Which of the run's keys have been emptied since it was made, shape (keys,); None if none has."""
+        since = [key for key, batch in resets.items() if batch > self.batch]
+        if not since:
+            return None
+        halves = np.array(since, dtype=np.int64)
+        _, wanted = number_keys(Keys(halves[:, 0], halves[:, 1]))
+        mask: Mask = find_keys(run.keys, wanted) >= 0
+        return mask if mask.any() else None
+
 
 @dataclass
 class FeatureState:
-    """The rows of one feature, as sorted runs from oldest to newest.
+    """The rows of one feature, as sorted runs from oldest to newest; what a rule has of its own is in a keyed table.
 
     floor: an event below it counts in no window; None before the first commit. since: the highest event time when
     the feature started, before which its windows are incomplete; None if the stream was empty. width: how far below
-    the watermark rows are kept.
+    the watermark rows are kept. resets: per key the number of the batch in which an alert emptied its windows; rows of
+    earlier batches do not count from then on.
     """
 
     floor: int | None = None
     since: int | None = None
     width: int = 0
     runs: list[StoredRun] = field(default_factory=list)
+    resets: dict[Key, int] = field(default_factory=dict)
 
     @property
     def complete_from(self) -> int | None:
@@ -66,20 +67,15 @@ class FeatureState:
         bounds = [bound for bound in (self.floor, self.since) if bound is not None]
         return max(bounds) if bounds else None
 
-    def rows(self, load: Any) -> int:
-        """Rows that are not below the floor."""
-        if self.floor is None:
-            return sum(stored.rows for stored in self.runs)
-        return sum(int((load(stored).times >= self.floor).sum()) for stored in self.runs)
-
 
 @dataclass
 class ShardState:
     """All that one shard keeps.
 
     high: highest event time of all commits so far; advanced: the watermark that an `advance` has set; last_commit:
-    the last commit judged; suppressed: per rule_id, the time of the last raised alert of each key (its two halves);
-    timer: when the shell will be woken to drop what is old, in its own unit; manifest: the page last saved or loaded.
+    the last commit judged; batches: how many batches there were; tables: keyed tables by name; suppressed: per rule_id,
+    the time of the last raised alert of each key; timer: when the shell will be woken to drop what is old, in its own
+    unit; manifest: the page last saved or loaded.
     origin: a text that no other state has, given when this one was first made; saves: how often it was saved.
 
     Given the same state, a batch writes the same pages under the same names, whatever attempt it is: a state store may
@@ -90,8 +86,10 @@ class ShardState:
     high: int | None = None
     advanced: int | None = None
     last_commit: int | None = None
+    batches: int = 0
     features: dict[str, FeatureState] = field(default_factory=dict)
-    suppressed: dict[str, dict[tuple[int, int], int]] = field(default_factory=dict)
+    tables: dict[str, KeyedTable] = field(default_factory=dict)
+    suppressed: dict[str, dict[Key, int]] = field(default_factory=dict)
     origin: str = ""
     saves: int = 0
     timer: int | None = None
@@ -108,6 +106,14 @@ class ShardState:
         """Starts a batch that writes to `store`."""
         self._store, self._made = store, 0
         self._new, self._gone = {}, []
+        for table in self.tables.values():
+            table.store = store
+
+    def table(self, name: str) -> KeyedTable:
+        """The keyed table of that name, made where there is none."""
+        if name not in self.tables:
+            self.tables[name] = KeyedTable(name, store=self._store)
+        return self.tables[name]
 
     def watermark(self, max_out_of_orderness: int, *, automatic: bool = True) -> int | None:
         """The watermark after the last commit; None if there is none yet."""
@@ -141,6 +147,13 @@ class ShardState:
             if feature.floor is not None:
                 self._drop_below(feature, feature.floor)
 
+    def forget_resets(self) -> None:
+        """Forgets resets that concern no run any more, and tables of which nothing is left."""
+        for feature in self.features.values():
+            if feature.resets:
+                oldest = min((stored.batch for stored in feature.runs), default=self.batches)
+                feature.resets = {key: batch for key, batch in feature.resets.items() if batch > oldest}
+
     def _drop_below(self, feature: FeatureState, floor: int) -> None:
         for stored in [stored for stored in feature.runs if stored.last_time < floor]:
             self._forget(feature, stored)
@@ -154,6 +167,11 @@ class ShardState:
             stored.middle_time + feature.width + 1 for feature in self.features.values() for stored in feature.runs
         ]
         return min(times) if times else None
+
+    def reset(self, feature: FeatureState, keys: Iterable[Key]) -> None:
+        """From now on the rows that earlier batches brought for these keys count no more."""
+        for key in keys:
+            feature.resets[key] = self.batches
 
     def remove_rows(self, feature: FeatureState, keys: Keys, times: Int64s, values: Values | None) -> None:
         """Takes rows out again (a privacy request), from whichever run holds them."""
@@ -172,10 +190,31 @@ class ShardState:
         feature = self.features.pop(feature_id)
         for stored in list(feature.runs):
             self._forget(feature, stored)
+        self.drop_table(feature_id)
+
+    def drop_due(self, name: str, watermark: int | None) -> None:
+        """Forgets the keys of a table whose wake is reached, and the table with its last key."""
+        table = self.tables[name]
+        for key in [] if watermark is None else table.due(watermark):
+            table.put(key, None)
+        if table.next_wake() is None:
+            self.drop_table(name)
+
+    def drop_table(self, name: str) -> None:
+        """Forgets a keyed table, if there is one of that name."""
+        if name in self.tables:
+            self._gone += self.tables.pop(name).clear()
 
     def state_rows(self) -> int:
         """Rows of window state that are not below their feature's floor."""
-        return sum(feature.rows(self.load_run) for feature in self.features.values())
+        total = 0
+        for feature_id, feature in self.features.items():
+            floor = -NEVER_DUE if feature.floor is None else feature.floor
+            total += sum(int((self._living(feature, stored).times >= floor).sum()) for stored in feature.runs)
+            if feature_id in self.tables:
+                rows = (row for value in self.tables[feature_id].values() for row in _rows_of(value))
+                total += sum(1 for row in rows if row[0] >= floor)
+        return total
 
     def save(self) -> None:
         """Writes what changed since `begin` to its store."""
@@ -183,8 +222,10 @@ class ShardState:
         if store is None:
             return
         self.saves += 1
-        for run_id in self._gone:
-            store.remove(run_id)
+        for name in self._gone:
+            store.remove(name)
+        for table in self.tables.values():
+            table.save()
         for run_id, stored in self._new.items():
             assert stored.run is not None
             store.put(run_id, stored.run.encode())
@@ -204,15 +245,17 @@ class ShardState:
             return False
         self.manifest = page
         manifest = json.loads(_page_text(page, MANIFEST))
-        for name in ("high", "advanced", "last_commit", "origin", "saves", "timer"):
+        for name in ("high", "advanced", "last_commit", "batches", "origin", "saves", "timer"):
             setattr(self, name, manifest[name])
         in_memory = known.runs_in_memory() if known is not None and known.origin == self.origin else {}
         self.features = {}
-        for feature_id, (floor, since, width, runs) in manifest["features"].items():
+        for feature_id, (floor, since, width, runs, resets) in manifest["features"].items():
             stored = [StoredRun(*each) for each in runs]
             for each in stored:
                 each.run = in_memory.get(each.run_id)
-            self.features[feature_id] = FeatureState(floor, since, width, stored)
+            keys = {(low, high): batch for low, high, batch in resets}
+            self.features[feature_id] = FeatureState(floor, since, width, stored, keys)
+        self.tables = {name: KeyedTable.of_summary(name, each, store) for name, each in manifest["tables"].items()}
         self._saved_rules = _page_text(store.get(_RULES), _RULES)
         self.book.load(self._saved_rules)
         self._saved_suppressed = _page_text(store.get(_SUPPRESSED), _SUPPRESSED)
@@ -232,13 +275,15 @@ class ShardState:
                 f.floor,
                 f.since,
                 f.width,
-                [[r.run_id, r.rows, r.first_time, r.middle_time, r.last_time] for r in f.runs],
+                [[r.run_id, r.batch, r.rows, r.first_time, r.middle_time, r.last_time] for r in f.runs],
+                [[low, high, batch] for (low, high), batch in f.resets.items()],
             ]
             for feature_id, f in self.features.items()
         }
         return {
-            "high": self.high, "advanced": self.advanced, "last_commit": self.last_commit, "origin": self.origin,
-            "saves": self.saves, "timer": self.timer, "features": features,
+            "high": self.high, "advanced": self.advanced, "last_commit": self.last_commit, "batches": self.batches,
+            "origin": self.origin, "saves": self.saves, "timer": self.timer, "features": features,
+            "tables": {name: table.summary() for name, table in self.tables.items()},
         }  # fmt: skip
 
     def _append(self, feature: FeatureState, run: Run) -> None:
@@ -249,6 +294,7 @@ class ShardState:
         ordered = np.partition(run.times, len(run) // 2)
         stored = StoredRun(
             f"run:{self.saves}:{self._made}",
+            self.batches,
             len(run),
             int(run.times.min()),
             int(ordered[len(run) // 2]),
@@ -276,13 +322,26 @@ class ShardState:
         return bool(runs)
 
     def _replace(self, feature: FeatureState, start: int, end: int) -> None:
-        merged = merge_runs([self.load_run(stored) for stored in feature.runs[start:end]], feature.floor)
-        self._put_in_place(feature, start, end, merged)
+        runs = [self._living(feature, stored) for stored in feature.runs[start:end]]
+        self._put_in_place(feature, start, end, merge_runs(runs, feature.floor))
+
+    def _living(self, feature: FeatureState, stored: StoredRun) -> Run:
+        """The run less the rows of keys that were emptied since."""
+        run = self.load_run(stored)
+        emptied = stored.emptied(feature.resets, run)
+        return run if emptied is None else run.take(~emptied[run.groups])
 
     def _put_in_place(self, feature: FeatureState, start: int, end: int, run: Run) -> None:
         for stored in feature.runs[start:end]:
             self._discard(stored)
         feature.runs[start:end] = [self._stored(run)] if len(run) else []
+
+
+def _rows_of(value: Any) -> Iterator[Any]:
+    """The rows of a key, time first: those that may count, and those that a begun match has taken."""
+    yield from value.get("rows", ())
+    for step in (value.get("match") or ((),))[0]:
+        yield from step
 
 
 def _take_while(runs: Iterable[StoredRun], size_class: int) -> Iterator[StoredRun]:

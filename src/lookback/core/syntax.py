@@ -190,10 +190,15 @@ def _parse_problem(text: str, error: SqlglotError) -> str:
     if not found:
         return "the expression ends too early; look for a missing operand or parenthesis"
     before = (details[0].get("start_context") or "")[-20:]
+    said = details[0].get("description") or ""
+    if said.startswith("Expecting )"):
+        return f"a ')' or an operator is missing at {before + found!r}; write it there"
+    if said.startswith("Required keyword"):
+        return f"something is missing at {before + found!r}; write a value on both sides of each operator"
+    after = f" after {before!r}" if before else ""
     return (
-        f"the expression cannot be read at {found!r} after {before!r}"
-        if before
-        else f"the expression cannot be read at {found!r}"
+        f"the expression cannot be read at {found!r}{after}; look there for a missing operator, quote or comma, "
+        "or leave the rest out"
     )
 
 

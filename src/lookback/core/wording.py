@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sqlglot import exp
 
+from lookback.core.columns import to_python
 from lookback.core.compiled import CompiledMeasure, CompiledRule
 from lookback.core.durations import MICROSECONDS, format_duration
-from lookback.core.rules import Window
 from lookback.core.syntax import parse, unwrapped
+from lookback.core.types import TIMESTAMP
+from lookback.core.windows import Lookback, Session, Step, Tiles, Window
 
 _AGGREGATES = {
     "count": "the number of events with a value of {}",
@@ -21,6 +23,7 @@ _AGGREGATES = {
     "stddev_samp": "the standard deviation of {}",
 }
 _BOUNDS = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ)
+_DAY = MICROSECONDS["day"]
 
 
 def rule_in_words(rule: CompiledRule) -> str:
@@ -29,15 +32,24 @@ def rule_in_words(rule: CompiledRule) -> str:
     Such as: Raised when total >= 2000, where total is the sum of amount over the 24 hours up to each event, per
     customer_id; only events where amount > 0.
     """
-    clauses = [f"{measure.name} is {measure_in_words(measure)}" for measure in rule.measures]
-    key = f"per {' and '.join(rule.group_by)}" if rule.group_by else "over all events together"
-    parts = [f"Raised when {_plain(rule.rule.when)}, where {_listed(clauses)}, {key}"]
-    if rule.rule.where:
-        parts.append(f"only events where {_plain(rule.rule.where)}")
-    if rule.rule.late == "record":
+    spec = rule.rule
+    parts = [_sequence(rule) if spec.sequence is not None else _measured(rule)]
+    if spec.where:
+        parts.append(f"only events where {_plain(spec.where)}")
+    if spec.sequence is not None and spec.sequence.until:
+        parts.append(f"{_events(spec.sequence.until)} ends what has begun, once it has been judged itself")
+    if spec.early:
+        parts.append("judged after each event as well, before the window ends")
+    if spec.late == "record":
         parts.append("late events count but raise nothing themselves")
-    if rule.rule.suppress:
-        parts.append(f"further alerts of a key within {format_duration(rule.rule.suppress)} of one are suppressed")
+    if spec.late == "revise":
+        parts.append("judged again when an event arrives later that lies in the window")
+    if spec.reset_on_alert:
+        parts.append("after an alert the key starts anew: what arrived before does not count any more")
+    if spec.suppress:
+        parts.append(f"further alerts of a key within {format_duration(spec.suppress)} of one are suppressed")
+    if spec.effective_from is not None or spec.effective_until is not None:
+        parts.append(_effective(spec.effective_from, spec.effective_until))
     return "; ".join(parts) + "."
 
 
@@ -47,7 +59,20 @@ def measure_in_words(measure: CompiledMeasure) -> str:
     argument = "" if feature.argument is None else feature.argument.sql
     what = "the number of events" if not argument else _AGGREGATES[feature.function].format(argument)
     where = f" where {feature.filter.sql}" if feature.filter is not None else ""
-    return f"{what}{where} {_window(measure.window)}"
+    return f"{what}{where} {_over(measure.window)}"
+
+
+def step_in_words(step: Step) -> str:
+    """What a step of a sequence takes, such as `at least 3 events where outcome = 'FAIL'`."""
+    if step.absent:
+        return f"no event{_where(step.condition)}"
+    least, most = step.at_least, step.at_most
+    if most is None:
+        return _events(step.condition) if least == 1 else f"at least {least} events{_where(step.condition)}"
+    number = (
+        f"{least} to {most} events" if most > least else "exactly one event" if most == 1 else f"exactly {most} events"
+    )
+    return f"{number}{_where(step.condition)}"
 
 
 def limits_of(rule: CompiledRule) -> Mapping[str, tuple[float, ...]]:
@@ -57,7 +82,7 @@ def limits_of(rule: CompiledRule) -> Mapping[str, tuple[float, ...]]:
     """
     names = {measure.name.lower(): measure.name for measure in rule.measures}
     limits: dict[str, list[float]] = {}
-    for node in parse(rule.rule.when).find_all(*_BOUNDS):
+    for node in parse(rule.rule.when).find_all(*_BOUNDS) if rule.rule.when else ():
         for name, number in ((node.this, node.expression), (node.expression, node.this)):
             column, value = unwrapped(name), _number(number)
             if isinstance(column, exp.Column) and value is not None and column.name.lower() in names:
@@ -73,18 +98,99 @@ def _number(node: exp.Expr) -> float | None:
     return float(node.name) if isinstance(node, exp.Literal) and not node.is_string else None
 
 
-def _window(window: Window) -> str:
+def _measured(rule: CompiledRule) -> str:
+    """When a rule with measures raises an alert."""
+    clauses = [f"{measure.name} is {measure_in_words(measure)}" for measure in rule.measures]
+    if rule.rule.when:
+        raised = f"raised when {_plain(rule.rule.when)}"
+    else:
+        raised = "raised if there is any event"
+    window = rule.rule.window
+    raised = f"R{raised[1:]}" if isinstance(window, Lookback) or window is None else f"{_in_every(window)}, {raised}"
+    return f"{raised}, where {_listed(clauses)}, {_key(rule)}"
+
+
+def _in_every(window: Tiles | Session) -> str:
+    if isinstance(window, Session):
+        return f"In every session (events no more than {format_duration(window.gap)} apart)"
+    details = [] if window.slide == window.size else [f"one begins every {_span(window.slide)}"]
+    # Without an offset, and where days are made of whole slides, windows begin where everybody expects it.
+    if window.offset % window.slide or _DAY % window.slide:
+        details.append(f"counted from {_moment(window.offset)}")
+    return f"In every {_span(window.size)}" + (f" ({', '.join(details)})" if details else "")
+
+
+def _over(window: Window) -> str:
+    if isinstance(window, Session):
+        return "over the session"
+    if isinstance(window, Tiles):
+        return f"over the {_span(window.size)} of the window"
     if not window.delay:
         return f"over the {_span(window.size)} up to each event"
-    return f"over the {_span(window.size)} that end {_span(window.delay)} before each event"
+    size = _span(window.size)
+    return f"over the {size} that {'end' if size[0].isdigit() else 'ends'} {_length(window.delay)} before each event"
+
+
+def _sequence(rule: CompiledRule) -> str:
+    """When a sequence raises an alert."""
+    spec = rule.rule.sequence
+    assert spec is not None
+    taken = [step for step in spec.steps if not step.absent]
+    text = f"Raised when, {_key(rule)}, {_followed(taken)}"
+    several = len(taken) > 1 or taken[0].at_least > 1
+    if spec.expiry == "fixed":
+        text += f", within {format_duration(spec.within)} from the first event on, after which the next such event begins anew"
+    elif several:
+        text += f", within the {_span(spec.within)} up to the last event"
+    for step in spec.steps:
+        if step.absent:
+            after = f"the {_span(step.within)} after {'the last of them' if several else 'it'}"
+            text += f", and in {after} there is {step_in_words(step)} ({step.name})"
+    return text
+
+
+def _followed(steps: Sequence[Step]) -> str:
+    """Steps in their order."""
+    said = [f"{step_in_words(step)} ({step.name})" for step in steps]
+    verbs = ["are" if step.at_least > 1 else "is" for step in steps]
+    if len(said) == 1:
+        return f"there {verbs[0]} {said[0]}"
+    return f"{said[0]} {verbs[0]} followed by {', then by '.join(said[1:])}"
+
+
+def _events(condition: str) -> str:
+    return f"an event{_where(condition)}"
+
+
+def _where(condition: str) -> str:
+    plain = _plain(condition)
+    return " of any kind" if plain.lower() == "true" else f" where {plain}"
+
+
+def _key(rule: CompiledRule) -> str:
+    return f"per {' and '.join(rule.group_by)}" if rule.group_by else "over all events together"
+
+
+def _effective(start: int | None, end: int | None) -> str:
+    bounds = ([f"from {_moment(start)} on"] if start is not None else []) + (
+        [f"before {_moment(end)}"] if end is not None else []
+    )
+    return f"only for times {' and '.join(bounds)}"
+
+
+def _moment(microseconds: int) -> str:
+    return f"{to_python(TIMESTAMP, microseconds):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _span(microseconds: int) -> str:
+    """A length after `the` or `every`: `24 hours`, `week`."""
+    return _length(microseconds).removeprefix("1 ")
+
+
+def _length(microseconds: int) -> str:
     """`24 hours` up to two days, since windows are spoken of so; longer ones in days or weeks."""
     hours, rest = divmod(microseconds, MICROSECONDS["hour"])
-    if not rest and 1 < hours <= 48:
-        return f"{hours} hours"
-    return format_duration(microseconds).removeprefix("1 ")
+    return f"{hours} hours" if not rest and 1 < hours <= 48 else format_duration(microseconds)
 
 
 def _plain(text: str) -> str:

@@ -37,6 +37,16 @@ class Checkpoint:
         file = self.folder / "metadata"
         return str(json.loads(file.read_text())["id"]) if file.exists() else None
 
+    def judged_through(self) -> int | None:
+        """The last commit of the events table that a finished batch has read whole; None before the first."""
+        batches = [int(file.name) for file in (self.folder / "commits").glob("[0-9]*") if file.name.isdigit()]
+        if not batches:
+            return None
+        # A line each: version, metadata, then the sources in their order in the query, the events first.
+        lines = (self.folder / "offsets" / str(max(batches))).read_text().splitlines()
+        offset = json.loads(lines[2])
+        return None if offset is None else int(offset["reservoirVersion"]) - 1
+
     def plan(self) -> Plan | None:
         """What was recorded before the last start of the query; None before its first start."""
         file = self.folder / _PLAN

@@ -16,8 +16,8 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from lookback.core.arrival import marks_of, split_future
 from lookback.core.blocks import COMMIT, pack_events
 from lookback.core.columns import from_arrow
-from lookback.core.evaluation import group_keys
 from lookback.core.events import Events
+from lookback.core.measuring import group_keys
 from lookback.core.rulebook import Coverage
 from lookback.core.streams import Stream
 

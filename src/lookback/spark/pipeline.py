@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812
 
+from lookback.core.alerts import moment
+from lookback.core.columns import text_of
 from lookback.core.compiled import compile_rule
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.rulebook import WITH_STATE, Coverage, needed_by
@@ -20,6 +23,7 @@ from lookback.core.streams import Stream
 from lookback.spark.checkpoint import Checkpoint, Plan
 from lookback.spark.dispatch import BLOCKS, event_blocks, rule_blocks, shard_labels
 from lookback.spark.processor import ShardProcessor, UncoveredError
+from lookback.spark.rules import RulesTable
 from lookback.spark.sink import BatchReport, Sink
 
 if TYPE_CHECKING:
@@ -47,7 +51,8 @@ class Evaluation:
 
     It re-plans itself in place when a rule needs a grouping key or field that dispatch did not send.
     checkpoint: its folder. once: judge what is there, then end. every: how often to look for more. admission: options
-    of the Delta source that bound a batch. on_batch: is called with the report of each batch. reports: of the last
+    of the Delta source that bound a batch. idle_after: for each such time, in microseconds, without a new commit the
+    watermark is moved on by as much, by an `advance` in the rules table. on_batch: is called with the report of each batch. reports: of the last
     batches, newest last; replans: how often it was planned anew.
     """
 
@@ -62,12 +67,14 @@ class Evaluation:
         every: str = DEFAULT_EVERY,
         admission: Mapping[str, str] | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
+        idle_after: int | None = None,
     ) -> None:
         self.tables, self.stream, self.streams = tables, stream, dict(streams)
         self.checkpoint = Checkpoint(Path(checkpoint))
         self.reports: deque[BatchReport] = deque(maxlen=1_000)
         self.replans = 0
         self._once, self._every, self._on_batch = once, every, on_batch
+        self._idle = None if idle_after is None else _Idle(self, idle_after)
         self._admission = {**_ADMISSION, **(admission or {})}
         self._query: StreamingQuery | None = None
         self._wanted: Coverage | None = None
@@ -195,6 +202,8 @@ class Evaluation:
             while not self._stopping.is_set():
                 if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
                     return True
+                if self._idle is not None:
+                    self._idle.look(query)
         except StreamingQueryException as error:
             self._wanted = UncoveredError.find(error)
             if self._wanted is None:
@@ -207,6 +216,41 @@ class Evaluation:
     def _end_query(self) -> None:
         if self._query is not None and self._query.isActive:
             self._query.stop()
+
+
+class _Idle:
+    """Moves the watermark of a stream on while no events come, so that windows end and silence raises alerts."""
+
+    def __init__(self, evaluation: Evaluation, span: int) -> None:
+        self._evaluation, self._span = evaluation, span
+        self._version: int | None = None
+        self._since = time.monotonic()
+
+    def look(self, query: StreamingQuery) -> None:
+        """Called often; acts once a span."""
+        if (time.monotonic() - self._since) * 1e6 < self._span:
+            return
+        tables, stream = self._evaluation.tables, self._evaluation.stream
+        version, before = tables.version(stream.name), self._version
+        self._version, self._since = version, time.monotonic()
+        # What is there but not judged yet must not become late by this.
+        if version != before or query.status["isDataAvailable"]:
+            return
+        watermark = self._watermark()
+        if watermark is not None:
+            reached = str(text_of(moment(watermark + self._span)))
+            rules = RulesTable(tables, self._evaluation.streams)
+            rules.command("advance", stream.name, time=reached, author="lookback", comment="no events came")
+
+    def _watermark(self) -> int | None:
+        """The watermark of the last batch; before the first one what the table suggests, which is not later."""
+        reports = self._evaluation.reports
+        if reports:
+            return reports[-1].watermark
+        time_, stream = F.col(self._evaluation.stream.event_time), self._evaluation.stream
+        past = self._evaluation.tables.read(stream.name).where(time_ <= F.current_timestamp())
+        highest = past.agg(F.max(F.unix_micros(time_)).alias("highest")).collect()[0]["highest"]
+        return None if highest is None else int(highest) - stream.max_out_of_orderness
 
 
 def _partitions(tables: Tables) -> int:

@@ -216,9 +216,10 @@ def _answer(label: str, output: Output, report: dict[str, Any], *, with_log: boo
         rows.append((LATE, pack_late(output.late)))
     if output.failures:
         rows.append((FAILURES, pack_failures(output.failures)))
-    # All shards log the same; one of them is heard.
-    if output.log and with_log:
-        rows.append((LOG, json.dumps([vars(row) for row in output.log]).encode()))
+    # All shards log the same; one of them is heard. What a shard notes, it alone knows.
+    log = [*(output.log if with_log else ()), *output.notes]
+    if log:
+        rows.append((LOG, json.dumps([vars(row) for row in log]).encode()))
     return pd.DataFrame(
         {"shard": label, "kind": [kind for kind, _ in rows], "payload": [payload for _, payload in rows]}
     )

@@ -16,25 +16,25 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.alerts import moment
 from lookback.core.arrival import split_future
-from lookback.core.columns import Mask
-from lookback.core.compiled import CompiledMeasure, CompiledRule, compile_rule
+from lookback.core.compiled import CompiledRule, compile_rule
 from lookback.core.errors import ReviewError, RuleError
 from lookback.core.events import Events, read_events
 from lookback.core.evidence import (
+    STANDS,
     Activation,
     Clock,
     Evidence,
     Explanation,
+    Reset,
     Subject,
-    feature_spans,
-    measured,
-    timeline,
-    window_of,
+    explained,
+    reach,
+    state_spans,
 )
 from lookback.core.keys import Int64s
 from lookback.core.rulebook import ACTIONS, WITH_STATE
 from lookback.core.rules import SEVERITIES, parse_time, read_document
-from lookback.core.wording import limits_of, measure_in_words, rule_in_words
+from lookback.core.windows import SEQUENCE
 from lookback.spark.schemas import REVIEWS
 
 if TYPE_CHECKING:
@@ -51,10 +51,6 @@ _QUEUE = (
     "window_start", "window_end", "window_complete", "arrival", "decided_at",
 )  # fmt: skip
 _STATUS_OF = {action: status for status, action in ACTIONS.items()}
-# Of a key's history before the window, in microseconds: what a picture shows of it unless told otherwise.
-_MOST_CONTEXT = 30 * 86_400_000_000
-# Stands for the commit that deletes an event that is still there.
-_STANDS = 2**62
 
 
 def open_queue(tables: Tables, rule_id: str | None = None) -> DataFrame:
@@ -85,41 +81,39 @@ def record_review(tables: Tables, alert_id: str, disposition: str, reviewer: str
         raise ReviewError(f"a disposition is one of {', '.join(DISPOSITIONS)}, got {disposition!r}")
     if not reviewer.strip():
         raise ReviewError("a review needs the name of who did it, got an empty reviewer")
-    _alert(tables, alert_id)
+    _rows(tables, alert_id)
     row = (alert_id, disposition, reviewer, note, dt.datetime.now(dt.timezone.utc))
     tables.append(tables.spark.createDataFrame([row], REVIEWS).coalesce(1), "reviews")
 
 
-def explain(tables: Tables, streams: Mapping[str, Stream], alert_id: str, *, days: float | None = None) -> Explanation:
-    """Why an alert was raised: its rule in words, and for each measure the events that it counted, exactly as they stood.
+def explain(
+    tables: Tables,
+    streams: Mapping[str, Stream],
+    alert_id: str,
+    *,
+    days: float | None = None,
+    revision: int | None = None,
+) -> Explanation:
+    """Why an alert was raised: its rule in words, and the events that it counted or took, exactly as they stood.
 
-    streams: the declared streams by name. days: how far before the window the timeline goes; default: as far as the
-    window is long, at most 30 days. Every measure is computed again from those events: see `Explanation.consistent`.
-    Events that have been deleted since count there and are not shown. Raises ReviewError where there is no such
-    alert, its rule's version cannot be found, or the events' history is gone.
+    streams: the declared streams by name. revision: which row of the alert; default: its last, whatever the verdict.
+    days: how far before the window the timeline goes; default: some windows' length, at most 30 days. Measures,
+    sessions and sequences are computed again from those events: see `Explanation.consistent`. Events that have been
+    deleted since count there and are not shown. Raises ReviewError where there is no such alert or revision, its rule's
+    version cannot be found, or the events' history is gone.
     """
-    alert = _alert(tables, alert_id)
+    rows = _rows(tables, alert_id)
+    if revision is not None:
+        revisions = [row["revision"] for row in rows]
+        if revision not in revisions:
+            raise ReviewError(f"alert {alert_id!r} has no revision {revision}; there are {revisions}")
+        rows = [row for row in rows if row["revision"] <= revision]
+    alert = rows[-1]
     stream = _stream(streams, alert["stream"])
     history = _rule_history(tables)
     row, rule = _version(history, alert["rule_id"], alert["rule_version"], stream)
-    time = parse_time(alert["event_time"])
-    main = _main_measure(rule)
-    since = _since(main, time, days)
-    earliest = min([since - main.window.size - main.window.delay, *(window_of(m, time)[0] for m in rule.measures)])
-    evidence, gone = _read_evidence(tables, stream, rule, alert, earliest, history)
-    subject = Subject(alert["arrival"], time, _typed_id(stream, alert["event_id"]))
-    words = {measure.name: measure_in_words(measure) for measure in rule.measures}
-    measures = measured(evidence, subject, alert["measures"] or {}, gone, words)
-    return Explanation(
-        alert=alert,
-        rule=row,
-        sentence=rule_in_words(rule),
-        limits=limits_of(rule),
-        measures=measures,
-        timeline=timeline(evidence, subject, main, since, gone),
-        main=main.name,
-        missing=max((measure.missing for measure in measures), default=0),
-    )
+    since, earliest = reach(rule, stream, alert, days)
+    return explained(_read_evidence(tables, stream, rule, alert, earliest, history), rows, row, since)
 
 
 def timeline_of(tables: Tables, streams: Mapping[str, Stream], alert_id: str, days: float) -> pd.DataFrame:
@@ -127,16 +121,12 @@ def timeline_of(tables: Tables, streams: Mapping[str, Stream], alert_id: str, da
     return explain(tables, streams, alert_id, days=days).timeline
 
 
-def _alert(tables: Tables, alert_id: str) -> dict[str, Any]:
-    """The last revision of an alert as a dict; its times aware."""
-    rows = tables.read("alerts").where(F.col("alert_id") == F.lit(alert_id)).orderBy(F.col("revision").desc())
-    row = rows.limit(1).toArrow().to_pylist()
-    if not row:
+def _rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
+    """The rows of an alert by revision, as dicts; their times aware."""
+    rows = tables.read("alerts").where(F.col("alert_id") == F.lit(alert_id)).orderBy("revision").toArrow().to_pylist()
+    if not rows:
         raise ReviewError(f"there is no alert {alert_id!r}; `open_queue` and `lookback alerts` list their ids")
-    found = dict(row[0])
-    for name in ("key", "measures"):
-        found[name] = dict(found[name] or [])
-    return found
+    return [{**row, **{name: dict(row[name] or []) for name in ("key", "measures")}} for row in rows]
 
 
 def _stream(streams: Mapping[str, Stream], name: str) -> Stream:
@@ -182,27 +172,14 @@ def _accepted(row: Row, stream: Stream) -> CompiledRule | None:
         return None
 
 
-def _main_measure(rule: CompiledRule) -> CompiledMeasure:
-    """What a picture is about: rather a measure of values than a count, rather one with a plain limit, else the first."""
-    limits = limits_of(rule)
-    return max(
-        rule.measures, key=lambda measure: (measure.feature.argument is not None, bool(limits.get(measure.name)))
-    )
-
-
-def _since(main: CompiledMeasure, time: int, days: float | None) -> int:
-    context = min(main.window.size, _MOST_CONTEXT) if days is None else round(days * 86_400_000_000)
-    return window_of(main, time)[0] - context
-
-
 def _typed_id(stream: Stream, text: str) -> int | str:
     return int(text) if stream.fields[stream.event_id].is_integer else text
 
 
 def _read_evidence(
     tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], earliest: int, history: list[Row]
-) -> tuple[Evidence, Mask]:
-    """The key's events from `earliest` on that had arrived with the alert's commit; and which are deleted since."""
+) -> Evidence:
+    """The key's events from `earliest` on that had arrived with the alert's commit, and what decides which counted."""
     arrival = int(alert["arrival"])
     within = F.col(stream.event_time) >= _time(earliest)
     # An earlier commit can hold such events only beyond max_future, where they do not count.
@@ -213,15 +190,47 @@ def _read_evidence(
     events, committed = read_events(inserted, stream, 0)
     assert committed is not None
     order = split_future(events, committed, stream)[0].in_order_of_arrival()
-    gone_at = _gone_at(order, stream, _deletions(deleted, stream))
-    kept = np.flatnonzero((order.commits <= arrival) & (gone_at > arrival))
+    own = order.take(np.flatnonzero(order.commits <= arrival))
     log = _log_before(tables, stream, arrival)
-    clock = Clock(stream, _highs(feed, stream, arrival), _advances(log, history))
-    own = order.take(kept)
-    evidence = Evidence(
-        rule, own, own.columns[stream.event_id], clock, feature_spans(_activations(log, history, stream), arrival)
+    return Evidence(
+        rule=rule,
+        events=own,
+        ids=own.columns[stream.event_id],
+        clock=Clock(stream, _highs(feed, stream, arrival), _advances(log, history)),
+        spans=state_spans(_activations(log, history, stream), arrival),
+        resets=_resets(tables, stream, rule, alert, history),
+        gone_at=_gone_at(own, stream, _deletions(deleted, stream)),
+        earliest=earliest,
     )
-    return evidence, gone_at[kept] < _STANDS
+
+
+def _resets(
+    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], history: list[Row]
+) -> list[Reset]:
+    """The alerts of the rule and key, up to this one's commit, that emptied the key's windows.
+
+    Versions of a sequence share what is kept, also with one that resets where the other does not.
+    """
+    if not (rule.rule.reset_on_alert or rule.rule.kind == SEQUENCE):
+        return []
+    key = [F.col("key")[name].eqNullSafe(F.lit(text)) for name, text in alert["key"].items()]
+    same = reduce(and_, key, F.size("key") == len(alert["key"]))
+    first = (F.col("revision") == 0) & (F.col("rule_id") == F.lit(alert["rule_id"])) & same
+    before = tables.read("alerts").where(first & (F.col("arrival") <= alert["arrival"]))
+    columns = ("rule_version", "arrival", "event_id", "event_time", "window_start")
+    compiled: dict[int, CompiledRule | None] = {}
+    resets = []
+    for row in before.select(*columns).toArrow().to_pylist():
+        version = row["rule_version"]
+        if version not in compiled:
+            compiled[version] = _kept_by(history, alert["rule_id"], version, stream)
+        other = compiled[version]
+        if other is None or not other.rule.reset_on_alert:
+            continue
+        due = parse_time(row["event_time"]) if other.sequence is not None and other.sequence.absent else None
+        time = parse_time(row["event_time" if due is None else "window_start"])
+        resets.append(Reset(Subject(row["arrival"], time, _typed_id(stream, row["event_id"])), due))
+    return resets
 
 
 def _deletions(table: pa.Table, stream: Stream) -> dict[tuple[Any, int], list[int]]:
@@ -237,11 +246,11 @@ def _deletions(table: pa.Table, stream: Stream) -> dict[tuple[Any, int], list[in
 
 def _gone_at(events: Events, stream: Stream, deletions: Mapping[tuple[Any, int], list[int]]) -> Int64s:
     """The commit that deleted each event; beyond every commit for one that stands."""
-    gone = np.full(len(events), _STANDS, dtype=np.int64)
+    gone = np.full(len(events), STANDS, dtype=np.int64)
     if deletions:
         for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
             commits = deletions.get((event_id, int(events.times[at])), [])
-            gone[at] = min((c for c in commits if c > events.commits[at]), default=_STANDS)
+            gone[at] = min((c for c in commits if c > events.commits[at]), default=STANDS)
     return gone
 
 

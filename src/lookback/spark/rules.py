@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
 
+from lookback.core.alerts import moment
+from lookback.core.columns import text_of
 from lookback.core.compiled import CompiledRule, compile_rule
 from lookback.core.durations import MICROSECONDS
 from lookback.core.errors import LookbackError, Problem, RuleError
-from lookback.core.rulebook import WITH_STATE
-from lookback.core.rules import MAX_DOCUMENT_BYTES, STATUSES, Rule, read_document
+from lookback.core.rulebook import COMMANDS, WITH_STATE
+from lookback.core.rules import MAX_DOCUMENT_BYTES, STATUSES, Rule, parse_time, read_document
 from lookback.core.streams import Stream
+from lookback.core.windows import Lookback, Session, Window
 from lookback.rule_tests import check_rule
 from lookback.spark.schemas import RULES
 
@@ -67,21 +70,39 @@ class RulesTable:
             raise RuleError(rule_id, [Problem("rule_id", f"there is no such rule in the table; known are {known}")])
         return self._append(rule_id, status, last.document, author, comment)
 
+    def command(self, action: str, stream: str, *, time: object = None, author: str = "", comment: str = "") -> None:
+        """Publishes a command: clear_state, retire_all, or advance with the `time` that the watermark is to reach.
+
+        Raises RuleError for an unknown command, stream or time.
+        """
+        if action not in COMMANDS:
+            raise RuleError("*", [Problem("status", f"must be one of {', '.join(COMMANDS)}, got {action!r}")])
+        if stream not in self.streams:
+            known = ", ".join(sorted(self.streams))
+            raise RuleError("*", [Problem("stream", f"there is no stream {stream!r}; known are {known}")])
+        document: dict[str, Any] = {"stream": stream}
+        if action == "advance":
+            try:
+                document["time"] = text_of(moment(parse_time(time)))
+            except ValueError:
+                raise RuleError(
+                    "*", [Problem("time", f"must be a time such as '2026-01-31T12:00:00Z', got {time!r:.100}")]
+                ) from None
+        self._write("*", None, action, json.dumps(document), author, comment)
+
     def cold_measures(self, document: Mapping[str, Any] | Rule) -> list[str]:
-        """The measures that will start empty and take over a day to fill: no rule in the table keeps their rows yet."""
+        """The measures that will start empty and take over a day to fill: no rule in the table keeps their rows yet.
+
+        A sequence has no measures and is named `sequence`. A session is as long as it is: what counts is its gap.
+        """
         compiled = self.check(document)
-        kept = set()
+        kept: set[str] = set()
         for row in self.rows():
             if row.status in WITH_STATE and row.document and row.document.get("stream") == compiled.rule.stream:
                 # A row that somebody wrote by hand may not be a rule.
                 with contextlib.suppress(RuleError):
-                    rule = compile_rule(row.document, self.streams[compiled.rule.stream])
-                    kept |= {feature.feature_id for feature in rule.features}
-        return [
-            measure.name
-            for measure in compiled.measures
-            if measure.window.size + measure.window.delay > _DAY and measure.feature.feature_id not in kept
-        ]
+                    kept |= set(_spans(compile_rule(row.document, self.streams[compiled.rule.stream])).values())
+        return [name for (name, span), state in _spans(compiled).items() if span > _DAY and state not in kept]
 
     def rows(self) -> list[RuleRow]:
         """The last version of each rule, by rule_id; commands and rows without an id are left out."""
@@ -111,11 +132,28 @@ class RulesTable:
             )
         versions = [row.version for row in self.rows() if row.rule_id == rule_id]
         version = max(versions, default=0) + 1
-        changed_at = dt.datetime.now(dt.timezone.utc)
-        row = (rule_id, version, status, text, author or getpass.getuser(), comment, changed_at)
-        frame = self.tables.spark.createDataFrame([row], RULES)
-        self.tables.append(frame.coalesce(1), "rules")
+        self._write(rule_id, version, status, text, author, comment)
         return version
+
+    def _write(self, rule_id: str, version: int | None, status: str, document: str, author: str, comment: str) -> None:
+        changed_at = dt.datetime.now(dt.timezone.utc)
+        row = (rule_id, version, status, document, author or getpass.getuser(), comment, changed_at)
+        self.tables.append(self.tables.spark.createDataFrame([row], RULES).coalesce(1), "rules")
+
+
+def _spans(rule: CompiledRule) -> dict[tuple[str, int], str]:
+    """(What a rule measures, how far it looks back in microseconds) -> the name of the state that holds its rows."""
+    if rule.rule.sequence is not None:
+        return {("sequence", rule.rule.sequence.within): rule.store}
+    return {
+        (measure.name, _reach(measure.window)): f"{rule.store}{measure.feature.feature_id}" for measure in rule.measures
+    }
+
+
+def _reach(window: Window) -> int:
+    if isinstance(window, Session):
+        return window.gap
+    return window.size + window.delay if isinstance(window, Lookback) else window.size
 
 
 def _rule_row(row: Row) -> RuleRow:

@@ -105,7 +105,7 @@ RULE_LOG = StructType(
         _column(
             "action",
             _STRING,
-            "activated, paused, retired, rejected, failed, quarantined, commit_cut ...",
+            "activated, paused, retired, rejected, failed, quarantined, advance, session_closed, commit_cut ...",
             required=True,
         ),
         _column("message", _STRING, "What happened and what to do"),

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from lookback.core.alerts import Failure
 from lookback.core.blocks import ALERTS_SCHEMA, LATE_SCHEMA, unpack_failures, unpack_table
-from lookback.core.evaluation import failure_text, merge_failures
+from lookback.core.evaluation import failure_text
+from lookback.core.stretch import merge_failures
 from lookback.spark.processor import ALERTS, FAILURES, LATE, LOG, REPORT
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ def _payloads(answers: pa.Table, kind: str) -> list[bytes]:
 def _alerts(answers: pa.Table, decided_at: dt.datetime) -> pa.Table:
     tables = [unpack_table(payload) for payload in _payloads(answers, ALERTS)]
     alerts = pa.concat_tables(tables) if tables else ALERTS_SCHEMA.empty_table()
-    alerts = alerts.sort_by([(name, "ascending") for name in ("arrival", "event_time", "event_id", "rule_id")])
+    alerts = alerts.sort_by(
+        [(name, "ascending") for name in ("arrival", "event_time", "event_id", "rule_id", "alert_id", "revision")]
+    )
     return alerts.append_column("decided_at", pa.array([decided_at] * alerts.num_rows, _TIME))
 
 

@@ -1,0 +1,179 @@
+"""Keyed tables: what is kept per grouping key and is no column of rows, such as open sessions and begun matches.
+
+A table is cut by a hash of the key into buckets; a bucket is one page. A batch reads and writes only the pages of the
+keys that it touches. Each key has a wake time, the watermark at which something becomes due for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from lookback.core.columns import Values
+from lookback.core.errors import StateError
+from lookback.core.pages import decode_page, encode_page
+
+# Both halves of a key.
+Key = tuple[int, int]
+_BUCKETS = 256
+NEVER_DUE = 2**62
+
+
+class Store(Protocol):
+    """Where pages are kept: RocksDB in a stream, a dict in tests."""
+
+    def get(self, name: str) -> bytes | None:
+        """The page of that name; None if there is none."""
+
+    def put(self, name: str, page: bytes) -> None:
+        """Keeps a page, in place of one of the same name."""
+
+    def remove(self, name: str) -> None:
+        """Forgets a page; it exists."""
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """wake: the earliest of its keys; entries: per key its wake and its value; None until they are read."""
+
+    wake: int = NEVER_DUE
+    entries: dict[Key, tuple[int, Any]] | None = None
+    stored: bool = False
+
+
+@dataclass(eq=False)
+class KeyedTable:
+    """A value per key: lists, dicts, texts, numbers, truths and None, as JSON has them.
+
+    name: of its pages. notes: what is kept of the table as a whole, likewise.
+    """
+
+    name: str
+    notes: dict[str, Any] = field(default_factory=dict)
+    store: Store | None = None
+    _buckets: dict[int, _Bucket] = field(default_factory=dict)
+    _changed: set[int] = field(default_factory=set)
+
+    def get(self, key: Key) -> Any | None:
+        """The value of a key; None if it has none. A value that is changed in place has to be put again."""
+        bucket = self._buckets.get(_bucket_of(key))
+        entry = None if bucket is None else self._entries(_bucket_of(key), bucket).get(key)
+        return None if entry is None else entry[1]
+
+    def put(self, key: Key, value: Any | None, wake: int = NEVER_DUE) -> None:
+        """Keeps a value, which `due` names from the watermark `wake` on; None forgets the key."""
+        number = _bucket_of(key)
+        if value is None and number not in self._buckets:
+            return
+        bucket = self._buckets.setdefault(number, _Bucket(entries={}))
+        entries = self._entries(number, bucket)
+        if value is not None:
+            entries[key] = (wake, value)
+        elif entries.pop(key, None) is None:
+            return
+        self._changed.add(number)
+
+    def change(self, key: Key, value: Any) -> None:
+        """Keeps a value with the wake that the key has."""
+        entry = self._entries(_bucket_of(key), self._buckets[_bucket_of(key)])[key]
+        self.put(key, value, entry[0])
+
+    def due(self, watermark: int) -> list[Key]:
+        """The keys whose wake is reached, sorted."""
+        self._settle()
+        return sorted(
+            key
+            for number, bucket in self._buckets.items()
+            if bucket.wake <= watermark
+            for key, (wake, _) in self._entries(number, bucket).items()
+            if wake <= watermark
+        )
+
+    def next_wake(self) -> int | None:
+        """The earliest wake of all keys; None if there is none."""
+        self._settle()
+        wakes = [bucket.wake for bucket in self._buckets.values() if bucket.wake < NEVER_DUE]
+        return min(wakes) if wakes else None
+
+    def values(self) -> Iterator[Any]:
+        """All values."""
+        for number, bucket in sorted(self._buckets.items()):
+            yield from (value for _, value in self._entries(number, bucket).values())
+
+    def save(self) -> None:
+        """Writes the buckets that changed."""
+        assert self.store is not None
+        self._settle()
+        for number in sorted(self._changed):
+            bucket = self._buckets[number]
+            if bucket.entries:
+                self.store.put(self._page(number), _encode(bucket.entries))
+                bucket.stored = True
+                continue
+            if bucket.stored:
+                self.store.remove(self._page(number))
+            del self._buckets[number]
+        self._changed.clear()
+
+    def clear(self) -> list[str]:
+        """Forgets all keys; the names of the pages that have to be removed."""
+        pages = [self._page(number) for number, bucket in self._buckets.items() if bucket.stored]
+        self._buckets.clear()
+        self._changed.clear()
+        return pages
+
+    def summary(self) -> Any:
+        """What the manifest keeps of a saved table."""
+        return [self.notes, [[number, bucket.wake] for number, bucket in sorted(self._buckets.items())]]
+
+    @classmethod
+    def of_summary(cls, name: str, summary: Any, store: Store) -> KeyedTable:
+        """The table that `summary` tells of; its pages are read when they are needed."""
+        notes, buckets = summary
+        return cls(name, notes, store, {number: _Bucket(wake, None, stored=True) for number, wake in buckets})
+
+    def _page(self, number: int) -> str:
+        return f"keys:{self.name}:{number}"
+
+    def _entries(self, number: int, bucket: _Bucket) -> dict[Key, tuple[int, Any]]:
+        if bucket.entries is None:
+            assert self.store is not None
+            bucket.entries = _decode(self.store.get(self._page(number)) or b"", self._page(number))
+        return bucket.entries
+
+    def _settle(self) -> None:
+        for number in self._changed:
+            bucket = self._buckets[number]
+            bucket.wake = min((wake for wake, _ in (bucket.entries or {}).values()), default=NEVER_DUE)
+
+
+def _bucket_of(key: Key) -> int:
+    low, high = key
+    return (low ^ (low >> 20) ^ (low >> 40) ^ high) % _BUCKETS
+
+
+def _encode(entries: Mapping[Key, tuple[int, Any]]) -> bytes:
+    keys = sorted(entries)
+    texts: Values = np.empty(len(keys), dtype=object)
+    texts[:] = [json.dumps(entries[key][1], separators=(",", ":")) for key in keys]
+    columns = zip(*((low, high, entries[low, high][0]) for low, high in keys), strict=True)
+    return encode_page([*(np.array(column, dtype=np.int64) for column in columns), texts])
+
+
+def _decode(page: bytes, place: str) -> dict[Key, tuple[int, Any]]:
+    arrays = decode_page(page, place)
+    known = [array.tolist() for array in arrays if array is not None]
+    if len(known) != 4 or len(arrays) != 4 or len({len(column) for column in known}) != 1:
+        raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
+    low, high, wake, texts = known
+    try:
+        values = [json.loads(text) for text in texts]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StateError(
+            f"{place}: a page of window state is damaged ({error}); start with a new checkpoint"
+        ) from error
+    return dict(zip(zip(low, high, strict=True), zip(wake, values, strict=True), strict=True))

@@ -1,0 +1,378 @@
+"""Session windows: events of a key that lie a gap or less apart belong together."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lookback.core.alerts import moment
+from lookback.core.columns import Column, Mask, Values, from_values, text_of
+from lookback.core.compiled import CompiledRule, Feature
+from lookback.core.events import Events
+from lookback.core.keyed import NEVER_DUE, Key, KeyedTable
+from lookback.core.keys import Int64s, Keys
+from lookback.core.measuring import kept, values_kept
+from lookback.core.state import ShardState
+from lookback.core.stretch import BY_EVENT, BY_WATERMARK, Case, Order
+from lookback.core.verdicts import Memory, Subject, texts_of
+from lookback.core.windows import Session
+
+# An event of a session: [time, value per measure]; a value is None where the measure leaves the event out. What
+# measures came to be later, earlier rows do not have.
+_Row = list[Any]
+
+
+def judge_sessions(case: Case) -> None:
+    """Judges the sessions of a stretch."""
+    _Judge(case).run()
+
+
+def forget_measures(table: KeyedTable, used: Iterable[str]) -> None:
+    """Forgets the values of measures that are used no more; one that comes back starts anew."""
+    known = set(used)
+    for slot in table.notes.get("slots", ()):
+        if slot[0] not in known:
+            slot[0] = None
+
+
+def delete_from_sessions(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, mine: Mask) -> None:
+    """Takes one row of equal key, time and values out for each deleted event; a session may fall apart by it."""
+    table = state.table(rule.store)
+    slots = {slot[0]: at + 1 for at, slot in enumerate(table.notes.get("slots", ()))}
+    wanted = mine if rule.where is None else mine & deleted.value(rule.where).is_true()
+    for at in np.flatnonzero(wanted).tolist():
+        key = (int(keys.low[at]), int(keys.high[at]))
+        value = table.get(key)
+        if value is None:
+            continue
+        measured = _values_at(rule, deleted, at, slots)
+        for place, row in enumerate(value["rows"]):
+            if row[0] == deleted.times[at] and all(slot >= len(row) or row[slot] == v for slot, v in measured.items()):
+                table.change(key, {**value, "rows": [*value["rows"][:place], *value["rows"][place + 1 :]]})
+                break
+
+
+def _values_at(rule: CompiledRule, events: Events, at: int, slots: Mapping[str, int]) -> dict[int, Any]:
+    """What the row of an event holds, by slot."""
+    event, found = events.take(np.array([at])), {}
+    for measure in rule.measures:
+        feature = measure.feature
+        values = values_kept(feature, event)
+        value = 1 if values is None else values.stored()[0]
+        if feature.feature_id in slots:
+            found[slots[feature.feature_id]] = value if kept(feature, event)[0] else None
+    return found
+
+
+@dataclass
+class Sessions:
+    """The sessions of one key: rows by (time, arrival), each in one session.
+
+    A session takes the rows that follow its first one with gaps of `gap` or less, up to `longest` after it.
+    """
+
+    gap: int
+    longest: int
+    listed: list[list[_Row]] = field(default_factory=list)
+
+    @classmethod
+    def of_rows(cls, gap: int, longest: int, rows: list[_Row]) -> Sessions:
+        """The sessions that rows, sorted by time, make."""
+        sessions = cls(gap, longest)
+        sessions.listed = sessions._cut(rows)
+        return sessions
+
+    def end(self, session: list[_Row]) -> int:
+        """The exclusive end of a session."""
+        return min(int(session[-1][0]) + self.gap + 1, int(session[0][0]) + self.longest)
+
+    def is_cut(self, session: list[_Row]) -> bool:
+        """Whether the session ends because it became too long."""
+        return int(session[0][0]) + self.longest < int(session[-1][0]) + self.gap + 1
+
+    def forget(self, until: int) -> None:
+        """Forgets the sessions whose end is `until` or earlier."""
+        while self.listed and self.end(self.listed[0]) <= until:
+            del self.listed[0]
+
+    def add(self, row: _Row, alive_after: int) -> tuple[list[list[_Row]], list[int]] | None:
+        """Adds a row if the session that it comes to belong to ends after `alive_after`.
+
+        Returns the sessions that are new or changed, and the starts that are no more; None if it was not added.
+        """
+        first, last = self._region(int(row[0]))
+        if last == first + 1 and self.listed[first][0][0] <= row[0] < self.listed[first][0][0] + self.longest:
+            return self._grow(self.listed[first], row, alive_after)
+        before = self.listed[first:last]
+        rows = [each for session in before for each in session]
+        rows.insert(bisect_right(rows, row[0], key=_time), row)
+        after = self._cut(rows)
+        own = next(session for session in after if any(each is row for each in session))
+        if self.end(own) <= alive_after:
+            return None
+        self.listed[first:last] = after
+        unchanged = {(id(session[0]), id(session[-1])) for session in before}
+        changed = [s for s in after if s is own or (id(s[0]), id(s[-1])) not in unchanged]
+        starts = {session[0][0] for session in after}
+        return changed, [session[0][0] for session in before if session[0][0] not in starts]
+
+    def _grow(self, session: list[_Row], row: _Row, alive_after: int) -> tuple[list[list[_Row]], list[int]] | None:
+        """The usual case: one session takes the row, and no other is near."""
+        at = bisect_right(session, row[0], key=_time)
+        session.insert(at, row)
+        if self.end(session) <= alive_after:
+            del session[at]
+            return None
+        return [session], []
+
+    def _region(self, time: int) -> tuple[int, int]:
+        """The sessions that a row at `time` may change: those of the chain of gaps that it lies in."""
+        first = bisect_right(self.listed, time, key=_start) - 1
+        if first < 0 or self.listed[first][-1][0] + self.gap < time:
+            first += 1
+        last, end = first, time
+        while last < len(self.listed) and self.listed[last][0][0] - self.gap <= end:
+            end = max(end, self.listed[last][-1][0])
+            last += 1
+        return first, last
+
+    def _cut(self, rows: list[_Row]) -> list[list[_Row]]:
+        sessions: list[list[_Row]] = []
+        for row in rows:
+            session = sessions[-1] if sessions else None
+            if session and row[0] - session[-1][0] <= self.gap and row[0] < session[0][0] + self.longest:
+                session.append(row)
+            else:
+                sessions.append([row])
+        return sessions
+
+
+def _time(row: _Row) -> int:
+    return int(row[0])
+
+
+def _start(session: list[_Row]) -> int:
+    return int(session[0][0])
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A session as of some moment. rows None: it was merged into another, which retracts it."""
+
+    order: Order
+    key: Key
+    start: int
+    end: int = 0
+    rows: list[_Row] | None = None
+
+
+class _Judge:
+    def __init__(self, case: Case) -> None:
+        assert isinstance(case.rule.rule.window, Session)
+        self._case, self._gap = case, case.rule.rule.window.gap
+        self._longest, self._lateness = case.stretch.stream.max_session, case.rule.allowed_lateness
+        # Per key {"key": stored values of the group_by fields, "rows": [...]}.
+        self._table = case.state.table(case.rule.store)
+        self._said = case.state.table(case.rule.memory)
+        self._after: list[int] = case.timeline.after.tolist()
+        self._slots = self._open_slots()
+        self._names: dict[Key, list[Any]] = {}
+
+    def run(self) -> None:
+        case = self._case
+        results: list[_Result] = []
+        taken = np.zeros(len(case.events), dtype=bool)
+        here = dict(case.by_key(case.wanted))
+        none: Int64s = np.zeros(0, dtype=np.int64)
+        values = self._slot_values()
+        for key in sorted({*here, *self._table.due(int(case.timeline.after[-1]))}):
+            results += self._follow(key, here.get(key, none), values, taken)
+        judged = taken if case.evaluated else np.zeros(len(taken), dtype=bool)
+        case.stretch.note_late(case.wanted, taken, judged)
+        if case.evaluated:
+            case.failed |= taken & case.spoiled(np.arange(len(case.events)))
+            case.fail_events(case.failed)
+            self._judge(results)
+        for key in self._said.due(int(case.timeline.after[-1])):
+            self._said.put(key, None)
+
+    def _open_slots(self) -> dict[str, int]:
+        """Where in a row each measure's value is; a measure that is new starts without rows."""
+        case, notes = self._case, self._table.notes
+        slots: list[Any] = notes.setdefault("slots", [])
+        used = {measure.feature.feature_id: None for measure in case.rule.measures}
+        for feature_id in used:
+            if feature_id not in {slot[0] for slot in slots}:
+                slots.append([feature_id, case.state.high])
+        return {slot[0]: at + 1 for at, slot in enumerate(slots) if slot[0] is not None}
+
+    def _slot_values(self) -> list[list[Any] | None]:
+        """Per slot the values of the events, None where the measure leaves an event out."""
+        events = self._case.events
+        columns: list[list[Any] | None] = [None] * len(self._table.notes["slots"])
+        for measure in self._case.rule.measures:
+            feature = measure.feature
+            selected, values = kept(feature, events), values_kept(feature, events)
+            stored = [1] * len(events) if values is None else values.stored()
+            columns[self._slots[feature.feature_id] - 1] = [
+                value if keep else None for value, keep in zip(stored, selected.tolist(), strict=True)
+            ]
+        return columns
+
+    def _follow(self, key: Key, positions: Int64s, values: list[list[Any] | None], taken: Any) -> Iterator[_Result]:
+        """One key through the stretch: sessions grow, merge, end and are forgotten."""
+        case, timeline = self._case, self._case.timeline
+        value = self._table.get(key)
+        if value is None:
+            value = {"key": [case.events.columns[n].stored(positions[:1])[0] for n in case.rule.group_by], "rows": []}
+        self._names[key] = value["key"]
+        sessions = Sessions.of_rows(self._gap, self._longest, value["rows"])
+        watermark, forgotten = int(timeline.before[0]), None
+        for at in positions.tolist():
+            mark = int(case.stretch.watermarks[at])
+            if mark != watermark:
+                yield from self._ends(key, sessions, watermark, mark)
+                watermark = mark
+            if mark != forgotten:
+                sessions.forget(mark - self._lateness)
+                forgotten = mark
+            row = [int(case.events.times[at]), *(None if column is None else column[at] for column in values)]
+            added = sessions.add(row, mark - self._lateness)
+            if added is None:
+                continue
+            taken[at] = True
+            changed, gone = added
+            place = int(case.stretch.places[at])
+            for rank, start in enumerate(gone):
+                yield _Result((place, BY_EVENT, at, rank), key, start)
+            for rank, session in enumerate(changed):
+                end = sessions.end(session)
+                if end <= mark or case.rule.rule.early:
+                    order = (place, BY_EVENT, at, len(gone) + rank)
+                    yield _Result(order, key, session[0][0], end, list(session))
+        last = int(timeline.after[-1])
+        yield from self._ends(key, sessions, watermark, last)
+        sessions.forget(last - self._lateness)
+        rows = [row for session in sessions.listed for row in session]
+        self._table.put(key, {"key": value["key"], "rows": rows} if rows else None, self._wake(sessions, last))
+
+    def _ends(self, key: Key, sessions: Sessions, before: int, after: int) -> Iterator[_Result]:
+        """Results of the sessions that the watermark ends on its way from `before` to `after`."""
+        case = self._case
+        for session in sessions.listed:
+            end = sessions.end(session)
+            if before < end <= after:
+                place = bisect_left(self._after, end)
+                yield _Result((place, BY_WATERMARK, end, session[0][0]), key, session[0][0], end, list(session))
+                if sessions.is_cut(session) and case.evaluated:
+                    message = (
+                        f"the session of {case.stored_texts(self._names[key])} that began "
+                        f"{text_of(moment(session[0][0]))} was closed at max_session"
+                    )
+                    case.note("session_closed", message, int(case.timeline.commits[place]))
+
+    def _wake(self, sessions: Sessions, watermark: int) -> int:
+        """When the first session ends or is forgotten."""
+        ends = [sessions.end(session) for session in sessions.listed]
+        return min((end if end > watermark else end + self._lateness for end in ends), default=NEVER_DUE)
+
+    def _judge(self, results: list[_Result]) -> None:
+        """Measures all results at once and tells them in order."""
+        case = self._case
+        results.sort(key=lambda result: result.order)
+        shown = [result for result in results if result.rows is not None]
+        starts = np.array([result.start for result in shown], dtype=np.int64)
+        ends = np.array([result.end for result in shown], dtype=np.int64)
+        columns = {measure.name: self._column(measure.feature, shown) for measure in case.rule.measures}
+        complete = case.complete(case.rule.store, starts)
+        for feature_id, since in self._table.notes["slots"]:
+            if feature_id is not None and since is not None:
+                complete &= starts >= since
+        holds, errors = case.when({**columns, **self._key_columns(shown)}, complete)
+        effective = case.effective(ends)
+        row = 0
+        for result in results:
+            if result.rows is None:
+                self._retract(result)
+                continue
+            if effective[row] and (holds[row] or errors[row] or self._said.get(result.key)):
+                arrival = int(case.timeline.commits[result.order[0]])
+                if errors[row]:
+                    case.fail([(arrival, result.start, f"the session that began {text_of(moment(result.start))}")])
+                else:
+                    measures = {measure.name: columns[measure.name].item(row) for measure in case.rule.measures}
+                    self._say(result, bool(holds[row]), measures, bool(complete[row]))
+            row += 1
+
+    def _column(self, feature: Feature, shown: list[_Result]) -> Column:
+        """A measure of each session, from the values of its rows."""
+        slot, aggregate = self._slots[feature.feature_id], feature.aggregate
+        parts = [
+            [row[slot] for row in result.rows or () if slot < len(row) and row[slot] is not None] for result in shown
+        ]
+        ends = np.cumsum([0, *(len(part) for part in parts)]).astype(np.int64)
+        type_ = feature.argument_type
+        listed = [value for part in parts for value in part]
+        values: Values = np.zeros(len(listed), dtype=np.int64)
+        if type_ is not None and aggregate.stores_value:
+            values = from_values(type_, listed).values
+        partial = aggregate.ranges(aggregate.index(values), ends[:-1], ends[1:])
+        return aggregate.finish(partial, type_)
+
+    def _key_columns(self, shown: list[_Result]) -> dict[str, Column]:
+        rule, fields = self._case.rule, self._case.stretch.stream.fields
+        named = rule.when.fields if rule.when is not None else frozenset()
+        return {
+            name: from_values(fields[name], [self._names[result.key][at] for result in shown])
+            for at, name in enumerate(rule.group_by)
+            if name in named
+        }
+
+    def _say(self, result: _Result, holds: bool, measures: dict[str, Any], complete: bool) -> None:
+        case = self._case
+        subject = self._subject(result, result.end)
+        said = self._memories(result)
+        known = said.get(result.start)
+        memory, verdict = case.voice.revise(known and known[:5], subject, holds, texts_of(measures))
+        if verdict is not None and memory is not None:
+            self._remember(result, said, [*memory, complete, result.end])
+            self._write(result, subject, verdict, memory[1], measures, complete)
+
+    def _retract(self, result: _Result) -> None:
+        """What was raised of a session that is no more is taken back."""
+        case = self._case
+        said = self._memories(result)
+        memory = case.voice.known(said.get(result.start))
+        if memory is not None and memory[2]:
+            version, revision, _, verdict, texts, complete, end = memory
+            self._remember(result, said, [version, revision + 1, False, verdict, texts, complete, end])
+            measures = case.typed(texts)
+            self._write(result, self._subject(result, end), "retracted", revision + 1, measures, complete)
+
+    def _subject(self, result: _Result, end: int) -> Subject:
+        return Subject(self._case.stored_texts(self._names[result.key]), result.key, None, end, result.start, end)
+
+    def _memories(self, result: _Result) -> dict[int, Memory]:
+        """What was said of the key, by session start; of a start that no session can have any more it is forgotten."""
+        mark = int(self._case.timeline.before[result.order[0]]) - self._longest - self._lateness
+        return {start: memory for start, memory in self._said.get(result.key) or () if start > mark}
+
+    def _remember(self, result: _Result, said: dict[int, Memory], memory: Memory) -> None:
+        said[result.start] = memory
+        until = max(said) + self._longest + self._lateness
+        self._said.put(result.key, [[start, said[start]] for start in sorted(said)], until)
+
+    def _write(
+        self, result: _Result, subject: Subject, verdict: str, revision: int, measures: dict[str, Any], complete: bool
+    ) -> None:
+        case, fields = self._case, self._case.stretch.stream.fields
+        values = {
+            name: from_values(fields[name], [value]).item(0)
+            for name, value in zip(case.rule.group_by, self._names[result.key], strict=True)
+        }
+        arrival = int(case.timeline.commits[result.order[0]])
+        case.say(result.order, case.voice.row(subject, verdict, revision, arrival, measures, complete, values))

@@ -1,0 +1,255 @@
+"""A stretch: events and watermarks between two changes of anything else, and what judging them brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from lookback.core.alerts import Alert, Failure, LateEvent, moment
+from lookback.core.columns import Column, Mask, from_text, from_values, text_of
+from lookback.core.compiled import WINDOW_COMPLETE, CompiledRule
+from lookback.core.events import Events
+from lookback.core.keyed import Key
+from lookback.core.keys import Int64s, Keys
+from lookback.core.measuring import Measuring
+from lookback.core.rulebook import EVALUATED, Entry, LogRow
+from lookback.core.state import ShardState
+from lookback.core.streams import Stream
+from lookback.core.types import BOOLEAN
+from lookback.core.verdicts import Voice
+
+_UNWANTED, _DISCARDED, _RECORDED, _EVALUATED = range(4)
+_ACTIONS = {_DISCARDED: "discarded", _RECORDED: "recorded", _EVALUATED: "evaluated"}
+# Rows of one commit: those of its events come before those that the watermark brings after it.
+BY_EVENT, BY_WATERMARK = 0, 1
+# Where a row stands among all of a stretch: (place of its commit, BY_EVENT or BY_WATERMARK, position or time, rest).
+Order = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The commits of a stretch, ascending, and the watermark that each is judged against (before) and leaves (after)."""
+
+    commits: Int64s
+    before: Int64s
+    after: Int64s
+
+    def place(self, commit: int) -> int:
+        """Where a commit stands among the commits."""
+        return int(np.searchsorted(self.commits, commit))
+
+    def passing(self, times: Int64s) -> Int64s:
+        """Per time: the place of the first commit after which the watermark is at least that; their number if none."""
+        return np.searchsorted(self.after, times).astype(np.int64)
+
+
+@dataclass
+class Gathered:
+    """What judging brought: rows of alerts with their order, what became of late events, failures and notes."""
+
+    alerts: list[tuple[Order, int, Alert]] = field(default_factory=list)
+    late: list[LateEvent] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[LogRow] = field(default_factory=list)
+
+
+class Stretch:
+    """The events of a stretch in order of arrival, with all that judges need; see the attributes.
+
+    watermarks: per event; measuring: answers for windows; dropped: per feature the events that an alert has emptied.
+    """
+
+    def __init__(
+        self, stream: Stream, state: ShardState, events: Events, timeline: Timeline, shard: int, shards: int
+    ) -> None:
+        self.stream, self.state, self.timeline = stream, state, timeline
+        self.shard, self.shards = shard, shards
+        self.events = events.in_order_of_arrival()
+        self.places: Int64s = np.searchsorted(timeline.commits, self.events.commits).astype(np.int64)
+        self.watermarks: Int64s = timeline.before[self.places]
+        self.measuring = Measuring(state, self.events, self.watermarks, shard, shards)
+        self.dropped: dict[str, Mask] = {}
+        self.gathered = Gathered()
+        self._actions = np.zeros(len(self.events), dtype=np.int8)
+
+    def measuring_of(self, positions: Int64s) -> Measuring:
+        """Answers as if there were only these events, in ascending order, and none of earlier batches."""
+        events, marks = self.events.take(positions), self.watermarks[positions]
+        return Measuring(self.state, events, marks, self.shard, self.shards, stored=False)
+
+    def case(self, entry: Entry, rule: CompiledRule, at: int) -> Case:
+        """One rule, the `at`-th, over this stretch."""
+        return Case(self, entry, rule, at)
+
+    def note_late(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
+        """Remembers the most that a rule did with each late event."""
+        late = wanted & (self.events.times < self.watermarks)
+        if late.any():
+            action = np.where(judged, _EVALUATED, np.where(taken, _RECORDED, _DISCARDED))
+            self._actions = np.maximum(self._actions, np.where(late, action, _UNWANTED)).astype(np.int8)
+
+    def finish(self) -> Gathered:
+        """All that was gathered: alerts in order of arrival, of one event by rule, of one moment by key."""
+        events = self.events
+        for at in np.flatnonzero(self._actions).tolist():
+            time = int(events.times[at])
+            late_by = int(self.watermarks[at]) - time
+            action = _ACTIONS[int(self._actions[at])]
+            self.gathered.late.append(
+                LateEvent(self.stream.name, events.id_text(at), moment(time), int(events.commits[at]), late_by, action)
+            )
+        # Of equal order are windows of several keys.
+        self.gathered.alerts.sort(key=lambda row: (*row[:2], [text or "" for text in row[2].key.values()]))
+        return self.gathered
+
+    def keep_rows(self, rules: Sequence[CompiledRule]) -> None:
+        """Adds what features keep of the events to the state."""
+        for feature in {f.feature_id: f for rule in rules for f in rule.features}.values():
+            rows = self.measuring.rows(feature)
+            positions, values = rows.positions, rows.values
+            if feature.feature_id in self.dropped:
+                keep = ~self.dropped[feature.feature_id][positions]
+                positions, values = positions[keep], None if values is None else values[keep]
+            if len(positions):
+                keys = self.measuring.grouping(feature.group_by).keys.take(positions)
+                state = self.state.features[feature.feature_id]
+                self.state.add_rows(state, keys, self.events.times[positions], values)
+
+
+class Case:
+    """One rule over one stretch: what each kind of judge shares.
+
+    mine: events of this shard; wanted: of those, the ones that the rule's `where` holds of; late: below the watermark.
+    """
+
+    def __init__(self, stretch: Stretch, entry: Entry, rule: CompiledRule, at: int) -> None:
+        self.stretch, self.entry, self.rule, self.at = stretch, entry, rule, at
+        self.state, self.events, self.timeline = stretch.state, stretch.events, stretch.timeline
+        self.grouping = stretch.measuring.grouping(rule.group_by)
+        self.voice = Voice(entry, rule, stretch.stream.name, stretch.state)
+        self.evaluated = entry.status in EVALUATED
+        self.late: Mask = self.events.times < stretch.watermarks
+        self.wanted: Mask = self.grouping.mine.copy()
+        self.failed: Mask = np.zeros(len(self.events), dtype=bool)
+        if rule.where is not None:
+            where = self.events.value(rule.where)
+            self.wanted &= where.is_true()
+            if where.error is not None:
+                self.failed |= self.grouping.mine & where.error & stretch.measuring.taken(rule.allowed_lateness)
+
+    def effective(self, times: Int64s) -> Mask:
+        """Which times may trigger: those in [effective_from, effective_until)."""
+        rule = self.rule.rule
+        mask = np.ones(len(times), dtype=bool)
+        if rule.effective_from is not None:
+            mask &= times >= rule.effective_from
+        if rule.effective_until is not None:
+            mask &= times < rule.effective_until
+        return mask
+
+    def spoiled(self, positions: Int64s) -> Mask:
+        """Which of these events have an error in a FILTER or an argument of the rule's measures."""
+        spoiled = np.zeros(len(positions), dtype=bool)
+        for measure in self.rule.measures:
+            for part in (measure.feature.filter, measure.feature.argument):
+                error = None if part is None else self.events.value(part).error
+                if error is not None:
+                    spoiled |= error[positions]
+        return spoiled
+
+    def when(self, columns: Mapping[str, Column], complete: Mask) -> tuple[Mask, Mask]:
+        """Where the rule's condition holds, and where a measure or the condition has an error."""
+        errors = np.zeros(len(complete), dtype=bool)
+        for measure in self.rule.measures:
+            error = columns[measure.name].error
+            if error is not None:
+                errors |= error
+        if self.rule.when is None:
+            return ~errors, errors
+        when = self.rule.when.evaluate({**columns, WINDOW_COMPLETE: Column(BOOLEAN, complete)}, len(complete))
+        if when.error is not None:
+            errors |= when.error
+        return when.is_true() & ~errors, errors
+
+    def complete(self, state_id: str, starts: Int64s) -> Mask:
+        """Which window starts have all their events in the state of that name."""
+        bound = self.state.features[state_id].complete_from
+        return np.ones(len(starts), dtype=bool) if bound is None else np.asarray(starts >= bound)
+
+    def key_texts(self, at: int) -> dict[str, str | None]:
+        """The texts of an event's key."""
+        return {name: text_of(self.events.columns[name].item(at)) for name in self.rule.group_by}
+
+    def stored_texts(self, values: Sequence[object]) -> dict[str, str | None]:
+        """The texts of a key whose stored values are kept."""
+        fields = self.stretch.stream.fields
+        return {
+            name: text_of(from_values(fields[name], [value]).item(0))
+            for name, value in zip(self.rule.group_by, values, strict=True)
+        }
+
+    def typed(self, texts: Mapping[str, str | None]) -> dict[str, object]:
+        """Measures from the texts that are remembered of them."""
+        types = {measure.name: measure.type for measure in self.rule.measures}
+        return {name: None if text is None else from_text(types[name], text) for name, text in texts.items()}
+
+    def halves(self, at: int) -> Key:
+        """Both halves of an event's key."""
+        return int(self.grouping.keys.low[at]), int(self.grouping.keys.high[at])
+
+    def say(self, order: Order, alert: Alert) -> None:
+        """Adds a row."""
+        self.stretch.gathered.alerts.append((order, self.at, alert))
+
+    def note(self, action: str, message: str, arrival: int) -> None:
+        """Adds a row for rule_log that only this shard knows of."""
+        row = LogRow(self.stretch.stream.name, self.entry.rule_id, self.entry.version, action, message, arrival)
+        self.stretch.gathered.notes.append(row)
+
+    def fail(self, subjects: Iterable[tuple[int, int, str]]) -> None:
+        """Counts errors while judging: (commit, time, what it was, such as an event's id)."""
+        listed = list(subjects)
+        if listed and self.evaluated:
+            commit, time, name = min(listed)
+            failure = Failure(self.entry.rule_id, self.entry.version, len(listed), name, (commit, time))
+            self.stretch.gathered.failures = merge_failures([*self.stretch.gathered.failures, failure])
+
+    def fail_events(self, mask: Mask) -> None:
+        """Counts events with errors."""
+        if mask.any():
+            events = self.events
+            first = int(np.flatnonzero(mask)[0])
+            commit, time = int(events.commits[first]), int(events.times[first])
+            if self.evaluated:
+                count = int(mask.sum())
+                failure = Failure(self.entry.rule_id, self.entry.version, count, events.id_text(first), (commit, time))
+                self.stretch.gathered.failures = merge_failures([*self.stretch.gathered.failures, failure])
+
+    def by_key(self, mask: Mask) -> list[tuple[Key, Int64s]]:
+        """The events of a mask by key: both halves, and positions in order of arrival; keys sorted."""
+        positions = np.flatnonzero(mask)
+        numbers = self.grouping.numbers[positions]
+        order = np.argsort(numbers, kind="stable")
+        positions, numbers = positions[order], numbers[order]
+        cuts = np.flatnonzero(np.diff(numbers)) + 1
+        parts = np.split(positions, cuts) if len(positions) else []
+        return [(self.halves(int(part[0])), part) for part in parts]
+
+
+def merge_failures(failures: Sequence[Failure]) -> list[Failure]:
+    """One failure per rule and version: counts added, the first event by arrival kept."""
+    merged: dict[tuple[str, int], Failure] = {}
+    for failure in failures:
+        slot = (failure.rule_id, failure.version)
+        known = merged.get(slot, replace(failure, count=0))
+        first = min(known, failure, key=lambda f: (f.first_arrival, f.first_event_id))
+        merged[slot] = replace(first, count=known.count + failure.count)
+    return list(merged.values())
+
+
+def keys_of(halves: Sequence[Key]) -> Keys:
+    """Keys from their halves."""
+    pairs = np.array(halves, dtype=np.int64).reshape(len(halves), 2)
+    return Keys(pairs[:, 0], pairs[:, 1])

@@ -1,0 +1,238 @@
+"""Tumbling and sliding windows: results when the watermark passes their end, and again for each late event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lookback.core.alerts import moment
+from lookback.core.columns import Column, Mask, from_values, text_of
+from lookback.core.compiled import CompiledRule
+from lookback.core.grouping import Queries
+from lookback.core.keyed import Key
+from lookback.core.keys import Int64s, Keys, find_keys, number_keys
+from lookback.core.state import ShardState
+from lookback.core.stretch import BY_EVENT, BY_WATERMARK, Case, Order
+from lookback.core.verdicts import Memory, Subject, texts_of
+from lookback.core.windows import Tiles
+
+
+def forget_keys(state: ShardState, rules: Iterable[CompiledRule], watermark: int) -> None:
+    """Forgets keys of which no window is left, once all rules that share their windows are judged."""
+    for name in sorted({rule.presence.feature_id for rule in rules if rule.presence is not None}):
+        table = state.table(name)
+        for key in table.due(watermark):
+            table.put(key, None)
+
+
+def judge_tiles(case: Case) -> None:
+    """Judges the windows of a stretch by a rule with tumbling or sliding windows."""
+    _Judge(case).run()
+
+
+class _Judge:
+    def __init__(self, case: Case) -> None:
+        assert isinstance(case.rule.rule.window, Tiles)
+        assert case.rule.presence is not None
+        self._case, self._tiles, self._presence = case, case.rule.rule.window, case.rule.presence
+        self._lateness = case.rule.allowed_lateness
+        # Per key the stored values of the group_by fields, and until when a window of theirs can give a result.
+        self._names = case.state.table(self._presence.feature_id)
+        # Per key [start of a window, Memory] of the windows of which something was said.
+        self._said = case.state.table(case.rule.memory)
+
+    def run(self) -> None:
+        case = self._case
+        taken = case.wanted & case.stretch.measuring.taken(self._lateness, self._tiles)
+        judged = taken if case.evaluated else np.zeros(len(taken), dtype=bool)
+        case.stretch.note_late(case.wanted, taken, judged)
+        self._remember_keys(taken)
+        if case.evaluated:
+            case.failed |= taken & case.spoiled(np.arange(len(case.events)))
+            case.fail_events(case.failed)
+            self._judge(taken)
+        self._forget()
+
+    def _remember_keys(self, taken: Mask) -> None:
+        """Keeps the values of the keys for as long as one of their windows can give a result."""
+        case, tiles = self._case, self._tiles
+        names = case.rule.group_by
+        for key, positions in case.by_key(taken):
+            value = self._names.get(key)
+            last = int(case.events.times[positions].max())
+            until = tiles.last_start(last) + tiles.size + self._lateness
+            if value is None:
+                at = positions[:1]
+                value = {"key": [case.events.columns[name].stored(at)[0] for name in names], "until": until}
+            elif value["until"] >= until:
+                continue
+            value["until"] = until
+            self._names.put(key, value, until)
+
+    def _judge(self, taken: Mask) -> None:
+        """All results of the stretch, measured at once and told in order."""
+        case, tiles = self._case, self._tiles
+        results = _joined(self._updates(taken), self._ends(taken))
+        if not len(results.starts):
+            return
+        measuring = case.stretch.measuring
+        here = measuring.column(self._presence, results.keys, self._queries(results)).values > 0
+        results = results.take(np.flatnonzero(here))
+        starts, queries = results.starts, self._queries(results)
+        columns: dict[str, Column] = {}
+        complete = case.complete(self._presence.feature_id, starts)
+        for measure in case.rule.measures:
+            columns[measure.name] = measuring.column(measure.feature, results.keys, queries)
+            complete &= case.complete(measure.feature.feature_id, starts)
+        halves = list(zip(results.keys.low.tolist(), results.keys.high.tolist(), strict=True))
+        holds, errors = case.when({**columns, **self._key_columns(halves)}, complete)
+        effective = case.effective(starts + tiles.size)
+        # Of a key that nothing is said of, neither before nor here, there is nothing to take back.
+        told = {halves[row] for row in np.flatnonzero(holds & effective).tolist()}
+        told |= {key for key in set(halves) if self._said.get(key)}
+        of_told = np.fromiter((key in told for key in halves), dtype=bool, count=len(halves))
+        shown = np.flatnonzero(effective & (errors | of_told))
+        orders = results.take(shown).orders()
+        for at in sorted(range(len(shown)), key=orders.__getitem__):
+            row, start = int(shown[at]), int(starts[shown[at]])
+            if errors[row]:
+                arrival = int(case.timeline.commits[orders[at][0]])
+                case.fail([(arrival, start, f"the window of {text_of(moment(start))}")])
+                continue
+            measures = {measure.name: columns[measure.name].item(row) for measure in case.rule.measures}
+            self._say(halves[row], start, bool(holds[row]), measures, bool(complete[row]), orders[at])
+
+    def _queries(self, results: _Results) -> Queries:
+        numbers = find_keys(results.keys, self._case.grouping.distinct)
+        return Queries(numbers, results.positions, results.starts, results.starts + self._tiles.size - 1)
+
+    def _say(
+        self, halves: Key, start: int, holds: bool, measures: dict[str, Any], complete: bool, order: Order
+    ) -> None:
+        case, span = self._case, self._tiles.size + self._lateness
+        name = self._names.get(halves)
+        assert name is not None
+        # Windows that are over by now are forgotten.
+        before = int(case.timeline.before[order[0]])
+        said: dict[int, Memory] = {s: memory for s, memory in self._said.get(halves) or () if s + span > before}
+        end = start + self._tiles.size
+        subject = Subject(case.stored_texts(name["key"]), halves, None, end, start, end)
+        memory, verdict = case.voice.revise(said.get(start), subject, holds, texts_of(measures))
+        if verdict is None or memory is None:
+            return
+        said[start] = memory
+        self._said.put(halves, [[each, said[each]] for each in sorted(said)], max(said) + span)
+        values = dict(zip(case.rule.group_by, self._plain(name["key"]), strict=True))
+        arrival = int(case.timeline.commits[order[0]])
+        case.say(order, case.voice.row(subject, verdict, memory[1], arrival, measures, complete, values))
+
+    def _plain(self, stored: list[Any]) -> list[Any]:
+        fields = self._case.stretch.stream.fields
+        pairs = zip(self._case.rule.group_by, stored, strict=True)
+        return [from_values(fields[name], [value]).item(0) for name, value in pairs]
+
+    def _key_columns(self, halves: list[Key]) -> dict[str, Column]:
+        """The group_by fields that the condition reads, per result."""
+        rule = self._case.rule
+        named = [name for name in rule.group_by if rule.when is not None and name in rule.when.fields]
+        if not named:
+            return {}
+        values = [self._names.get(key)["key"] for key in halves]  # type: ignore[index]
+        fields, at = self._case.stretch.stream.fields, rule.group_by.index
+        return {name: from_values(fields[name], [value[at(name)] for value in values]) for name in named}
+
+    def _updates(self, taken: Mask) -> _Results:
+        """Results that events bring: to windows that have ended, and with `early` to those that have not."""
+        case, tiles = self._case, self._tiles
+        positions = np.flatnonzero(taken if case.rule.rule.early else taken & case.late)
+        times, marks = case.events.times[positions], case.stretch.watermarks[positions]
+        start = tiles.last_start(times)
+        found: list[tuple[Int64s, Int64s]] = []
+        for _ in range(-(-tiles.size // tiles.slide)):
+            end = start + tiles.size
+            fires = (end > times) & (end + self._lateness > marks)
+            if not case.rule.rule.early:
+                fires &= end <= marks
+            found.append((positions[fires], start[fires]))
+            start = start - tiles.slide
+        at = np.concatenate([position for position, _ in found]).astype(np.int64)
+        starts = np.concatenate([each for _, each in found]).astype(np.int64)
+        return _Results(
+            case.grouping.keys.take(at), starts, at, case.stretch.places[at], np.full_like(at, BY_EVENT), at
+        )
+
+    def _ends(self, taken: Mask) -> _Results:
+        """Results that the watermark brings when it passes the ends of windows."""
+        case, tiles = self._case, self._tiles
+        before, after = int(case.timeline.before[0]), int(case.timeline.after[-1])
+        positions = np.flatnonzero(taken)
+        parts = [(case.grouping.keys.take(positions), case.events.times[positions])]
+        for stored in case.state.features[self._presence.feature_id].runs:
+            if stored.last_time >= before - tiles.size:
+                run = case.state.load_run(stored)
+                late = np.flatnonzero(run.times >= before - tiles.size)
+                parts.append((run.keys.take(run.groups[late]), run.times[late]))
+        keys = Keys(np.concatenate([k.low for k, _ in parts]), np.concatenate([k.high for k, _ in parts]))
+        times = np.concatenate([t for _, t in parts])
+        numbers, distinct = number_keys(keys)
+        windows: list[tuple[Int64s, Int64s]] = []
+        start = tiles.last_start(times)
+        for _ in range(-(-tiles.size // tiles.slide)):
+            end = start + tiles.size
+            ending = (end > times) & (end > before) & (end <= after)
+            windows.append(_distinct(numbers[ending], start[ending]))
+            start = start - tiles.slide
+        number, starts = _distinct(*(np.concatenate(column) for column in zip(*windows, strict=True)))
+        places = case.timeline.passing(starts + tiles.size)
+        last = np.searchsorted(case.events.commits, case.timeline.commits[places], side="right").astype(np.int64) - 1
+        return _Results(
+            distinct.take(number), starts, last, places, np.full_like(places, BY_WATERMARK), starts + tiles.size
+        )
+
+    def _forget(self) -> None:
+        """Forgets what was said of windows that are over."""
+        for key in self._said.due(int(self._case.timeline.after[-1])):
+            self._said.put(key, None)
+
+
+@dataclass(frozen=True)
+class _Results:
+    """Windows to be judged, one per row: their keys and starts, and the event up to which each result counts.
+
+    places, phases, ranks: where the result stands among all rows (see stretch.Order).
+    """
+
+    keys: Keys
+    starts: Int64s
+    positions: Int64s
+    places: Int64s
+    phases: Int64s
+    ranks: Int64s
+
+    def take(self, at: Int64s) -> _Results:
+        """The results at these positions."""
+        columns = (self.starts, self.positions, self.places, self.phases, self.ranks)
+        return _Results(self.keys.take(at), *(column[at] for column in columns))
+
+    def orders(self) -> list[Order]:
+        """Where each row stands; of one event the windows by their starts."""
+        columns = (self.places, self.phases, self.ranks, self.starts)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _joined(left: _Results, right: _Results) -> _Results:
+    keys = Keys(np.concatenate([left.keys.low, right.keys.low]), np.concatenate([left.keys.high, right.keys.high]))
+    names = ("starts", "positions", "places", "phases", "ranks")
+    return _Results(keys, *(np.concatenate([getattr(left, name), getattr(right, name)]) for name in names))
+
+
+def _distinct(numbers: Int64s, starts: Int64s) -> tuple[Int64s, Int64s]:
+    """The distinct pairs, sorted."""
+    order = np.lexsort((starts, numbers))
+    numbers, starts = numbers[order], starts[order]
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = (numbers[1:] != numbers[:-1]) | (starts[1:] != starts[:-1])
+    return numbers[first], starts[first]

@@ -1,0 +1,263 @@
+"""Generated cases: events in disorder, rules of every kind, changes between commits, cuts. Times in microseconds.
+
+Small numbers with many ties, so that edges are hit exactly and a case that fails shrinks to a few rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from lookback.core.streams import Stream
+
+_DECLARATION = {
+    "stream": "tx",
+    "event_id": "id",
+    "event_time": "at",
+    "fields": {
+        "id": "string", "at": "timestamp", "c": "int", "k": "string", "a": "decimal(18,2)", "n": "int", "d": "double",
+    },
+    "max_out_of_orderness": "3 microseconds",
+    "allowed_lateness": "6 microseconds",
+}  # fmt: skip
+STREAMS = {
+    "plain": Stream.from_dict(_DECLARATION),
+    "narrow": Stream.from_dict(_DECLARATION | {"max_session": "20 microseconds", "max_revisions": 2}),
+    "tight": Stream.from_dict(_DECLARATION | {"max_session": "7 microseconds", "max_revisions": 1}),
+}
+_KINDS = ["lookback"] * 3 + ["tumbling", "sliding"] + ["session"] * 2 + ["sequence"] * 4
+_AGGREGATES = [
+    "count(*)", "count(*)", "count(a)", "count(distinct k)", "count(distinct n)", "count(distinct d)", "sum(a)", "sum(n)",
+    "sum(n * 4611686018427387904)",
+    "avg(a)", "avg(n)", "min(a)", "max(k)", "max(n)", "stddev_samp(a)",
+]  # fmt: skip
+_FILTERS = ["", "", " filter (where a > 1)", " filter (where n > 0)", " filter (where 10 / n > 2)"]
+_WHERES = [None, None, None, "n >= 0", "k <> 'x'", "10 / n > 1", "a is not null"]
+_WHENS = [
+    "m0 >= {limit}", "m0 = {limit}", "m0 < {limit}", "m0 is null", "m0 >= {limit} or window_complete",
+    "not window_complete", "{limit} / m0 > 1", "true",
+]  # fmt: skip
+_OWN_CONDITIONS = [
+    "true", "n = 0", "n = 1", "n <= 1", "n >= 1", "n > 1", "c = 1", "c <> 1", "c is null", "k = 'x'", "10 / n > 3", "a > 1",
+]  # fmt: skip
+# Of an earlier step: {0} is its name.
+_LINKED_CONDITIONS = [
+    "array_contains({0}.c, c)", "not array_contains({0}.n, n)", "{0}.count >= 2", "element_at({0}.n, 1) <= n", "element_at({0}.n, 1) = n",
+    "element_at({0}.at, -1) < at", "element_at({0}.n, 2) > 0", "10 / element_at({0}.n, -1) > n", "size({0}.k) > 1 and c = 1",
+    "n > 0 and array_contains({0}.k, k)", "10 / n > 3 and 2 / ({0}.count - 1) > 0", "array_contains({0}.a, a)",
+]  # fmt: skip
+# What a later version may have from another document of the same kind.
+_REVISABLE = (
+    "window", "measures", "when", "early", "late", "reset_on_alert", "suppress", "message", "where", "allowed_lateness",
+    "effective_from", "effective_until",
+)  # fmt: skip
+
+
+def _microseconds(number: int) -> str:
+    return f"{number} microseconds"
+
+
+@st.composite
+def measures(draw: st.DrawFn, *, own_windows: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for at in range(draw(st.integers(1, 3))):
+        text = draw(st.sampled_from(_AGGREGATES)) + draw(st.sampled_from(_FILTERS))
+        # The conditions compare the first measure with numbers.
+        text = text.replace("max(k)", "count(k)") if at == 0 else text
+        own = draw(st.sampled_from([None, None, 1, 3, 7, 12])) if own_windows else None
+        found[f"m{at}"] = text if own is None else {"measure": text, "window": _microseconds(own)}
+    return found
+
+
+@st.composite
+def lookbacks(draw: st.DrawFn) -> dict[str, Any]:
+    window: Any = _microseconds(draw(st.integers(1, 12)))
+    delay = draw(st.sampled_from([None, None, 0, 1, 3, 5]))
+    document = {
+        "window": window if delay is None else {"lookback": window, "delay": _microseconds(delay)},
+        "measures": draw(measures(own_windows=True)),
+        "when": draw(st.sampled_from([*_WHENS, "m0 * n > {limit}"])).format(limit=draw(st.integers(0, 4))),
+        "late": draw(st.sampled_from(["evaluate", "record", "revise", "revise"])),
+        "message": draw(st.sampled_from(["", "{m0} at {id}, {d} {window_complete}"])),
+    }
+    if document["late"] != "revise":
+        document["reset_on_alert"] = draw(st.booleans())
+    return document
+
+
+@st.composite
+def windows(draw: st.DrawFn, kind: str) -> dict[str, Any]:
+    size = draw(st.integers(1, 6 if kind == "session" else 12))
+    window = {kind: _microseconds(size)}
+    if kind == "sliding":
+        window["slide"] = _microseconds(draw(st.integers(1, size)))
+    if kind != "session":
+        window["offset"] = _microseconds(draw(st.sampled_from([0, 0, 1, 3])))
+    document = {
+        "window": window,
+        "measures": draw(measures(own_windows=False)),
+        "early": draw(st.sampled_from([False, False, True])),
+        "message": draw(st.sampled_from(["", "{m0} {window_complete}"])),
+    }
+    when = draw(st.none() | st.sampled_from(_WHENS))
+    return document if when is None else document | {"when": when.format(limit=draw(st.integers(0, 4)))}
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = []
+    wanting = draw(st.booleans())
+    for at in range(draw(st.sampled_from([1, 1, 2] if wanting else [1, 2, 2, 3]))):
+        least = draw(st.sampled_from([1, 1, 1, 2]))
+        most = draw(st.sampled_from([None, None, None, 0, 1]))
+        step = {"name": f"s{at}", "where": draw(conditions(at)), "at_least": least}
+        steps.append(step if most is None else step | {"at_most": least + most})
+    if wanting:
+        wait = draw(st.sampled_from([1, 2, 3, 4, 6, 12, None]))
+        absent = {"name": "silent", "absent": draw(conditions(len(steps)))}
+        steps.append(absent if wait is None else absent | {"within": _microseconds(wait)})
+    sequence = {"within": _microseconds(draw(st.integers(1, 15))), "steps": steps}
+    until = draw(st.sampled_from([None, None, None, "n = 3", "c = 2", "10 / n > 4"]))
+    if until is not None:
+        sequence["until"] = until
+    return {
+        "sequence": sequence | {"expiry": draw(st.sampled_from(["sliding", "fixed"]))},
+        "late": draw(st.sampled_from(["evaluate", "evaluate", "record"])),
+        "reset_on_alert": draw(st.sampled_from([False, False, True])),
+        "message": draw(st.sampled_from(["", "{s0.count} of {s0.n} at {id}, {a} {window_complete}"])),
+    }
+
+
+@st.composite
+def conditions(draw: st.DrawFn, earlier: int) -> str:
+    """A step's condition; so many steps are before it."""
+    if earlier and draw(st.booleans()):
+        return draw(st.sampled_from(_LINKED_CONDITIONS)).format(f"s{draw(st.integers(0, earlier - 1))}")
+    return draw(st.sampled_from(_OWN_CONDITIONS))
+
+
+@st.composite
+def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
+    own = {"lookback": lookbacks, "sequence": sequences}
+    keys = [["k"], ["k"], [], ["c"], ["k", "c"]]
+    document = {"rule_id": rule_id, "stream": "tx", "group_by": draw(st.sampled_from(keys))}
+    document |= draw(own[kind]() if kind in own else windows(kind))
+    optional = {
+        "where": draw(st.sampled_from(_WHERES)),
+        "allowed_lateness": draw(st.sampled_from([None, None, None, "0 seconds", "2 microseconds"])),
+        "suppress": draw(st.sampled_from([None, None, "2 microseconds", "6 microseconds", "30 microseconds"])),
+        "effective_from": draw(st.sampled_from([None, None, None, 0, 10])),
+        "effective_until": draw(st.sampled_from([None, None, None, 15, 25])),
+    }
+    return document | {key: value for key, value in optional.items() if value is not None}
+
+
+@st.composite
+def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, Any]:
+    """A later version: much as before, so that it goes on with some of the state."""
+    other = draw(documents(document["rule_id"], kind))
+    changed = draw(st.lists(st.sampled_from(_REVISABLE), unique=True, max_size=2))
+    new = {key: value for key, value in document.items() if key not in changed}
+    new |= {key: value for key, value in other.items() if key in changed}
+    if kind == "sequence":
+        part = draw(st.sampled_from([None, "within", "until", "steps", "expiry"]))
+        new["sequence"] = {key: value for key, value in new["sequence"].items() if key != part}
+        new["sequence"] |= {key: value for key, value in other["sequence"].items() if key == part}
+    if new.get("late") == "revise":
+        new.pop("reset_on_alert", None)
+    return new
+
+
+_MOVES = st.fixed_dictionaries(
+    {
+        "letter": st.sampled_from(["", "a", "Z", "é"]),
+        "later": st.sampled_from([0, 0, 1, 1, 2, 5]),
+        "commit": st.sampled_from([0, 0, 1, 1, 3]),
+        "back": st.sampled_from([0, 0, 0, 0, 0, 1, 3, 4, 5, 6, 7, 8, 9, 20]),
+        "again": st.sampled_from([False] * 7 + [True]),
+        "c": st.sampled_from([1, 1, 1, 2, 0, None]),
+        "k": st.sampled_from(["x", "x", "y", None]),
+        "a": st.sampled_from(["0.00", "1.01", "2.50", "-7.25", None, "9999999999999999.99"]),
+        "n": st.sampled_from([0, 0, 1, 1, 2, 3, None, 2**31 - 1]),
+        "d": st.sampled_from([0.0, -0.0, 1.5, float("nan"), None]),
+    }
+)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
+    time, commit, found = draw(st.integers(-10, 10)), 1, []
+    least = draw(st.sampled_from([1, 8, 16, 24]))
+    for at, move in enumerate(draw(st.lists(_MOVES, min_size=least, max_size=least + 16))):
+        time, commit = time + move["later"], commit + move["commit"]
+        row = {"id": f"{move['letter']}{at}", "at": time - move["back"], "arrival": commit}
+        row |= {name: move[name] for name in ("c", "k", "a", "n", "d")}
+        if found and move["again"]:
+            # The same once more, but for its id and perhaps its commit.
+            row = found[-1] | {"id": row["id"], "arrival": commit}
+        found.append(row)
+    return found
+
+
+@st.composite
+def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> list[dict[str, Any]]:
+    """Rows of the rules table, each after the commit `after`, in order. updates: rows that are written over as well."""
+    last = max(row["arrival"] for row in events)
+    times = [row["at"] for row in events]
+    count = draw(st.integers(1, 3))
+    kinds = [draw(st.sampled_from(_KINDS)) for _ in range(count)]
+    current: dict[str, dict[str, Any]] = {}
+    found = []
+    for at, kind in enumerate(kinds, 1):
+        status = draw(st.sampled_from(["active"] * 6 + ["shadow", "paused"]))
+        after = draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
+        document = draw(documents(f"r{at}", kind))
+        current[f"r{at}"] = _row(min(after, last), "insert", f"r{at}", 1, status, document)
+        found.append(current[f"r{at}"])
+    found.sort(key=lambda change: change["after"])
+    whats = ["version", "version", "status", "advance", "clear_state", *(["update"] if updates else [])]
+    first = max(change["after"] for change in found)
+    for after in sorted(draw(st.lists(st.integers(min(first, last), last), max_size=5))):
+        what = draw(st.sampled_from(whats))
+        if what == "advance":
+            found.append(
+                _row(after, "insert", "*", None, what, {"time": draw(st.integers(min(times), max(times) + 12))})
+            )
+        elif what == "clear_state":
+            found.append(_row(after, "insert", "*", None, what, None))
+        else:
+            rule_id = draw(st.sampled_from(sorted(current)))
+            old, kind = current[rule_id], kinds[int(rule_id[1:]) - 1]
+            if what == "update" and old["status"] == "retired":
+                what = "status"
+            document = old["document"] if what != "version" else draw(revised(old["document"], kind))
+            statuses = ["active"] * 5 + ["shadow", "paused", "draft"] + (["retired"] if what == "status" else [])
+            status = draw(st.sampled_from(statuses))
+            change, version = ("update", old["version"]) if what == "update" else ("insert", old["version"] + 1)
+            current[rule_id] = _row(after, change, rule_id, version, status, document)
+            found.append(current[rule_id])
+    return found
+
+
+def _row(
+    after: int, change: str, rule_id: str, version: int | None, status: str, document: dict[str, Any] | None
+) -> dict[str, Any]:
+    return {
+        "after": after, "change": change, "rule_id": rule_id, "version": version, "status": status, "document": document,
+    }  # fmt: skip
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, updates: bool) -> dict[str, Any]:
+    """Plain values only, so that a case that fails can be kept as it is printed."""
+    events = draw(rows())
+    last = max(row["arrival"] for row in events)
+    return {
+        "stream": draw(st.sampled_from(sorted(STREAMS))),
+        "rows": events,
+        "changes": draw(changes(events, updates=updates)),
+        "cuts": draw(st.lists(st.integers(1, last), unique=True, max_size=6)),
+        "shards": draw(st.integers(1, 3)),
+        "reload": draw(st.booleans()),
+    }

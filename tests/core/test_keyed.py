@@ -1,0 +1,96 @@
+"""Keyed tables: what is put comes back, by pages that are written only where a key was touched."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookback.core.errors import StateError
+from lookback.core.keyed import KeyedTable
+
+HALF = st.integers(-(2**63), 2**63 - 1)
+
+
+class DictStore(dict):
+    """Pages in a dict; counts what is written."""
+
+    written = 0
+
+    def put(self, name: str, page: bytes) -> None:
+        self.written += 1
+        self[name] = page
+
+    def remove(self, name: str) -> None:
+        del self[name]
+
+
+def reloaded(table: KeyedTable, store: DictStore) -> KeyedTable:
+    table.save()
+    return KeyedTable.of_summary(table.name, table.summary(), store)
+
+
+@given(st.dictionaries(st.tuples(HALF, HALF), st.tuples(st.integers(0, 50), st.text()), max_size=30), st.data())
+def test_values_and_wakes_come_back(values: dict[tuple[int, int], tuple[int, str]], data: st.DataObject) -> None:
+    store = DictStore()
+    table = KeyedTable("t", {"note": 1}, store)
+    for key, (wake, text) in values.items():
+        table.put(key, {"rows": [[wake, text]]}, wake)
+    table = reloaded(table, store)
+    gone = data.draw(st.sets(st.sampled_from(sorted(values)))) if values else set()
+    for key in gone:
+        table.put(key, None)
+    table = reloaded(table, store)
+    left = {key: value for key, value in values.items() if key not in gone}
+    assert {key: table.get(key) for key in values} == {
+        key: {"rows": [[left[key][0], left[key][1]]]} if key in left else None for key in values
+    }
+    assert table.notes == {"note": 1}
+    assert table.next_wake() == min((wake for wake, _ in left.values()), default=None)
+    for watermark in (0, 25, 50):
+        assert table.due(watermark) == sorted(key for key, (wake, _) in left.items() if wake <= watermark)
+    assert bool(store) == bool(left)
+
+
+def test_only_the_page_of_a_touched_key_is_written() -> None:
+    store = DictStore()
+    table = KeyedTable("t", store=store)
+    for at in range(1_000):
+        table.put((at, 0), at)
+    table = reloaded(table, store)
+    store.written = 0
+    table.put((7, 0), "other")
+    table.put((8_000_000, 1), None)
+    table.save()
+    assert store.written == 1
+    assert table.get((8, 0)) == 8
+
+
+@given(st.data())
+def test_a_damaged_page_is_refused_or_harmless(data: st.DataObject) -> None:
+    store = DictStore()
+    table = KeyedTable("t", store=store)
+    for at in range(20):
+        table.put((at << 8, 0), {"rows": [[at, "x"]]}, at)
+    table.save()
+    (name,) = store
+    page = bytearray(store[name])
+    for _ in range(data.draw(st.integers(1, 4))):
+        page[data.draw(st.integers(0, len(page) - 1))] = data.draw(st.integers(0, 255))
+    store[name] = bytes(page[: data.draw(st.integers(0, len(page)))])
+    damaged = KeyedTable.of_summary("t", table.summary(), store)
+    # Any other exception than a StateError fails the test.
+    with contextlib.suppress(StateError):
+        damaged.get((0, 0))
+
+
+def test_a_page_that_is_gone_is_named() -> None:
+    store = DictStore()
+    table = KeyedTable("t", store=store)
+    table.put((1, 2), [1])
+    table.save()
+    store.clear()
+    with pytest.raises(StateError, match="keys:t:3"):
+        KeyedTable.of_summary("t", table.summary(), store).get((1, 2))
