@@ -106,6 +106,12 @@ class Harness:
             raise EventError(f"watermark: {error}; give an aware datetime, an ISO 8601 text or microseconds") from None
         self._take(self._evaluator.advance(self._state, microseconds))
 
+    def clear_state(self) -> None:
+        """Forgets all window state, as the command `clear_state` does; the rules go on with empty windows."""
+        self._changes += 1
+        change = RuleChange("insert", self._changes, "*", None, "clear_state", None)
+        self._process(Batch(empty_events(self.stream, ()), changes=[change]))
+
     def state_rows(self) -> int:
         """The number of rows of window state that are not below the floor, over all features."""
         return self._state.state_rows()

@@ -18,8 +18,9 @@ import yaml
 
 from lookback import pictures
 from lookback.config import Settings, load_rule_document, load_streams
+from lookback.core.durations import parse_duration
 from lookback.core.errors import RuleError, SetupError
-from lookback.core.evidence import Explanation
+from lookback.core.evidence import Explanation, StepEvidence
 from lookback.core.wording import rule_in_words
 from lookback.display import code, frame_of, show, text
 from lookback.harness import replay
@@ -212,7 +213,8 @@ def rule_form(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
     """The rule document that the parameters describe, or that of `rule_file`.
 
     form: rule_file, or rule_id, description, severity, group_by (names with commas), where, window, measures (`name:
-    aggregate`, several with semicolons or lines), when, message. A rule_file is looked for here, then in conf/rules.
+    aggregate`, several with semicolons or lines), when, message. The fields make a lookback rule, whose window ends at
+    each event; a rule of any other kind comes from a rule_file, which is looked for here, then in conf/rules.
     """
     if form.rule_file:
         here, there = Path(form.rule_file), workspace.conf / "rules" / form.rule_file
@@ -262,22 +264,28 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
     """Runs a rule over the newest `events` events of its stream, publishing nothing, and draws what it would have flagged.
 
     The evaluator is the stream's own; events go in the order in which they were ingested. A window that begins before
-    the first of these events is incomplete.
+    the first of these events is incomplete. Windows, sessions and waits that are still open at the last of them have
+    given no result yet. What was retracted again is not drawn.
     """
     stream = workspace.streams[str(document.get("stream"))]
     recent = recent_events(workspace.tables, stream, events)
     result = replay([document], recent, stream)
     trial = Trial(recent.to_pandas(), result.alerts.to_pandas(), result.errors.to_pandas())
-    show(
-        pictures.flagged(
-            trial.events, trial.alerts, stream.event_time, f"{document.get('rule_id')}: what it would have flagged"
-        )
-    )
+    title = f"{document.get('rule_id')}: what it would have flagged"
+    show(pictures.flagged(trial.events, _standing(trial.alerts), stream.event_time, title))
     if len(trial.alerts):
         show(trial.alerts[["event_time", "severity", "key", "measures", "message", "verdict"]].tail(10).iloc[::-1])
     if len(trial.errors):
         show(trial.errors)
     return trial
+
+
+def _standing(alerts: pd.DataFrame) -> pd.DataFrame:
+    """The last row of each alert, without those that were retracted."""
+    if not len(alerts):
+        return alerts
+    last = alerts.drop_duplicates("alert_id", keep="last")
+    return last[last["verdict"] != "retracted"]
 
 
 def recent_events(tables: Tables, stream: Stream, limit: int) -> Any:
@@ -320,12 +328,13 @@ def list_rules(workspace: Workspace) -> pd.DataFrame:
 
 
 def evaluate_stream(
-    workspace: Workspace, mode: str = "once", every: str = "1 second", minutes: float = 0
+    workspace: Workspace, mode: str = "once", every: str = "1 second", minutes: float = 0, idle_after: str = ""
 ) -> list[BatchReport]:
     """Judges the stream's events by the rules in force, with a live view until it ends; returns the reports of its batches.
 
-    mode `once`: what has arrived, then ends; `continuous`: for `minutes`, 0 without end. An interrupt of the cell ends
-    it cleanly: what is half done is done again at the next start.
+    mode `once`: what has arrived, then ends; `continuous`: for `minutes`, 0 without end. idle_after: a duration; for each
+    such time without a new commit a continuous evaluation moves the watermark on by as much. An interrupt of the cell
+    ends it cleanly: what is half done is done again at the next start.
     """
     from lookback.spark.pipeline import Evaluation
 
@@ -333,8 +342,9 @@ def evaluate_stream(
     if not any(row.status in ("active", "shadow") for row in workspace.rules.rows()):
         show(text("No rule is in force: publish one with 02_author_rules, or with `lookback rules push`."))
     evaluation = Evaluation(
-        workspace.tables, workspace.stream, workspace.streams, workspace.checkpoint("evaluate"), once=once, every=every
-    )
+        workspace.tables, workspace.stream, workspace.streams, workspace.checkpoint("evaluate"), once=once, every=every,
+        idle_after=parse_duration(idle_after) if idle_after and not once else None,
+    )  # fmt: skip
     watch(evaluation, minutes, commits=None if once else lambda: commit_times(workspace.tables, workspace.stream))
     return list(evaluation.reports)
 
@@ -400,20 +410,32 @@ def show_explanation(explanation: Explanation) -> None:
     show(
         text(f"Alert {alert['alert_id']} ({alert['severity']}): {alert['message'] or 'the rule has no message'}"),
         text(f"Rule {alert['rule_id']}, version {alert['rule_version']}{author}. {explanation.sentence}"),
-        text(f"Key: {key}. {_verdict(explanation)}"),
-        pd.DataFrame([_measure_row(measure) for measure in explanation.measures]),
-        pictures.key_timeline(explanation),
+        text(" ".join([f"Key: {key}.", *explanation.notes, _verdict(explanation)])),
     )
-    main = next(measure for measure in explanation.measures if measure.name == explanation.main)
-    shown = main.events.tail(_MOST_ROWS).iloc[::-1]
-    show(text(f"Events that counted for {main.name}: {len(main.events):,}"), shown)
+    if explanation.measures:
+        show(pd.DataFrame([_measure_row(measure) for measure in explanation.measures]))
+    show(pictures.key_timeline(explanation))
+    for measure in explanation.measures:
+        if measure.name == explanation.main:
+            shown = measure.events.tail(_MOST_ROWS).iloc[::-1]
+            show(text(f"Events that counted for {measure.name}: {len(measure.events):,}"), shown)
+    for step in explanation.steps:
+        show(text(f"Step {step.name}, {step.words}: {_taken(step)}"))
+        if len(step.events):
+            show(step.events.head(_MOST_ROWS))
 
 
 def _measure_row(measure: Any) -> dict[str, Any]:
     return {
-        "measure": measure.name, "is": measure.words, "from": measure.window_start, "to": measure.window_end,
+        "measure": measure.name, "is": measure.words, "from": measure.window_start,
+        "to" if measure.end_included else "to before": measure.window_end,
         "in the alert": measure.recorded, "recomputed": measure.recomputed, "events": len(measure.events),
     }  # fmt: skip
+
+
+def _taken(step: StepEvidence) -> str:
+    number = pictures.counted(len(step.events), "event")
+    return f"{number} came" if step.absent else f"{number}, in the order taken"
 
 
 def _verdict(explanation: Explanation) -> str:
@@ -422,9 +444,10 @@ def _verdict(explanation: Explanation) -> str:
         if explanation.missing
         else ""
     )
+    what = "The steps" if explanation.steps else "The measures"
     if explanation.consistent:
-        return f"The measures, recomputed from the events as they stood, equal those of the alert.{gone}"
-    return f"The measures could not be reproduced from the events that are there now.{gone}"
+        return f"{what}, recomputed from the events as they stood, equal those of the alert.{gone}"
+    return f"{what} could not be reproduced from the events that are there now.{gone}"
 
 
 def review_alert(

@@ -1,0 +1,309 @@
+"""The engine, and the judge itself, on cases whose results were worked out by hand from the contract.
+
+Times in microseconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookback.core.alerts import moment
+from lookback.core.columns import text_of
+from lookback.core.streams import Stream
+from lookback.harness import Harness
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from oracle import Oracle, OracleEvent
+
+# W = highest - 3; what is at most 6 late is taken.
+STREAM = Stream.from_dict(
+    {
+        "stream": "tx",
+        "event_id": "id",
+        "event_time": "at",
+        "fields": {"id": "string", "at": "timestamp", "k": "string", "n": "int"},
+        "max_out_of_orderness": "3 microseconds",
+        "allowed_lateness": "6 microseconds",
+        "max_session": "20 microseconds",
+        "max_revisions": 2,
+    }
+)
+
+
+class Engine:
+    """The harness as the oracle is spoken to, and what it says in the oracle's form."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._harness = Harness(stream)
+
+    def change(self, document: dict[str, Any], version: int, status: str) -> None:
+        self._harness.rule(document, status, version)
+
+    def command(self, action: str, time: int | None = None) -> None:
+        if action == "advance":
+            self._harness.watermark(time)
+        else:
+            self._harness.clear_state()
+
+    def run(self, events: list[OracleEvent]) -> None:
+        self._harness.events([{**event.values, "arrival": event.commit} for event in events])
+
+    @property
+    def alerts(self) -> list[tuple[Any, ...]]:
+        return [
+            (
+                a.alert_id, a.revision, a.rule_id, a.rule_version, a.mode, a.verdict, a.event_id, a.event_time,
+                a.window_start, a.window_end, tuple(sorted((n, text_of(v)) for n, v in a.measures.items())),
+                a.window_complete, a.message, tuple(a.evidence), a.arrival,
+            )
+            for a in self._harness.alerts
+        ]  # fmt: skip
+
+    @property
+    def late(self) -> list[tuple[Any, ...]]:
+        return [(late.event_id, late.arrival, late.late_by_us, late.action) for late in self._harness.late_events]
+
+    @property
+    def notes(self) -> list[tuple[Any, ...]]:
+        return [(r.action, r.rule_id, r.version, r.arrival) for r in self._harness.errors if r.action != "failed"]
+
+    @property
+    def failed(self) -> dict[tuple[str, int], int]:
+        counts: dict[tuple[str, int], int] = {}
+        for row in self._harness.errors:
+            if row.action == "failed":
+                slot = (str(row.rule_id), int(row.version or 0))
+                counts[slot] = counts.get(slot, 0) + int(row.message.split()[0])
+        return counts
+
+
+Judge = Oracle | Engine
+_made: list[Callable[[Stream], Judge]] = []
+
+
+@pytest.fixture(autouse=True, params=[Oracle, Engine], ids=["oracle", "engine"])
+def judge(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs with both."""
+    _made.append(request.param)
+    yield
+    _made.pop()
+
+
+def rule(**keys: Any) -> dict[str, Any]:
+    return {"rule_id": "r", "stream": "tx", **keys}
+
+
+def window(kind: object, **keys: Any) -> dict[str, Any]:
+    return rule(window=kind, measures={"m": "count(*)"}, **keys)
+
+
+def sequence(*steps: dict[str, Any], within: str = "10 microseconds", **keys: Any) -> dict[str, Any]:
+    own = {name: keys.pop(name) for name in ("until", "expiry") if name in keys}
+    return rule(sequence={"within": within, "steps": list(steps), **own}, **keys)
+
+
+def feed(judge: Judge, commit: int, *events: tuple[str, int, int]) -> None:
+    """A commit of events (id, time, n)."""
+    judge.run(
+        [
+            OracleEvent({"id": name, "at": time, "k": "x", "n": n}, commit, time, name.encode())
+            for name, time, n in events
+        ]
+    )
+
+
+def started(document: dict[str, Any], *commits: list[tuple[str, int, int]]) -> Judge:
+    judge = _made[-1](STREAM)
+    judge.change(document, 1, "active")
+    for commit, events in enumerate(commits, 1):
+        feed(judge, commit, *events)
+    return judge
+
+
+def windows(judge: Judge) -> list[tuple[Any, ...]]:
+    """(start, end, revision, verdict, m, arrival) of every row."""
+    zero = moment(0)
+    rows = []
+    for _, revision, _, _, _, verdict, _, _, start, end, measures, *_, arrival in judge.alerts:
+        rows.append(((start - zero).microseconds, (end - zero).microseconds, revision, verdict, measures, arrival))
+    return [
+        (start, end, revision, verdict, dict(m).get("m"), arrival) for start, end, revision, verdict, m, arrival in rows
+    ]
+
+
+def events(judge: Judge) -> list[tuple[Any, ...]]:
+    """(event id, revision, verdict, arrival) of every row."""
+    return [(row[6], row[1], row[5], row[-1]) for row in judge.alerts]
+
+
+def evidence(judge: Judge) -> list[tuple[str, ...]]:
+    return [row[-2] for row in judge.alerts]
+
+
+def test_c3_5_tumbling_results_come_when_the_watermark_reaches_the_end_and_with_each_late_event() -> None:
+    #   [0, 10)  W after each commit: 6, 10, 10, 15, 16
+    commits = [[("a", 9, 0)], [("b", 13, 0)], [("c", 2, 0)], [("d", 18, 0)], [("e", 9, 0)]]
+    judge = started(window({"tumbling": "10 microseconds"}), *commits)
+    # e: 10 + 6 > 15, so the window takes it.
+    assert windows(judge) == [(0, 10, 0, "raised", "1", 2), (0, 10, 1, "raised", "2", 3), (0, 10, 2, "raised", "3", 5)]
+    # b and d lie in [10, 20), which W = 15 has not reached.
+    assert judge.late == [("c", 3, 8, "evaluated"), ("e", 5, 6, "evaluated")]
+
+
+def test_c3_5_a_window_whose_end_and_lateness_the_watermark_has_reached_takes_nothing() -> None:
+    judge = started(window({"tumbling": "10 microseconds"}), [("a", 19, 0)], [("b", 9, 0)], [("c", 18, 0)])
+    assert windows(judge) == []
+    assert judge.late == [("b", 2, 7, "discarded")]
+
+
+def test_c3_5_sliding_windows_overlap_and_early_results_come_with_each_event() -> None:
+    sliding = {"sliding": "4 microseconds", "slide": "2 microseconds"}
+    judge = started(window(sliding, early=True), [("a", 5, 0)])
+    # 5 lies in [2, 6) and [4, 8).
+    assert windows(judge) == [(2, 6, 0, "raised", "1", 1), (4, 8, 0, "raised", "1", 1)]
+    feed(judge, 2, ("b", 10, 0))
+    # W = 7 reaches 6: nothing new to say of [2, 6). b is in [8, 12) and [10, 14).
+    assert windows(judge)[2:] == [(8, 12, 0, "raised", "1", 2), (10, 14, 0, "raised", "1", 2)]
+
+
+def test_c3_5_sessions_merge_and_take_back_what_was_said_of_the_later_part() -> None:
+    #   0   5       gap 4: 5 - 0 > 4, two sessions [0, 5) and [5, 10); the event at 3 joins them
+    judge = started(window({"session": "4 microseconds"}), [("a", 0, 0)], [("b", 5, 0)], [("c", 13, 0)])
+    assert windows(judge) == [(0, 5, 0, "raised", "1", 3), (5, 10, 0, "raised", "1", 3)]
+    feed(judge, 4, ("d", 4, 0))
+    assert windows(judge)[2:] == [(5, 10, 1, "retracted", "1", 4), (0, 10, 1, "raised", "3", 4)]
+
+
+def test_c3_5_a_session_is_closed_at_its_longest() -> None:
+    commits = [[(f"e{at}", at, 0)] for at in range(0, 24, 2)]
+    judge = started(window({"session": "4 microseconds"}), *commits)
+    # e0 .. e18 are a session that ends at 20; W = 19 after e22. e20 begins the next.
+    assert windows(judge) == []
+    feed(judge, 13, ("z", 23, 0))
+    assert windows(judge) == [(0, 20, 0, "raised", "10", 13)]
+    assert judge.notes == [("session_closed", "r", 1, 13)]
+
+
+def test_c3_6_revise_judges_again_what_an_event_out_of_order_enters() -> None:
+    document = window("5 microseconds", when="m = 2", late="revise")
+    judge = started(document, [("a", 5, 0)], [("b", 6, 0)], [("c", 4, 0)])
+    # b counted a; then c enters the windows of a (now 2) and of b (now 3), and is judged itself (1).
+    assert events(judge) == [("b", 0, "raised", 2), ("a", 0, "raised", 3), ("b", 1, "retracted", 3)]
+    feed(judge, 4, ("d", 7, 0))
+    assert len(judge.alerts) == 3
+    # Three events have the one at 3 in their windows, of which the two oldest are judged again.
+    feed(judge, 5, ("e", 3, 0))
+    assert events(judge)[3:] == [("c", 0, "raised", 5), ("a", 1, "retracted", 5)]
+    assert judge.notes == [("revisions_limited", "r", 1, 5)]
+
+
+def test_c4_reset_on_alert_empties_the_key_for_what_arrives_later() -> None:
+    document = window("9 microseconds", when="m >= 2", reset_on_alert=True)
+    judge = started(document, [("a", 1, 0)], [("b", 2, 0)], [("c", 3, 0)], [("d", 4, 0)])
+    assert events(judge) == [("b", 0, "raised", 2), ("d", 0, "raised", 4)]
+
+
+def test_c4_a_suppressed_alert_starts_no_new_hour() -> None:
+    judge = started(
+        window("1 microsecond", when="true", suppress="4 microseconds"), *[[(f"e{t}", t, 0)] for t in range(6)]
+    )
+    verdicts = ["raised", "suppressed", "suppressed", "suppressed", "suppressed", "raised"]
+    assert [verdict for _, _, verdict, _ in events(judge)] == verdicts
+
+
+def test_c4_a_sequence_takes_greedily_and_keeps_what_it_matched() -> None:
+    fails = {"name": "fails", "where": "n = 0", "at_least": 2}
+    success = {"name": "success", "where": "n > 0 and not array_contains(fails.id, id)"}
+    judge = started(
+        sequence(fails, success, message="{fails.count} of {fails.id}, {id}"),
+        [("a", 1, 0)], [("b", 2, 1)], [("c", 3, 0)], [("d", 3, 0)], [("e", 11, 1)], [("f", 12, 1)],
+    )  # fmt: skip
+    # e: [1, 11] holds a, which begins; b is passed over. f: [2, 12] has c and d.
+    assert events(judge) == [("e", 0, "raised", 5), ("f", 0, "raised", 6)]
+    # Once at the last step, e is an event of it, and so is f: but in f's own window both were taken.
+    assert evidence(judge) == [("a", "c", "d", "e"), ("c", "d", "e", "f")]
+    assert judge.alerts[0][12] == "3 of [a, c, d], e"
+    assert judge.alerts[0][8:10] == (moment(1), moment(11))
+
+
+def test_c4_a_step_that_took_more_than_at_most_is_no_match_and_until_begins_anew() -> None:
+    steps = ({"name": "one", "where": "n = 0", "at_most": 1}, {"name": "two", "where": "n = 1"})
+    commits = [[("a", 1, 0)], [("b", 2, 0)], [("c", 3, 1)], [("d", 4, 2)], [("e", 5, 0)], [("f", 6, 1)], [("g", 7, 1)]]
+    assert events(started(sequence(*steps), *commits)) == []
+    judge = started(sequence(*steps, until="n = 2"), *commits)
+    assert evidence(judge) == [("e", "f"), ("e", "f", "g")]
+
+
+def test_c4_a_fixed_sequence_goes_by_arrival_from_its_first_event() -> None:
+    steps = ({"name": "one", "where": "n = 0"}, {"name": "two", "where": "n = 1"})
+    commits = [[("a", 5, 0)], [("b", 4, 1)], [("c", 15, 1)], [("d", 16, 1)], [("e", 17, 0)], [("f", 18, 1)]]
+    judge = started(sequence(*steps, expiry="fixed"), *commits)
+    # b is before the begin, d beyond begin + 10; e begins the next.
+    assert evidence(judge) == [("a", "c"), ("e", "f")]
+
+
+def test_c4_an_absence_is_raised_after_its_due_and_taken_back_by_a_late_event() -> None:
+    steps = ({"name": "seen", "where": "n = 0"}, {"name": "silent", "absent": "n = 1", "within": "4 microseconds"})
+    judge = started(sequence(*steps), [("a", 1, 0)], [("b", 8, 2)])
+    # W = 5 has reached due = 5, but is not beyond it.
+    assert events(judge) == []
+    feed(judge, 3, ("c", 9, 2))
+    assert events(judge) == [("a", 0, "raised", 3)]
+    assert judge.alerts[0][7:10] == (moment(5), moment(1), moment(5))
+    feed(judge, 4, ("d", 6, 1))
+    assert len(judge.alerts) == 1
+    feed(judge, 5, ("e", 5, 1))
+    assert events(judge)[1:] == [("a", 1, "retracted", 5)]
+
+
+def test_c4_an_absence_is_ended_by_an_event_that_had_arrived_before() -> None:
+    steps = ({"name": "seen", "where": "n = 0"}, {"name": "silent", "absent": "n = 1", "within": "4 microseconds"})
+    judge = started(sequence(*steps), [("b", 3, 1)], [("a", 2, 0)], [("z", 20, 2)])
+    assert events(judge) == []
+    # At the same time, but arrived before: not after it.
+    judge = started(sequence(*steps), [("b", 3, 1)], [("a", 3, 0)], [("z", 20, 2)])
+    assert events(judge) == [("a", 0, "raised", 3)]
+
+
+def test_c4_a_late_event_begins_a_wait_that_may_be_over_at_once() -> None:
+    steps = ({"name": "seen", "where": "n = 0"}, {"name": "silent", "absent": "n = 1", "within": "2 microseconds"})
+    judge = started(sequence(*steps), [("z", 10, 2)], [("a", 4, 0)], [("b", 6, 1)])
+    # a: due = 6 < W = 7.
+    assert events(judge) == [("a", 0, "raised", 2), ("a", 1, "retracted", 3)]
+
+
+def test_c4_advance_ends_windows_and_clear_state_forgets_rows_but_not_revisions() -> None:
+    judge = started(window({"tumbling": "10 microseconds"}), [("a", 1, 0)], [("b", 2, 0)])
+    judge.command("advance", 10)
+    assert windows(judge) == [(0, 10, 0, "raised", "2", 2)]
+    judge.command("clear_state")
+    feed(judge, 3, ("c", 3, 0))
+    assert windows(judge)[1:] == [(0, 10, 1, "raised", "1", 3)]
+    assert [row[11] for row in judge.alerts] == [True, False]
+
+
+def test_c4_what_errors_does_not_judge_and_is_counted() -> None:
+    document = rule(
+        window="5 microseconds", measures={"m": "count(*) filter (where 1 / n > 0)"}, when="1 / (m - 2) < 0"
+    )
+    # a: FILTER; b: m = 1; c: m = 2, so `when` errs; d: 3.
+    judge = started(document, [("a", 1, 0)], [("b", 1, 1)], [("c", 1, 1)], [("d", 1, 1)])
+    assert events(judge) == [("b", 0, "raised", 2)]
+    assert judge.failed == {("r", 1): 2}
+
+
+def test_c4_paused_keeps_state_and_judges_nothing() -> None:
+    judge = started(window("9 microseconds", when="m >= 1"), [("a", 1, 0)])
+    judge.change(window("9 microseconds", when="m >= 1"), 2, "paused")
+    feed(judge, 2, ("b", 2, 0))
+    judge.change(window("9 microseconds", when="m >= 1"), 3, "shadow")
+    feed(judge, 3, ("c", 3, 0))
+    assert [(row[3], row[4], row[10]) for row in judge.alerts] == [
+        (1, "active", (("m", "1"),)),
+        (3, "shadow", (("m", "3"),)),
+    ]
