@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from lookback import notebook
 from lookback.core.errors import RuleError, SetupError
+from lookback.core.evidence import Explanation, StepEvidence
 from lookback.core.streams import Stream
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
@@ -140,6 +144,82 @@ def test_what_is_wrong_with_a_rule_is_shown_place_by_place(tmp_path: Path, capsy
     assert "severity" in shown
     assert "when" in shown
     assert "must be one of low, medium, high, critical" in shown
+
+
+TRIED = {
+    "lookback": {"window": "1 hour", "measures": {"n": "count(*)"}, "when": "n >= 2"},
+    "revise": {"window": "1 hour", "measures": {"n": "count(*)"}, "when": "n = 1", "late": "revise"},
+    "tumbling": {"window": {"tumbling": "1 hour"}, "measures": {"n": "count(*)"}},
+    "sliding": {"window": {"sliding": "2 hours", "slide": "1 hour"}, "measures": {"n": "count(*)"}},
+    "session": {"window": {"session": "20 minutes"}, "measures": {"total": "sum(amount)"}},
+    "sequence": {"sequence": {"within": "2 hours", "steps": [{"name": "a", "where": "amount > 1", "at_least": 2}]}},
+    "absence": {
+        "sequence": {
+            "within": "1 hour",
+            "steps": [
+                {"name": "a", "where": "amount > 1"},
+                {"name": "b", "absent": "amount > 1", "within": "20 minutes"},
+            ],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("kind", TRIED)
+def test_a_rule_of_any_kind_can_be_tried(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    start = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
+    given = [
+        {"id": at, "at": start + dt.timedelta(minutes=30 * at - 70 * (at == 5)), "k": "x", "amount": Decimal("2.00"), "arrival": at}
+        for at in range(1, 9)
+    ]  # fmt: skip
+    monkeypatch.setattr(notebook, "recent_events", lambda tables, stream, limit: pa.Table.from_pylist(given))
+    place = workspace(tmp_path)
+    place.tables = None
+
+    trial = notebook.try_rule(place, {"rule_id": "r", "stream": "tx", "group_by": ["k"], **TRIED[kind]})
+
+    assert len(trial.alerts) >= 1
+    assert (len(trial.events), len(trial.errors)) == (8, 0)
+    standing = notebook._standing(trial.alerts)
+    assert "retracted" not in set(standing["verdict"])
+    assert ("retracted" in set(trial.alerts["verdict"])) == (len(standing) < trial.alerts["alert_id"].nunique())
+    shown = capsys.readouterr().out
+    assert "a picture" in shown
+    assert "raised" in shown
+
+
+def test_an_explanation_of_a_sequence_is_shown_step_by_step(capsys: pytest.CaptureFixture[str]):
+    time = pd.Timestamp("2024-03-04", tz="UTC")
+    alert = {
+        "alert_id": "1f", "rule_id": "quiet", "rule_version": 2, "severity": "low", "message": "", "key": {"k": "x"},
+        "verdict": "retracted", "event_time": time, "window_start": time,
+    }  # fmt: skip
+    timeline = {
+        "event_time": [time], "event_id": ["7"], "value": [1.0], "running": [None], "in_window": [True],
+        "is_alert": [True], "step": ["seen"], "until": [False],
+    }  # fmt: skip
+    steps = (
+        StepEvidence("seen", "true", "an event of any kind", pd.DataFrame({"id": [7]})),
+        StepEvidence("silent", "true", "no event of any kind", pd.DataFrame({"id": []}), absent=True),
+    )
+    windows = pd.DataFrame({"window_start": [time], "window_end": [time], "name": ["steps"]})
+    explanation = Explanation(
+        alert, {"author": "kim"}, "Raised when it is quiet.", {}, (), pd.DataFrame(timeline), kind="sequence",
+        notes=("Retracted: 8 came after all.",), steps=steps, windows=windows, missing=1,
+    )  # fmt: skip
+
+    notebook.show_explanation(explanation)
+
+    shown = capsys.readouterr().out
+    for words in (
+        "Rule quiet, version 2 by kim. Raised when it is quiet.",
+        "Key: k = x. Retracted: 8 came after all. The steps, recomputed from the events as they stood, equal those of the alert.",
+        "1 of its events have been deleted since",
+        "Step seen, an event of any kind: 1 event, in the order taken",
+        "Step silent, no event of any kind: 0 events came",
+        "a picture",
+    ):
+        assert words in shown
 
 
 def test_a_relative_source_is_looked_for_beside_conf(tmp_path: Path):

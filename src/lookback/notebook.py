@@ -21,6 +21,7 @@ from lookback.config import Settings, load_rule_document, load_streams
 from lookback.core.durations import parse_duration
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.evidence import Explanation, StepEvidence
+from lookback.core.rules import read_rule
 from lookback.core.wording import rule_in_words
 from lookback.display import code, frame_of, show, text
 from lookback.harness import replay
@@ -274,7 +275,8 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
     title = f"{document.get('rule_id')}: what it would have flagged"
     show(pictures.flagged(trial.events, _standing(trial.alerts), stream.event_time, title))
     if len(trial.alerts):
-        show(trial.alerts[["event_time", "severity", "key", "measures", "message", "verdict"]].tail(10).iloc[::-1])
+        columns = ["window_start", "event_time", "severity", "key", "measures", "message", "verdict"]
+        show(trial.alerts[columns].tail(10).iloc[::-1])
     if len(trial.errors):
         show(trial.errors)
     return trial
@@ -317,6 +319,7 @@ def list_rules(workspace: Workspace) -> pd.DataFrame:
     rows = [
         {
             "rule_id": row.rule_id, "version": row.version, "status": row.status,
+            "kind": read_rule(row.document)[0].kind if row.document else "",
             **{name: (row.document or {}).get(name, "") for name in ("stream", "severity", "when")},
             "author": row.author, "changed_at": row.changed_at,
         }

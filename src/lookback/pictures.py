@@ -182,8 +182,8 @@ def flagged(
 ) -> Figure:
     """What a rule would have flagged: events and alerts over time, and the keys with the most alerts.
 
-    events: the events tried, with a column `event_time` of times; alerts: rows with event_time and key (a mapping), as
-    Result.alerts.to_pandas() gives them.
+    events: the events tried, with a column `event_time` of times; alerts: rows with event_id, event_time and key (a
+    mapping), as Result.alerts.to_pandas() gives them.
     """
     figure = _figure(4.6)
     grid = figure.add_gridspec(2, 2, width_ratios=(2.2, 1))
@@ -201,6 +201,9 @@ def flagged(
     _time_axis(lower)
     _top_keys(top, alerts)
     share = f"{len(alerts) / len(events):.2%} of events" if len(events) else "no events"
+    if len(alerts) and alerts["event_id"].isna().any():
+        # Of windows, which are no part of the events.
+        share = f"over {len(events):,} events"
     _title(figure, title, f"{len(alerts):,} alerts, {share}")
     return figure
 

@@ -33,7 +33,7 @@ _AGGREGATES = [
     "avg(a)", "avg(n)", "min(a)", "max(k)", "max(n)", "stddev_samp(a)",
 ]  # fmt: skip
 _FILTERS = ["", "", " filter (where a > 1)", " filter (where n > 0)", " filter (where 10 / n > 2)"]
-_WHERES = [None, None, None, "n >= 0", "k <> 'x'", "10 / n > 1", "a is not null"]
+_WHERES = [None, None, None, None, None, "n >= 0", "k <> 'x'", "10 / n > 1", "a is not null"]
 _WHENS = [
     "m0 >= {limit}", "m0 = {limit}", "m0 < {limit}", "m0 is null", "m0 >= {limit} or window_complete",
     "not window_complete", "{limit} / m0 > 1", "true",
@@ -124,7 +124,7 @@ def sequences(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "sequence": sequence | {"expiry": draw(st.sampled_from(["sliding", "fixed"]))},
         "late": draw(st.sampled_from(["evaluate", "evaluate", "record"])),
-        "reset_on_alert": draw(st.sampled_from([False, False, True])),
+        "reset_on_alert": draw(st.booleans()),
         "message": draw(st.sampled_from(["", "{s0.count} of {s0.n} at {id}, {a} {window_complete}"])),
     }
 
@@ -147,8 +147,8 @@ def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
         "where": draw(st.sampled_from(_WHERES)),
         "allowed_lateness": draw(st.sampled_from([None, None, None, "0 seconds", "2 microseconds"])),
         "suppress": draw(st.sampled_from([None, None, "2 microseconds", "6 microseconds", "30 microseconds"])),
-        "effective_from": draw(st.sampled_from([None, None, None, 0, 10])),
-        "effective_until": draw(st.sampled_from([None, None, None, 15, 25])),
+        "effective_from": draw(st.sampled_from([None] * 6 + [0, 10])),
+        "effective_until": draw(st.sampled_from([None] * 6 + [15, 25])),
     }
     return document | {key: value for key, value in optional.items() if value is not None}
 
@@ -204,40 +204,49 @@ def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
 def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> list[dict[str, Any]]:
     """Rows of the rules table, each after the commit `after`, in order. updates: rows that are written over as well."""
     last = max(row["arrival"] for row in events)
-    times = [row["at"] for row in events]
-    count = draw(st.integers(1, 3))
-    kinds = [draw(st.sampled_from(_KINDS)) for _ in range(count)]
+    kinds = {f"r{at}": draw(st.sampled_from(_KINDS)) for at in range(1, 1 + draw(st.sampled_from([1, 1, 2, 3])))}
+    # Of each rule its row in force, and the documents of its versions: it may go back to one.
     current: dict[str, dict[str, Any]] = {}
+    written: dict[str, list[dict[str, Any]]] = {}
     found = []
-    for at, kind in enumerate(kinds, 1):
+    for rule_id, kind in kinds.items():
         status = draw(st.sampled_from(["active"] * 6 + ["shadow", "paused"]))
-        after = draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
-        document = draw(documents(f"r{at}", kind))
-        current[f"r{at}"] = _row(min(after, last), "insert", f"r{at}", 1, status, document)
-        found.append(current[f"r{at}"])
+        after = min(last, draw(st.sampled_from([0, 0, 0, 0, 1, 2])))
+        written[rule_id] = [draw(documents(rule_id, kind))]
+        current[rule_id] = _row(after, "insert", rule_id, 1, status, written[rule_id][0])
+        found.append(current[rule_id])
     found.sort(key=lambda change: change["after"])
-    whats = ["version", "version", "status", "advance", "clear_state", *(["update"] if updates else [])]
-    first = max(change["after"] for change in found)
-    for after in sorted(draw(st.lists(st.integers(min(first, last), last), max_size=5))):
+    whats = ["version", "version", "status", "advance", "clear_state", *(["update"] * 2 if updates else [])]
+    least = draw(st.sampled_from([0, 0, 3]))
+    afters = st.lists(st.integers(found[-1]["after"], last), min_size=least, max_size=least + 4)
+    for after in sorted(draw(afters)):
         what = draw(st.sampled_from(whats))
-        if what == "advance":
-            found.append(
-                _row(after, "insert", "*", None, what, {"time": draw(st.integers(min(times), max(times) + 12))})
-            )
-        elif what == "clear_state":
-            found.append(_row(after, "insert", "*", None, what, None))
-        else:
-            rule_id = draw(st.sampled_from(sorted(current)))
-            old, kind = current[rule_id], kinds[int(rule_id[1:]) - 1]
-            if what == "update" and old["status"] == "retired":
-                what = "status"
-            document = old["document"] if what != "version" else draw(revised(old["document"], kind))
-            statuses = ["active"] * 5 + ["shadow", "paused", "draft"] + (["retired"] if what == "status" else [])
-            status = draw(st.sampled_from(statuses))
-            change, version = ("update", old["version"]) if what == "update" else ("insert", old["version"] + 1)
-            current[rule_id] = _row(after, change, rule_id, version, status, document)
-            found.append(current[rule_id])
+        if what in ("advance", "clear_state"):
+            found.append(_row(after, "insert", "*", None, what, draw(_times(events)) if what == "advance" else None))
+            continue
+        rule_id = draw(st.sampled_from(sorted(current)))
+        old, known = current[rule_id], written[rule_id]
+        if what == "update" and old["status"] == "retired":
+            what = "status"
+        document = old["document"]
+        if what == "version":
+            if draw(st.booleans()):
+                known.append(draw(revised(document, kinds[rule_id])))
+            document = draw(st.sampled_from(known[::-1]))
+        statuses = {"version": ["active"] * 6 + ["shadow", "paused", "draft"], "update": ["active", "shadow", "paused"]}
+        status = draw(
+            st.sampled_from(statuses.get(what, ["active", "active", "shadow", "paused", "paused", "retired"]))
+        )
+        change, version = ("update", old["version"]) if what == "update" else ("insert", old["version"] + 1)
+        current[rule_id] = _row(after, change, rule_id, version, status, document)
+        found.append(current[rule_id])
     return found
+
+
+@st.composite
+def _times(draw: st.DrawFn, events: list[dict[str, Any]]) -> dict[str, Any]:
+    times = [row["at"] for row in events]
+    return {"time": draw(st.integers(min(times), max(times) + 12))}
 
 
 def _row(

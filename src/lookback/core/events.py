@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,11 @@ class Events:
     def id_text(self, at: int) -> str:
         """The id of one event as text."""
         return str(text_of(self.columns[self._id].item(at)))
+
+    @cached_property
+    def id_texts(self) -> list[str]:
+        """The ids of all events as text."""
+        return [str(value) for value in self.columns[self._id].stored()]
 
     def in_order_of_arrival(self) -> Events:
         """The events by (commit, event time, event id); ids compare as their type, strings by code point.

@@ -214,7 +214,7 @@ class Evidence:
     @cached_property
     def wanted(self) -> Mask:
         """Of which events the rule's `where` holds."""
-        return _holds(self.rule.where, self.events)
+        return self.holds(self.rule.where)
 
     @cached_property
     def in_time(self) -> Mask:
@@ -224,6 +224,29 @@ class Evidence:
         if isinstance(window, Tiles):
             mask = window.last_start(times) + window.size > oldest
         return mask
+
+    @cached_property
+    def _held(self) -> dict[str, Mask]:
+        return {}
+
+    def holds(self, condition: Expression | None) -> Mask:
+        """Of which events a condition on the event alone holds; None holds of all."""
+        if condition is None:
+            return np.ones(len(self.events), dtype=bool)
+        if condition.sql not in self._held:
+            self._held[condition.sql] = self.events.value(condition).is_true()
+        return self._held[condition.sql]
+
+    def kept(self, feature: Feature) -> Mask:
+        """Which events a feature keeps: where and filter hold, and the argument has a value."""
+        mask = self.holds(feature.where) & self.holds(feature.filter)
+        return mask if feature.argument is None else mask & self.events.value(feature.argument).is_known()
+
+    @cached_property
+    def until(self) -> Mask:
+        """Which events end what a sequence has begun."""
+        until = None if self.rule.sequence is None else self.rule.sequence.until
+        return np.zeros(len(self.events), dtype=bool) if until is None else self.holds(until)
 
     @cached_property
     def gone(self) -> Mask:
@@ -284,7 +307,7 @@ class Evidence:
         """
         events = self.events
         mask = (self.in_time if among is None else among) & (events.times >= first) & (events.times <= last)
-        mask &= _kept(measure.feature, events) & self.standing(commit)
+        mask &= self.kept(measure.feature) & self.standing(commit)
         mask &= self.since(_state_of(self.rule, measure.feature), commit, floored=among is None)
         mask[arrived:] = False
         mask[: self.begin(arrived)] = False
@@ -371,7 +394,7 @@ def reach(rule: CompiledRule, stream: Stream, alert: Mapping[str, Any], days: fl
     if rule.rule.sequence is not None:
         within = rule.rule.sequence.within
         since = start - _context(within, days)
-        return since, min(since, (start if alert["evidence"] and _is_absence(rule) else end) - within)
+        return since, min(since, (start if _is_absence(rule) else end) - within)
     if isinstance(window, Tiles):
         since = start - _context(4 * window.size, days)
         return since, since
@@ -492,7 +515,7 @@ class _View:
         event_id: of the alert's own event, if it has one; the measure is then given as of each event.
         """
         evidence, events, feature = self.evidence, self.evidence.events, measure.feature
-        seen = _kept(feature, events) & (events.times >= since) & ~evidence.gone & evidence.standing(self.commit)
+        seen = evidence.kept(feature) & (events.times >= since) & ~evidence.gone & evidence.standing(self.commit)
         seen[self.arrived :] = False
         if event_id is None:
             seen &= events.times <= self.bounds[measure.name][1]
@@ -707,13 +730,13 @@ class _Match:
 
     def __init__(self, evidence: Evidence) -> None:
         assert evidence.rule.sequence is not None
-        self._events, self.steps = evidence.events, evidence.rule.sequence.steps
+        self._evidence, self.steps = evidence, evidence.rule.sequence.steps
         self.taken: list[list[int]] = [[]]
 
     @property
     def ids(self) -> list[str]:
         """The ids of all events taken, in order."""
-        return [self._events.id_text(at) for positions in self.taken for at in positions]
+        return [self._evidence.events.id_text(at) for positions in self.taken for at in positions]
 
     @property
     def is_dead(self) -> bool:
@@ -733,9 +756,11 @@ class _Match:
             return True
         return False
 
-    def drop(self, standing: Mask) -> None:
-        """Forgets events that have been deleted."""
-        self.taken = [[at for at in positions if standing[at]] for positions in self.taken]
+    def drop(self, commit: int) -> None:
+        """Forgets events that have been deleted by a commit."""
+        if self._evidence.gone_at is not None:
+            standing = self._evidence.standing(commit)
+            self.taken = [[at for at in positions if standing[at]] for positions in self.taken]
 
     def ends_with(self, at: int) -> bool:
         """Whether the last step took the event just now, and all steps have enough."""
@@ -745,17 +770,16 @@ class _Match:
 
     def satisfies(self, step: CompiledStep, at: int) -> bool:
         """Whether an event satisfies a step's condition, given what was taken so far; an error does not."""
-        events = self._events
-        if not _holds(step.gate, events)[at]:
+        if not self._evidence.holds(step.gate)[at]:
             return False
         if step.own:
-            return bool(_holds(step.condition, events)[at])
+            return bool(self._evidence.holds(step.condition)[at])
         columns = {name: self._column(name, at) for name in step.condition.fields}
         return bool(step.condition.evaluate(columns, 1).is_true()[0])
 
     def _column(self, name: str, at: int) -> Column:
         before, _, own = name.partition(".")
-        columns = self._events.columns
+        columns = self._evidence.events.columns
         if not own:
             return columns[name].take(np.array([at]))
         positions = self.taken[[step.step.name for step in self.steps].index(before)]
@@ -773,7 +797,7 @@ def _sequence(evidence: Evidence, rows: Sequence[Mapping[str, Any]], since: int)
     standing = evidence.standing(commit)
     if match is not None:
         # What was deleted while the wait lasted is no part of it any more.
-        match.drop(standing)
+        match.drop(commit)
     reproduced = match is not None and match.ids[:_MOST_EVIDENCE] == recorded
     if match is not None and reproduced:
         taken = match.taken
@@ -833,7 +857,7 @@ def _matched(evidence: Evidence, at: int, recorded: Sequence[str]) -> _Match | N
 
 
 def _sliding(evidence: Evidence, rows: Mask, at: int, within: int) -> _Match | None:
-    times, until = evidence.events.times, _until(evidence)
+    times, until = evidence.events.times, evidence.until
     near = np.flatnonzero(rows & (times >= times[at] - within) & (times <= times[at]))
     ordered = near[np.argsort(times[near], kind="stable")].tolist()
     ends = [rank for rank, each in enumerate(ordered[:-1]) if until[each]]
@@ -846,10 +870,10 @@ def _sliding(evidence: Evidence, rows: Mask, at: int, within: int) -> _Match | N
 
 
 def _fixed(evidence: Evidence, rows: Mask, at: int, within: int, begin: int) -> _Match | None:
-    times, until = evidence.events.times, _until(evidence)
+    times, until = evidence.events.times, evidence.until
     match = _Match(evidence)
     for each in (begin + np.flatnonzero(rows[begin:])).tolist():
-        match.drop(evidence.standing(int(evidence.events.commits[each])))
+        match.drop(int(evidence.events.commits[each]))
         if not match.taken[0] and each != begin:
             return None
         first = int(times[(match.taken[0] or [begin])[0]])
@@ -912,7 +936,7 @@ def _spans_of(evidence: Evidence, alert: Mapping[str, Any], taken: Sequence[Sequ
 def _sequence_timeline(
     evidence: Evidence, alert: Mapping[str, Any], since: int, names: Mapping[int, str], own: int | None
 ) -> pd.DataFrame:
-    events, last, until = evidence.events, parse_time(alert["event_time"]), _until(evidence)
+    events, last, until = evidence.events, parse_time(alert["event_time"]), evidence.until
     seen = evidence.wanted & (events.times >= since) & (events.times <= last) & ~evidence.gone
     seen &= evidence.standing(int(alert["arrival"])) & (events.commits <= int(alert["arrival"]))
     at = np.flatnonzero(seen)
@@ -939,11 +963,6 @@ _FINDERS: dict[str, Callable[[Evidence, Sequence[Mapping[str, Any]], int], _Foun
     SESSION: _session,
     SEQUENCE: _sequence,
 }
-
-
-def _until(evidence: Evidence) -> Mask:
-    until = None if evidence.rule.sequence is None else evidence.rule.sequence.until
-    return np.zeros(len(evidence.events), dtype=bool) if until is None else _holds(until, evidence.events)
 
 
 def _is_absence(rule: CompiledRule) -> bool:
@@ -981,15 +1000,6 @@ def _widths(rules: Iterable[CompiledRule]) -> dict[str, int]:
         for name, width in needs.items():
             widths[name] = max(width, widths.get(name, 0))
     return widths
-
-
-def _holds(condition: Expression | None, events: Events) -> Mask:
-    return np.ones(len(events), dtype=bool) if condition is None else events.value(condition).is_true()
-
-
-def _kept(feature: Feature, events: Events) -> Mask:
-    mask = _holds(feature.where, events) & _holds(feature.filter, events)
-    return mask if feature.argument is None else mask & events.value(feature.argument).is_known()
 
 
 def _number(value: Any) -> float:

@@ -223,7 +223,7 @@ class _Revising:
                 items += self._entered(key, rows, times, at)
                 if self._judged[at]:
                     time = int(case.events.times[at])
-                    row: _Judged = [time, case.events.id_text(at), [column[at] for column in values], None]
+                    row: _Judged = [time, case.events.id_texts[at], [column[at] for column in values], None]
                     place = bisect_right(times, time)
                     rows.insert(place, row)
                     times.insert(place, time)

@@ -217,7 +217,7 @@ class _Judge:
         for at in positions.tolist():
             self._pass(key, value, int(case.stretch.watermarks[at]))
             time = int(case.events.times[at])
-            row: _Row = [time, case.events.id_text(at), int(bits[at]), [column[at] for column in fields]]
+            row: _Row = [time, case.events.id_texts[at], int(bits[at]), [column[at] for column in fields]]
             self._end_waits(key, value, row, at)
             if self._spec.expiry == "fixed":
                 self._fixed(key, value, row, at)
@@ -284,7 +284,8 @@ class _Judge:
     def _found(self, key: Key, value: dict[str, Any], match: _Match, row: _Row, at: int, place: int) -> None:
         """An event completes the steps: an alert, or the beginning of a wait."""
         case, absent = self._case, self._steps.compiled.absent
-        complete = bool(case.complete(case.rule.store, np.array([row[0] - self._spec.within]))[0])
+        bound = case.state.features[case.rule.store].complete_from
+        complete = bound is None or row[0] - self._spec.within >= bound
         if absent is not None:
             due = row[0] + absent.step.within
             later = value["rows"][place:] if self._spec.expiry == "fixed" else value["rows"][place + 1 :]

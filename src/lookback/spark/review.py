@@ -244,13 +244,14 @@ def _deletions(table: pa.Table, stream: Stream) -> dict[tuple[Any, int], list[in
     return deletions
 
 
-def _gone_at(events: Events, stream: Stream, deletions: Mapping[tuple[Any, int], list[int]]) -> Int64s:
-    """The commit that deleted each event; beyond every commit for one that stands."""
+def _gone_at(events: Events, stream: Stream, deletions: Mapping[tuple[Any, int], list[int]]) -> Int64s | None:
+    """The commit that deleted each event, STANDS for one that is still there; None if all are."""
+    if not deletions:
+        return None
     gone = np.full(len(events), STANDS, dtype=np.int64)
-    if deletions:
-        for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
-            commits = deletions.get((event_id, int(events.times[at])), [])
-            gone[at] = min((c for c in commits if c > events.commits[at]), default=STANDS)
+    for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
+        commits = deletions.get((event_id, int(events.times[at])), [])
+        gone[at] = min((c for c in commits if c > events.commits[at]), default=STANDS)
     return gone
 
 
