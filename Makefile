@@ -28,7 +28,7 @@ test: setup ## all tests, with real Spark, Delta and RocksDB
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core
 
-fuzz: $(INSTALLED) ## new generated cases against the oracle, 5,000 of each kind, about 30 minutes
+fuzz: $(INSTALLED) ## new generated cases against the oracle, 10,000 of each kind, about 30 minutes
 	@LOOKBACK_CASES=fuzz $(BIN)/python -m pytest tests/core/test_equals_oracle.py tests/core/test_pages.py tests/core/test_keyed.py
 
 check: $(INSTALLED) ## format, lint, types, import order, repository; changes no file
