@@ -107,7 +107,7 @@ def _of_sequence(explanation: Explanation) -> Figure:
     names = [step.name for step in explanation.steps]
     figure, (axes,) = _axes(1, 1.9 + 0.5 * (len(names) + 1))
     axes.grid(visible=False)
-    shades = {"steps": (_SKY, "time that the steps have"), "wait": (_ORANGE, "wait")}
+    shades = {"steps": (_SKY, "time for the steps"), "wait": (_ORANGE, "wait")}
     for row in explanation.windows.itertuples():
         _shade(axes, row.window_start, row.window_end, *shades[str(row.name)])
     for at, name in enumerate([*names, ""]):
@@ -350,7 +350,7 @@ def _legend(axes: Axes, skip: int = 0) -> None:
     """In a row above the axes, where it covers nothing."""
     handles, labels = axes.get_legend_handles_labels()
     place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99), "borderaxespad": 0.2}
-    axes.legend(handles[skip:], labels[skip:], ncols=6, fontsize=9, frameon=False, **place)
+    axes.legend(handles[skip:], labels[skip:], ncols=4, fontsize=9, frameon=False, **place)
 
 
 def _time_axis(axes: Axes) -> None:

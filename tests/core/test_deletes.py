@@ -72,3 +72,33 @@ def found(document: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 def row(event_id: str, at: int, n: int, arrival: int) -> dict[str, Any]:
     return {"id": event_id, "at": at, "k": "x", "n": n, "arrival": arrival}
+
+
+def commits(*batches: tuple[list[dict[str, Any]], list[dict[str, Any]]], **document: Any) -> list[tuple[Any, ...]]:
+    """What batches of (events, deleted events) bring."""
+    state = ShardState(RuleBook(TX, {"tx": TX}))
+    text = json.dumps({"rule_id": "r", "stream": "tx", "group_by": ["k"], **document})
+    changes, alerts = [RuleChange("insert", 0, "r", 1, "active", text)], []
+    for rows, gone in batches:
+        events, _ = read_events([*rows, *gone], TX, 1)
+        at = len(rows)
+        kept, deleted = events.take(slice(0, at)), events.take(slice(at, None))
+        marks: dict[int, int | None] = {row["arrival"]: None for row in gone}
+        for row in rows:
+            marks[row["arrival"]] = max(row["at"], marks.get(row["arrival"]) or row["at"])
+        output = Evaluator(TX).process(state, Batch(kept, deleted if gone else None, marks, changes))
+        alerts, changes = alerts + output.alerts, []
+        state.drop_old()
+    return [(alert.event_id, alert.measures["total"]) for alert in alerts]
+
+
+def test_c3_1_a_delete_brings_back_nothing_that_an_alert_has_emptied() -> None:
+    document = {"window": "50 microseconds", "measures": COUNT, "when": "total >= 3", "reset_on_alert": True}
+    other = {**row("q", 1, 1, 1), "k": "other"}
+    early, late = [row("a", 1, 1, 1), row("b", 2, 1, 1)], row("e", 9, 1, 9)
+    alert = row("c", 3, 1, 3)
+    gone = [{**other, "arrival": 2}]
+    assert commits(([other, *early], []), ([alert], []), ([late], []), **document) == [("c", 3)]
+    # The DELETE cuts a batch, so that the alert falls into its second part; or it comes after the alert.
+    assert commits(([other, *early, alert], gone), ([late], []), **document) == [("c", 3)]
+    assert commits(([other, *early], []), ([alert], []), ([late], [{**other, "arrival": 8}]), **document) == [("c", 3)]

@@ -79,6 +79,15 @@ def test_runs_merge_in_order_of_arrival_and_drop_what_is_below_the_floor() -> No
     assert merged.values.tolist() == [30, 31, 90, 50, 51]
 
 
+def test_a_row_of_nan_is_removed_as_any_other() -> None:
+    keys = Keys(np.array([1, 1]), np.zeros(2, dtype=np.int64))
+    run = make_run(keys, np.array([4, 4]), np.array([float("nan"), 1.0]))
+    left, held = remove_rows(run, keys.take(np.array([0])), np.array([4]), np.array([float("nan")]))
+    assert held.tolist() == [0]
+    assert left.values is not None
+    assert left.values.tolist() == [1.0]
+
+
 def test_one_row_goes_for_each_that_is_removed() -> None:
     keys = Keys(np.array([1, 1, 2]), np.zeros(3, dtype=np.int64))
     run = make_run(keys, np.array([4, 4, 4]), None)

@@ -181,7 +181,7 @@ def test_a_key_timeline_shows_the_windows_of_the_key(document: dict[str, Any], s
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        (SEQUENCE, ["small", "large", "not taken", "raised the alert", "time that the steps have"]),
+        (SEQUENCE, ["small", "large", "not taken", "raised the alert", "time for the steps"]),
         (SILENCE, ["small", "silent", "began the wait", "due", "wait"]),
     ],
     ids=["sequence", "absence"],

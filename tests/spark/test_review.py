@@ -312,6 +312,21 @@ def test_a_timeline_goes_back_as_many_days_as_asked(tables: Tables):
     assert list(timeline_of(tables, STREAMS, last["alert_id"], days=3)["event_id"]) == ["3", "4", "5", "6", "7"]
 
 
+def test_push_can_warn_of_what_starts_empty_and_takes_over_a_day_to_fill_whatever_the_kind(tables: Tables):
+    rules = RulesTable(tables, STREAMS)
+    base = {"rule_id": "long", "stream": "spends", "group_by": ["customer"]}
+    measures = {"n": "count(*)", "total": "sum(amount)"}
+    steps = [{"name": "any", "where": "true"}]
+    tiles = {**base, "window": {"tumbling": "2 days"}, "measures": {"n": "count(*)"}}
+    assert rules.cold_measures({**base, "window": {"tumbling": "1 day"}, "measures": measures}) == []
+    assert rules.cold_measures({**base, "window": {"session": "2 hours"}, "measures": measures}) == []
+    assert rules.cold_measures({**base, "window": {"session": "2 days"}, "measures": measures}) == ["n", "total"]
+    assert rules.cold_measures({**base, "sequence": {"within": "2 days", "steps": steps}}) == ["sequence"]
+    assert rules.cold_measures(tiles) == ["n"]
+    rules.push(tiles)
+    assert rules.cold_measures({**tiles, "rule_id": "other", "measures": measures}) == ["total"]
+
+
 def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(tables: Tables):
     def alert(number: int, **changes: Any) -> dict[str, Any]:
         time = START + dt.timedelta(minutes=number)

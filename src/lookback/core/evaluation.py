@@ -95,7 +95,6 @@ class Evaluator:
     def process(self, state: ShardState, batch: Batch) -> Output:
         """Applies the batch's rule changes, then judges its events; `state` is brought up to date."""
         output = Output()
-        state.batches += 1
         for change in sorted(batch.changes, key=lambda change: change.order):
             log, commands = state.book.apply([change], state.last_commit)
             output.log += log
@@ -146,6 +145,7 @@ class Evaluator:
 
     def _judge(self, state: ShardState, rules: _Rules, batch: Batch, output: Output) -> None:
         """One run over events between two changes of anything else."""
+        state.stretches += 1
         stretch = Stretch(self.stream, state, batch.events, self._timeline(state, batch.marks), self.shard, self.shards)
         _take(output, stretch, rules)
         stretch.keep_rows([rule for _, rule in rules])

@@ -148,11 +148,17 @@ def merge_runs(runs: Sequence[Run], floor: int | None) -> Run:
     return make_run(keys, times, values)
 
 
+def comparable(value: Any) -> Any:
+    """The value, or for NaN, which does not equal itself, something that does."""
+    return "NaN" if value != value else value
+
+
 def remove_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> tuple[Run, Int64s]:
     """The run less one row for each wanted (key, time, value) that it holds, and which wanted rows it held."""
     wanted: dict[tuple[Any, ...], list[int]] = {}
-    columns = [keys.low, keys.high, times] + ([] if values is None else [values])
-    for at, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+    columns = [keys.low.tolist(), keys.high.tolist(), times.tolist()]
+    columns += [] if values is None else [[comparable(value) for value in values.tolist()]]
+    for at, row in enumerate(zip(*columns, strict=True)):
         wanted.setdefault(row, []).append(at)
     keep = np.ones(len(run), dtype=bool)
     held: list[int] = []
@@ -162,7 +168,7 @@ def remove_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> t
         row = (int(run.keys.low[group[at]]), int(run.keys.high[group[at]]), int(run.times[at]))
         if run.values is not None:
             value = run.values[at]
-            row = (*row, value.item() if isinstance(value, np.generic) else value)
+            row = (*row, comparable(value.item() if isinstance(value, np.generic) else value))
         if wanted.get(row):
             held.append(wanted[row].pop())
             keep[at] = False

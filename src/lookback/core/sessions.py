@@ -16,6 +16,7 @@ from lookback.core.events import Events
 from lookback.core.keyed import NEVER_DUE, Key, KeyedTable
 from lookback.core.keys import Int64s, Keys
 from lookback.core.measuring import kept, values_kept
+from lookback.core.runs import comparable
 from lookback.core.state import ShardState
 from lookback.core.stretch import BY_EVENT, BY_WATERMARK, Case, Order
 from lookback.core.verdicts import Memory, Subject, texts_of
@@ -51,7 +52,9 @@ def delete_from_sessions(state: ShardState, rule: CompiledRule, keys: Keys, dele
             continue
         measured = _values_at(rule, deleted, at, slots)
         for place, row in enumerate(value["rows"]):
-            if row[0] == deleted.times[at] and all(slot >= len(row) or row[slot] == v for slot, v in measured.items()):
+            if row[0] == deleted.times[at] and all(
+                slot >= len(row) or comparable(row[slot]) == comparable(value) for slot, value in measured.items()
+            ):
                 table.change(key, {**value, "rows": [*value["rows"][:place], *value["rows"][place + 1 :]]})
                 break
 

@@ -24,10 +24,10 @@ _SMALLEST_CLASS = 256
 
 @dataclass(eq=False)
 class StoredRun:
-    """A run with what is known of it before it is read. Times in microseconds; batch: the number of that which made it."""
+    """A run with what is known of it before it is read. Times in microseconds; stretch: the number of that which made it."""
 
     run_id: str
-    batch: int
+    stretch: int
     rows: int
     first_time: int
     middle_time: int
@@ -36,7 +36,7 @@ class StoredRun:
 
     def emptied(self, resets: dict[Key, int], run: Run) -> Mask | None:
         """Which of the run's keys have been emptied since it was made, shape (keys,); None if none has."""
-        since = [key for key, batch in resets.items() if batch > self.batch]
+        since = [key for key, stretch in resets.items() if stretch > self.stretch]
         if not since:
             return None
         halves = np.array(since, dtype=np.int64)
@@ -51,8 +51,8 @@ class FeatureState:
 
     floor: an event below it counts in no window; None before the first commit. since: the highest event time when
     the feature started, before which its windows are incomplete; None if the stream was empty. width: how far below
-    the watermark rows are kept. resets: per key the number of the batch in which an alert emptied its windows; rows of
-    earlier batches do not count from then on.
+    the watermark rows are kept. resets: per key the number of the stretch in which an alert emptied its windows; rows of
+    earlier ones do not count from then on.
     """
 
     floor: int | None = None
@@ -73,7 +73,7 @@ class ShardState:
     """All that one shard keeps.
 
     high: highest event time of all commits so far; advanced: the watermark that an `advance` has set; last_commit:
-    the last commit judged; batches: how many batches there were; tables: keyed tables by name; suppressed: per rule_id,
+    the last commit judged; stretches: how many runs over events there were; tables: keyed tables by name; suppressed: per rule_id,
     the time of the last raised alert of each key; timer: when the shell will be woken to drop what is old, in its own
     unit; manifest: the page last saved or loaded.
     origin: a text that no other state has, given when this one was first made; saves: how often it was saved.
@@ -86,7 +86,7 @@ class ShardState:
     high: int | None = None
     advanced: int | None = None
     last_commit: int | None = None
-    batches: int = 0
+    stretches: int = 0
     features: dict[str, FeatureState] = field(default_factory=dict)
     tables: dict[str, KeyedTable] = field(default_factory=dict)
     suppressed: dict[str, dict[Key, int]] = field(default_factory=dict)
@@ -151,8 +151,8 @@ class ShardState:
         """Forgets resets that concern no run any more, and tables of which nothing is left."""
         for feature in self.features.values():
             if feature.resets:
-                oldest = min((stored.batch for stored in feature.runs), default=self.batches)
-                feature.resets = {key: batch for key, batch in feature.resets.items() if batch > oldest}
+                oldest = min((stored.stretch for stored in feature.runs), default=self.stretches)
+                feature.resets = {key: stretch for key, stretch in feature.resets.items() if stretch > oldest}
 
     def _drop_below(self, feature: FeatureState, floor: int) -> None:
         for stored in [stored for stored in feature.runs if stored.last_time < floor]:
@@ -169,9 +169,9 @@ class ShardState:
         return min(times) if times else None
 
     def reset(self, feature: FeatureState, keys: Iterable[Key]) -> None:
-        """From now on the rows that earlier batches brought for these keys count no more."""
+        """From now on the rows that earlier stretches brought for these keys count no more."""
         for key in keys:
-            feature.resets[key] = self.batches
+            feature.resets[key] = self.stretches
 
     def remove_rows(self, feature: FeatureState, keys: Keys, times: Int64s, values: Values | None) -> None:
         """Takes rows out again (a privacy request), from whichever run holds them."""
@@ -180,7 +180,7 @@ class ShardState:
             if not len(left):
                 return
             part = None if values is None else values[left]
-            run, held = remove_rows(self.load_run(feature.runs[at]), keys.take(left), times[left], part)
+            run, held = remove_rows(self._living(feature, feature.runs[at]), keys.take(left), times[left], part)
             if len(held):
                 left = np.delete(left, held)
                 self._put_in_place(feature, at, at + 1, run)
@@ -245,7 +245,7 @@ class ShardState:
             return False
         self.manifest = page
         manifest = json.loads(_page_text(page, MANIFEST))
-        for name in ("high", "advanced", "last_commit", "batches", "origin", "saves", "timer"):
+        for name in ("high", "advanced", "last_commit", "stretches", "origin", "saves", "timer"):
             setattr(self, name, manifest[name])
         in_memory = known.runs_in_memory() if known is not None and known.origin == self.origin else {}
         self.features = {}
@@ -253,7 +253,7 @@ class ShardState:
             stored = [StoredRun(*each) for each in runs]
             for each in stored:
                 each.run = in_memory.get(each.run_id)
-            keys = {(low, high): batch for low, high, batch in resets}
+            keys = {(low, high): stretch for low, high, stretch in resets}
             self.features[feature_id] = FeatureState(floor, since, width, stored, keys)
         self.tables = {name: KeyedTable.of_summary(name, each, store) for name, each in manifest["tables"].items()}
         self._saved_rules = _page_text(store.get(_RULES), _RULES)
@@ -275,13 +275,13 @@ class ShardState:
                 f.floor,
                 f.since,
                 f.width,
-                [[r.run_id, r.batch, r.rows, r.first_time, r.middle_time, r.last_time] for r in f.runs],
-                [[low, high, batch] for (low, high), batch in f.resets.items()],
+                [[r.run_id, r.stretch, r.rows, r.first_time, r.middle_time, r.last_time] for r in f.runs],
+                [[low, high, stretch] for (low, high), stretch in f.resets.items()],
             ]
             for feature_id, f in self.features.items()
         }
         return {
-            "high": self.high, "advanced": self.advanced, "last_commit": self.last_commit, "batches": self.batches,
+            "high": self.high, "advanced": self.advanced, "last_commit": self.last_commit, "stretches": self.stretches,
             "origin": self.origin, "saves": self.saves, "timer": self.timer, "features": features,
             "tables": {name: table.summary() for name, table in self.tables.items()},
         }  # fmt: skip
@@ -294,7 +294,7 @@ class ShardState:
         ordered = np.partition(run.times, len(run) // 2)
         stored = StoredRun(
             f"run:{self.saves}:{self._made}",
-            self.batches,
+            self.stretches,
             len(run),
             int(run.times.min()),
             int(ordered[len(run) // 2]),
