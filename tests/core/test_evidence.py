@@ -20,10 +20,9 @@ from lookback.core.evidence import (
     Explanation,
     Reset,
     Subject,
-    explained,
-    reach,
     state_spans,
 )
+from lookback.core.explaining import explained, reach
 from lookback.core.rules import parse_time
 from lookback.core.streams import Stream
 from lookback.core.wording import limits_of, measure_in_words, rule_in_words

@@ -20,7 +20,8 @@ from lookback.core.arrival import marks_of
 from lookback.core.columns import text_of
 from lookback.core.compiled import compile_rule
 from lookback.core.events import read_events
-from lookback.core.evidence import Clock, Evidence, Explanation, explained, reach
+from lookback.core.evidence import Clock, Evidence, Explanation
+from lookback.core.explaining import explained, reach
 from lookback.core.streams import Stream
 
 START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)

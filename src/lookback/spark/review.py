@@ -27,10 +27,9 @@ from lookback.core.evidence import (
     Explanation,
     Reset,
     Subject,
-    explained,
-    reach,
     state_spans,
 )
+from lookback.core.explaining import explained, reach
 from lookback.core.keys import Int64s
 from lookback.core.rulebook import ACTIONS, WITH_STATE
 from lookback.core.rules import SEVERITIES, parse_time, read_document
