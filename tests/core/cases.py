@@ -47,6 +47,8 @@ _LINKED_CONDITIONS = [
     "element_at({0}.at, -1) < at", "element_at({0}.n, 2) > 0", "10 / element_at({0}.n, -1) > n", "size({0}.k) > 1 and c = 1",
     "n > 0 and array_contains({0}.k, k)", "10 / n > 3 and 2 / ({0}.count - 1) > 0", "array_contains({0}.a, a)",
 ]  # fmt: skip
+# Some so much longer than others that a version with one of them fills up anew.
+_SPANS = [3, 5, 8, 1, 2, 4, 12, 25]
 # What a later version may have from another document of the same kind.
 _REVISABLE = (
     "window", "measures", "when", "early", "late", "reset_on_alert", "suppress", "message", "where", "allowed_lateness",
@@ -72,7 +74,7 @@ def measures(draw: st.DrawFn, *, own_windows: bool) -> dict[str, Any]:
 
 @st.composite
 def lookbacks(draw: st.DrawFn) -> dict[str, Any]:
-    window: Any = _microseconds(draw(st.integers(1, 12)))
+    window: Any = _microseconds(draw(st.sampled_from(_SPANS)))
     delay = draw(st.sampled_from([None, None, 0, 1, 3, 5]))
     document = {
         "window": window if delay is None else {"lookback": window, "delay": _microseconds(delay)},
@@ -117,7 +119,7 @@ def sequences(draw: st.DrawFn) -> dict[str, Any]:
         wait = draw(st.sampled_from([1, 2, 3, 4, 6, 12, None]))
         absent = {"name": "silent", "absent": draw(conditions(len(steps)))}
         steps.append(absent if wait is None else absent | {"within": _microseconds(wait)})
-    sequence = {"within": _microseconds(draw(st.integers(1, 15))), "steps": steps}
+    sequence = {"within": _microseconds(draw(st.sampled_from(_SPANS))), "steps": steps}
     until = draw(st.sampled_from([None, None, None, "n = 3", "c = 2", "10 / n > 4"]))
     if until is not None:
         sequence["until"] = until
@@ -157,11 +159,13 @@ def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
 def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, Any]:
     """A later version: much as before, so that it goes on with some of the state."""
     other = draw(documents(document["rule_id"], kind))
-    changed = draw(st.lists(st.sampled_from(_REVISABLE), unique=True, max_size=2))
+    first = "measures" if kind == "session" else "window"
+    keys = [key for key in _REVISABLE if key in document or key in other]
+    changed = draw(st.lists(st.sampled_from([first, *keys]), unique=True, max_size=2))
     new = {key: value for key, value in document.items() if key not in changed}
     new |= {key: value for key, value in other.items() if key in changed}
     if kind == "sequence":
-        part = draw(st.sampled_from([None, "within", "until", "steps", "expiry"]))
+        part = draw(st.sampled_from(["within", None, "until", "steps", "expiry", "within"]))
         new["sequence"] = {key: value for key, value in new["sequence"].items() if key != part}
         new["sequence"] |= {key: value for key, value in other["sequence"].items() if key == part}
     if new.get("late") == "revise":

@@ -460,8 +460,6 @@ def _names_in(text: str) -> list[str]:
 
 
 def _refusal(call: AggregateCall) -> str | None:
-    if call.function not in AGGREGATES:
-        return f"{call.function} is not in this release; use one of {', '.join(AGGREGATES)}"
     return None if call.argument is None else AGGREGATES[call.function].refusal(call.argument.type)
 
 

@@ -278,7 +278,7 @@ class _Revising:
         for row, item in enumerate(items):
             if errors[row]:
                 arrival = int(case.events.commits[item.position])
-                case.fail([(arrival, int(case.events.times[item.position]), str(item.judged[1]))])
+                case.fail(arrival, int(case.events.times[item.position]), str(item.judged[1]))
             elif holds[row] or item.judged[3] is not None:
                 measures = {measure.name: columns[measure.name].item(row) for measure in rule.measures}
                 values = {name: column.item(row) for name, column in of_event.items()}

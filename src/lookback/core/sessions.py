@@ -305,7 +305,7 @@ class _Judge:
             if effective[row] and (holds[row] or errors[row] or self._said.get(result.key)):
                 arrival = int(case.timeline.commits[result.order[0]])
                 if errors[row]:
-                    case.fail([(arrival, result.start, f"the session that began {text_of(moment(result.start))}")])
+                    case.fail(arrival, result.start, f"the session that began {text_of(moment(result.start))}")
                 else:
                     measures = {measure.name: columns[measure.name].item(row) for measure in case.rule.measures}
                     self._say(result, bool(holds[row]), measures, bool(complete[row]))

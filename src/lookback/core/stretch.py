@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from lookback.core.columns import Column, Mask, from_text, from_values, text_of
 from lookback.core.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.events import Events
 from lookback.core.keyed import Key
-from lookback.core.keys import Int64s, Keys
+from lookback.core.keys import Int64s
 from lookback.core.measuring import Measuring
 from lookback.core.rulebook import EVALUATED, Entry, LogRow
 from lookback.core.state import ShardState
@@ -35,10 +35,6 @@ class Timeline:
     commits: Int64s
     before: Int64s
     after: Int64s
-
-    def place(self, commit: int) -> int:
-        """Where a commit stands among the commits."""
-        return int(np.searchsorted(self.commits, commit))
 
     def passing(self, times: Int64s) -> Int64s:
         """Per time: the place of the first commit after which the watermark is at least that; their number if none."""
@@ -208,24 +204,18 @@ class Case:
         row = LogRow(self.stretch.stream.name, self.entry.rule_id, self.entry.version, action, message, arrival)
         self.stretch.gathered.notes.append(row)
 
-    def fail(self, subjects: Iterable[tuple[int, int, str]]) -> None:
-        """Counts errors while judging: (commit, time, what it was, such as an event's id)."""
-        listed = list(subjects)
-        if listed and self.evaluated:
-            commit, time, name = min(listed)
-            failure = Failure(self.entry.rule_id, self.entry.version, len(listed), name, (commit, time))
+    def fail(self, commit: int, time: int, name: str, count: int = 1) -> None:
+        """Counts errors while judging. commit, time, name: of the first one, such as an event's id."""
+        if self.evaluated:
+            failure = Failure(self.entry.rule_id, self.entry.version, count, name, (commit, time))
             self.stretch.gathered.failures = merge_failures([*self.stretch.gathered.failures, failure])
 
     def fail_events(self, mask: Mask) -> None:
         """Counts events with errors."""
         if mask.any():
-            events = self.events
             first = int(np.flatnonzero(mask)[0])
-            commit, time = int(events.commits[first]), int(events.times[first])
-            if self.evaluated:
-                count = int(mask.sum())
-                failure = Failure(self.entry.rule_id, self.entry.version, count, events.id_text(first), (commit, time))
-                self.stretch.gathered.failures = merge_failures([*self.stretch.gathered.failures, failure])
+            commit, time = int(self.events.commits[first]), int(self.events.times[first])
+            self.fail(commit, time, self.events.id_text(first), int(mask.sum()))
 
     def by_key(self, mask: Mask) -> list[tuple[Key, Int64s]]:
         """The events of a mask by key: both halves, and positions in order of arrival; keys sorted."""
@@ -247,9 +237,3 @@ def merge_failures(failures: Sequence[Failure]) -> list[Failure]:
         first = min(known, failure, key=lambda f: (f.first_arrival, f.first_event_id))
         merged[slot] = replace(first, count=known.count + failure.count)
     return list(merged.values())
-
-
-def keys_of(halves: Sequence[Key]) -> Keys:
-    """Keys from their halves."""
-    pairs = np.array(halves, dtype=np.int64).reshape(len(halves), 2)
-    return Keys(pairs[:, 0], pairs[:, 1])

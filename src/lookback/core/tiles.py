@@ -100,7 +100,7 @@ class _Judge:
             row, start = int(shown[at]), int(starts[shown[at]])
             if errors[row]:
                 arrival = int(case.timeline.commits[orders[at][0]])
-                case.fail([(arrival, start, f"the window of {text_of(moment(start))}")])
+                case.fail(arrival, start, f"the window of {text_of(moment(start))}")
                 continue
             measures = {measure.name: columns[measure.name].item(row) for measure in case.rule.measures}
             self._say(halves[row], start, bool(holds[row]), measures, bool(complete[row]), orders[at])

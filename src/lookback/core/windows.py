@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-LOOKBACK, TUMBLING, SLIDING, SESSION, SEQUENCE = KINDS = ("lookback", "tumbling", "sliding", "session", "sequence")
+LOOKBACK, TUMBLING, SLIDING, SESSION, SEQUENCE = ("lookback", "tumbling", "sliding", "session", "sequence")
 _Times = TypeVar("_Times", int, npt.NDArray[np.int64])
 
 
