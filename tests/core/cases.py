@@ -161,7 +161,7 @@ def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
     other = draw(documents(document["rule_id"], kind))
     first = "measures" if kind == "session" else "window"
     keys = [key for key in _REVISABLE if key in document or key in other]
-    changed = draw(st.lists(st.sampled_from([first, *keys]), unique=True, max_size=2))
+    changed = draw(st.lists(st.sampled_from([first, *keys]), unique=True, min_size=1, max_size=2))
     new = {key: value for key, value in document.items() if key not in changed}
     new |= {key: value for key, value in other.items() if key in changed}
     if kind == "sequence":
@@ -220,8 +220,8 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
         current[rule_id] = _row(after, "insert", rule_id, 1, status, written[rule_id][0])
         found.append(current[rule_id])
     found.sort(key=lambda change: change["after"])
-    whats = ["version", "version", "status", "advance", "clear_state", *(["update"] * 2 if updates else [])]
-    least = draw(st.sampled_from([0, 0, 3]))
+    whats = ["version"] * 4 + ["status", "advance", "clear_state", *(["update"] * 2 if updates else [])]
+    least = draw(st.sampled_from([0, 2, 4]))
     afters = st.lists(st.integers(found[-1]["after"], last), min_size=least, max_size=least + 4)
     for after in sorted(draw(afters)):
         what = draw(st.sampled_from(whats))
@@ -234,9 +234,11 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
             what = "status"
         document = old["document"]
         if what == "version":
-            if draw(st.booleans()):
-                known.append(draw(revised(document, kinds[rule_id])))
-            document = draw(st.sampled_from(known[::-1]))
+            if draw(st.sampled_from([True, True, False])):
+                document = draw(revised(document, kinds[rule_id]))
+                known.append(document)
+            else:
+                document = draw(st.sampled_from(known))
         statuses = {"version": ["active"] * 6 + ["shadow", "paused", "draft"], "update": ["active", "shadow", "paused"]}
         status = draw(
             st.sampled_from(statuses.get(what, ["active", "active", "shadow", "paused", "paused", "retired"]))

@@ -1,0 +1,129 @@
+"""Generated cases on the real stream: Spark, Delta and RocksDB against the oracle, ids and revisions included."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import sys
+from bisect import bisect_right
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.spark.checkpoint import Checkpoint
+from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.status import event_account
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
+from cases import STREAMS, cases
+from test_equals_oracle import run_oracle
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lookback.spark.tables import Tables
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+CASES = 20 if os.environ.get("LOOKBACK_CASES") == "fuzz" else 1
+_MOST_RUNS = 4
+
+
+def picked(count: int) -> list[dict[str, Any]]:
+    """Of many generated cases those with the most in them: kinds of rules, then rows of alerts."""
+    found: list[tuple[int, int, dict[str, Any]]] = []
+
+    @settings(max_examples=30 * count, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
+    @given(cases(updates=True))
+    def collect(case: dict[str, Any]) -> None:
+        numbered(case)
+        kinds = {kind_of(change["document"]) for change in case["changes"] if change["rule_id"] != "*"}
+        if len({change["after"] for change in case["changes"]}) <= _MOST_RUNS:
+            found.append((len(kinds), len(run_oracle(case).alerts), case))
+
+    collect()
+    return [case for *_, case in sorted(found, key=lambda each: each[:2], reverse=True)[:count]]
+
+
+def kind_of(document: dict[str, Any]) -> str:
+    window = document.get("window")
+    return "sequence" if window is None else next(iter(window)) if isinstance(window, dict) else "lookback"
+
+
+def numbered(case: dict[str, Any]) -> None:
+    """Gives the commits the numbers that a table gives: 1, 2, 3 ..."""
+    commits = sorted({row["arrival"] for row in case["rows"]})
+    for row in case["rows"]:
+        row["arrival"] = commits.index(row["arrival"]) + 1
+    for change in case["changes"]:
+        change["after"] = bisect_right(commits, change["after"])
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_c3_the_stream_equals_the_oracle_on_generated_cases(tables: Tables, spark: SparkSession, number: int) -> None:
+    case = picked(CASES)[number]
+    stream = STREAMS[case["stream"]]
+    tables.create(stream)
+    spark.conf.set("spark.sql.shuffle.partitions", str(case["shards"]))
+    try:
+        edges = sorted({0, *(change["after"] for change in case["changes"])})
+        for start, end in zip(edges, [*edges[1:], 10**9], strict=True):
+            for change in case["changes"]:
+                if change["after"] == start:
+                    write_change(tables, change)
+            append(tables, [row for row in case["rows"] if start < row["arrival"] <= end], stream.fields)
+            folder = checkpoint_folder(tables, stream)
+            admission = {"maxFilesPerTrigger": str(1 + number)}
+            Evaluation(tables, stream, {stream.name: stream}, folder, once=True, admission=admission).run()
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    oracle = run_oracle(case)
+    assert written(tables) == sorted(oracle.alerts, key=repr)
+    late = tables.read("late_events").collect()
+    assert sorted((r["event_id"], r["arrival"], r["late_by_us"], r["action"]) for r in late) == sorted(oracle.late)
+    account = event_account(tables, stream, Checkpoint(Path(folder)).judged_through())
+    assert account.closes, account
+    assert oracle.alerts
+
+
+def write_change(tables: Tables, change: dict[str, Any]) -> None:
+    document = None if change["document"] is None else json.dumps(change["document"])
+    row = (change["rule_id"], change["version"], change["status"], document)
+    if change["change"] == "insert":
+        frame = tables.spark.createDataFrame([row], "rule_id string, version long, status string, document string")
+        tables.append(frame, "rules")
+    else:
+        this = (F.col("rule_id") == row[0]) & (F.col("version") == row[1])
+        tables.delta("rules").update(this, {"status": F.lit(row[2]), "document": F.lit(row[3])})
+
+
+def append(tables: Tables, rows: list[dict[str, Any]], fields: Any) -> None:
+    for arrival in sorted({row["arrival"] for row in rows}):
+        here = [tuple(row[name] for name in fields) for row in rows if row["arrival"] == arrival]
+        columns = "id string, at long, c int, k string, a string, n int, d double"
+        frame = tables.spark.createDataFrame(here, columns).withColumn("at", F.timestamp_micros("at"))
+        frame = frame.withColumn("a", F.col("a").cast("decimal(18,2)")).withColumn("ingested_at", F.current_timestamp())
+        tables.append(frame.coalesce(1), "tx")
+
+
+def written(tables: Tables) -> list[tuple[Any, ...]]:
+    """The rows of the alerts table in the oracle's form."""
+
+    def moment(time: int) -> dt.datetime:
+        return dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=time)
+
+    times = ("event_time", "window_start", "window_end")
+    rows = tables.read("alerts").withColumns({name: F.unix_micros(name) for name in times}).collect()
+    found = [
+        (
+            r["alert_id"], r["revision"], r["rule_id"], r["rule_version"], r["mode"], r["verdict"], r["event_id"],
+            *(moment(r[name]) for name in times), tuple(sorted(r["measures"].items())), r["window_complete"],
+            r["message"], tuple(r["evidence"]), r["arrival"],
+        )
+        for r in rows
+    ]  # fmt: skip
+    return sorted(found, key=repr)
