@@ -43,7 +43,7 @@ _OWN_CONDITIONS = [
 ]  # fmt: skip
 # Of an earlier step: {0} is its name.
 _LINKED_CONDITIONS = [
-    "array_contains({0}.c, c)", "not array_contains({0}.n, n)", "{0}.count >= 2", "element_at({0}.n, 1) <= n", "element_at({0}.n, 1) = n",
+    "array_contains({0}.c, c)", "not array_contains({0}.n, n)", "{0}.count >= 1", "{0}.count >= 2", "element_at({0}.n, 1) <= n", "element_at({0}.n, 1) = n",
     "element_at({0}.at, -1) < at", "element_at({0}.n, 2) > 0", "10 / element_at({0}.n, -1) > n", "size({0}.k) > 1 and c = 1",
     "n > 0 and array_contains({0}.k, k)", "10 / n > 3 and 2 / ({0}.count - 1) > 0", "array_contains({0}.a, a)",
 ]  # fmt: skip
@@ -110,7 +110,7 @@ def windows(draw: st.DrawFn, kind: str) -> dict[str, Any]:
 def sequences(draw: st.DrawFn) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     wanting = draw(st.booleans())
-    for at in range(draw(st.sampled_from([1, 1, 2] if wanting else [1, 2, 2, 3]))):
+    for at in range(draw(st.sampled_from([1, 2] if wanting else [2, 2, 3, 1]))):
         least = draw(st.sampled_from([1, 1, 1, 2]))
         most = draw(st.sampled_from([None, None, None, 0, 1]))
         step = {"name": f"s{at}", "where": draw(conditions(at)), "at_least": least}
@@ -119,14 +119,14 @@ def sequences(draw: st.DrawFn) -> dict[str, Any]:
         wait = draw(st.sampled_from([1, 2, 3, 4, 6, 12, None]))
         absent = {"name": "silent", "absent": draw(conditions(len(steps)))}
         steps.append(absent if wait is None else absent | {"within": _microseconds(wait)})
-    sequence = {"within": _microseconds(draw(st.sampled_from(_SPANS))), "steps": steps}
+    sequence = {"within": _microseconds(draw(st.sampled_from([8, 5, 12, 25, 3, 1]))), "steps": steps}
     until = draw(st.sampled_from([None, None, None, "n = 3", "c = 2", "10 / n > 4"]))
     if until is not None:
         sequence["until"] = until
     return {
         "sequence": sequence | {"expiry": draw(st.sampled_from(["sliding", "fixed"]))},
         "late": draw(st.sampled_from(["evaluate", "evaluate", "record"])),
-        "reset_on_alert": draw(st.booleans()),
+        "reset_on_alert": draw(st.sampled_from([False, False, True])),
         "message": draw(st.sampled_from(["", "{s0.count} of {s0.n} at {id}, {a} {window_complete}"])),
     }
 
@@ -158,6 +158,8 @@ def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
 @st.composite
 def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, Any]:
     """A later version: much as before, so that it goes on with some of the state."""
+    if draw(st.sampled_from([False, False, True])):
+        return _longer(document)
     other = draw(documents(document["rule_id"], kind))
     first = "measures" if kind == "session" else "window"
     keys = [key for key in _REVISABLE if key in document or key in other]
@@ -170,6 +172,18 @@ def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
         new["sequence"] |= {key: value for key, value in other["sequence"].items() if key == part}
     if new.get("late") == "revise":
         new.pop("reset_on_alert", None)
+    return new
+
+
+def _longer(document: dict[str, Any]) -> dict[str, Any]:
+    """The rule with a longer memory than it had: what is forgotten does not come back."""
+    new = {key: "30 microseconds" if key == "suppress" else value for key, value in document.items()}
+    if "sequence" in new:
+        new["sequence"] = new["sequence"] | {"within": "25 microseconds"}
+    elif isinstance(new["window"], str):
+        new["window"] = "25 microseconds"
+    elif "lookback" in new["window"]:
+        new["window"] = new["window"] | {"lookback": "25 microseconds"}
     return new
 
 
