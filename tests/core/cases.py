@@ -43,8 +43,9 @@ _OWN_CONDITIONS = [
 ]  # fmt: skip
 # Of an earlier step: {0} is its name.
 _LINKED_CONDITIONS = [
-    "array_contains({0}.c, c)", "not array_contains({0}.n, n)", "{0}.count >= 1", "{0}.count >= 2", "element_at({0}.n, 1) <= n", "element_at({0}.n, 1) = n",
-    "element_at({0}.at, -1) < at", "element_at({0}.n, 2) > 0", "10 / element_at({0}.n, -1) > n", "size({0}.k) > 1 and c = 1",
+    "array_contains({0}.c, c)", "not array_contains({0}.n, n)", "{0}.count >= 1", "{0}.count >= 2",
+    "element_at({0}.n, 1) <= n", "element_at({0}.n, 1) = n", "element_at({0}.at, -1) < at", "element_at({0}.n, 2) > 0",
+    "10 / element_at({0}.n, -1) > n", "size({0}.k) > 1 and c = 1",
     "n > 0 and array_contains({0}.k, k)", "10 / n > 3 and 2 / ({0}.count - 1) > 0", "array_contains({0}.a, a)",
 ]  # fmt: skip
 # Some so much longer than others that a version with one of them fills up anew.
