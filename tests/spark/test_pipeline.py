@@ -74,7 +74,7 @@ def test_c3_1_stream_equals_replay_however_batches_are_cut(ready: Tables, files_
     assert [row["rule_id"] for row in failed] == ["pair"]
 
 
-@pytest.mark.parametrize(("shards", "files_per_batch"), [(1, "1000"), (3, "2")])
+@pytest.mark.parametrize(("shards", "files_per_batch"), [(3, "2")])
 def test_c3_every_kind_of_rule_gives_what_replay_gives_for_any_cut_and_shard_count(
     ready: Tables, spark: SparkSession, shards: int, files_per_batch: str
 ) -> None:
