@@ -125,6 +125,10 @@ class Evaluator:
     def advance(self, state: ShardState, time: int) -> Output:
         """Moves the watermark to `time` (microseconds), if that is later; what it reaches happens now."""
         output = Output()
+        self._advance(state, time, output)
+        return output
+
+    def _advance(self, state: ShardState, time: int, output: Output) -> None:
         before = self._watermark(state)
         state.advanced = time if state.advanced is None else max(state.advanced, time)
         after = self._watermark(state)
@@ -138,7 +142,6 @@ class Evaluator:
             stretch = Stretch(self.stream, state, empty_events(self.stream, fields), timeline, self.shard, self.shards)
             _take(output, stretch, rules)
         self._pass_time(state)
-        return output
 
     def _watermark(self, state: ShardState) -> int | None:
         return state.watermark(self.stream.max_out_of_orderness, automatic=self.automatic)
@@ -179,10 +182,7 @@ class Evaluator:
 
     def _obey(self, command: Command, state: ShardState, output: Output) -> None:
         if command.action == "advance" and command.time is not None:
-            brought = self.advance(state, command.time)
-            for name in ("alerts", "late", "notes"):
-                getattr(output, name).extend(getattr(brought, name))
-            output.failures = merge_failures([*output.failures, *brought.failures])
+            self._advance(state, command.time, output)
         elif command.action == "clear_state":
             for feature_id in list(state.features):
                 state.drop_feature(feature_id)

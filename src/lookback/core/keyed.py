@@ -93,6 +93,11 @@ class KeyedTable:
             if wake <= watermark
         )
 
+    def forget_due(self, watermark: int) -> None:
+        """Forgets the keys whose wake is reached."""
+        for key in self.due(watermark):
+            self.put(key, None)
+
     def next_wake(self) -> int | None:
         """The earliest wake of all keys; None if there is none."""
         self._settle()

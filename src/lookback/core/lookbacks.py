@@ -67,7 +67,7 @@ def _found(case: Case, measuring: Measuring, counted: Int64s) -> _Found:
     keys, numbers, times = grouping.keys.take(counted), grouping.numbers[counted], events.times[counted]
     columns: dict[str, Column] = {}
     complete = np.ones(len(counted), dtype=bool)
-    spoiled = np.zeros(len(counted), dtype=bool)
+    spoiled = case.spoiled(events)[counted]
     for measure in rule.measures:
         window = measure.window
         assert isinstance(window, Lookback)
@@ -77,10 +77,6 @@ def _found(case: Case, measuring: Measuring, counted: Int64s) -> _Found:
         where = rule.where.sql if rule.where else ""
         columns[measure.name] = measuring.column(measure.feature, keys, queries, (window, where, len(counted)))
         complete &= case.complete(measure.feature.feature_id, first)
-        for part in (measure.feature.filter, measure.feature.argument):
-            errors = None if part is None else events.value(part).error
-            if errors is not None:
-                spoiled |= errors[counted]
     inputs = dict(columns)
     assert rule.when is not None
     for name in rule.when.fields & set(events.columns):
@@ -195,7 +191,7 @@ class _Revising:
     def __init__(self, case: Case, taken: Mask, judged: Mask) -> None:
         self._case, self._taken = case, taken
         rule = case.rule
-        spoiled = case.spoiled(np.arange(len(case.events)))
+        spoiled = case.spoiled(case.events)
         case.failed |= judged & spoiled
         self._judged = judged & ~spoiled
         named = {*(rule.when.fields if rule.when else ()), *rule.in_message, *rule.group_by}

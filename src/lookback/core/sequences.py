@@ -18,7 +18,7 @@ from lookback.core.keys import Int64s, Keys
 from lookback.core.state import ShardState
 from lookback.core.stretch import BY_EVENT, BY_WATERMARK, Case, Order
 from lookback.core.types import BIGINT, DataType, array
-from lookback.core.verdicts import Subject
+from lookback.core.verdicts import Subject, texts_of
 
 # An event that some condition may take: [time, id as text, bits of the conditions that it may satisfy, values of the
 # fields that are kept].
@@ -210,9 +210,7 @@ class _Judge:
         case = self._case
         value = self._table.get(key)
         if value is None:
-            names = case.rule.group_by
-            value = {"key": [case.events.columns[name].stored(positions[:1])[0] for name in names]}
-            value.update(rows=[], match=None, waits=[])
+            value = {"key": case.stored_key(int(positions[0])), "rows": [], "match": None, "waits": []}
         value["times"] = [row[0] for row in value["rows"]]
         for at in positions.tolist():
             self._pass(key, value, int(case.stretch.watermarks[at]))
@@ -350,7 +348,7 @@ class _Judge:
         case = self._case
         time, due, row, taken, _, complete = wait
         match = _Match(taken)
-        subject = Subject(case.stored_texts(value["key"]), key, row[1], due, time, due, match.evidence())
+        subject = Subject(texts_of(case.key_values(value["key"])), key, row[1], due, time, due, match.evidence())
         if verdict is None:
             verdict = case.voice.first(subject)
         values = self._steps.values([*self._message, *self._plain], row, taken)

@@ -197,11 +197,10 @@ class _Judge:
         judged = taken if case.evaluated else np.zeros(len(taken), dtype=bool)
         case.stretch.note_late(case.wanted, taken, judged)
         if case.evaluated:
-            case.failed |= taken & case.spoiled(np.arange(len(case.events)))
+            case.failed |= taken & case.spoiled(case.events)
             case.fail_events(case.failed)
             self._judge(results)
-        for key in self._said.due(int(case.timeline.after[-1])):
-            self._said.put(key, None)
+        self._said.forget_due(int(case.timeline.after[-1]))
 
     def _open_slots(self) -> dict[str, int]:
         """Where in a row each measure's value is; a measure that is new starts without rows."""
@@ -231,7 +230,7 @@ class _Judge:
         case, timeline = self._case, self._case.timeline
         value = self._table.get(key)
         if value is None:
-            value = {"key": [case.events.columns[n].stored(positions[:1])[0] for n in case.rule.group_by], "rows": []}
+            value = {"key": case.stored_key(int(positions[0])), "rows": []}
         self._names[key] = value["key"]
         sessions = Sessions.of_rows(self._gap, self._longest, value["rows"])
         watermark, forgotten = int(timeline.before[0]), None
@@ -273,7 +272,7 @@ class _Judge:
                 yield _Result((place, BY_WATERMARK, end, session[0][0]), key, session[0][0], end, list(session))
                 if sessions.is_cut(session) and case.evaluated:
                     message = (
-                        f"the session of {case.stored_texts(self._names[key])} that began "
+                        f"the session of {texts_of(case.key_values(self._names[key]))} that began "
                         f"{text_of(moment(session[0][0]))} was closed at max_session"
                     )
                     case.note("session_closed", message, int(case.timeline.commits[place]))
@@ -295,7 +294,9 @@ class _Judge:
         for feature_id, since in self._table.notes["slots"]:
             if feature_id is not None and since is not None:
                 complete &= starts >= since
-        holds, errors = case.when({**columns, **self._key_columns(shown)}, complete)
+        holds, errors = case.when(
+            {**columns, **case.key_columns(self._names[result.key] for result in shown)}, complete
+        )
         effective = case.effective(ends)
         row = 0
         for result in results:
@@ -326,15 +327,6 @@ class _Judge:
         partial = aggregate.ranges(aggregate.index(values), ends[:-1], ends[1:])
         return aggregate.finish(partial, type_)
 
-    def _key_columns(self, shown: list[_Result]) -> dict[str, Column]:
-        rule, fields = self._case.rule, self._case.stretch.stream.fields
-        named = rule.when.fields if rule.when is not None else frozenset()
-        return {
-            name: from_values(fields[name], [self._names[result.key][at] for result in shown])
-            for at, name in enumerate(rule.group_by)
-            if name in named
-        }
-
     def _say(self, result: _Result, holds: bool, measures: dict[str, Any], complete: bool) -> None:
         case = self._case
         subject = self._subject(result, result.end)
@@ -357,7 +349,8 @@ class _Judge:
             self._write(result, self._subject(result, end), "retracted", revision + 1, measures, complete)
 
     def _subject(self, result: _Result, end: int) -> Subject:
-        return Subject(self._case.stored_texts(self._names[result.key]), result.key, None, end, result.start, end)
+        key = texts_of(self._case.key_values(self._names[result.key]))
+        return Subject(key, result.key, None, end, result.start, end)
 
     def _memories(self, result: _Result) -> dict[int, Memory]:
         """What was said of the key, by session start; of a start that no session can have any more it is forgotten."""
@@ -372,10 +365,7 @@ class _Judge:
     def _write(
         self, result: _Result, subject: Subject, verdict: str, revision: int, measures: dict[str, Any], complete: bool
     ) -> None:
-        case, fields = self._case, self._case.stretch.stream.fields
-        values = {
-            name: from_values(fields[name], [value]).item(0)
-            for name, value in zip(case.rule.group_by, self._names[result.key], strict=True)
-        }
+        case = self._case
+        values = case.key_values(self._names[result.key])
         arrival = int(case.timeline.commits[result.order[0]])
         case.say(result.order, case.voice.row(subject, verdict, revision, arrival, measures, complete, values))

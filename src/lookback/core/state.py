@@ -195,8 +195,8 @@ class ShardState:
     def drop_due(self, name: str, watermark: int | None) -> None:
         """Forgets the keys of a table whose wake is reached, and the table with its last key."""
         table = self.tables[name]
-        for key in [] if watermark is None else table.due(watermark):
-            table.put(key, None)
+        if watermark is not None:
+            table.forget_due(watermark)
         if table.next_wake() is None:
             self.drop_table(name)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -145,14 +146,14 @@ class Case:
             mask &= times < rule.effective_until
         return mask
 
-    def spoiled(self, positions: Int64s) -> Mask:
-        """Which of these events have an error in a FILTER or an argument of the rule's measures."""
-        spoiled = np.zeros(len(positions), dtype=bool)
+    def spoiled(self, events: Events) -> Mask:
+        """Which events have an error in a FILTER or an argument of the rule's measures."""
+        spoiled = np.zeros(len(events), dtype=bool)
         for measure in self.rule.measures:
             for part in (measure.feature.filter, measure.feature.argument):
-                error = None if part is None else self.events.value(part).error
+                error = None if part is None else events.value(part).error
                 if error is not None:
-                    spoiled |= error[positions]
+                    spoiled |= error
         return spoiled
 
     def when(self, columns: Mapping[str, Column], complete: Mask) -> tuple[Mask, Mask]:
@@ -178,13 +179,24 @@ class Case:
         """The texts of an event's key."""
         return {name: text_of(self.events.columns[name].item(at)) for name in self.rule.group_by}
 
-    def stored_texts(self, values: Sequence[object]) -> dict[str, str | None]:
-        """The texts of a key whose stored values are kept."""
+    def stored_key(self, at: int) -> list[Any]:
+        """The stored values of an event's key, for a table to keep."""
+        return [self.events.columns[name].take(slice(at, at + 1)).stored()[0] for name in self.rule.group_by]
+
+    def key_values(self, stored: Sequence[Any]) -> dict[str, Any]:
+        """The values of a key that `stored_key` gave, as a message shows them."""
         fields = self.stretch.stream.fields
         return {
-            name: text_of(from_values(fields[name], [value]).item(0))
-            for name, value in zip(self.rule.group_by, values, strict=True)
+            name: from_values(fields[name], [value]).item(0)
+            for name, value in zip(self.rule.group_by, stored, strict=True)
         }
+
+    def key_columns(self, keys: Iterable[Sequence[Any]]) -> dict[str, Column]:
+        """The group_by fields that the rule's condition reads, of keys that `stored_key` gave; read only if there are any."""
+        when, fields = self.rule.when, self.stretch.stream.fields
+        named = [] if when is None else [(at, n) for at, n in enumerate(self.rule.group_by) if n in when.fields]
+        listed = list(keys) if named else []
+        return {name: from_values(fields[name], [key[at] for key in listed]) for at, name in named}
 
     def typed(self, texts: Mapping[str, str | None]) -> dict[str, object]:
         """Measures from the texts that are remembered of them."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lookback.core.alerts import moment
-from lookback.core.columns import Column, Mask, from_values, text_of
+from lookback.core.columns import Column, Mask, text_of
 from lookback.core.compiled import CompiledRule
 from lookback.core.grouping import Queries
 from lookback.core.keyed import Key
@@ -23,9 +23,7 @@ from lookback.core.windows import Tiles
 def forget_keys(state: ShardState, rules: Iterable[CompiledRule], watermark: int) -> None:
     """Forgets keys of which no window is left, once all rules that share their windows are judged."""
     for name in sorted({rule.presence.feature_id for rule in rules if rule.presence is not None}):
-        table = state.table(name)
-        for key in table.due(watermark):
-            table.put(key, None)
+        state.table(name).forget_due(watermark)
 
 
 def judge_tiles(case: Case) -> None:
@@ -51,7 +49,7 @@ class _Judge:
         case.stretch.note_late(case.wanted, taken, judged)
         self._remember_keys(taken)
         if case.evaluated:
-            case.failed |= taken & case.spoiled(np.arange(len(case.events)))
+            case.failed |= taken & case.spoiled(case.events)
             case.fail_events(case.failed)
             self._judge(taken)
         self._forget()
@@ -59,14 +57,12 @@ class _Judge:
     def _remember_keys(self, taken: Mask) -> None:
         """Keeps the values of the keys for as long as one of their windows can give a result."""
         case, tiles = self._case, self._tiles
-        names = case.rule.group_by
         for key, positions in case.by_key(taken):
             value = self._names.get(key)
             last = int(case.events.times[positions].max())
             until = tiles.last_start(last) + tiles.size + self._lateness
             if value is None:
-                at = positions[:1]
-                value = {"key": [case.events.columns[name].stored(at)[0] for name in names], "until": until}
+                value = {"key": case.stored_key(int(positions[0])), "until": until}
             elif value["until"] >= until:
                 continue
             value["until"] = until
@@ -88,7 +84,7 @@ class _Judge:
             columns[measure.name] = measuring.column(measure.feature, results.keys, queries)
             complete &= case.complete(measure.feature.feature_id, starts)
         halves = list(zip(results.keys.low.tolist(), results.keys.high.tolist(), strict=True))
-        holds, errors = case.when({**columns, **self._key_columns(halves)}, complete)
+        holds, errors = case.when({**columns, **case.key_columns(self._name(key) for key in halves)}, complete)
         effective = case.effective(starts + tiles.size)
         # Of a key that nothing is said of, neither before nor here, there is nothing to take back.
         told = {halves[row] for row in np.flatnonzero(holds & effective).tolist()}
@@ -113,36 +109,25 @@ class _Judge:
         self, halves: Key, start: int, holds: bool, measures: dict[str, Any], complete: bool, order: Order
     ) -> None:
         case, span = self._case, self._tiles.size + self._lateness
-        name = self._names.get(halves)
-        assert name is not None
+        key = self._name(halves)
         # Windows that are over by now are forgotten.
         before = int(case.timeline.before[order[0]])
         said: dict[int, Memory] = {s: memory for s, memory in self._said.get(halves) or () if s + span > before}
         end = start + self._tiles.size
-        subject = Subject(case.stored_texts(name["key"]), halves, None, end, start, end)
+        subject = Subject(texts_of(case.key_values(key)), halves, None, end, start, end)
         memory, verdict = case.voice.revise(said.get(start), subject, holds, texts_of(measures))
         if verdict is None or memory is None:
             return
         said[start] = memory
         self._said.put(halves, [[each, said[each]] for each in sorted(said)], max(said) + span)
-        values = dict(zip(case.rule.group_by, self._plain(name["key"]), strict=True))
         arrival = int(case.timeline.commits[order[0]])
-        case.say(order, case.voice.row(subject, verdict, memory[1], arrival, measures, complete, values))
+        case.say(order, case.voice.row(subject, verdict, memory[1], arrival, measures, complete, case.key_values(key)))
 
-    def _plain(self, stored: list[Any]) -> list[Any]:
-        fields = self._case.stretch.stream.fields
-        pairs = zip(self._case.rule.group_by, stored, strict=True)
-        return [from_values(fields[name], [value]).item(0) for name, value in pairs]
-
-    def _key_columns(self, halves: list[Key]) -> dict[str, Column]:
-        """The group_by fields that the condition reads, per result."""
-        rule = self._case.rule
-        named = [name for name in rule.group_by if rule.when is not None and name in rule.when.fields]
-        if not named:
-            return {}
-        values = [self._names.get(key)["key"] for key in halves]  # type: ignore[index]
-        fields, at = self._case.stretch.stream.fields, rule.group_by.index
-        return {name: from_values(fields[name], [value[at(name)] for value in values]) for name in named}
+    def _name(self, halves: Key) -> list[Any]:
+        """The stored values of a key."""
+        value = self._names.get(halves)
+        assert value is not None
+        return list(value["key"])
 
     def _updates(self, taken: Mask) -> _Results:
         """Results that events bring: to windows that have ended, and with `early` to those that have not."""
@@ -194,8 +179,7 @@ class _Judge:
 
     def _forget(self) -> None:
         """Forgets what was said of windows that are over."""
-        for key in self._said.due(int(self._case.timeline.after[-1])):
-            self._said.put(key, None)
+        self._said.forget_due(int(self._case.timeline.after[-1]))
 
 
 @dataclass(frozen=True)
