@@ -34,16 +34,20 @@ _MOST_RUNS = 4
 
 
 def picked(count: int) -> list[dict[str, Any]]:
-    """Of many generated cases those with the most in them: kinds of rules, then rows of alerts."""
+    """Of many generated cases, all with alerts, those with the most in them: kinds of rules, then rows of alerts.
+
+    Hypothesis draws other cases as the modules grow that are loaded beside it, so none of them is relied on.
+    """
     found: list[tuple[int, int, dict[str, Any]]] = []
 
-    @settings(max_examples=30 * count, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60 * count, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
     @given(cases(updates=True))
     def collect(case: dict[str, Any]) -> None:
         numbered(case)
         kinds = {kind_of(change["document"]) for change in case["changes"] if change["rule_id"] != "*"}
-        if len({change["after"] for change in case["changes"]}) <= _MOST_RUNS:
-            found.append((len(kinds), len(run_oracle(case).alerts), case))
+        alerts = len(run_oracle(case).alerts)
+        if alerts and len({change["after"] for change in case["changes"]}) <= _MOST_RUNS:
+            found.append((len(kinds), alerts, case))
 
     collect()
     return [case for *_, case in sorted(found, key=lambda each: each[:2], reverse=True)[:count]]
@@ -87,7 +91,6 @@ def test_c3_the_stream_equals_the_oracle_on_generated_cases(tables: Tables, spar
     assert sorted((r["event_id"], r["arrival"], r["late_by_us"], r["action"]) for r in late) == sorted(oracle.late)
     account = event_account(tables, stream, Checkpoint(Path(folder)).judged_through())
     assert account.closes, account
-    assert oracle.alerts
 
 
 def write_change(tables: Tables, change: dict[str, Any]) -> None:
