@@ -15,11 +15,12 @@ import numpy as np
 from lookback.core.alerts import Alert, Failure, LateEvent
 from lookback.core.columns import Mask
 from lookback.core.compiled import CompiledRule
+from lookback.core.coverage import Coverage, needed_by_all
 from lookback.core.events import Events, empty_events
 from lookback.core.keys import Int64s, Keys
 from lookback.core.lookbacks import delete_judged, judge_lookback
 from lookback.core.measuring import group_keys, kept, values_kept
-from lookback.core.rulebook import Command, Coverage, Entry, LogRow, RuleChange, needed_by_all
+from lookback.core.rulebook import Command, Entry, LogRow, RuleChange
 from lookback.core.sequences import delete_from_sequences, judge_sequences
 from lookback.core.sessions import delete_from_sessions, forget_measures, judge_sessions
 from lookback.core.state import FeatureState, ShardState
@@ -53,12 +54,14 @@ class Batch:
 
     events: inserted events of the shard, in any order; deleted: rows deleted, with the commit that deleted them.
     marks: every commit of the batch and its highest event time over all shards, None if no event of it counts.
+    coverage: what was sent of the events; None for all.
     """
 
     events: Events
     deleted: Events | None = None
     marks: Mapping[int, int | None] = field(default_factory=dict)
     changes: list[RuleChange] = field(default_factory=list)
+    coverage: Coverage | None = None
 
 
 @dataclass
@@ -83,14 +86,13 @@ class Output:
 class Evaluator:
     """Judges the events of `stream` that belong to `shard` of `shards`.
 
-    automatic False: the watermark moves only by `advance` commands. coverage: what dispatch sends; None for all.
+    automatic False: the watermark moves only by `advance` commands.
     """
 
     stream: Stream
     shard: int = 0
     shards: int = 1
     automatic: bool = True
-    coverage: Coverage | None = None
 
     def process(self, state: ShardState, batch: Batch) -> Output:
         """Applies the batch's rule changes, then judges its events; `state` is brought up to date."""
@@ -102,7 +104,7 @@ class Evaluator:
                 self._obey(command, state, output)
         rules = state.book.in_force()
         output.required = needed_by_all(rule for _, rule in rules)
-        if self.coverage is not None and not self.coverage.covers(output.required):
+        if batch.coverage is not None and not batch.coverage.covers(output.required):
             output.covered = False
             return output
         _open_features(state, rules)

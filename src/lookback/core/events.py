@@ -85,10 +85,11 @@ class Events:
 
     @classmethod
     def concat(cls, parts: Sequence[Events], event_id: str, event_time: str) -> Events:
-        """All events of the parts, which have the same columns."""
+        """All events of the parts, with the columns that each of them has."""
         if len(parts) == 1:
             return parts[0]
-        columns = {name: _concat([part.columns[name] for part in parts]) for name in parts[0].columns}
+        common = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
+        columns = {name: _concat([part.columns[name] for part in parts]) for name in common}
         return cls(columns, np.concatenate([part.commits for part in parts]), event_id, event_time)
 
 

@@ -9,8 +9,6 @@ import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
-from operator import or_
 from typing import Any
 
 from lookback.core.alerts import moment
@@ -60,40 +58,6 @@ class LogRow:
     action: str
     message: str
     arrival: int | None
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """What dispatch sends: the grouping sets (fields in ascending order) and the fields of an event."""
-
-    grouping_sets: frozenset[tuple[str, ...]] = frozenset()
-    fields: frozenset[str] = frozenset()
-
-    def covers(self, other: Coverage) -> bool:
-        """Whether all that `other` asks for is sent."""
-        return other.grouping_sets <= self.grouping_sets and other.fields <= self.fields
-
-    def __or__(self, other: Coverage) -> Coverage:
-        return Coverage(self.grouping_sets | other.grouping_sets, self.fields | other.fields)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists, for JSON."""
-        return {"grouping_sets": sorted(map(list, self.grouping_sets)), "fields": sorted(self.fields)}
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Coverage:
-        """The coverage that `to_dict` wrote."""
-        return cls(frozenset(map(tuple, document["grouping_sets"])), frozenset(document["fields"]))
-
-
-def needed_by(rule: CompiledRule) -> Coverage:
-    """What dispatch must send for a rule to be judged."""
-    return Coverage(frozenset({rule.group_by}), frozenset(rule.fields))
-
-
-def needed_by_all(rules: Iterable[CompiledRule]) -> Coverage:
-    """What dispatch must send for all of these rules."""
-    return reduce(or_, map(needed_by, rules), Coverage())
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from lookback.core.coverage import Coverage
 from lookback.core.errors import SetupError
-from lookback.core.rulebook import Coverage
 
 _PLAN = "lookback.json"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import reduce
@@ -15,11 +16,15 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from lookback.core.arrival import marks_of, split_future
 from lookback.core.blocks import COMMIT, pack_events
-from lookback.core.columns import from_arrow
+from lookback.core.columns import Mask, from_arrow
+from lookback.core.coverage import Coverage
+from lookback.core.errors import SetupError
 from lookback.core.events import Events
+from lookback.core.expressions import Expression, compile_expression
 from lookback.core.measuring import group_keys
-from lookback.core.rulebook import Coverage
 from lookback.core.streams import Stream
+from lookback.core.types import DataType
+from lookback.spark.checkpoint import Checkpoint, Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,6 +41,9 @@ BLOCKS = StructType(
     ]
 )
 _INSERTED, _DELETED = "insert", "delete"
+# Up to so many fields a query reads all of them from the table, whatever the rules read: a rule that reads one more then
+# needs no new query. They travel on to the shards only if a rule reads them.
+_FEW_FIELDS = 32
 # Rows that are packed at once; bounds the memory of the worker.
 _CHUNK_ROWS = 200_000
 
@@ -51,19 +59,22 @@ def shard_labels(spark: SparkSession, shards: int) -> list[str]:
     return [labels[partition] for partition in range(shards)]
 
 
-def event_blocks(changes: DataFrame, stream: Stream, coverage: Coverage, labels: list[str]) -> DataFrame:
+def event_blocks(
+    changes: DataFrame, stream: Stream, plan: Plan, labels: list[str], checkpoint: Checkpoint
+) -> DataFrame:
     """Blocks of the events of a change feed. The result has no watermark column, so Spark drops no late row."""
     time, committed = F.col(stream.event_time), F.col("_commit_timestamp")
     # Spark's watermark only wakes timers; an event from the future must not push it.
     bound = committed + F.make_dt_interval(secs=F.lit(stream.max_future / 1_000_000).cast("decimal(18,6)"))
-    fields = sorted({stream.event_id, stream.event_time, *coverage.fields})
+    fields = stream.fields if len(stream.fields) <= _FEW_FIELDS else plan.coverage.fields
+    read = tuple(sorted({stream.event_id, stream.event_time, *fields}))
     rows = (
         changes.where(F.col("_change_type").isin(_INSERTED, _DELETED))
         .withColumn("_wakes", F.when(time <= bound, time))
         .withWatermark("_wakes", f"{stream.max_out_of_orderness} microseconds")
-        .select(*fields, "_change_type", COMMIT, "_commit_timestamp", "_wakes")
+        .select(*read, "_change_type", COMMIT, "_commit_timestamp", "_wakes")
     )
-    return rows.mapInArrow(Dispatch(stream, coverage, tuple(labels)), BLOCKS)
+    return rows.mapInArrow(Dispatch(stream, plan.coverage, tuple(labels), checkpoint), BLOCKS)
 
 
 def rule_blocks(changes: DataFrame, labels: list[str]) -> DataFrame:
@@ -79,55 +90,103 @@ def rule_blocks(changes: DataFrame, labels: list[str]) -> DataFrame:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Packs record batches of events into a block per shard; every shard is told the marks of all commits."""
+    """Packs record batches of events into a block per shard; every shard is told the marks of all commits.
+
+    What is sent says the plan in the checkpoint, which grows while the query runs, so that a new rule needs no new
+    query; where a worker cannot read it, or it asks for a field that the query does not read, `coverage`. Each block
+    says what was sent: whether that is enough, the shards see.
+    """
 
     stream: Stream
     coverage: Coverage
     labels: tuple[str, ...]
+    checkpoint: Checkpoint
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The blocks of `batches`, as Spark's mapInArrow calls it."""
+        coverage: Coverage | None = None
         for chunk in _chunks(batches):
+            coverage = coverage or self._current(frozenset(chunk.schema.names))
             kinds = chunk.column("_change_type").to_numpy(zero_copy_only=False)
             for kind in (_INSERTED, _DELETED):
                 at = np.flatnonzero(kinds == kind)
                 if len(at):
-                    yield self._blocks(chunk if len(at) == len(kinds) else chunk.take(pa.array(at)), kind)
+                    yield self._blocks(chunk if len(at) == len(kinds) else chunk.take(pa.array(at)), kind, coverage)
 
-    def _blocks(self, chunk: pa.RecordBatch, kind: str) -> pa.RecordBatch:
-        fields = [name for name in chunk.schema.names if name in self.stream.fields]
-        sent = chunk.select([*fields, COMMIT])
-        needed = {self.stream.event_id, self.stream.event_time, *(n for g in self.coverage.grouping_sets for n in g)}
+    def _current(self, read: frozenset[str]) -> Coverage:
+        try:
+            plan = self.checkpoint.plan()
+        except (OSError, SetupError):
+            plan = None
+        return self.coverage if plan is None or not plan.coverage.fields <= read else plan.coverage
+
+    def _blocks(self, chunk: pa.RecordBatch, kind: str, coverage: Coverage) -> pa.RecordBatch:
+        stream, wanted = self.stream, _Wanted(self.stream, coverage)
+        sent = chunk.select([*sorted({stream.event_id, stream.event_time, *coverage.fields}), COMMIT])
         commits = chunk.column(COMMIT).to_numpy()
-        columns = {name: from_arrow(chunk.column(name), self.stream.fields[name]) for name in sorted(needed)}
-        events = Events(columns, commits, self.stream.event_id, self.stream.event_time)
-        header: dict[str, Any] = {"deleted": kind == _DELETED, "rows": len(commits)}
-        kept: np.ndarray[Any, Any] | None = None
+        columns = {name: from_arrow(chunk.column(name), stream.fields[name]) for name in sorted(wanted.reads)}
+        events = Events(columns, commits, stream.event_id, stream.event_time)
+        header: dict[str, Any] = {"deleted": kind == _DELETED, "rows": len(commits), "coverage": coverage.to_dict()}
         future: list[LateEvent] = []
         if kind == _INSERTED:
-            committed = from_arrow(chunk.column("_commit_timestamp"), self.stream.fields[self.stream.event_time]).values
-            kept_events, future = split_future(events, committed, self.stream)
+            committed = from_arrow(chunk.column("_commit_timestamp"), stream.fields[stream.event_time]).values
+            kept_events, future = split_future(events, committed, stream)
             if future:
-                kept = events.times - self.stream.max_future <= committed
+                kept = events.times - stream.max_future <= committed
                 events, sent = kept_events, sent.filter(pa.array(kept))
             header["marks"] = list(marks_of(events, commits).items())
         else:
             header["marks"] = [(int(commit), None) for commit in np.unique(commits)]
         header["future"] = [{**asdict(late), "event_time": late.event_time.isoformat()} for late in future]
-        payloads = [pack_events(part, header) for part in self._parts(events, sent)]
+        parts = [
+            sent if here.all() else sent.filter(pa.array(here)) for here in wanted.by_shard(events, len(self.labels))
+        ]
+        payloads = [pack_events(part, header) for part in parts]
         rows = {"shard": list(self.labels), "kind": [EVENTS] * len(payloads), "payload": payloads}
         return pa.RecordBatch.from_pydict(rows, schema=_ARROW_BLOCKS)
 
-    def _parts(self, events: Events, sent: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """What of a chunk each shard gets: the events of which some grouping set puts the key there."""
-        shards = len(self.labels)
-        homes = [group_keys(group_by, events).shard(shards) for group_by in sorted(self.coverage.grouping_sets)]
+
+class _Wanted:
+    """Which events go where under a coverage. reads: the fields that tell it, with the event's id and time."""
+
+    def __init__(self, stream: Stream, coverage: Coverage) -> None:
+        self._wants = [
+            (group_by, None if conditions is None else [_condition(sql, stream) for sql in conditions])
+            for group_by, conditions in ((g, coverage.conditions(g)) for g in coverage.grouping_sets)
+        ]
+        self.reads = {stream.event_id, stream.event_time}
+        for group_by, conditions in self._wants:
+            self.reads.update(group_by, *(condition.fields for condition in conditions or ()))
+
+    def by_shard(self, events: Events, shards: int) -> Iterator[Mask]:
+        """Per shard: the events whose key under a grouping set that wants them lives there."""
+        homes = [
+            np.where(self._wanted(conditions, events), group_keys(group_by, events).shard(shards), -1)
+            for group_by, conditions in self._wants
+        ]
         for shard in range(shards):
-            if not homes:
-                yield sent.slice(0, 0)
-                continue
-            here = reduce(or_, (home == shard for home in homes))
-            yield sent if here.all() else sent.filter(pa.array(here))
+            yield reduce(or_, (home == shard for home in homes), np.zeros(len(events), dtype=bool))
+
+    @staticmethod
+    def _wanted(conditions: list[Expression] | None, events: Events) -> Mask:
+        if conditions is None:
+            return np.ones(len(events), dtype=bool)
+        wanted = np.zeros(len(events), dtype=bool)
+        for condition in conditions:
+            value = events.value(condition)
+            wanted |= value.is_true()
+            # An error counts as false, but the shard logs it.
+            wanted |= False if value.error is None else value.error
+        return wanted
+
+
+@functools.lru_cache(maxsize=1_000)
+def _compiled(sql: str, fields: tuple[tuple[str, DataType], ...]) -> Expression:
+    return compile_expression(sql, dict(fields))
+
+
+def _condition(sql: str, stream: Stream) -> Expression:
+    return _compiled(sql, tuple(stream.fields.items()))
 
 
 _ARROW_BLOCKS = pa.schema(

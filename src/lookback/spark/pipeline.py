@@ -15,16 +15,15 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.alerts import moment
 from lookback.core.columns import text_of
-from lookback.core.compiled import compile_rule
-from lookback.core.errors import RuleError, SetupError
-from lookback.core.rulebook import WITH_STATE, Coverage, needed_by
-from lookback.core.rules import read_document
+from lookback.core.coverage import Coverage
+from lookback.core.errors import SetupError
 from lookback.core.streams import Stream
 from lookback.spark.checkpoint import Checkpoint, Plan
 from lookback.spark.dispatch import BLOCKS, event_blocks, rule_blocks, shard_labels
 from lookback.spark.processor import ShardProcessor, UncoveredError
 from lookback.spark.rules import RulesTable
 from lookback.spark.sink import BatchReport, Sink
+from lookback.spark.watching import RulesWatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,7 +48,8 @@ def checkpoint_folder(tables: Tables, stream: Stream) -> str:
 class Evaluation:
     """A running evaluation of one stream.
 
-    It re-plans itself in place when a rule needs a grouping key or field that dispatch did not send.
+    What dispatch sends follows the rules table while the query runs. Where it comes too late for a batch, or a rule needs
+    a field that the query does not read, the evaluation re-plans itself in place.
     checkpoint: its folder. once: judge what is there, then end. every: how often to look for more. admission: options
     of the Delta source that bound a batch. idle_after: for each such time, in microseconds, without a new commit the
     watermark is moved on by as much, by an `advance` in the rules table. on_batch: is called with the report of each batch. reports: of the last
@@ -140,22 +140,20 @@ class Evaluation:
 
     def _start(self) -> None:
         before = self.checkpoint.plan()
-        if self._wanted is not None:
-            coverage = self._wanted
-        else:
-            # What is in force is covered by what was sent last; what the table holds may come into force.
-            coverage = table_needs(self.tables, self.stream) | (before.coverage if before else Coverage())
+        self._watch = RulesWatch(self.tables, self.stream, self.checkpoint)
+        # What is in force is covered by what was sent last; what the table holds may come into force.
+        coverage = self._watch.table_needs() | (self._wanted or (before.coverage if before else Coverage()))
         plan = Plan(before.shards if before else _partitions(self.tables), coverage)
         self.checkpoint.record(plan)
         self._wanted = None
         self._query = self._query_of(plan)
 
     def _query_of(self, plan: Plan) -> StreamingQuery:
-        labels, coverage = self._labels(plan.shards), plan.coverage
+        labels = self._labels(plan.shards)
         events = self.tables.stream_changes(self.stream.name, options=self._admission)
         rules = self.tables.stream_changes("rules")
-        blocks = event_blocks(events, self.stream, coverage, labels).union(rule_blocks(rules, labels))
-        processor = ShardProcessor(self.stream, self.streams, labels, coverage, str(self.checkpoint.folder))
+        blocks = event_blocks(events, self.stream, plan, labels, self.checkpoint).union(rule_blocks(rules, labels))
+        processor = ShardProcessor(self.stream, self.streams, labels, str(self.checkpoint.folder))
         answers = blocks.groupBy("shard").transformWithStateInPandas(
             processor, BLOCKS, outputMode="Append", timeMode="EventTime"
         )
@@ -202,6 +200,7 @@ class Evaluation:
             while not self._stopping.is_set():
                 if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
                     return True
+                self._watch.look(self.reports[-1] if self.reports else None)
                 if self._idle is not None:
                     self._idle.look(query)
         except StreamingQueryException as error:
@@ -259,22 +258,6 @@ def _partitions(tables: Tables) -> int:
     if not str(conf.get(name)).isdigit():
         conf.set(name, str(_DEFAULT_SHARDS))
     return int(str(conf.get(name)))
-
-
-def table_needs(tables: Tables, stream: Stream) -> Coverage:
-    """What dispatch must send for the last version of every rule in the table, as it stands now."""
-    rows = tables.read("rules").select("rule_id", "version", "status", "document").collect()
-    last: dict[str, tuple[int, str]] = {}
-    for row in rows:
-        version = 2**63 if row["version"] is None else row["version"]
-        if row["status"] in WITH_STATE and row["document"] and version >= last.get(row["rule_id"], (-1, ""))[0]:
-            last[row["rule_id"]] = (version, row["document"])
-    coverage = Coverage()
-    for _, document in last.values():
-        # A row that is not a valid rule is logged by the stream, which rejects it.
-        with contextlib.suppress(RuleError):
-            coverage |= needed_by(compile_rule(read_document(document), stream))
-    return coverage
 
 
 @contextlib.contextmanager

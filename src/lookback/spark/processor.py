@@ -8,6 +8,8 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import pandas as pd
@@ -23,9 +25,10 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from lookback.core.alerts import LateEvent, moment
 from lookback.core.arrival import merge_marks
 from lookback.core.blocks import pack_alerts, pack_failures, pack_late, unpack_events
+from lookback.core.coverage import Coverage
 from lookback.core.evaluation import Batch, Evaluator, Output
 from lookback.core.events import Events, empty_events
-from lookback.core.rulebook import Coverage, RuleBook, RuleChange
+from lookback.core.rulebook import RuleBook, RuleChange
 from lookback.core.rules import parse_time
 from lookback.core.state import MANIFEST, ShardState
 from lookback.core.streams import Stream
@@ -84,11 +87,8 @@ class _RocksPages:
 class ShardProcessor(StatefulProcessor):
     """Evaluates the blocks of one shard and answers with what is to be written."""
 
-    def __init__(
-        self, stream: Stream, streams: dict[str, Stream], labels: list[str], coverage: Coverage, query: str
-    ) -> None:
-        self._stream, self._streams, self._labels = stream, streams, labels
-        self._coverage, self._query = coverage, query
+    def __init__(self, stream: Stream, streams: dict[str, Stream], labels: list[str], query: str) -> None:
+        self._stream, self._streams, self._labels, self._query = stream, streams, labels, query
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Opens the pages. Called by Spark before the first rows of a batch."""
@@ -114,6 +114,8 @@ class ShardProcessor(StatefulProcessor):
         if label == self._labels[0]:
             output.late += future
         report = self._report(label, state, offered if label == self._labels[0] else 0)
+        if output.log:
+            report["required"] = output.required.to_dict()
         report.update(
             in_memory=cached,
             milliseconds=1_000 * (time.perf_counter() - started),
@@ -138,7 +140,7 @@ class ShardProcessor(StatefulProcessor):
         """Nothing is held open."""
 
     def _evaluator(self, label: str) -> Evaluator:
-        return Evaluator(self._stream, self._labels.index(label), len(self._labels), coverage=self._coverage)
+        return Evaluator(self._stream, self._labels.index(label), len(self._labels))
 
     def _open(self, label: str) -> tuple[ShardState, bool]:
         """The shard's state: that in memory if it is the stored one, else read, with what runs are in memory."""
@@ -172,6 +174,7 @@ class ShardProcessor(StatefulProcessor):
         inserted: list[Events] = []
         deleted: list[Events] = []
         marks: list[dict[int, int | None]] = []
+        sent: list[Coverage] = []
         future: list[LateEvent] = []
         offered = 0
         for frame in rows:
@@ -181,17 +184,20 @@ class ShardProcessor(StatefulProcessor):
                     continue
                 events, header = unpack_events(payload, self._stream)
                 marks.append(dict(header["marks"]))
+                sent.append(Coverage.from_dict(header["coverage"]))
                 (deleted if header["deleted"] else inserted).append(events)
                 future += [
                     LateEvent(**{**row, "event_time": moment(parse_time(row["event_time"]))})
                     for row in header["future"]
                 ]
                 offered += 0 if header["deleted"] else header["rows"]
-        return Batch(self._joined(inserted), self._joined(deleted), merge_marks(marks), changes), future, offered
+        coverage = reduce(and_, sent) if sent else None
+        batch = Batch(self._joined(inserted), self._joined(deleted), merge_marks(marks), changes, coverage)
+        return batch, future, offered
 
     def _joined(self, parts: list[Events]) -> Events:
         if not parts:
-            return empty_events(self._stream, self._coverage.fields)
+            return empty_events(self._stream, self._stream.fields)
         return Events.concat(parts, self._stream.event_id, self._stream.event_time)
 
     def _report(self, label: str, state: ShardState, offered: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from lookback.core.alerts import Failure
 from lookback.core.blocks import ALERTS_SCHEMA, LATE_SCHEMA, unpack_failures, unpack_table
+from lookback.core.coverage import Coverage
 from lookback.core.evaluation import failure_text
 from lookback.core.stretch import merge_failures
 from lookback.spark.processor import ALERTS, FAILURES, LATE, LOG, REPORT
@@ -35,7 +36,10 @@ _HISTORY = 50
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What one batch did. watermark: microseconds; arrival: the last commit judged; state_rows: rows in all pages."""
+    """What one batch did. watermark: microseconds; arrival: the last commit judged; state_rows: rows in all pages.
+
+    required: what must be sent of the events from now on, where the batch changed the rules.
+    """
 
     batch_id: int
     events: int
@@ -53,6 +57,7 @@ class BatchReport:
     write_ms: float
     shards_in_memory: int
     finished_at: dt.datetime
+    required: Coverage | None = None
 
 
 @dataclass
@@ -169,4 +174,5 @@ def _report(
         write_ms=write_ms,
         shards_in_memory=sum(1 for report in reports if report["in_memory"]),
         finished_at=finished,
+        required=Coverage.from_dict(first["required"]) if "required" in first else None,
     )

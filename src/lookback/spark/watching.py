@@ -1,0 +1,117 @@
+"""Keeps what dispatch sends in step with the rules table while a query runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lookback.core.compiled import compile_rule
+from lookback.core.coverage import Coverage, needed_by
+from lookback.core.errors import RuleError
+from lookback.core.rulebook import WITH_STATE
+from lookback.core.rules import read_document
+from lookback.spark.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from lookback.core.streams import Stream
+    from lookback.spark.sink import BatchReport
+    from lookback.spark.tables import Tables
+
+_COLUMNS = ["rule_id", "version", "status", "document"]
+# Looking for a file costs nothing; asking a catalog for a table's version takes a job.
+_REMOTE_SECONDS = 1.0
+
+
+class RulesWatch:
+    """Sees new commits of the rules table before the batch that admits them is dispatched, and widens the plan for them.
+
+    It only saves time: a batch whose blocks lack something fails and is planned anew. The plan is narrowed to what is
+    needed once a batch has taken up a change.
+    """
+
+    def __init__(self, tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
+        self._tables, self._stream, self._checkpoint = tables, stream, checkpoint
+        local = tables.root is not None and "://" not in tables.root and not tables.root.startswith("dbfs:")
+        self._folder = Path(tables.path_or_name("rules")) if local else None
+        self._version = tables.version("rules")
+        self._looked = time.monotonic()
+        self._seen: BatchReport | None = None
+
+    def table_needs(self) -> Coverage:
+        """What dispatch must send for the last version of every rule in the table, as it stands now."""
+        rows = self._tables.read("rules").select(*_COLUMNS).toArrow().to_pylist()
+        last: dict[str, tuple[int, dict[str, Any]]] = {}
+        for row in rows:
+            version = 2**63 if row["version"] is None else row["version"]
+            if row["rule_id"] is not None and version >= last.get(row["rule_id"], (-1, {}))[0]:
+                last[row["rule_id"]] = (version, row)
+        return self._needs(row for _, row in last.values())
+
+    def look(self, report: BatchReport | None) -> None:
+        """Called often; report: of the last batch."""
+        if self._folder is None and time.monotonic() - self._looked < _REMOTE_SECONDS:
+            return
+        self._looked = time.monotonic()
+        added = self._added()
+        if added is not None:
+            self._widen(added)
+        if report is not self._seen and report is not None and report.required is not None:
+            self._record(report.required | self.table_needs())
+        self._seen = report
+
+    def _added(self) -> Coverage | None:
+        """What the rows of new commits need; None without a new commit."""
+        if self._folder is None:
+            version = self._tables.version("rules")
+            if version == self._version:
+                return None
+            self._version = version
+            return self.table_needs()
+        added: Coverage | None = None
+        while (rows := _rows_of_commit(self._folder, self._version + 1)) is not None:
+            self._version += 1
+            added = self._needs(rows) | (added or Coverage())
+        return added
+
+    def _needs(self, rows: Iterable[dict[str, Any]]) -> Coverage:
+        coverage = Coverage()
+        for row in rows:
+            if row["status"] in WITH_STATE and row["document"]:
+                # A row that is not a valid rule is logged by the stream, which rejects it.
+                with contextlib.suppress(RuleError):
+                    coverage |= needed_by(compile_rule(read_document(row["document"]), self._stream))
+        return coverage
+
+    def _widen(self, coverage: Coverage) -> None:
+        plan = self._checkpoint.plan()
+        if plan is not None and not plan.coverage.covers(coverage):
+            self._checkpoint.record(replace(plan, coverage=plan.coverage | coverage))
+
+    def _record(self, coverage: Coverage) -> None:
+        plan = self._checkpoint.plan()
+        if plan is not None and plan.coverage != coverage:
+            self._checkpoint.record(replace(plan, coverage=coverage))
+
+
+def _rows_of_commit(table: Path, version: int) -> list[dict[str, Any]] | None:
+    """The rows of the files that a commit added to a local table; None where there is no such commit yet."""
+    try:
+        actions = [
+            json.loads(line) for line in (table / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
+        ]
+        files = [table / unquote(action["add"]["path"]) for action in actions if "add" in action]
+        return [row for file in files for row in pq.read_table(file, columns=_COLUMNS).to_pylist()]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, pa.ArrowException):
+        # Half written, or of a layout that is not read here: the batch that admits it tells what it needs.
+        return []

@@ -1,0 +1,106 @@
+"""Dispatch on its own: which events and columns are packed for the shards. Needs no Spark session."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from lookback.core.blocks import unpack_events
+from lookback.core.compiled import compile_rule
+from lookback.core.coverage import MOST_CONDITIONS, Coverage, needed_by_all
+from lookback.spark.checkpoint import Checkpoint, Plan
+from lookback.spark.dispatch import Dispatch
+from payins import STREAM, rule
+
+LABELS = ("a", "b")
+START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
+COUNT = {"measures": {"n": "count(*)"}, "when": "n > 1", "message": ""}
+
+
+def coverage_of(*documents: dict[str, Any]) -> Coverage:
+    return needed_by_all(compile_rule(document, STREAM) for document in documents)
+
+
+def changes(count: int = 40, kind: str = "insert") -> pa.RecordBatch:
+    """A record batch as the change feed gives it. Customers 0 to 6, amounts NULL or their row's number."""
+    times = pa.array([START + dt.timedelta(seconds=n) for n in range(count)], pa.timestamp("us", tz="UTC"))
+    return pa.RecordBatch.from_pydict(
+        {
+            "id": pa.array([f"e{n}" for n in range(count)]),
+            "at": times,
+            "customer": pa.array([n % 7 for n in range(count)], pa.int32()),
+            "shop": pa.array([f"s{n % 3}" for n in range(count)]),
+            "amount": pa.array([None if n % 4 == 0 else n for n in range(count)], pa.decimal128(18, 2)),
+            "_change_type": pa.array([kind] * count),
+            "_commit_version": pa.array([1] * count, pa.int64()),
+            "_commit_timestamp": times,
+        }
+    )
+
+
+def sent(coverage: Coverage, folder: Path, batch: pa.RecordBatch) -> tuple[set[str], set[str], dict[str, Any]]:
+    """The ids and columns that the shards are sent, and what the blocks say of themselves."""
+    (blocks,) = Dispatch(STREAM, coverage, LABELS, Checkpoint(folder))([batch])
+    assert blocks.column("shard").to_pylist() == list(LABELS)
+    unpacked = [unpack_events(payload, STREAM) for payload in blocks.column("payload").to_pylist()]
+    ids = [text for events, _ in unpacked for text in events.id_texts]
+    assert len(coverage.grouping_sets) > 1 or len(ids) == len(set(ids))
+    return set(ids), set(unpacked[0][0].columns), unpacked[0][1]
+
+
+def test_an_event_that_no_rule_wants_is_not_sent_but_counts_for_the_watermark(tmp_path: Path) -> None:
+    coverage = coverage_of(rule("large", where="amount >= 30", **COUNT), rule("one", where="customer = 1", **COUNT))
+    ids, columns, header = sent(coverage, tmp_path, changes())
+    assert ids == {f"e{n}" for n in range(40) if (n >= 30 and n % 4) or n % 7 == 1}
+    assert columns == {"id", "at", "customer", "amount"}
+    last = int((START + dt.timedelta(seconds=39)).timestamp() * 1_000_000)
+    assert (header["rows"], header["marks"]) == (40, [[1, last]])
+    assert sent(coverage, tmp_path, changes(kind="delete"))[0] == ids
+
+
+def test_c4_an_event_whose_where_fails_is_sent_so_that_the_failure_is_logged(tmp_path: Path) -> None:
+    coverage = coverage_of(rule("division", where="10 / (customer - 3) > 100", **COUNT))
+    assert sent(coverage, tmp_path, changes())[0] == {f"e{n}" for n in range(40) if n % 7 == 3}
+
+
+def test_a_rule_without_where_wants_every_event_of_its_grouping_set(tmp_path: Path) -> None:
+    coverage = coverage_of(rule("large", where="amount >= 30", **COUNT), rule("all", **COUNT))
+    ids, columns, _ = sent(coverage, tmp_path, changes())
+    assert len(ids) == 40
+    assert coverage.conditions(("customer",)) is None
+    assert columns == {"id", "at", "customer", "amount"}
+    assert sent(Coverage(), tmp_path, changes())[0] == set()
+
+
+def test_the_plan_in_the_checkpoint_goes_before_that_of_the_query(tmp_path: Path) -> None:
+    first, wider = coverage_of(rule("large", where="amount >= 30", **COUNT)), coverage_of(rule("all", **COUNT))
+    Checkpoint(tmp_path).record(Plan(2, wider))
+    ids, columns, header = sent(first, tmp_path, changes())
+    assert (len(ids), columns) == (40, {"id", "at", "customer"})
+    assert Coverage.from_dict(header["coverage"]) == wider
+    # A field that the query does not read cannot be sent.
+    batch = changes()
+    without = batch.select([name for name in batch.schema.names if name != "shop"])
+    Checkpoint(tmp_path).record(Plan(2, coverage_of(rule("shops", group_by=["shop"], **COUNT))))
+    assert Coverage.from_dict(sent(wider, tmp_path, without)[2]["coverage"]) == wider
+    (tmp_path / "lookback.json").write_text("torn")
+    assert Coverage.from_dict(sent(wider, tmp_path, batch)[2]["coverage"]) == wider
+
+
+def test_coverage_covers_what_it_sends_and_no_more() -> None:
+    large = coverage_of(rule("large", where="amount >= 30", **COUNT))
+    everything = coverage_of(rule("all", **COUNT), rule("reads", **{**COUNT, "when": "n > 1 and amount > 2"}))
+    shops = coverage_of(rule("shops", group_by=["shop"], **COUNT))
+    assert everything.covers(large)
+    assert not large.covers(everything)
+    assert not everything.covers(shops)
+    assert (everything | shops).covers(shops)
+    assert (everything & large).wants == large.wants
+    assert not (everything & shops).covers(shops)
+    assert Coverage.from_dict((large | shops).to_dict()) == large | shops
+    many = [rule(f"r{n}", where=f"amount > {n}", **COUNT) for n in range(MOST_CONDITIONS + 1)]
+    assert coverage_of(*many).conditions(("customer",)) is None
+    assert len(coverage_of(*many[1:]).conditions(("customer",)) or ()) == MOST_CONDITIONS
