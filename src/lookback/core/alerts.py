@@ -12,6 +12,7 @@ from typing import Any
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _LOWEST = dt.datetime.min.replace(tzinfo=dt.timezone.utc)
 _HIGHEST = dt.datetime.max.replace(tzinfo=dt.timezone.utc)
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,7 @@ def alert_id(rule_id: str, version: int, key: Mapping[str, str | None], subject:
 
     subject: the event id as text, or a window's start in microseconds. The key's names are sorted; no spaces; UTF-8.
     """
-    text = json.dumps(
-        [rule_id, version, dict(sorted(key.items())), subject],
-        ensure_ascii=False,
-        separators=(",", ":"),
-        sort_keys=True,
-    )
+    text = _CANONICAL([rule_id, version, dict(key), subject])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

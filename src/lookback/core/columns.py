@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _EPOCH_DATE = dt.date(1970, 1, 1)
+_EXACT = Context(prec=28)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
@@ -101,7 +102,9 @@ def to_python(type_: DataType, value: Any) -> Any:
 
 
 def unscaled_decimal(value: int, scale: int) -> Decimal:
-    """value * 10^-scale, exact (Decimal's own arithmetic would round to the context)."""
+    """value * 10^-scale, exact (Decimal's own arithmetic rounds to the context's digits, 28 unless set)."""
+    if -(10**18) < value < 10**18:
+        return Decimal(value).scaleb(-scale, _EXACT)
     digits = tuple(int(digit) for digit in str(abs(value)))
     return Decimal((int(value < 0), digits, -scale))
 

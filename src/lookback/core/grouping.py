@@ -10,7 +10,7 @@ import numpy as np
 
 from lookback.core.aggregates import Aggregate, Partial
 from lookback.core.columns import Mask, Values
-from lookback.core.keys import Int64s, Keys, number_keys
+from lookback.core.keys import Int64s, Keys, number_keys, order_by_group
 from lookback.core.runs import TimeSearch
 
 
@@ -64,7 +64,7 @@ class Grouping:
         # Number of each event's key, over all events; those of other shards have none.
         self.numbers = np.full(len(times), -1, dtype=np.int64)
         self.numbers[positions] = numbers
-        self.sorted = positions[np.lexsort((times[positions], numbers))]
+        self.sorted = positions[order_by_group(numbers, times[positions])]
 
     @cached_property
     def disordered(self) -> Mask:

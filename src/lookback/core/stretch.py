@@ -97,8 +97,10 @@ class Stretch:
             self.gathered.late.append(
                 LateEvent(self.stream.name, events.id_text(at), moment(time), int(events.commits[at]), late_by, action)
             )
-        # Of equal order are windows of several keys.
-        self.gathered.alerts.sort(key=lambda row: (*row[:2], [text or "" for text in row[2].key.values()]))
+        # Of equal order are windows of several keys; an event has one.
+        self.gathered.alerts.sort(
+            key=lambda row: (*row[:2], [t or "" for t in row[2].key.values()] if row[0][1] else [])
+        )
         return self.gathered
 
     def keep_rows(self, rules: Sequence[CompiledRule]) -> None:
