@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from lookback.core.blocks import unpack_events
 from lookback.core.compiled import compile_rule
-from lookback.core.coverage import MOST_CONDITIONS, Coverage, needed_by_all
+from lookback.core.coverage import MOST_CONDITIONS, Coverage, needed_by
 from lookback.spark.checkpoint import Checkpoint, Plan
 from lookback.spark.dispatch import Dispatch
 from payins import STREAM, rule
@@ -21,7 +21,7 @@ COUNT = {"measures": {"n": "count(*)"}, "when": "n > 1", "message": ""}
 
 
 def coverage_of(*documents: dict[str, Any]) -> Coverage:
-    return needed_by_all(compile_rule(document, STREAM) for document in documents)
+    return needed_by(compile_rule(document, STREAM) for document in documents)
 
 
 def changes(count: int = 40, kind: str = "insert") -> pa.RecordBatch:

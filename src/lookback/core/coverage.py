@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import Any
 
 from lookback.core.compiled import CompiledRule
@@ -23,6 +21,19 @@ class Coverage:
     wants: frozenset[Want] = frozenset()
     fields: frozenset[str] = frozenset()
 
+    @classmethod
+    def of(cls, wants: Iterable[Want], fields: Iterable[str]) -> Coverage:
+        """What sends all of these, in its simplest form."""
+        conditions: dict[tuple[str, ...], set[str | None]] = {}
+        for group_by, condition in wants:
+            conditions.setdefault(group_by, set()).add(condition)
+        simplest = {
+            (group_by, each)
+            for group_by, found in conditions.items()
+            for each in ([None] if None in found or len(found) > MOST_CONDITIONS else found)
+        }
+        return cls(frozenset(simplest), frozenset(fields))
+
     @property
     def grouping_sets(self) -> list[tuple[str, ...]]:
         """The grouping sets, sorted."""
@@ -39,14 +50,7 @@ class Coverage:
         return sent and other.fields <= self.fields
 
     def __or__(self, other: Coverage) -> Coverage:
-        wants = self.wants | other.wants
-        wide = {
-            group_by
-            for group_by in {group_by for group_by, _ in wants}
-            if (group_by, None) in wants or sum(1 for wanted, _ in wants if wanted == group_by) > MOST_CONDITIONS
-        }
-        narrow = {want for want in wants if want[0] not in wide}
-        return Coverage(frozenset({*narrow, *((group_by, None) for group_by in wide)}), self.fields | other.fields)
+        return Coverage.of(self.wants | other.wants, self.fields | other.fields)
 
     def __and__(self, other: Coverage) -> Coverage:
         """What both send."""
@@ -66,12 +70,11 @@ class Coverage:
         return cls(wants, frozenset(document["fields"]))
 
 
-def needed_by(rule: CompiledRule) -> Coverage:
-    """What dispatch must send for a rule to be judged."""
-    where = None if rule.where is None else rule.where.sql
-    return Coverage(frozenset({(rule.group_by, where)}), frozenset(rule.fields))
-
-
-def needed_by_all(rules: Iterable[CompiledRule]) -> Coverage:
-    """What dispatch must send for all of these rules."""
-    return reduce(or_, map(needed_by, rules), Coverage())
+def needed_by(rules: Iterable[CompiledRule]) -> Coverage:
+    """What dispatch must send for all of these rules to be judged."""
+    wants: set[Want] = set()
+    fields: set[str] = set()
+    for rule in rules:
+        wants.add((rule.group_by, None if rule.where is None else rule.where.sql))
+        fields.update(rule.fields)
+    return Coverage.of(wants, fields)

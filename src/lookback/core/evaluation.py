@@ -15,7 +15,7 @@ import numpy as np
 from lookback.core.alerts import Alert, Failure, LateEvent
 from lookback.core.columns import Mask
 from lookback.core.compiled import CompiledRule
-from lookback.core.coverage import Coverage, needed_by_all
+from lookback.core.coverage import Coverage, needed_by
 from lookback.core.events import Events, empty_events
 from lookback.core.keys import Int64s, Keys
 from lookback.core.lookbacks import delete_judged, judge_lookback
@@ -103,7 +103,7 @@ class Evaluator:
             for command in commands:
                 self._obey(command, state, output)
         rules = state.book.in_force()
-        output.required = needed_by_all(rule for _, rule in rules)
+        output.required = needed_by(rule for _, rule in rules)
         if batch.coverage is not None and not batch.coverage.covers(output.required):
             output.covered = False
             return output

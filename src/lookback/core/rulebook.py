@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lookback.core.alerts import moment
@@ -93,6 +93,7 @@ class RuleBook:
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._text: str | None = None
         # The compiled rules are cached by declaration and document, for all books of a process.
         self._declarations = {name: json.dumps(stream.to_dict()) for name, stream in self.streams.items()}
 
@@ -112,11 +113,17 @@ class RuleBook:
 
     def to_json(self) -> str:
         """The book as text, for the state store."""
-        return json.dumps([asdict(entry) for entry in self.entries.values()], separators=(",", ":"))
+        if self._text is None:
+            self._text = json.dumps([vars(entry) for entry in self.entries.values()], separators=(",", ":"))
+        return self._text
 
     def load(self, text: str) -> None:
         """Takes over what `to_json` wrote."""
         self.entries = {row["rule_id"]: Entry(**row) for row in json.loads(text)}
+        self._text = text
+
+    def _enter(self, entry: Entry) -> None:
+        self.entries[entry.rule_id], self._text = entry, None
 
     def _compiled(self, stream: str, document: str) -> CompiledRule:
         return _compile_cached(self._declarations[stream], document)
@@ -142,7 +149,7 @@ class RuleBook:
         entry = self.entries.get(str(change.rule_id))
         if entry is None or entry.version != change.version or entry.status == "retired":
             return
-        self.entries[entry.rule_id] = replace(entry, status="retired")
+        self._enter(replace(entry, status="retired"))
         if entry.stream == self.stream.name:
             write("retired", "the row in force was deleted")
 
@@ -189,12 +196,12 @@ class RuleBook:
         status, document = str(change.status), str(change.document)
         if status == "draft":
             if entry is not None:
-                self.entries[entry.rule_id] = replace(entry, highest=highest)
+                self._enter(replace(entry, highest=highest))
             write("drafted", version=version)
             return
         if entry is not None and (entry.version, entry.status, entry.document) == (version, status, document):
             return
-        self.entries[str(change.rule_id)] = Entry(str(change.rule_id), version, status, document, name, highest)
+        self._enter(Entry(str(change.rule_id), version, status, document, name, highest))
         if name == self.stream.name:
             write(ACTIONS[status], version=version)
         elif entry is not None and entry.status != "retired":
@@ -230,10 +237,12 @@ class RuleBook:
                     f"advance needs a time such as '2026-01-31T12:00:00Z', got {document.get('time')!r:.100} (time)"
                 ) from None
         if change.status == "retire_all":
-            for rule_id, entry in self.entries.items():
+            for entry in list(self.entries.values()):
                 if entry.stream == self.stream.name and entry.status != "retired":
-                    self.entries[rule_id] = replace(entry, status="retired")
-                    log.append(LogRow(self.stream.name, rule_id, entry.version, "retired", "by retire_all", arrival))
+                    self._enter(replace(entry, status="retired"))
+                    log.append(
+                        LogRow(self.stream.name, entry.rule_id, entry.version, "retired", "by retire_all", arrival)
+                    )
         message = "" if time is None else f"to {text_of(moment(time))}"
         log.append(LogRow(self.stream.name, "*", change.version, str(change.status), message, arrival))
         return [Command(str(change.status), time)]

@@ -83,13 +83,13 @@ class RulesWatch:
         return added
 
     def _needs(self, rows: Iterable[dict[str, Any]]) -> Coverage:
-        coverage = Coverage()
+        rules = []
         for row in rows:
             if row["status"] in WITH_STATE and row["document"]:
                 # A row that is not a valid rule is logged by the stream, which rejects it.
                 with contextlib.suppress(RuleError):
-                    coverage |= needed_by(compile_rule(read_document(row["document"]), self._stream))
-        return coverage
+                    rules.append(compile_rule(read_document(row["document"]), self._stream))
+        return needed_by(rules)
 
     def _widen(self, coverage: Coverage) -> None:
         plan = self._checkpoint.plan()
