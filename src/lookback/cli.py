@@ -70,8 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("stream")
     how = evaluate.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="judge what is there, then end")
-    how.add_argument(
-        "--every", metavar="DURATION", help="how often to look for more (default: as conf/settings.yml says)"
+    how.add_argument("--every", metavar="DURATION", help="how often to look for more (default: as the profile says)")
+    evaluate.add_argument(
+        "--profile", metavar="NAME", help="settings of CONF/profiles/NAME.yml (default: as conf/settings.yml says)"
     )
     evaluate.add_argument(
         "--idle-after", metavar="DURATION",
@@ -134,7 +135,8 @@ def _as_json(options: argparse.Namespace) -> bool:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    return Settings.local(getattr(options, "root", None), getattr(options, "conf", None))
+    named = (getattr(options, name, None) for name in ("root", "conf", "profile"))
+    return Settings.local(*named)
 
 
 def _tables(settings: Settings) -> Tables:
@@ -267,7 +269,8 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     evaluation = Evaluation(
         tables, stream, streams, options.checkpoint or checkpoint_folder(tables, stream),
-        once=options.once, every=options.every or settings.every, on_batch=show, idle_after=idle_after,
+        once=options.once, every=options.every or settings.every, admission=settings.admission, on_batch=show,
+        idle_after=idle_after,
     )  # fmt: skip
     # Both ways of ending it leave a batch that is half done to the next start.
     signal.signal(signal.SIGTERM, lambda *_: evaluation.request_stop())

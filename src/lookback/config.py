@@ -22,24 +22,42 @@ DEFAULT_EVERY = "1 second"
 class Settings:
     """Where things are, and how a run on this machine is set.
 
-    root: the folder of the local tables, or its URL; conf: the folder of streams/ and rules/. every: the pause between
-    two micro-batches; spark: Spark settings that go before Lookback's own; both from CONF/settings.yml.
+    root: the folder of the local tables, or its URL; conf: the folder of streams/ and rules/. profile: the name of
+    CONF/profiles/<profile>.yml, which says the other three, CONF/settings.yml going before it. every: the pause between
+    two micro-batches; admission: options of the Delta source that bound one; spark: Spark settings that go before
+    Lookback's own.
     """
 
     root: str
     conf: Path
+    profile: str = ""
     every: str = DEFAULT_EVERY
+    admission: Mapping[str, str] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def local(cls, root: str | Path | None = None, conf: str | Path | None = None) -> Settings:
-        """Settings of this machine: as given, else LOOKBACK_ROOT and LOOKBACK_CONF, else ./lakehouse and ./conf.
+    def local(
+        cls, root: str | Path | None = None, conf: str | Path | None = None, profile: str | None = None
+    ) -> Settings:
+        """Settings of this machine: as given, else by the environment, else by default.
 
-        Raises SetupError where CONF/settings.yml is there and cannot be used.
+        root: LOOKBACK_ROOT, ./lakehouse; conf: LOOKBACK_CONF, ./conf; profile: LOOKBACK_PROFILE, what CONF/settings.yml says.
+        Raises SetupError where a file cannot be used or there is no such profile.
         """
         folder = Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF)
-        every, spark = _run_settings(folder / "settings.yml")
-        return cls(str(root or os.environ.get("LOOKBACK_ROOT") or DEFAULT_ROOT), folder, every, spark)
+        own = _run_settings(folder / "settings.yml", {"profile": "", "every": "", "admission": {}, "spark": {}})
+        name = profile or os.environ.get("LOOKBACK_PROFILE") or own["profile"]
+        chosen: dict[str, Any] = {"every": DEFAULT_EVERY, "admission": {}, "spark": {}}
+        if name:
+            chosen = _run_settings(_profile_file(folder / "profiles", name), chosen)
+        return cls(
+            str(root or os.environ.get("LOOKBACK_ROOT") or DEFAULT_ROOT),
+            folder,
+            name,
+            own["every"] or chosen["every"],
+            {**chosen["admission"], **own["admission"]},
+            {**chosen["spark"], **own["spark"]},
+        )
 
     def streams(self) -> dict[str, Stream]:
         """The declared streams by name."""
@@ -53,14 +71,26 @@ class Settings:
         return streams[name]
 
 
-def _run_settings(file: Path) -> tuple[str, dict[str, str]]:
+def _profile_file(folder: Path, name: str) -> Path:
+    known = sorted(file.stem for file in folder.glob("*.yml"))
+    if name not in known:
+        raise SetupError(f"there is no profile {name!r} in {folder}; there are {', '.join(known) or 'none'}")
+    return folder / f"{name}.yml"
+
+
+def _run_settings(file: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of `defaults` as the file sets them: texts, and mappings of texts."""
     document = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if _composed(file, missing_ok=True) else {}
-    if not isinstance(document, dict) or not set(document) <= {"every", "spark"}:
-        raise SetupError(f"{file} holds something else than the keys every and spark")
-    spark = document.get("spark") or {}
-    if not isinstance(spark, dict):
-        raise SetupError(f"{file}: spark is a mapping of Spark settings, got {spark!r}")
-    return str(document.get("every", DEFAULT_EVERY)), {str(key): str(value) for key, value in spark.items()}
+    if not isinstance(document, dict) or not set(document) <= set(defaults):
+        raise SetupError(f"{file} holds something else than the keys {', '.join(defaults)}")
+    found: dict[str, Any] = {}
+    for key, default in defaults.items():
+        value = document.get(key, default)
+        if isinstance(default, dict) != isinstance(value, dict):
+            kind = "a mapping of settings" if isinstance(default, dict) else "one text"
+            raise SetupError(f"{file}: {key} is {kind}, got {value!r:.100}")
+        found[key] = {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else str(value)
+    return found
 
 
 def load_stream(path: str | Path) -> Stream:

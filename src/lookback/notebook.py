@@ -84,13 +84,18 @@ def _parsed(name: str, given: str, default: Value) -> Value:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where a notebook works: its tables, the declared streams by name, the stream chosen, the folder conf/."""
+    """Where a notebook works: its tables, the declared streams by name, the stream chosen, the settings of a run."""
 
     tables: Tables
     streams: Mapping[str, Stream]
     stream: Stream
-    conf: Path
+    settings: Settings
     checkpoints: str
+
+    @property
+    def conf(self) -> Path:
+        """The folder conf/."""
+        return self.settings.conf
 
     @property
     def rules(self) -> RulesTable:
@@ -105,12 +110,13 @@ class Workspace:
 
 
 def open_workspace(
-    root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = ""
+    root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", profile: str = ""
 ) -> Workspace:
     """Starts or finds Spark, reads conf/, and creates the tables that are missing.
 
     With catalog and schema the tables are catalog.schema.<table> and `root` (a volume) holds checkpoints; without them
-    they are folders below `root`. stream: one of conf/streams. Raises SetupError.
+    they are folders below `root`. stream: one of conf/streams. profile: one of conf/profiles; empty: that of
+    conf/settings.yml. Raises SetupError.
     """
     from lookback.spark.session import get_spark
     from lookback.spark.tables import Tables
@@ -121,13 +127,14 @@ def open_workspace(
     streams = load_streams(folder)
     if stream not in streams:
         raise SetupError(f"there is no stream {stream!r} in {folder / 'streams'}; there are {', '.join(streams)}")
-    spark = get_spark("lookback notebook", settings=Settings.local(conf=folder).spark)
+    settings = Settings.local(conf=folder, profile=profile)
+    spark = get_spark("lookback notebook", settings=settings.spark)
     tables = Tables.catalog(spark, catalog, schema) if catalog else Tables.local(spark, root)
     tables.create(streams[stream])
     checkpoints = f"{tables.root or root.rstrip('/')}/_checkpoints"
     where = f"{catalog}.{schema}" if catalog else str(tables.root)
     show(text(f"Stream {stream} in {where}; {len(streams)} streams declared in {folder}."))
-    return Workspace(tables, streams, streams[stream], folder, checkpoints)
+    return Workspace(tables, streams, streams[stream], settings, checkpoints)
 
 
 def ingest_files(
@@ -331,11 +338,12 @@ def list_rules(workspace: Workspace) -> pd.DataFrame:
 
 
 def evaluate_stream(
-    workspace: Workspace, mode: str = "once", every: str = "1 second", minutes: float = 0, idle_after: str = ""
+    workspace: Workspace, mode: str = "once", every: str = "", minutes: float = 0, idle_after: str = ""
 ) -> list[BatchReport]:
     """Judges the stream's events by the rules in force, with a live view until it ends; returns the reports of its batches.
 
-    mode `once`: what has arrived, then ends; `continuous`: for `minutes`, 0 without end. idle_after: a duration; for each
+    mode `once`: what has arrived, then ends; `continuous`: for `minutes`, 0 without end. every: the pause between two
+    micro-batches; empty: as the profile says. idle_after: a duration; for each
     such time without a new commit a continuous evaluation moves the watermark on by as much. An interrupt of the cell
     ends it cleanly: what is half done is done again at the next start.
     """
@@ -345,7 +353,8 @@ def evaluate_stream(
     if not any(row.status in ("active", "shadow") for row in workspace.rules.rows()):
         show(text("No rule is in force: publish one with 02_author_rules, or with `lookback rules push`."))
     evaluation = Evaluation(
-        workspace.tables, workspace.stream, workspace.streams, workspace.checkpoint("evaluate"), once=once, every=every,
+        workspace.tables, workspace.stream, workspace.streams, workspace.checkpoint("evaluate"), once=once,
+        every=every or workspace.settings.every, admission=workspace.settings.admission,
         idle_after=parse_duration(idle_after) if idle_after and not once else None,
     )  # fmt: skip
     watch(evaluation, minutes, commits=None if once else lambda: commit_times(workspace.tables, workspace.stream))

@@ -15,7 +15,7 @@ CONF = Path(__file__).parents[2] / "conf"
 def test_settings_of_the_repository() -> None:
     settings = Settings.local("./here", CONF)
     assert settings.root == "./here"
-    assert settings.every == "1 second"
+    assert (settings.profile, settings.every) == ("latency", "0 seconds")
     assert settings.spark["spark.driver.memory"]
     assert set(settings.streams()) == {"transactions", "logins", "payments", "items", "readings"}
 
@@ -24,7 +24,32 @@ def test_settings_may_be_missing(tmp_path: Path) -> None:
     assert Settings.local(conf=tmp_path).every == DEFAULT_EVERY
 
 
-@pytest.mark.parametrize("text", ["- 1", "evry: 1 second", "spark: fast"])
+def test_a_profile_is_chosen_by_one_name_and_settings_go_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "calm.yml").write_text(
+        "every: 9 seconds\nspark: {a: 1, b: 2}\nadmission: {maxFilesPerTrigger: 3}"
+    )
+    (tmp_path / "profiles" / "other.yml").write_text("every: 8 seconds")
+    (tmp_path / "settings.yml").write_text("profile: calm\nspark: {b: 7}")
+    calm = Settings.local(conf=tmp_path)
+    assert (calm.every, calm.spark, calm.admission) == ("9 seconds", {"a": "1", "b": "7"}, {"maxFilesPerTrigger": "3"})
+    monkeypatch.setenv("LOOKBACK_PROFILE", "other")
+    assert Settings.local(conf=tmp_path).every == "8 seconds"
+    assert Settings.local(conf=tmp_path, profile="calm").every == "9 seconds"
+    with pytest.raises(SetupError, match=r"no profile 'brisk' in .*; there are calm, other"):
+        Settings.local(conf=tmp_path, profile="brisk")
+
+
+def test_every_profile_of_the_repository_can_be_used() -> None:
+    for file in sorted((CONF / "profiles").glob("*.yml")):
+        settings = Settings.local(conf=CONF, profile=file.stem)
+        assert set(settings.admission) <= {"maxFilesPerTrigger", "maxBytesPerTrigger"}
+        assert settings.every
+
+
+@pytest.mark.parametrize("text", ["- 1", "evry: 1 second", "spark: fast", "every: {a: 1}"])
 def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "settings.yml").write_text(text)
     with pytest.raises(SetupError, match=r"settings\.yml"):
