@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from lookback.core.errors import EventError, LookbackError, RuleError, StreamError
-from lookback.core.rules import Rule
-from lookback.core.streams import Stream
-from lookback.harness import Harness, Result, replay
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lookback.core.errors import EventError, LookbackError, RuleError, StreamError
+    from lookback.core.rules import Rule
+    from lookback.core.streams import Stream
+    from lookback.harness import Harness, Result, replay
 
 __all__ = ["EventError", "Harness", "LookbackError", "Result", "Rule", "RuleError", "Stream", "StreamError", "replay"]
+_HOMES = {
+    **dict.fromkeys(("EventError", "LookbackError", "RuleError", "StreamError"), "lookback.core.errors"),
+    "Rule": "lookback.core.rules",
+    "Stream": "lookback.core.streams",
+    **dict.fromkeys(("Harness", "Result", "replay"), "lookback.harness"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Imports what is asked for when it is: a part of the package costs only what that part needs."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -20,8 +20,9 @@ from lookback.core.errors import SetupError
 from lookback.core.streams import Stream
 from lookback.spark.checkpoint import Checkpoint, Plan
 from lookback.spark.dispatch import BLOCKS, event_blocks, rule_blocks, shard_labels
-from lookback.spark.processor import ShardProcessor, UncoveredError
+from lookback.spark.processor import ShardProcessor
 from lookback.spark.rules import RulesTable
+from lookback.spark.shard import UncoveredError
 from lookback.spark.sink import BatchReport, Sink
 from lookback.spark.watching import RulesWatch
 

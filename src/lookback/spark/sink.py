@@ -15,7 +15,7 @@ from lookback.core.blocks import ALERTS_SCHEMA, LATE_SCHEMA, unpack_failures, un
 from lookback.core.coverage import Coverage
 from lookback.core.evaluation import failure_text
 from lookback.core.stretch import merge_failures
-from lookback.spark.processor import ALERTS, FAILURES, LATE, LOG, REPORT
+from lookback.spark.shard import ALERTS, FAILURES, LATE, LOG, REPORT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
