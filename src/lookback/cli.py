@@ -79,6 +79,14 @@ def _parser() -> argparse.ArgumentParser:
         help="after so much time without a new commit, and again each time, move the watermark on by as much",
     )  # fmt: skip
     evaluate.add_argument("--checkpoint", help="folder of the checkpoint (default: below the root)")
+    evaluate.add_argument(
+        "--shards", type=int, metavar="N",
+        help="of a new checkpoint: into how many parts the keys are divided, for good (default: one for each core)",
+    )  # fmt: skip
+    spread = command("repartition", _repartition, "divide the state of a stopped evaluation among more or fewer cores")
+    spread.add_argument("stream")
+    spread.add_argument("partitions", type=int, help="at most as many as the checkpoint has shards")
+    spread.add_argument("--checkpoint", help="folder of the checkpoint (default: below the root)")
     advance = command("advance", _advance, "move a stream's watermark on where no events come")
     advance.add_argument("stream")
     advance.add_argument("time", help="the time that it is to reach, such as 2026-01-31T12:00:00Z; UTC without a zone")
@@ -270,12 +278,23 @@ def _evaluate(options: argparse.Namespace) -> None:
     evaluation = Evaluation(
         tables, stream, streams, options.checkpoint or checkpoint_folder(tables, stream),
         once=options.once, every=options.every or settings.every, admission=settings.admission, on_batch=show,
-        idle_after=idle_after,
+        idle_after=idle_after, shards=options.shards,
     )  # fmt: skip
     # Both ways of ending it leave a batch that is half done to the next start.
     signal.signal(signal.SIGTERM, lambda *_: evaluation.request_stop())
     signal.signal(signal.SIGINT, lambda *_: evaluation.request_stop())
     evaluation.run()
+
+
+def _repartition(options: argparse.Namespace) -> None:
+    from lookback.spark.checkpoint import repartition
+    from lookback.spark.pipeline import checkpoint_folder
+
+    settings = _settings(options)
+    stream, tables = settings.stream(options.stream), _tables(settings)
+    folder = options.checkpoint or checkpoint_folder(tables, stream)
+    repartition(tables.spark, folder, options.partitions)
+    print(f"the state in {folder} has {options.partitions} partitions now")
 
 
 def _batch(report: BatchReport) -> dict[str, Any]:

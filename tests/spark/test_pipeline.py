@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
-from lookback.spark.checkpoint import Checkpoint
+from lookback.core.errors import SetupError
+from lookback.spark.checkpoint import Checkpoint, repartition
 from lookback.spark.dispatch import shard_labels
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.rules import RulesTable
@@ -205,6 +206,24 @@ def test_c3_7_a_rule_inserted_by_sql_while_the_stream_runs_is_obeyed(
         "new-key",
         "newer-key",
     }
+
+
+def test_c3_1_state_can_be_divided_among_more_partitions(ready: Tables) -> None:
+    rules, folder = RulesTable(ready, STREAMS), checkpoint_folder(ready, STREAM)
+    for document in (*RULES[:2], MORE_RULES[-1]):
+        rules.push(document)
+    events = make_events(120, seed=23)
+    with pytest.raises(SetupError, match="is not the checkpoint of an evaluation"):
+        repartition(ready.spark, folder, 3)
+    append(ready, [row for row in events if row["arrival"] <= 3])
+    evaluate(ready, shards=3)
+    with pytest.raises(SetupError, match="into 3 shards, so its state has 1 to 3 partitions, not 4"):
+        repartition(ready.spark, folder, 4)
+    repartition(ready.spark, folder, 3)
+    assert len([path for path in Path(folder, "state", "0").iterdir() if path.name.isdigit()]) == 3
+    append(ready, [row for row in events if row["arrival"] > 3])
+    evaluate(ready)
+    assert stored_alerts(ready) == replayed_alerts(replay_of_tables(ready))
 
 
 def test_c4_plain_sql_update_and_delete_are_obeyed(ready: Tables, spark: SparkSession) -> None:

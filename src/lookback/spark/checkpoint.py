@@ -6,9 +6,13 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lookback.core.coverage import Coverage
 from lookback.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _PLAN = "lookback.json"
 
@@ -17,12 +21,35 @@ _PLAN = "lookback.json"
 class Plan:
     """How a query is planned.
 
-    shards: frozen with the first batch, as Spark freezes its state's partitions. coverage: what dispatch sends; it
+    shards: into how many parts the keys are divided, frozen with the first batch. coverage: what dispatch sends; it
     covers the rules in force, also those whose rows have been deleted since.
     """
 
     shards: int
     coverage: Coverage
+
+
+def repartition(spark: SparkSession, folder: str | Path, partitions: int) -> None:
+    """Divides the state of a query that has been stopped among so many partitions, at most as many as it has shards.
+
+    Raises SetupError where there is no such checkpoint, it has fewer shards, or this Spark cannot do it.
+    """
+    plan = Checkpoint(Path(folder)).plan()
+    if plan is None:
+        raise SetupError(f"{folder} is not the checkpoint of an evaluation that has run")
+    if not 1 <= partitions <= plan.shards:
+        raise SetupError(
+            f"{folder} divides its keys into {plan.shards} shards, so its state has 1 to {plan.shards} partitions, not "
+            f"{partitions}; more shards are chosen with a new checkpoint: `evaluate --shards`"
+        )
+    # Spark 4.2 has this as an experimental call.
+    manager = getattr(spark, "_streamingCheckpointManager", None)
+    if manager is None:
+        raise SetupError(
+            "this Spark cannot repartition state: Spark 4.2 can; on Databricks (Runtime 18.3 or newer) set "
+            "spark.sql.streaming.stateStore.partitions and start the evaluation again"
+        )
+    manager.repartition(str(folder), partitions)
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,10 @@ class Evaluation:
     What dispatch sends follows the rules table while the query runs. Where it comes too late for a batch, or a rule needs
     a field that the query does not read, the evaluation re-plans itself in place.
     checkpoint: its folder. once: judge what is there, then end. every: how often to look for more. admission: options
-    of the Delta source that bound a batch. idle_after: for each such time, in microseconds, without a new commit the
-    watermark is moved on by as much, by an `advance` in the rules table. on_batch: is called with the report of each batch. reports: of the last
-    batches, newest last; replans: how often it was planned anew.
+    of the Delta source that bound a batch. on_batch: is called with the report of each batch. idle_after: for each such
+    time, in microseconds, without a new commit the watermark is moved on by as much, by an `advance` in the rules table.
+    shards: into how many parts the keys of a new checkpoint are divided, for good; by default one for each state
+    partition; see `repartition`. reports: of the last batches, newest last; replans: how often it was planned anew.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Evaluation:
         admission: Mapping[str, str] | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
         idle_after: int | None = None,
+        shards: int | None = None,
     ) -> None:
         self.tables, self.stream, self.streams = tables, stream, dict(streams)
         self.checkpoint = Checkpoint(Path(checkpoint))
@@ -77,6 +79,9 @@ class Evaluation:
         self._once, self._every, self._on_batch = once, every, on_batch
         self._idle = None if idle_after is None else _Idle(self, idle_after)
         self._admission = {**_ADMISSION, **(admission or {})}
+        if shards is not None and shards < 1:
+            raise SetupError(f"an evaluation has at least one shard, got {shards}")
+        self._shards = shards
         self._query: StreamingQuery | None = None
         self._wanted: Coverage | None = None
         self._known_labels: list[str] | None = None
@@ -144,7 +149,8 @@ class Evaluation:
         self._watch = RulesWatch(self.tables, self.stream, self.checkpoint)
         # What is in force is covered by what was sent last; what the table holds may come into force.
         coverage = self._watch.table_needs() | (self._wanted or (before.coverage if before else Coverage()))
-        plan = Plan(before.shards if before else _partitions(self.tables), coverage)
+        partitions = _partitions(self.tables)
+        plan = Plan(before.shards if before else self._shards or partitions, coverage)
         self.checkpoint.record(plan)
         self._wanted = None
         self._query = self._query_of(plan)
@@ -254,7 +260,7 @@ class _Idle:
 
 
 def _partitions(tables: Tables) -> int:
-    """The shards of a new query: the session's shuffle partitions; a number is set where Spark would choose one."""
+    """The state partitions of a new query: the session's shuffle partitions; set where Spark would choose them."""
     conf, name = tables.spark.conf, "spark.sql.shuffle.partitions"
     if not str(conf.get(name)).isdigit():
         conf.set(name, str(_DEFAULT_SHARDS))
