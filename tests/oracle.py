@@ -66,12 +66,14 @@ class _Row:
 class _State:
     """What is kept under one name: of a feature its rows; of a session or sequence all that is its own.
 
-    starts: of a session, the highest event time when each of its measures' features started.
+    resolution: the floor is a multiple of it. starts: of a session, the highest event time when each of its measures'
+    features started.
     """
 
     since: int
     floor: int = NEVER
     width: int = 0
+    resolution: int = 1
     rows: list[_Row] = field(default_factory=list)
     starts: dict[str, int] = field(default_factory=dict)
     matches: dict[Key, _Match] = field(default_factory=dict)
@@ -188,6 +190,10 @@ class Oracle:
         for name, width in widths.items():
             self.states.setdefault(name, _State(self.high)).width = width
         for rule in self.in_force():
+            for measure in rule.compiled.measures:
+                if isinstance(measure.window, Lookback) and measure.window.resolution:
+                    self.states[measure.feature.feature_id].resolution = measure.window.resolution
+        for rule in self.in_force():
             rule.open()
 
     def _forget_unused(self) -> None:
@@ -254,7 +260,8 @@ class Oracle:
             if self.last_commit is not None:
                 rule.reach(before, now, self.last_commit)
         for state in self.states.values():
-            state.floor = max(state.floor, now - state.width)
+            floor = now - state.width
+            state.floor = max(state.floor, floor - floor % state.resolution)
         for rule in self.in_force():
             rule.forget_expired(now)
 
@@ -395,7 +402,7 @@ class _Lookback(_Kind):
         widths: dict[str, int] = {}
         for measure in self.compiled.measures:
             assert isinstance(measure.window, Lookback)
-            width = measure.window.size + measure.window.delay + self.lateness
+            width = measure.window.size + measure.window.resolution + measure.window.delay + self.lateness
             widths[measure.feature.feature_id] = max(width, widths.get(measure.feature.feature_id, 0))
         return widths
 
@@ -440,9 +447,9 @@ class _Lookback(_Kind):
             measured[measure.name] = aggregate(measure, rows)
         window = self.spec.window
         assert isinstance(window, Lookback)
-        last = event.time - window.delay
+        COVERED["verdicts: lookback with a resolution"] += any(m.feature.resolution for m in self.compiled.measures)
         text = str(oracle.text(oracle.stream.event_id, event.values[oracle.stream.event_id]))
-        about = _Subject(key, text, event.number, text, event.time, last - window.size, last)
+        about = _Subject(key, text, event.number, text, event.time, *bounds(window, event.time))
         alerted = self.judge(about, measured, oracle.columns(event), complete, arrival)
         if alerted and self.spec.reset_on_alert:
             COVERED["resets: lookback"] += 1
@@ -834,8 +841,14 @@ def alive(tiles: Tiles, time: int, bound: int) -> list[int]:
 def span(measure: CompiledMeasure, time: int) -> tuple[int, int]:
     """First and last time that a look-back measure covers."""
     assert isinstance(measure.window, Lookback)
-    last = time - measure.window.delay
-    return last - measure.window.size, last
+    return bounds(measure.window, time)
+
+
+def bounds(window: Lookback, time: int) -> tuple[int, int]:
+    """First and last time that a look-back window covers; with a resolution the first is a multiple of it."""
+    last = time - window.delay
+    first = last - window.size
+    return (first - first % window.resolution if window.resolution else first), last
 
 
 def key_of(group_by: Iterable[str], event: OracleEvent) -> Key:

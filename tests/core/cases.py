@@ -32,6 +32,9 @@ _AGGREGATES = [
     "sum(n * 4611686018427387904)",
     "avg(a)", "avg(n)", "min(a)", "max(k)", "max(n)", "stddev_samp(a)",
 ]  # fmt: skip
+_RESOLUTIONS: list[int | None] = [None, None, None, 1, 2, 3, 4, 7]
+# What takes no resolution.
+_EXACT_ONLY = ("distinct", "min", "max")
 _FILTERS = ["", "", " filter (where a > 1)", " filter (where n > 0)", " filter (where 10 / n > 2)"]
 _WHERES = [None, None, None, None, None, "n >= 0", "k <> 'x'", "10 / n > 1", "a is not null"]
 _WHENS = [
@@ -69,16 +72,38 @@ def measures(draw: st.DrawFn, *, own_windows: bool) -> dict[str, Any]:
         # The conditions compare the first measure with numbers.
         text = text.replace("max(k)", "count(k)") if at == 0 else text
         own = draw(st.sampled_from([None, None, 1, 3, 7, 12])) if own_windows else None
-        found[f"m{at}"] = text if own is None else {"measure": text, "window": _microseconds(own)}
+        found[f"m{at}"] = text if own is None else {"measure": text, "window": draw(look_back_windows([own]))}
     return found
 
 
 @st.composite
-def lookbacks(draw: st.DrawFn) -> dict[str, Any]:
-    window: Any = _microseconds(draw(st.sampled_from(_SPANS)))
+def look_back_windows(draw: st.DrawFn, sizes: list[int], resolutions: list[int | None] = _RESOLUTIONS) -> Any:
+    size = draw(st.sampled_from(sizes))
     delay = draw(st.sampled_from([None, None, 0, 1, 3, 5]))
+    resolution = draw(st.sampled_from(resolutions))
+    if delay is None and resolution is None:
+        return _microseconds(size)
+    window = {"lookback": _microseconds(size)}
+    window |= {} if delay is None else {"delay": _microseconds(delay)}
+    return window if resolution is None else window | {"resolution": _microseconds(min(size, resolution))}
+
+
+def _bearing(document: dict[str, Any]) -> dict[str, Any]:
+    """The rule with an exact window for each measure that takes no resolution."""
+    found = {}
+    for name, spec in document["measures"].items():
+        text, window = (spec, None) if isinstance(spec, str) else (spec["measure"], spec["window"])
+        used = document["window"] if window is None else window
+        if isinstance(used, dict) and "resolution" in used and any(word in text for word in _EXACT_ONLY):
+            window = {key: value for key, value in used.items() if key != "resolution"}
+        found[name] = text if window is None else {"measure": text, "window": window}
+    return document | {"measures": found}
+
+
+@st.composite
+def lookbacks(draw: st.DrawFn) -> dict[str, Any]:
     document = {
-        "window": window if delay is None else {"lookback": window, "delay": _microseconds(delay)},
+        "window": draw(look_back_windows(_SPANS)),
         "measures": draw(measures(own_windows=True)),
         "when": draw(st.sampled_from([*_WHENS, "m0 * n > {limit}"])).format(limit=draw(st.integers(0, 4))),
         "late": draw(st.sampled_from(["evaluate", "record", "revise", "revise"])),
@@ -86,7 +111,7 @@ def lookbacks(draw: st.DrawFn) -> dict[str, Any]:
     }
     if document["late"] != "revise":
         document["reset_on_alert"] = draw(st.booleans())
-    return document
+    return _bearing(document)
 
 
 @st.composite
@@ -173,7 +198,7 @@ def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
         new["sequence"] |= {key: value for key, value in other["sequence"].items() if key == part}
     if new.get("late") == "revise":
         new.pop("reset_on_alert", None)
-    return new
+    return _bearing(new) if kind == "lookback" else new
 
 
 def _longer(document: dict[str, Any]) -> dict[str, Any]:
@@ -290,4 +315,40 @@ def cases(draw: st.DrawFn, *, updates: bool) -> dict[str, Any]:
         "cuts": draw(st.lists(st.integers(1, last), unique=True, max_size=6)),
         "shards": draw(st.integers(1, 3)),
         "reload": draw(st.booleans()),
+    }
+
+
+@st.composite
+def resolution_cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Cases as of `cases` about windows with a resolution: few keys, a batch per commit and a verdict on most events."""
+    events = [row | {"c": 1, "k": draw(st.sampled_from("xxxy"))} for row in draw(rows())]
+    last = max(row["arrival"] for row in events)
+    lateness = draw(st.sampled_from(["0 seconds", "2 microseconds", "6 microseconds"]))
+    common = {"rule_id": "r1", "stream": "tx", "group_by": ["k"], "allowed_lateness": lateness}
+    versions = [common | draw(_with_resolution()) for _ in range(draw(st.sampled_from([1, 1, 2])))]
+    afters = [0, draw(st.integers(0, last))]
+    numbered = zip(afters, enumerate(versions, 1), strict=False)
+    return {
+        "stream": "plain",
+        "rows": events,
+        "changes": [_row(after, "insert", "r1", number, "active", version) for after, (number, version) in numbered],
+        "cuts": list(range(1, last + 1)),
+        "shards": 1,
+        "reload": draw(st.booleans()),
+    }
+
+
+@st.composite
+def _with_resolution(draw: st.DrawFn) -> dict[str, Any]:
+    windows = look_back_windows(_SPANS, [1, 2, 3, 4, 7])
+    additive = [text for text in _AGGREGATES if not any(word in text for word in _EXACT_ONLY)]
+    policy = draw(st.sampled_from([{}, {}, {"late": "record"}, {"late": "revise"}, {"reset_on_alert": True}]))
+    return policy | {
+        "window": draw(windows),
+        "measures": {
+            "m0": "count(*)",
+            "m1": draw(st.sampled_from(additive)) + draw(st.sampled_from(_FILTERS)),
+            "m2": {"measure": draw(st.sampled_from(additive)), "window": draw(windows)},
+        },
+        "when": "m0 >= 3" if "reset_on_alert" in policy else "true",
     }

@@ -145,6 +145,76 @@ def evidence(judge: Judge) -> list[tuple[str, ...]]:
     return [row[-2] for row in judge.alerts]
 
 
+def coarse(size: int, resolution: int, delay: int = 0, **keys: Any) -> dict[str, Any]:
+    spans = {"lookback": size, "resolution": resolution, "delay": delay}
+    return window({name: f"{span} microseconds" for name, span in spans.items()}, **{"when": "m >= 0", **keys})
+
+
+def seen(judge: Judge) -> list[tuple[Any, ...]]:
+    """(event id, m, start and end of its window, whether that is complete) of every row."""
+    zero = moment(0)
+    return [
+        (row[6], int(dict(row[10])["m"]), *((time - zero) // (moment(1) - zero) for time in row[8:10]), row[11])
+        for row in judge.alerts
+    ]
+
+
+def test_c3_4_a_window_with_a_resolution_begins_at_the_multiple_before_its_exact_start() -> None:
+    #      3   4       6                   11
+    #      a   b───────┴───────────────────c     exactly from 6 on, with a resolution of 4 from 4 on, b included
+    judge = started(coarse(5, 4), [("a", 3, 0)], [("b", 4, 0)], [("c", 11, 0)])
+    assert seen(judge)[2] == ("c", 2, 4, 11, True)
+    # At 13 the exact start is 8, a multiple itself: 7 is out, 8 is in.
+    judge = started(coarse(5, 4), [("a", 7, 0)], [("b", 8, 0)], [("c", 13, 0)])
+    assert seen(judge)[2] == ("c", 2, 8, 13, True)
+
+
+def test_c3_4_multiples_of_a_resolution_go_on_before_1970() -> None:
+    #      -9  -8          -5                  0      down from -5 to -8, not up to -4
+    #      a   b───────────┴───────────────────c
+    judge = started(coarse(5, 4), [("a", -9, 0)], [("b", -8, 0)], [("c", 0, 0)])
+    assert seen(judge) == [("a", 1, -16, -9, True), ("b", 2, -16, -8, True), ("c", 2, -8, 0, True)]
+
+
+def test_c3_4_a_window_with_resolution_and_delay_is_exact_at_its_end() -> None:
+    #      3   4   5               9   10      12
+    #      a   b───┴───────────────c   d       e     [12 - 3 - 4, 12 - 3] = [5, 9], from 4 on
+    commits = [[("a", 3, 0)], [("b", 4, 0)], [("c", 9, 0)], [("d", 10, 0)], [("e", 12, 0)]]
+    assert seen(started(coarse(4, 4, 3), *commits))[4] == ("e", 2, 4, 9, True)
+
+
+def test_c3_4_of_ties_at_the_start_of_a_bucket_those_count_that_have_arrived() -> None:
+    judge = started(coarse(4, 4), [("a", 4, 0), ("b", 4, 0)], [("c", 8, 0)], [("d", 4, 0)], [("e", 8, 0)])
+    assert [(row[0], row[1]) for row in seen(judge)] == [("a", 1), ("b", 2), ("c", 3), ("d", 3), ("e", 5)]
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_c3_4_an_event_at_the_latest_splits_a_bucket_that_is_still_open(delay: int) -> None:
+    #   0                   8   9   10  11  12       W = 20 - 3; what is at 17 - 6 = 11 is taken. With a delay its window
+    #   ├───── closed ──────┼───a───b───c───┤ open   ends at 10, within [8, 12), and must not see what lies after that
+    before = [("a", 9, 0), ("b", 10, 0), ("c", 11, 0)]
+    filler = [[(f"{at}", at, 0)] for at in (20, 20, 20, 20, 20)]
+    judge = started(coarse(8, 4, delay), before, *filler, [("late", 11, 0)])
+    assert seen(judge)[-1][1] == (2 if delay else 4)
+    feed(judge, 9, ("later", 11, 0))
+    assert seen(judge)[-1][1] == (2 if delay else 5)
+
+
+def test_c3_6_revise_with_a_resolution_judges_again_what_a_late_event_enters_through_its_bucket() -> None:
+    #   4           7       9   11      13     W = 13 - 3, so d is just taken; b's window is exactly [7, 11], from 4 on
+    #   d───────────┴───────┴───b───────c      c's is [9, 13], from 8 on
+    judge = started(coarse(4, 4, when="m >= 2", late="revise"), [("b", 11, 0)], [("c", 13, 0)], [("d", 4, 0)])
+    assert events(judge) == [("c", 0, "raised", 2), ("b", 0, "raised", 3)]
+
+
+def test_c3_8_the_floor_of_a_feature_with_a_resolution_is_a_multiple_of_it() -> None:
+    # W = 24 - 3; 21 - (4 + 4) - 6 = 7, so the floor is 4, and the window that is widened has what lies after that.
+    judge = started(coarse(4, 4), [("a", 3, 0), ("b", 4, 0)], [("c", 24, 0)])
+    judge.change(coarse(20, 4), 2, "active")
+    feed(judge, 3, ("d", 24, 0), ("e", 23, 0))
+    assert seen(judge)[3:] == [("e", 2, 0, 23, False), ("d", 4, 4, 24, True)]
+
+
 def test_c3_5_tumbling_results_come_when_the_watermark_reaches_the_end_and_with_each_late_event() -> None:
     #   [0, 10)  W after each commit: 6, 10, 10, 15, 16
     commits = [[("a", 9, 0)], [("b", 13, 0)], [("c", 2, 0)], [("d", 18, 0)], [("e", 9, 0)]]

@@ -22,7 +22,7 @@ from lookback.harness import replay
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cases import STREAMS, cases
+from cases import STREAMS, cases, resolution_cases
 
 from oracle import COVERED, Oracle, OracleEvent
 
@@ -209,6 +209,11 @@ def test_c3_evaluator_equals_oracle_for_any_cut_and_shard_count(case: dict[str, 
 @given(cases(updates=False))
 def test_c6_replay_equals_oracle(case: dict[str, Any]) -> None:
     assert_replay_equals_oracle(case)
+
+
+@given(resolution_cases())
+def test_c3_4_windows_with_a_resolution_equal_the_oracle(case: dict[str, Any]) -> None:
+    assert_engine_equals_oracle(case)
 
 
 def regression(

@@ -138,6 +138,7 @@ def test_every_measure_of_every_alert_comes_out_the_same(seed: int):
 
 
 MEASURES = {"measures": {"total": "sum(amount)", "n": "count(*)", "kinds": "count(distinct amount)"}}
+COARSE = {"measures": {"total": "sum(amount)", "n": "count(*)", "mean": "avg(amount)"}}
 BASE = {"rule_id": "r", "stream": "tx", "group_by": ["k"]}
 ONE = {"name": "one", "where": "amount = 1", "at_least": 2}
 MORE = {"name": "more", "where": "amount > element_at(one.amount, -1)", "at_most": 2}
@@ -146,6 +147,11 @@ KINDS = {
     "lookback": {**BASE, **MEASURES, "window": "20 seconds", "when": "n >= 4"},
     "revise": {**BASE, **MEASURES, "window": {"lookback": "9 seconds", "delay": "1 second"}, "when": "n < 4", "late": "revise"},
     "reset": {**BASE, **MEASURES, "window": "30 seconds", "when": "n >= 4", "reset_on_alert": True},
+    "coarse": {**BASE, **COARSE, "window": {"lookback": "20 seconds", "resolution": "7 seconds"}, "when": "n >= 4"},
+    "coarse revised": {
+        **BASE, **COARSE, "window": {"lookback": "9 seconds", "delay": "2 seconds", "resolution": "4 seconds"},
+        "when": "n < 4", "late": "revise",
+    },
     "tumbling": {**BASE, **MEASURES, "window": {"tumbling": "10 seconds"}, "when": "n < 8"},
     "early": {**BASE, **MEASURES, "window": {"tumbling": "10 seconds", "offset": "3 seconds"}, "early": True},
     "sliding": {**BASE, **MEASURES, "window": {"sliding": "10 seconds", "slide": "3 seconds"}, "when": "total > 9"},
@@ -156,7 +162,7 @@ KINDS = {
     "absence": {**BASE, "sequence": {"within": "20 seconds", "steps": [ONE, {**SILENT, "absent": "amount = 4"}]}},
     "emptied": {**BASE, "sequence": {"within": "20 seconds", "steps": [ONE, SILENT]}, "reset_on_alert": True},
 }  # fmt: skip
-RETRACTED = {"revise", "tumbling", "session", "closed", "absence", "emptied"}
+RETRACTED = {"revise", "coarse revised", "tumbling", "session", "closed", "absence", "emptied"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -281,6 +287,10 @@ WORDS = {
     "revise": (
         "Raised when n < 4, where n is the number of events over the 9 seconds that end 1 second before each event, per k; "
         "judged again when an event arrives later that lies in the window."
+    ),
+    "coarse": (
+        "Raised when n >= 4, where n is the number of events over the 20 seconds up to each event (begun at a multiple of 7 "
+        "seconds), per k."
     ),
     "reset": (
         "Raised when n >= 4, where n is the number of events over the 30 seconds up to each event, per k; after an alert "

@@ -61,7 +61,7 @@ _ALL = {
 FULL: dict[str, dict[str, Any]] = {
     "lookback": {
         **LOOKBACK, **_ALL, "window": {"lookback": "1 hour", "delay": "0 minutes"}, "late": "revise", "reset_on_alert": False,
-        "measures": {"n": "count(*)", "usual": {"measure": "avg(amount)", "window": {"lookback": "30 days", "delay": "1 day"}}},
+        "measures": {"n": "count(*)", "usual": {"measure": "avg(amount)", "window": {"lookback": "30 days", "delay": "1 day", "resolution": "1 hour"}}},
         "when": "n > 3 and amount > usual", "message": "{n} {usual} {amount}",
     },
     "tumbling": {**TUMBLING, **_ALL, "early": True},
@@ -90,6 +90,8 @@ ACCEPTED = [
 BEYOND = {
     "an id with a line's end", "lateness above the stream's", "until before from", "a thirteenth month",
     "a time beyond all years", "a window beyond all years", "a slide above the size", "a slide too small",
+    "a resolution above the window", "a resolution above a measure's window", "min with a resolution",
+    "max with a resolution", "distinct with a resolution",
     "an aggregate in when", "two aggregates in one", "no aggregate", "an unknown aggregate", "distinct star",
     "the sum of a star", "a measure named like a field", "window_complete", "a measure twice", "a step named like a field",
     "two steps of one name", "at_most below at_least", "a later step", "the step itself", "an unknown step",

@@ -117,6 +117,12 @@ def measures(**more: object) -> dict[str, Any]:
     return changed(LOOKBACK, measures={**LOOKBACK["measures"], **more})
 
 
+def coarse(resolution: object, n: str = "count(*)", **keys: Any) -> dict[str, Any]:
+    """The lookback rule with a resolution, and one more measure."""
+    wanted = {"lookback": "24 hours", "resolution": resolution, **keys}
+    return changed(LOOKBACK, window=wanted, measures={**LOOKBACK["measures"], "n": n})
+
+
 def sequence(**changes: Any) -> dict[str, Any]:
     return changed(SEQUENCE, sequence=changed(SEQUENCE["sequence"], **changes))
 
@@ -212,6 +218,44 @@ VALUES = [
     Wrong("a time that is a flag", lookback(effective_from=True), "effective_from", ("must be a time", "got true")),
 ]  # fmt: skip
 WINDOWS = [
+    Wrong("a resolution of zero", coarse("0 minutes"), "window.resolution", ("must be longer than 0 s", "'0 minutes'")),
+    Wrong("a resolution in short", coarse("1h"), "window.resolution", ("'1h'", *NO_DURATION)),
+    Wrong("a resolution of nothing", coarse(None), "window.resolution", ("null", *NO_DURATION)),
+    Wrong(
+        "a resolution above the window", coarse("25 hours"), "window.resolution",
+        ("'25 hours' is larger than the window of '24 hours'", "write at most the window"),
+    ),
+    Wrong(
+        "a resolution above a measure's window",
+        measures(n={"measure": "count(*)", "window": {"lookback": "1 hour", "delay": "1 day", "resolution": "1 day"}}),
+        "measures.n.window.resolution", ("'1 day' is larger than the window of '1 hour'", "write at most the window"),
+    ),
+    Wrong("a resolution like another key", coarse("1 hour", resolutoin="1 hour"), "window.resolutoin", ("did you mean 'resolution'?",)),
+    Wrong(
+        "a resolution on tumbling", window(tumbling="1 day", resolution="1 hour"), "window.resolution",
+        ("resolution is for lookback windows", "this is a tumbling window", "leave it out"),
+    ),
+    Wrong(
+        "a resolution on session", window(SESSION, session="1 hour", resolution="1 minute"), "window.resolution",
+        ("resolution is for lookback windows", "this is a session window", "leave it out"),
+    ),
+    *(
+        Wrong(
+            f"{name} with a resolution", coarse("1 hour", n=f"{name}(amount)"), "measures.n",
+            (f"{name}(amount) takes no resolution", "when an event is deleted", "{measure: ..., window: 1 day}"),
+        )
+        for name in ("min", "max")
+    ),
+    Wrong(
+        "distinct with a resolution",
+        measures(
+            n={
+                "measure": "count(distinct customer_id)",
+                "window": {"lookback": "3 days", "delay": "1 hour", "resolution": "1 day"},
+            }
+        ),
+        "measures.n", ("takes no resolution", "counts and sums", "window: {lookback: 3 days, delay: 1 hour}}"),
+    ),
     Wrong("a window of zero", lookback(window="0 seconds"), "window", ("must be longer than 0 s", "'0 seconds'")),
     Wrong("a negative window", lookback(window="-1 hours"), "window", ("'-1 hours'", *NO_DURATION)),
     Wrong("a window of months", lookback(window="1 month"), "window", ("no fixed length", "write days, such as '30 days'")),

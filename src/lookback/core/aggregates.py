@@ -26,9 +26,14 @@ _SMALL_SUM = 2**55
 
 
 class Aggregate(ABC):
-    """One aggregate function. `stores_value`: whether its argument's values are kept in state."""
+    """One aggregate function.
+
+    stores_value: whether its argument's values are kept in state. additive: whether what rows contribute is a sum over
+    them, so that rows can stand together as one (see `sums` and `sums_between`), and one of them be subtracted again.
+    """
 
     stores_value = True
+    additive = False
 
     def refusal(self, argument: DataType) -> str | None:
         """Why the aggregate does not take an argument of this type, as a sentence; None if it does."""
@@ -59,6 +64,7 @@ class Count(Aggregate):
     """Number of rows: count(*), or count(x) where rows with NULL were left out before."""
 
     stores_value = False
+    additive = True
 
     def result_type(self, argument: DataType | None) -> DataType:
         """Always bigint."""
@@ -112,6 +118,8 @@ class CountDistinct(Aggregate):
 
 class Sum(Aggregate):
     """Exact sum of integers or decimals, from prefix sums."""
+
+    additive = True
 
     def refusal(self, argument: DataType) -> str | None:
         """Doubles are refused: their sum depends on the order of the rows."""
@@ -300,6 +308,16 @@ AGGREGATES: dict[str, Aggregate] = {
     "max": Max(),
     "stddev_samp": StddevSamp(),
 }
+
+
+def sums(parts: Partial) -> Partial:
+    """An index over what rows of an additive aggregate contribute, for `sums_between`."""
+    return tuple(_prefix_sums(part) for part in parts)
+
+
+def sums_between(index: Partial, low: Int64s, high: Int64s) -> Partial:
+    """What the rows [low, high) of the indexed rows contribute together."""
+    return tuple(prefix[high] - prefix[low] for prefix in index)
 
 
 def _objects(items: list[Any]) -> Values:

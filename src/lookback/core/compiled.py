@@ -23,6 +23,7 @@ from lookback.core.expressions import (
     compile_part,
 )
 from lookback.core.rules import Rule, first_problems, problem_at, read_rule, shown
+from lookback.core.runs import Buckets
 from lookback.core.streams import Stream
 from lookback.core.types import BIGINT, BOOLEAN, NULL, DataType, array
 from lookback.core.windows import LOOKBACK, SEQUENCE, Lookback, Session, Step, Tiles, Window
@@ -37,7 +38,8 @@ class Feature:
     """The part of a rule that needs state. Rules with equal features share one state.
 
     group_by: names in ascending order. where, filter and argument: what the rows kept have to satisfy and hold.
-    allowed_lateness in microseconds. tiles: the windows by which a late event is taken; None: by its own time.
+    allowed_lateness in microseconds. tiles: the windows by which a late event is taken; None: by its own time. buckets:
+    how rows are combined, where its windows have a resolution.
     """
 
     stream: str
@@ -48,12 +50,18 @@ class Feature:
     filter: Expression | None = field(default=None, compare=False)
     argument: Expression | None = field(default=None, compare=False)
     tiles: Tiles | None = None
+    buckets: Buckets | None = None
     feature_id: str = ""
 
     @property
     def aggregate(self) -> Aggregate:
         """The feature's aggregate function."""
         return AGGREGATES[self.function]
+
+    @property
+    def resolution(self) -> int:
+        """The resolution of its windows; 0 for none."""
+        return 0 if self.buckets is None else self.buckets.resolution
 
     @property
     def argument_type(self) -> DataType | None:
@@ -270,7 +278,7 @@ class _Binder:
             }
         for measure in measures:
             assert isinstance(measure.window, Lookback)
-            width = measure.window.size + measure.window.delay + lateness
+            width = measure.window.size + measure.window.delay + measure.window.resolution + lateness
             needs[measure.feature.feature_id] = max(width, needs.get(measure.feature.feature_id, 0))
         return needs
 
@@ -429,10 +437,13 @@ class _Binder:
             if refusal := _refusal(call):
                 self._wrong(place, f"{call.sql}: {refusal}")
                 continue
-            tiles = measure.window if isinstance(measure.window, Tiles) else None
-            feature = _feature(self._kind_of_state(group_by, lateness), where, call, tiles)
+            window = measure.window
+            if isinstance(window, Lookback) and window.resolution and not AGGREGATES[call.function].additive:
+                self._wrong(place, _not_additive(call, window))
+                continue
+            feature = _feature(self._kind_of_state(group_by, lateness), where, call, window)
             type_ = feature.aggregate.result_type(feature.argument_type)
-            measures.append(CompiledMeasure(measure.name, feature, measure.window, type_))
+            measures.append(CompiledMeasure(measure.name, feature, window, type_))
         return tuple(measures)
 
     def _message(self, schema: Mapping[str, DataType]) -> set[str]:
@@ -466,14 +477,30 @@ def _refusal(call: AggregateCall) -> str | None:
 _PRESENCE = AggregateCall("count", None, None, "count(*)")
 
 
-def _feature(kind: list[Any], where: Expression | None, call: AggregateCall, tiles: Tiles | None) -> Feature:
+def _not_additive(call: AggregateCall, window: Lookback) -> str:
+    own = format_duration(window.size)
+    if window.delay:
+        own = f"{{lookback: {own}, delay: {format_duration(window.delay)}}}"
+    return (
+        f"{call.sql} takes no resolution: what is kept of a bucket are counts and sums, and they do not tell what is left "
+        f"when an event is deleted; give it a window of its own without one, such as {{measure: ..., window: {own}}}"
+    )
+
+
+def _feature(kind: list[Any], where: Expression | None, call: AggregateCall, window: Window) -> Feature:
     parts: Sequence[Expression | None] = (where, call.filter, call.argument)
     identity: list[Any] = [*kind, call.function, *([part.sql, str(part.type)] if part else None for part in parts)]
-    if tiles is not None:
-        identity += [tiles.size, tiles.slide, tiles.offset]
     stream, group_by, lateness, *_ = kind
+    tiles, buckets = None, None
+    if isinstance(window, Tiles):
+        tiles = window
+        identity += [tiles.size, tiles.slide, tiles.offset]
+    elif isinstance(window, Lookback) and window.resolution:
+        # With the delay, since which buckets are closed goes by it: one more later could end in what is combined.
+        identity += ["resolution", window.resolution, window.delay]
+        buckets = Buckets(window.resolution, window.delay + lateness, call.function)
     return Feature(
-        stream, group_by, call.function, lateness, where, call.filter, call.argument, tiles, _digest(identity)
+        stream, group_by, call.function, lateness, where, call.filter, call.argument, tiles, buckets, _digest(identity)
     )
 
 

@@ -178,9 +178,7 @@ class Evaluator:
         if watermark is None:
             return
         for feature in state.features.values():
-            floor = watermark - feature.width
-            if feature.floor is None or floor > feature.floor:
-                feature.floor = floor
+            feature.pass_time(watermark)
 
     def _obey(self, command: Command, state: ShardState, output: Output) -> None:
         if command.action == "advance" and command.time is not None:
@@ -230,6 +228,9 @@ def _open_features(state: ShardState, rules: _Rules) -> None:
             widths[name] = max(width, widths.get(name, 0))
     for name, width in widths.items():
         state.features.setdefault(name, FeatureState(since=state.high)).width = width
+    for _, rule in rules:
+        for feature in rule.features:
+            state.features[feature.feature_id].buckets = feature.buckets
 
 
 def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> None:

@@ -23,7 +23,7 @@ from lookback.core.expressions import Expression
 from lookback.core.keys import Int64s
 from lookback.core.streams import Stream
 from lookback.core.types import BIGINT
-from lookback.core.windows import LOOKBACK, Tiles
+from lookback.core.windows import LOOKBACK, Tiles, aligned
 
 # A time before all others.
 NEVER = -(2**62)
@@ -290,14 +290,17 @@ class Evidence:
         """Whether a wait that a late event of `commit` begins is over at once."""
         return due < int(self.clock.before(np.array([commit], dtype=np.int64))[0])
 
-    def since(self, name: str, commit: int, *, floored: bool = True) -> Mask:
-        """Which events the state of that name may hold when `commit` is judged: not from before its start or floor."""
+    def since(self, name: str, commit: int, *, floored: bool = True, resolution: int = 0) -> Mask:
+        """Which events the state of that name may hold when `commit` is judged: not from before its start or floor.
+
+        resolution: that of the state's windows.
+        """
         mask = np.ones(len(self.events), dtype=bool)
         span = self.spans.get(name, ())
         if span:
             mask &= self.events.commits > (-1 if span[0][0] is None else span[0][0])
             if floored:
-                mask &= self.events.times >= self._floor(span, commit)
+                mask &= self.events.times >= aligned(self._floor(span, commit), resolution)
         return mask
 
     def counted(
@@ -309,8 +312,9 @@ class Evidence:
         """
         events = self.events
         mask = (self.in_time if among is None else among) & (events.times >= first) & (events.times <= last)
-        mask &= self.kept(measure.feature) & self.standing(commit)
-        mask &= self.since(_state_of(self.rule, measure.feature), commit, floored=among is None)
+        feature = measure.feature
+        mask &= self.kept(feature) & self.standing(commit)
+        mask &= self.since(_state_of(self.rule, feature), commit, floored=among is None, resolution=feature.resolution)
         mask[arrived:] = False
         mask[: self.begin(arrived)] = False
         return np.flatnonzero(mask)

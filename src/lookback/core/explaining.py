@@ -57,7 +57,7 @@ def reach(rule: CompiledRule, stream: Stream, alert: Mapping[str, Any], days: fl
     time, own = parse_time(alert["event_time"]), _lookback_of(main)
     since = own.bounds(time)[0] - _context(own.size, days)
     firsts = [_lookback_of(measure).bounds(time)[0] for measure in rule.measures]
-    return since, min(since - own.size - own.delay, *firsts)
+    return since, min(own.bounds(since)[0], *firsts)
 
 
 def explained(

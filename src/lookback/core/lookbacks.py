@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,9 +196,7 @@ class _Revising:
         self._judged = judged & ~spoiled
         named = {*(rule.when.fields if rule.when else ()), *rule.in_message, *rule.group_by}
         self._fields = [name for name in rule.fields if name in named]
-        self._windows = sorted(
-            {(m.window.delay, m.window.size) for m in rule.measures if isinstance(m.window, Lookback)}
-        )
+        self._windows = {measure.window for measure in rule.measures if isinstance(measure.window, Lookback)}
         self._table = case.state.table(rule.memory)
 
     def run(self) -> None:
@@ -234,9 +232,9 @@ class _Revising:
         case = self._case
         time, number = int(case.events.times[at]), int(case.grouping.numbers[at])
         ranks: set[int] = set()
-        for delay, size in self._windows:
-            low = bisect_right(times, time + delay - 1)
-            ranks.update(range(low, bisect_right(times, time + delay + size)))
+        for window in self._windows:
+            first, last = window.seen_from(time)
+            ranks.update(range(bisect_left(times, first), bisect_right(times, last)))
         ordered = sorted(ranks)
         most = case.stretch.stream.max_revisions
         if len(ordered) > most:
@@ -297,7 +295,7 @@ class _Revising:
     def _keep(self, touched: list[tuple[Key, list[_Judged]]]) -> None:
         """Forgets the events that no event can enter any more: one that is taken is not older than the lateness."""
         case = self._case
-        lateness, delay = case.rule.allowed_lateness, self._windows[0][0]
+        lateness, delay = case.rule.allowed_lateness, min(window.delay for window in self._windows)
         watermark = int(case.timeline.after[-1])
         for key, rows in touched:
             left = [row for row in rows if row[0] - delay >= watermark - lateness]

@@ -51,7 +51,7 @@ KEYS_OF_KIND = {
     "sequence": ("sequence", "late", "reset_on_alert"),
 }
 WINDOW_FORMS = {
-    "lookback": ("lookback", "delay"),
+    "lookback": ("lookback", "delay", "resolution"),
     "tumbling": ("tumbling", "offset"),
     "sliding": ("sliding", "slide", "offset"),
     "session": ("session",),
@@ -385,7 +385,7 @@ class _Reader:
         sound = len(self.problems)
         size = self._duration(value[kind], f"{place}.{kind}")
         if kind == "lookback":
-            return Lookback(size, self._optional(value, "delay", place))
+            return Lookback(size, self._optional(value, "delay", place), self._resolution(value, size, sound, place))
         if kind == "session":
             return Session(size)
         slide = self._slide(value, place) or size if kind == "sliding" else size
@@ -413,6 +413,20 @@ class _Reader:
                 f"{shown(value['slide'])} puts every event into more than {MAX_OVERLAP:,} windows of "
                 f"{shown(value['sliding'])}; write a longer slide",
             )
+
+    def _resolution(self, value: Mapping[str, Any], size: int, sound: int, place: str) -> int:
+        """sound: how many problems there were before the window was read."""
+        if "resolution" not in value:
+            return 0
+        place = f"{place}.resolution"
+        resolution = self._duration(value["resolution"], place)
+        if len(self.problems) == sound and resolution > size:
+            self._wrong(
+                place,
+                f"{shown(value['resolution'])} is larger than the window of {shown(value['lookback'])}, so it would say "
+                "little of how far back the window goes; write at most the window",
+            )
+        return resolution
 
     def _optional(self, value: Mapping[str, Any], key: str, place: str) -> int:
         return self._duration(value[key], f"{place}.{key}", zero=True) if key in value else 0

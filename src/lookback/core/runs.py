@@ -2,6 +2,9 @@
 
 A run is immutable and sorted by (key, time, arrival). New rows make a new run; runs of like size are merged, so a
 row is rewritten a logarithmic number of times (a log-structured merge, O'Neil et al., 1996).
+
+Where a feature has a resolution, merging also combines: of a key and bucket of time that is closed one row is left, with
+the bucket's start as its time and, in place of a value, what the rows contributed together.
 """
 
 from __future__ import annotations
@@ -12,11 +15,43 @@ from typing import Any
 
 import numpy as np
 
-from lookback.core.aggregates import Aggregate, Partial
+from lookback.core.aggregates import AGGREGATES, Aggregate, Partial, sums, sums_between
 from lookback.core.columns import Mask, Values
 from lookback.core.errors import StateError
 from lookback.core.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.pages import decode_page, encode_page
+from lookback.core.windows import aligned
+
+# Integers up to this are kept as 64 bits.
+_NARROW = 2**62
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """How the rows of a feature are combined: those in [b, b + resolution), for b a multiple of it, to one per key.
+
+    lag: a bucket is closed when it ends this far below the watermark, so that no window that is judged ends in it.
+    function: the feature's aggregate, which is additive.
+    """
+
+    resolution: int
+    lag: int
+    function: str
+
+    @property
+    def aggregate(self) -> Aggregate:
+        """The feature's aggregate function."""
+        return AGGREGATES[self.function]
+
+    def closed(self, watermark: int) -> int:
+        """The end of the last bucket that is closed: rows before it may be combined."""
+        return aligned(watermark - self.lag, self.resolution)
+
+    def contributions(self, times: Int64s, values: Values | None) -> Partial:
+        """What each row contributes on its own."""
+        rows = np.arange(len(times), dtype=np.int64)
+        index = self.aggregate.index(times if values is None else values)
+        return self.aggregate.ranges(index, rows, rows + 1)
 
 
 class TimeSearch:
@@ -55,13 +90,15 @@ class TimeSearch:
 class Run:
     """Rows sorted by (key, time, arrival): `keys` are distinct and sorted, key i has rows starts[i]:starts[i + 1].
 
-    times: microseconds, shape (rows,); values: shape (rows,) or None where the feature stores none.
+    times: microseconds, shape (rows,); values: shape (rows,) or None where the feature stores none. parts: in place of
+    values, where some rows are combined, what each row contributes; arrays of shape (rows,), the first is its count.
     """
 
     keys: Keys
     starts: Int64s
     times: Int64s
     values: Values | None
+    parts: Partial | None = None
     _search: TimeSearch | None = None
     _indexes: dict[str, Any] = field(default_factory=dict)
 
@@ -80,10 +117,31 @@ class Run:
 
         emptied: which of the run's own keys count no more.
         """
+        if name not in self._indexes:
+            if self.parts is not None:
+                self._indexes[name] = sums(self.parts)
+            else:
+                self._indexes[name] = aggregate.index(self.times if self.values is None else self.values)
+        ranges = aggregate.ranges if self.parts is None else sums_between
+        return ranges(self._indexes[name], *self._bounds(keys, first, last, emptied))
+
+    def rows_within(
+        self, keys: Keys, first: Int64s, last: Int64s, emptied: Mask | None = None
+    ) -> tuple[Int64s, Int64s]:
+        """The rows of each key with first <= time <= last: the number of the key, and the position of the row.
+
+        keys: distinct; first, last: microseconds, shape (keys,). emptied: which of the run's own keys count no more.
+        """
+        low, high = self._bounds(keys, first, last, emptied)
+        counts = high - low
+        numbers = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+        starts = np.cumsum(counts) - counts
+        return numbers, np.arange(len(numbers), dtype=np.int64) - starts[numbers] + low[numbers]
+
+    def _bounds(self, keys: Keys, first: Int64s, last: Int64s, emptied: Mask | None) -> tuple[Int64s, Int64s]:
+        """Of each window the positions of its first row and behind its last one; both 0 where the key is not there."""
         if self._search is None:
             self._search = TimeSearch(self.groups, self.times)
-        if name not in self._indexes:
-            self._indexes[name] = aggregate.index(self.times if self.values is None else self.values)
         group = find_keys(keys, self.keys)
         known = group >= 0
         group = np.where(known, group, 0)
@@ -91,24 +149,27 @@ class Run:
             known &= ~emptied[group]
         low = self._search.first_at_least(group, first)
         high = np.maximum(low, self._search.first_at_least(group, last + 1))
-        return aggregate.ranges(self._indexes[name], np.where(known, low, 0), np.where(known, high, 0))
+        return np.where(known, low, 0), np.where(known, high, 0)
 
     def take(self, rows: Mask) -> Run:
         """The run of these rows alone."""
         values = None if self.values is None else self.values[rows]
-        return make_run(self.keys.take(self.groups[rows]), self.times[rows], values)
+        parts = None if self.parts is None else tuple(part[rows] for part in self.parts)
+        return make_run(self.keys.take(self.groups[rows]), self.times[rows], values, parts)
 
     def encode(self) -> bytes:
         """The run as a page."""
-        return encode_page([self.keys.low, self.keys.high, np.diff(self.starts), self.times, self.values])
+        columns = [self.keys.low, self.keys.high, np.diff(self.starts), self.times, self.values]
+        return encode_page([*columns, *(self.parts or ())])
 
     @classmethod
     def decode(cls, page: bytes, place: str) -> Run:
         """The run of a page; StateError, naming `place`, if it is damaged."""
         arrays = decode_page(page, place)
-        if len(arrays) != 5 or any(array is None for array in arrays[:4]):
+        if len(arrays) < 5 or any(array is None for array in arrays[:4]):
             raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
-        low, high, counts, times, values = arrays
+        low, high, counts, times, values, *more = arrays
+        parts = tuple(part for part in more if part is not None and (part.dtype.kind == "i" or _integers(part)))
         assert low is not None
         assert high is not None
         assert counts is not None
@@ -119,25 +180,24 @@ class Run:
             raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
         if values is not None and len(values) != rows:
             raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
-        return cls(Keys(low, high), starts, times, values)
+        if len(parts) != len(more) or any(len(part) != rows for part in parts) or (parts and values is not None):
+            raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
+        return cls(Keys(low, high), starts, times, values, parts or None)
 
 
-def make_run(keys: Keys, times: Int64s, values: Values | None) -> Run:
+def make_run(keys: Keys, times: Int64s, values: Values | None, parts: Partial | None = None) -> Run:
     """The run of these rows; rows of equal key and time keep their order."""
     numbers, distinct = number_keys(keys)
     order = np.lexsort((times, numbers))
     counts = np.bincount(numbers, minlength=len(distinct.low))
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    return Run(distinct, starts, times[order], None if values is None else values[order])
+    ordered = None if parts is None else tuple(part[order] for part in parts)
+    return Run(distinct, starts, times[order], None if values is None else values[order], ordered)
 
 
 def merge_runs(runs: Sequence[Run], floor: int | None) -> Run:
     """One run of all rows with a time of at least `floor`; of equal keys and times those of earlier runs first."""
-    keys = Keys(
-        np.concatenate([run.keys.low[run.groups] for run in runs]),
-        np.concatenate([run.keys.high[run.groups] for run in runs]),
-    )
-    times = np.concatenate([run.times for run in runs])
+    keys, times = _rows(runs)
     columns = [run.values for run in runs if run.values is not None]
     values = np.concatenate(columns) if columns else None
     if floor is not None:
@@ -146,6 +206,50 @@ def merge_runs(runs: Sequence[Run], floor: int | None) -> Run:
             keys, times = keys.take(keep), times[keep]
             values = None if values is None else values[keep]
     return make_run(keys, times, values)
+
+
+def combine_runs(runs: Sequence[Run], floor: int | None, buckets: Buckets, closed: int) -> Run:
+    """One run as of `merge_runs`, with one row for all of a key and bucket before `closed`; it has parts.
+
+    floor, closed: multiples of the resolution.
+    """
+    keys, times = _rows(runs)
+    each = [buckets.contributions(run.times, run.values) if run.parts is None else run.parts for run in runs]
+    parts = tuple(np.concatenate(columns) for columns in zip(*each, strict=True))
+    times = np.where(times < closed, aligned(times, buckets.resolution), times)
+    if floor is not None:
+        keep = times >= floor
+        keys, times, parts = keys.take(keep), times[keep], tuple(part[keep] for part in parts)
+    run = make_run(keys, times, None, parts)
+    assert run.parts is not None
+    groups = run.groups
+    first = np.ones(len(run) + 1, dtype=bool)
+    first[1:-1] = (groups[1:] != groups[:-1]) | (run.times[1:] != run.times[:-1]) | (run.times[1:] >= closed)
+    edges = np.flatnonzero(first)
+    counts = np.bincount(groups[edges[:-1]], minlength=len(run.keys.low))
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    combined = tuple(_narrow(part) for part in sums_between(sums(run.parts), edges[:-1], edges[1:]))
+    return Run(run.keys, starts, run.times[edges[:-1]], None, combined)
+
+
+def _rows(runs: Sequence[Run]) -> tuple[Keys, Int64s]:
+    keys = Keys(
+        np.concatenate([run.keys.low[run.groups] for run in runs]),
+        np.concatenate([run.keys.high[run.groups] for run in runs]),
+    )
+    return keys, np.concatenate([run.times for run in runs])
+
+
+def _integers(part: Values) -> bool:
+    return part.dtype == np.dtype(object) and not any(isinstance(value, str) for value in part[:1])
+
+
+def _narrow(part: Values) -> Values:
+    """Integers of any size as 64 bits, where all of them fit."""
+    if part.dtype == np.dtype(object) and len(part) and max(int(part.max()), -int(part.min())) >= _NARROW:
+        return part
+    narrow: Values = part.astype(np.int64)
+    return narrow
 
 
 def comparable(value: Any) -> Any:
@@ -176,3 +280,27 @@ def remove_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> t
         return run, np.zeros(0, dtype=np.int64)
     kept = make_run(run.keys.take(group[keep]), run.times[keep], None if run.values is None else run.values[keep])
     return kept, np.array(held, dtype=np.int64)
+
+
+def subtract_rows(run: Run, keys: Keys, times: Int64s, values: Values | None, buckets: Buckets, closed: int) -> Run:
+    """The run, combined up to `closed`, less the wanted rows: each is subtracted from its bucket, if that has any.
+
+    After `closed` rows stand alone, and one of equal key, time and value goes. What has no rows left is no more.
+    """
+    assert run.parts is not None
+    wanted_times = np.where(times < closed, aligned(times, buckets.resolution), times)
+    group, parts = run.groups, [part.astype(object) for part in run.parts]
+    rows: dict[tuple[int, int, int], list[int]] = {}
+    for at in np.flatnonzero(np.isin(run.times, wanted_times)).tolist():
+        key = int(run.keys.low[group[at]]), int(run.keys.high[group[at]]), int(run.times[at])
+        rows.setdefault(key, []).append(at)
+    columns = [keys.low, keys.high, wanted_times, *buckets.contributions(times, values)]
+    for low, high, time, *gone in zip(*(column.tolist() for column in columns), strict=True):
+        for at in rows.get((low, high, time), []):
+            held = [part[at] for part in parts]
+            if held == gone or (held[0] and time < closed):
+                for part, value in zip(parts, gone, strict=True):
+                    part[at] -= value
+                break
+    left = Run(run.keys, run.starts, run.times, None, tuple(_narrow(part) for part in parts))
+    return left.take(parts[0] > 0)

@@ -371,6 +371,12 @@ def _window(kind: str) -> _Schema:
             zero=True,
             default="0 seconds",
         ),
+        "resolution": _duration(
+            "The window begins at the multiple of this at or before its exact start, and state is kept per key and this "
+            "long in place of per event. At most the window; for count, sum, avg, stddev_samp. Default: exact.",
+            "1 hour",
+            "1 minute",
+        ),
         "tumbling": _duration("Windows of this size, side by side, counted from 1970.", "5 minutes"),
         "sliding": _duration("Windows of this size that overlap.", "1 hour"),
         "slide": _duration(

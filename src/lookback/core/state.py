@@ -14,7 +14,8 @@ from lookback.core.keyed import NEVER_DUE, Key, KeyedTable, Store
 from lookback.core.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.pages import decode_page, encode_page
 from lookback.core.rulebook import RuleBook
-from lookback.core.runs import Run, make_run, merge_runs, remove_rows
+from lookback.core.runs import Buckets, Run, combine_runs, make_run, merge_runs, remove_rows, subtract_rows
+from lookback.core.windows import aligned
 
 MANIFEST, _RULES, _SUPPRESSED = "manifest", "rules", "suppressed"
 # As many runs of one size class stand side by side before they are merged into one of the next class, four times as large.
@@ -24,7 +25,10 @@ _SMALLEST_CLASS = 256
 
 @dataclass(eq=False)
 class StoredRun:
-    """A run with what is known of it before it is read. Times in microseconds; stretch: the number of that which made it."""
+    """A run with what is known of it before it is read. Times in microseconds; stretch: the number of that which made it.
+
+    due: of a feature with buckets, the time at which half of the run's rows can be combined, once it is closed.
+    """
 
     run_id: str
     stretch: int
@@ -32,7 +36,13 @@ class StoredRun:
     first_time: int
     middle_time: int
     last_time: int
+    due: int = NEVER_DUE
     run: Run | None = None
+
+    def summary(self) -> list[Any]:
+        """What the manifest keeps of it."""
+        known = [self.run_id, self.stretch, self.rows, self.first_time, self.middle_time, self.last_time]
+        return known if self.due == NEVER_DUE else [*known, self.due]
 
     def emptied(self, resets: dict[Key, int], run: Run) -> Mask | None:
         """Which of the run's keys have been emptied since it was made, shape (keys,); None if none has."""
@@ -52,7 +62,8 @@ class FeatureState:
     floor: an event below it counts in no window; None before the first commit. since: the highest event time when
     the feature started, before which its windows are incomplete; None if the stream was empty. width: how far below
     the watermark rows are kept. resets: per key the number of the stretch in which an alert emptied its windows; rows of
-    earlier ones do not count from then on.
+    earlier ones do not count from then on. buckets: how rows are combined, of a feature with a resolution; closed: those
+    before it may be.
     """
 
     floor: int | None = None
@@ -60,6 +71,27 @@ class FeatureState:
     width: int = 0
     runs: list[StoredRun] = field(default_factory=list)
     resets: dict[Key, int] = field(default_factory=dict)
+    buckets: Buckets | None = None
+    closed: int = -NEVER_DUE
+
+    def pass_time(self, watermark: int) -> None:
+        """Raises the floor, and what is closed, to what the watermark says; they never fall."""
+        floor = watermark - self.width
+        if self.buckets is not None:
+            floor = aligned(floor, self.buckets.resolution)
+            self.closed = max(self.closed, self.buckets.closed(watermark))
+        if self.floor is None or floor > self.floor:
+            self.floor = floor
+
+    def next_expiry(self, stored: StoredRun) -> int:
+        """The watermark from which on half of a run is below the floor, or can be combined."""
+        if self.buckets is None:
+            return stored.middle_time + self.width + 1
+        resolution = self.buckets.resolution
+        times = [aligned(stored.middle_time, resolution) + self.width]
+        if stored.due < NEVER_DUE:
+            times.append(aligned(stored.due, resolution) + self.buckets.lag)
+        return min(times) + resolution
 
     @property
     def complete_from(self) -> int | None:
@@ -137,12 +169,15 @@ class ShardState:
             keys, times, values = keys.take(keep), times[keep], None if values is None else values[keep]
         if not len(times):
             return
-        self._append(feature, make_run(keys, times, values))
+        feature.runs.append(self._stored(feature, make_run(keys, times, values)))
         while self._merge_alike(feature):
             pass
 
     def drop_old(self) -> None:
-        """Forgets runs that lie below their feature's floor, and rewrites those of which more than half does."""
+        """Forgets runs that lie below their feature's floor, and rewrites those of which more than half does.
+
+        Those of which half can be combined are rewritten too.
+        """
         for feature in self.features.values():
             if feature.floor is not None:
                 self._drop_below(feature, feature.floor)
@@ -158,14 +193,12 @@ class ShardState:
         for stored in [stored for stored in feature.runs if stored.last_time < floor]:
             self._forget(feature, stored)
         for at, stored in enumerate(feature.runs):
-            if stored.middle_time < floor:
+            if stored.middle_time < floor or stored.due < feature.closed:
                 self._replace(feature, at, at + 1)
 
     def next_expiry(self) -> int | None:
         """The watermark from which on `drop_old` will find something to drop; None if never."""
-        times = [
-            stored.middle_time + feature.width + 1 for feature in self.features.values() for stored in feature.runs
-        ]
+        times = [feature.next_expiry(stored) for feature in self.features.values() for stored in feature.runs]
         return min(times) if times else None
 
     def reset(self, feature: FeatureState, keys: Iterable[Key]) -> None:
@@ -175,6 +208,9 @@ class ShardState:
 
     def remove_rows(self, feature: FeatureState, keys: Keys, times: Int64s, values: Values | None) -> None:
         """Takes rows out again (a privacy request), from whichever run holds them."""
+        if feature.buckets is not None:
+            self._subtract(feature, feature.buckets, keys, times, values)
+            return
         left = np.arange(len(times))
         for at in range(len(feature.runs) - 1, -1, -1):
             if not len(left):
@@ -249,12 +285,14 @@ class ShardState:
             setattr(self, name, manifest[name])
         in_memory = known.runs_in_memory() if known is not None and known.origin == self.origin else {}
         self.features = {}
-        for feature_id, (floor, since, width, runs, resets) in manifest["features"].items():
+        for feature_id, (floor, since, width, runs, resets, *more) in manifest["features"].items():
             stored = [StoredRun(*each) for each in runs]
             for each in stored:
                 each.run = in_memory.get(each.run_id)
             keys = {(low, high): stretch for low, high, stretch in resets}
-            self.features[feature_id] = FeatureState(floor, since, width, stored, keys)
+            feature = self.features[feature_id] = FeatureState(floor, since, width, stored, keys)
+            if more:
+                feature.closed, feature.buckets = more[0], Buckets(*more[1:])
         self.tables = {name: KeyedTable.of_summary(name, each, store) for name, each in manifest["tables"].items()}
         self._saved_rules = _page_text(store.get(_RULES), _RULES)
         self.book.load(self._saved_rules)
@@ -275,8 +313,9 @@ class ShardState:
                 f.floor,
                 f.since,
                 f.width,
-                [[r.run_id, r.stretch, r.rows, r.first_time, r.middle_time, r.last_time] for r in f.runs],
+                [stored.summary() for stored in f.runs],
                 [[low, high, stretch] for (low, high), stretch in f.resets.items()],
+                *([f.closed, f.buckets.resolution, f.buckets.lag, f.buckets.function] if f.buckets else []),
             ]
             for feature_id, f in self.features.items()
         }
@@ -286,21 +325,22 @@ class ShardState:
             "tables": {name: table.summary() for name, table in self.tables.items()},
         }  # fmt: skip
 
-    def _append(self, feature: FeatureState, run: Run) -> None:
-        feature.runs.append(self._stored(run))
-
-    def _stored(self, run: Run) -> StoredRun:
+    def _stored(self, feature: FeatureState, run: Run) -> StoredRun:
         self._made += 1
-        ordered = np.partition(run.times, len(run) // 2)
+        half = len(run) // 2
         stored = StoredRun(
             f"run:{self.saves}:{self._made}",
             self.stretches,
             len(run),
             int(run.times.min()),
-            int(ordered[len(run) // 2]),
+            int(np.partition(run.times, half)[half]),
             int(run.times.max()),
-            run,
+            run=run,
         )
+        if feature.buckets is not None:
+            # After the rows that are combined already there may be fewer than half of all.
+            half += 0 if run.parts is None else int((run.times < feature.closed).sum())
+            stored.due = int(np.partition(run.times, half)[half]) if half < len(run) else NEVER_DUE
         self._new[stored.run_id] = stored
         return stored
 
@@ -323,7 +363,26 @@ class ShardState:
 
     def _replace(self, feature: FeatureState, start: int, end: int) -> None:
         runs = [self._living(feature, stored) for stored in feature.runs[start:end]]
-        self._put_in_place(feature, start, end, merge_runs(runs, feature.floor))
+        buckets, closed = feature.buckets, feature.closed
+        if buckets is None or not any(run.parts is not None or (run.times < closed).any() for run in runs):
+            run = merge_runs(runs, feature.floor)
+        else:
+            run = combine_runs(runs, feature.floor, buckets, closed)
+        self._put_in_place(feature, start, end, run)
+
+    def _subtract(
+        self, feature: FeatureState, buckets: Buckets, keys: Keys, times: Int64s, values: Values | None
+    ) -> None:
+        """Takes rows out of a feature with buckets.
+
+        All that is closed is combined before, and all of a bucket stands in one row: whether it was when the request
+        came must not show.
+        """
+        if len(times) and feature.runs:
+            runs = [self._living(feature, stored) for stored in feature.runs]
+            run = combine_runs(runs, feature.floor, buckets, feature.closed)
+            run = subtract_rows(run, keys, times, values, buckets, feature.closed)
+            self._put_in_place(feature, 0, len(runs), run)
 
     def _living(self, feature: FeatureState, stored: StoredRun) -> Run:
         """The run less the rows of keys that were emptied since."""
@@ -334,7 +393,7 @@ class ShardState:
     def _put_in_place(self, feature: FeatureState, start: int, end: int, run: Run) -> None:
         for stored in feature.runs[start:end]:
             self._discard(stored)
-        feature.runs[start:end] = [self._stored(run)] if len(run) else []
+        feature.runs[start:end] = [self._stored(feature, run)] if len(run) else []
 
 
 def _rows_of(value: Any) -> Iterator[Any]:

@@ -12,19 +12,33 @@ LOOKBACK, TUMBLING, SLIDING, SESSION, SEQUENCE = ("lookback", "tumbling", "slidi
 _Times = TypeVar("_Times", int, npt.NDArray[np.int64])
 
 
+def aligned(times: _Times, resolution: int) -> _Times:
+    """Each of `times` down to a multiple of `resolution` since 1970, also before 1970; with 0 as it is."""
+    return times // resolution * resolution if resolution else times
+
+
 @dataclass(frozen=True)
 class Lookback:
-    """A window that ends at an event: of one at t it covers [t - delay - size, t - delay], both ends included."""
+    """A window that ends at an event: of one at t it covers [t - delay - size, t - delay], both ends included.
+
+    resolution: the window begins at the multiple of it at or before t - delay - size; 0 for exactly there.
+    """
 
     size: int
     delay: int = 0
+    resolution: int = 0
 
     kind = LOOKBACK
 
     def bounds(self, times: _Times) -> tuple[_Times, _Times]:
         """First and last time covered, both included, of an event at each of `times`."""
         last = times - self.delay
-        return last - self.size, last
+        return aligned(last - self.size, self.resolution), last
+
+    def seen_from(self, time: int) -> tuple[int, int]:
+        """First and last time, both included, of the events whose windows cover `time`."""
+        begun = aligned(time, self.resolution) + self.resolution - 1 if self.resolution else time
+        return time + self.delay, begun + self.delay + self.size
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,13 @@ def _over(window: Window) -> str:
         return "over the session"
     if isinstance(window, Tiles):
         return f"over the {_span(window.size)} of the window"
-    if not window.delay:
-        return f"over the {_span(window.size)} up to each event"
     size = _span(window.size)
-    return f"over the {size} that {'end' if size[0].isdigit() else 'ends'} {_length(window.delay)} before each event"
+    if not window.delay:
+        words = f"over the {size} up to each event"
+    else:
+        ends = "end" if size[0].isdigit() else "ends"
+        words = f"over the {size} that {ends} {_length(window.delay)} before each event"
+    return f"{words} (begun at a multiple of {_length(window.resolution)})" if window.resolution else words
 
 
 def _sequence(rule: CompiledRule) -> str:
