@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 
-from lookback.core.columns import Column, Mask
+from lookback.core.columns import Column, Mask, Values
 from lookback.core.compiled import Feature
+from lookback.core.distinct import Rows, Windows, count_distinct
 from lookback.core.events import Events
 from lookback.core.grouping import FeatureRows, Grouping, Queries
-from lookback.core.keys import Int64s, Keys, encode_keys
+from lookback.core.keys import Int64s, Keys, encode_keys, find_keys, number_keys, order_by_group
+from lookback.core.runs import Run
 from lookback.core.state import ShardState
+from lookback.core.types import BIGINT
 from lookback.core.windows import Tiles
 
 
@@ -99,13 +102,46 @@ class Measuring:
         state, aggregate = self.state.features[feature.feature_id], feature.aggregate
         if state.floor is not None:
             queries = queries.starting_at_least(state.floor)
+        if feature.function == "count_distinct" and len(queries.first):
+            return Column(BIGINT, self._distinct(feature, keys, queries))
         partial = self.grouping(feature.group_by).windows(aggregate, self.rows(feature), queries)
-        if len(queries.first) and self._stored:
-            earliest, latest = int(queries.first.min()), int(queries.last.max())
-            for stored in state.runs:
-                if stored.last_time >= earliest and stored.first_time <= latest:
-                    run = self.state.load_run(stored)
-                    emptied = stored.emptied(state.resets, run)
-                    rows = run.windows(feature.function, aggregate, keys, queries.first, queries.last, emptied)
-                    partial = aggregate.merge(partial, rows)
+        for run, emptied in self._runs(feature, queries):
+            rows = run.windows(feature.function, aggregate, keys, queries.first, queries.last, emptied)
+            partial = aggregate.merge(partial, rows)
         return aggregate.finish(partial, feature.argument_type)
+
+    def _runs(self, feature: Feature, queries: Queries) -> Iterator[tuple[Run, Mask | None]]:
+        """The runs of earlier batches that the windows reach into, and which keys of each have been emptied since."""
+        if not len(queries.first) or not self._stored:
+            return
+        state = self.state.features[feature.feature_id]
+        earliest, latest = int(queries.first.min()), int(queries.last.max())
+        for stored in state.runs:
+            if stored.last_time >= earliest and stored.first_time <= latest:
+                run = self.state.load_run(stored)
+                yield run, stored.emptied(state.resets, run)
+
+    def _distinct(self, feature: Feature, keys: Keys, queries: Queries) -> Int64s:
+        """The different values in each window: no sum over runs, so the rows of all of them are brought together."""
+        grouping, rows = self.grouping(feature.group_by), self.rows(feature)
+        assert rows.values is not None
+        groups, distinct = number_keys(keys)
+        first, last = np.full(len(distinct.low), queries.first.max()), np.full(len(distinct.low), queries.last.min())
+        np.minimum.at(first, groups, queries.first)
+        np.maximum.at(last, groups, queries.last)
+        parts: list[tuple[Int64s, Int64s, Values, Int64s]] = []
+        for run, emptied in self._runs(feature, queries):
+            wanted, at = run.rows_within(distinct, first, last, emptied)
+            assert run.values is not None
+            parts.append((wanted, run.times[at], run.values[at], np.full(len(at), -1)))
+        mine = find_keys(grouping.keys.take(rows.positions), distinct)
+        here = mine >= 0
+        positions = rows.positions[here]
+        parts.append((mine[here], self.events.times[positions], rows.values[here], positions))
+        found = Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        order = order_by_group(found.groups, found.times)
+        known = queries.numbers >= 0
+        sliding = known & ~grouping.disordered[queries.numbers] if len(grouping.disordered) else known
+        sliding &= not (queries.by_arrival and queries.by_time)
+        windows = Windows(groups, queries.positions, queries.first, queries.last)
+        return count_distinct(found.take(order), windows, sliding)
