@@ -18,7 +18,7 @@ import numpy as np
 from lookback.core.aggregates import AGGREGATES, Aggregate, Partial, sums, sums_between
 from lookback.core.columns import Mask, Values
 from lookback.core.errors import StateError
-from lookback.core.keys import Int64s, Keys, find_keys, number_keys
+from lookback.core.keys import Int64s, Keys, find_keys, number_keys, order_by_group
 from lookback.core.pages import decode_page, encode_page
 from lookback.core.windows import aligned
 
@@ -188,7 +188,7 @@ class Run:
 def make_run(keys: Keys, times: Int64s, values: Values | None, parts: Partial | None = None) -> Run:
     """The run of these rows; rows of equal key and time keep their order."""
     numbers, distinct = number_keys(keys)
-    order = np.lexsort((times, numbers))
+    order = order_by_group(numbers, times)
     counts = np.bincount(numbers, minlength=len(distinct.low))
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     ordered = None if parts is None else tuple(part[order] for part in parts)
