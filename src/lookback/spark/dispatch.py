@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
 
 from lookback.core.arrival import marks_of, split_future
 from lookback.core.blocks import COMMIT, pack_events
@@ -40,10 +40,13 @@ BLOCKS = StructType(
         StructField("payload", BinaryType(), nullable=False),
     ]
 )
-_INSERTED, _DELETED = "insert", "delete"
+_KIND, _COMMITTED, _WAKES = "_kind", "_committed", "_wakes"
+_INSERTED, _DELETED, _OTHER = range(3)
+_WAKING_BLOCKS = StructType([*BLOCKS.fields, StructField(_WAKES, TimestampType())])
 # Up to so many fields a query reads all of them from the table, whatever the rules read: a rule that reads one more then
 # needs no new query. They travel on to the shards only if a rule reads them.
 _FEW_FIELDS = 32
+_NEVER = 2**62
 # Rows that are packed at once; bounds the memory of the worker.
 _CHUNK_ROWS = 200_000
 
@@ -63,25 +66,28 @@ def event_blocks(
     changes: DataFrame, stream: Stream, plan: Plan, labels: list[str], checkpoint: Checkpoint
 ) -> DataFrame:
     """Blocks of the events of a change feed. The result has no watermark column, so Spark drops no late row."""
-    time, committed = F.col(stream.event_time), F.col("_commit_timestamp")
-    # Spark's watermark only wakes timers; an event from the future must not push it.
+    time, committed, change = F.col(stream.event_time), F.col("_commit_timestamp"), F.col("_change_type")
     bound = committed + F.make_dt_interval(secs=F.lit(stream.max_future / 1_000_000).cast("decimal(18,6)"))
     fields = stream.fields if len(stream.fields) <= _FEW_FIELDS else plan.coverage.fields
-    read = tuple(sorted({stream.event_id, stream.event_time, *fields}))
-    rows = (
-        changes.where(F.col("_change_type").isin(_INSERTED, _DELETED))
-        .withColumn("_wakes", F.when(time <= bound, time))
-        .withWatermark("_wakes", f"{stream.max_out_of_orderness} microseconds")
-        .select(*read, "_change_type", COMMIT, "_commit_timestamp", "_wakes")
+    # Numbers cost less to hand to Python than texts, and NULL less than a time.
+    kind = F.when(change == "insert", _INSERTED).when(change == "delete", _DELETED).otherwise(_OTHER)
+    rows = changes.select(
+        *sorted({stream.event_id, stream.event_time, *fields}),
+        kind.cast("tinyint").alias(_KIND),
+        COMMIT,
+        F.when(time > bound, committed).alias(_COMMITTED),
     )
-    return rows.mapInArrow(Dispatch(stream, plan.coverage, tuple(labels), checkpoint), BLOCKS)
+    blocks = rows.mapInArrow(Dispatch(stream, plan.coverage, tuple(labels), checkpoint), _WAKING_BLOCKS)
+    # Spark's watermark only wakes timers.
+    woken = blocks.withWatermark(_WAKES, f"{stream.max_out_of_orderness} microseconds")
+    return woken.select(*BLOCKS.names)
 
 
 def rule_blocks(changes: DataFrame, labels: list[str]) -> DataFrame:
     """Every change of the rules table, once for each shard."""
     change = F.when(F.col("_change_type") == "update_postimage", "update").otherwise(F.col("_change_type"))
     row = F.struct(change.alias("change"), F.col(COMMIT).alias("commit"), "rule_id", "version", "status", "document")
-    return changes.where(F.col("_change_type").isin(_INSERTED, "update_postimage", _DELETED)).select(
+    return changes.where(F.col("_change_type").isin("insert", "update_postimage", "delete")).select(
         F.explode(F.array(*map(F.lit, labels))).alias("shard"),
         F.lit(RULE).alias("kind"),
         F.to_json(row, {"ignoreNullFields": "false"}).cast("binary").alias("payload"),
@@ -107,7 +113,7 @@ class Dispatch:
         coverage: Coverage | None = None
         for chunk in _chunks(batches):
             coverage = coverage or self._current(frozenset(chunk.schema.names))
-            kinds = chunk.column("_change_type").to_numpy(zero_copy_only=False)
+            kinds = chunk.column(_KIND).to_numpy()
             for kind in (_INSERTED, _DELETED):
                 at = np.flatnonzero(kinds == kind)
                 if len(at):
@@ -120,7 +126,7 @@ class Dispatch:
             plan = None
         return self.coverage if plan is None or not plan.coverage.fields <= read else plan.coverage
 
-    def _blocks(self, chunk: pa.RecordBatch, kind: str, coverage: Coverage) -> pa.RecordBatch:
+    def _blocks(self, chunk: pa.RecordBatch, kind: int, coverage: Coverage) -> pa.RecordBatch:
         stream, wanted = self.stream, _Wanted(self.stream, coverage)
         sent = chunk.select([*sorted({stream.event_id, stream.event_time, *coverage.fields}), COMMIT])
         commits = chunk.column(COMMIT).to_numpy()
@@ -128,13 +134,16 @@ class Dispatch:
         events = Events(columns, commits, stream.event_id, stream.event_time)
         header: dict[str, Any] = {"deleted": kind == _DELETED, "rows": len(commits), "coverage": coverage.to_dict()}
         future: list[LateEvent] = []
+        wakes: int | None = None
         if kind == _INSERTED:
-            committed = from_arrow(chunk.column("_commit_timestamp"), stream.fields[stream.event_time]).values
-            kept_events, future = split_future(events, committed, stream)
-            if future:
-                kept = events.times - stream.max_future <= committed
-                events, sent = kept_events, sent.filter(pa.array(kept))
+            ahead = chunk.column(_COMMITTED)
+            if ahead.null_count < len(ahead):
+                committed = from_arrow(ahead, stream.fields[stream.event_time])
+                bounds = np.where(committed.is_known(), committed.values, _NEVER)
+                sent = sent.filter(pa.array(events.times - stream.max_future <= bounds))
+                events, future = split_future(events, bounds, stream)
             header["marks"] = list(marks_of(events, commits).items())
+            wakes = int(events.times.max()) if len(events) else None
         else:
             header["marks"] = [(int(commit), None) for commit in np.unique(commits)]
         header["future"] = [{**asdict(late), "event_time": late.event_time.isoformat()} for late in future]
@@ -143,6 +152,7 @@ class Dispatch:
         ]
         payloads = [pack_events(part, header) for part in parts]
         rows = {"shard": list(self.labels), "kind": [EVENTS] * len(payloads), "payload": payloads}
+        rows[_WAKES] = [wakes] * len(payloads)
         return pa.RecordBatch.from_pydict(rows, schema=_ARROW_BLOCKS)
 
 
@@ -194,6 +204,7 @@ _ARROW_BLOCKS = pa.schema(
         pa.field("shard", pa.string(), False),
         pa.field("kind", pa.string(), False),
         pa.field("payload", pa.binary(), False),
+        pa.field(_WAKES, pa.timestamp("us", tz="UTC")),
     ]
 )
 
