@@ -6,14 +6,15 @@ BIN = $(VENV)/bin
 LOCKED = $(VENV)/.locked
 INSTALLED = $(VENV)/.installed
 PREFETCHED = $(VENV)/.prefetched
+PEERS = $(VENV)/.peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-core fuzz check fix clean java
+.PHONY: help setup demo test test-core fuzz bench bench-peers check fix clean java
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 	@echo
 	@echo "  PYTHON=/path/to/python3.12 chooses the interpreter of $(VENV) (Python 3.10, 3.11 or 3.12)."
 
@@ -30,6 +31,12 @@ test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 
 fuzz: $(INSTALLED) ## new generated cases against the oracle, 10,000 of each kind, about 30 minutes
 	@LOOKBACK_CASES=fuzz $(BIN)/python -m pytest tests/core/test_equals_oracle.py tests/core/test_pages.py tests/core/test_keyed.py
+
+bench: setup ## throughput, latency and state against the goals, about 20 minutes; nothing else should run
+	@$(BIN)/python -m bench
+
+bench-peers: setup $(PEERS) ## the same beside other engines on the same events, about an hour
+	@$(BIN)/python -m bench --peers all
 
 check: $(INSTALLED) ## format, lint, types, import order, repository; changes no file
 	@$(BIN)/ruff format --check .
@@ -81,6 +88,12 @@ $(INSTALLED): $(LOCKED) pyproject.toml
 
 $(PREFETCHED): $(LOCKED) | java $(INSTALLED)
 	@$(BIN)/python -m lookback.spark.jars
+	@touch $@
+
+# The other engines, for comparison alone: large, and on no path of the product.
+$(PEERS): $(INSTALLED)
+	@echo "installing the engines to compare with into $(VENV) (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c requirements.lock -e '.[bench]'
 	@touch $@
 
 # Before anything is installed; which versions will do, lookback.spark.jars knows better.

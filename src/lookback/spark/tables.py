@@ -26,6 +26,8 @@ DEFAULT_HISTORY = "30 days"
 _CHANGE_FEED = {"delta.enableChangeDataFeed": "true", "delta.enableInCommitTimestamps": "true"}
 # A checkpoint of a small table costs more than reading a hundred short log files.
 _HOT = {"delta.checkpointInterval": "100"}
+# Figures of few columns make an append a sixth faster; of these they help a reader.
+_FIGURES = {"alerts": "event_time,arrival", "late_events": "event_time,arrival", "rule_log": "arrival,logged_at"}
 _CHECKS = {"reviews": {"disposition_known": "disposition in ('confirmed', 'false_positive', 'unclear')"}}
 
 
@@ -182,7 +184,8 @@ def _properties(name: str) -> dict[str, str]:
     if name == "rules":
         # What was in force when must stay readable for as long as alerts are questioned.
         return {**_CHANGE_FEED, **_HOT, **_retention("3650 days")}
-    return {**_HOT, **checks}
+    figures = {"delta.dataSkippingStatsColumns": _FIGURES[name]} if name in _FIGURES else {}
+    return {**_HOT, **checks, **figures}
 
 
 def _retention(history: str) -> dict[str, str]:

@@ -1,0 +1,205 @@
+"""What is to be reached on a machine of two cores, and whether the results reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Results = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound on a figure that results give.
+
+    at_least False: the figure must not be above the bound. needs: names of the results that it comes from.
+    """
+
+    what: str
+    unit: str
+    bound: float
+    needs: tuple[str, ...]
+    figure: Callable[[Results], float | None]
+    at_least: bool = True
+
+    def value(self, results: Results) -> float | None:
+        """The figure; None where something that it needs was not measured."""
+        if any(name not in results for name in self.needs):
+            return None
+        return self.figure(results)
+
+    def reached(self, value: float) -> bool:
+        """Whether a value satisfies the goal."""
+        return value >= self.bound if self.at_least else value <= self.bound
+
+
+def figure(name: str, *path: str) -> Callable[[Results], float | None]:
+    """A figure of one result; None where it was not taken."""
+
+    def read(results: Results) -> float | None:
+        value: Any = results[name]["figures"]
+        for key in path:
+            value = None if value is None else value.get(key)
+        return None if value is None else float(value)
+
+    return read
+
+
+def ratio(name: str, other: str) -> Callable[[Results], float | None]:
+    """The steady rate of one drain over that of another."""
+
+    def read(results: Results) -> float | None:
+        return steady(results[name]) / steady(results[other])
+
+    return read
+
+
+def steady(result: Mapping[str, Any]) -> float:
+    """Events per second of a drain, or of a peer."""
+    return float(result["figures"]["steady_events_per_s"])
+
+
+def comparable(result: Mapping[str, Any]) -> bool:
+    """Whether a peer's figure may stand beside ours: it ran, and its alerts are ours."""
+    return bool(result["figures"].get("comparison", {}).get("equal"))
+
+
+def times_best(drain: str, peers: str, name: str, *, durable: bool = True) -> Callable[[Results], float | None]:
+    """The steady rate of a drain over that of the fastest comparable way to run a peer on the set `name`."""
+
+    def read(results: Results) -> float | None:
+        rates = [
+            steady(result)
+            for result in results.values()
+            if result["part"] == "peer"
+            and (result["settings"]["peer"], result["settings"]["durable"]) == (peers, durable)
+            and base_name(result["settings"]["set"]) == name
+            and comparable(result)
+        ]
+        return steady(results[drain]) / max(rates) if rates else None
+
+    return read
+
+
+def base_name(name: str) -> str:
+    """A name without the number of rows that a quick run adds: drain-zipf-300000-2 -> drain-zipf-2."""
+    return "-".join(part for part in name.split("-") if not (part.isdigit() and int(part) >= 1_000 * 50))
+
+
+def _memory_growth(results: Results) -> float | None:
+    """The most that the workers held in the last quarter of a long backlog, over that in the second."""
+    figures = results[_TWO["handbook"]]["figures"]
+    series = figures["memory"].get("workers_over_time_mib", [])
+    quarter = len(series) // 4
+    if not quarter or figures["events"] < _BACKLOG_EVENTS:
+        return None
+    return float(max(series[-quarter:]) / max(series[quarter : 2 * quarter]))
+
+
+_BACKLOG_EVENTS = 20_000_000
+_TWO = {"handbook": "drain-handbook-2", "zipf": "drain-zipf-2", "uniform": "drain-uniform-2"}
+GOALS = (
+    Goal("steady drain, Handbook, 2 rules", "events/s", 250_000, (_TWO["handbook"],),
+         figure(_TWO["handbook"], "steady_events_per_s")),
+    Goal("the same over the best Flink with checkpoints and a file sink", "times", 3, (_TWO["handbook"],),
+         times_best(_TWO["handbook"], "flink", "handbook")),
+    Goal("steady drain, Zipf, 2 rules", "events/s", 200_000, (_TWO["zipf"],), figure(_TWO["zipf"], "steady_events_per_s")),
+    Goal("the same over the best Flink with checkpoints and a file sink", "times", 4, (_TWO["zipf"],),
+         times_best(_TWO["zipf"], "flink", "zipf")),
+    Goal("100 rules, 5 grouping sets, 20 features, Handbook", "events/s", 60_000, ("drain-handbook-100",),
+         figure("drain-handbook-100", "steady_events_per_s")),
+    Goal("100 rules, 5 grouping sets, 20 features, Zipf", "events/s", 60_000, ("drain-zipf-100",),
+         figure("drain-zipf-100", "steady_events_per_s")),
+    Goal("latency at 1,000 events/s, p50", "ms", 700, ("latency-1000",), figure("latency-1000", "p50_ms"), at_least=False),
+    Goal("latency at 1,000 events/s, p99", "ms", 2_000, ("latency-1000",), figure("latency-1000", "p99_ms"), at_least=False),
+    Goal("rule change to first verdict, known grouping key, p50", "s", 1.2, ("rule-changes",),
+         figure("rule-changes", "known_key_p50_s"), at_least=False),
+    Goal("rule change to first verdict, new grouping key, p50", "s", 2.5, ("rule-changes",),
+         figure("rule-changes", "new_key_p50_s"), at_least=False),
+    Goal("retained state, Handbook, 30 days", "bytes per event and feature", 40, ("drain-handbook-window-30d",),
+         figure("drain-handbook-window-30d", "state", "bytes_per_retained_row"), at_least=False),
+    Goal("retained state, Zipf, 2 rules", "bytes per event and feature", 40, (_TWO["zipf"],),
+         figure(_TWO["zipf"], "state", "bytes_per_retained_row"), at_least=False),
+    Goal("window 30 days over 1 hour, the same events retained", "times", 0.8,
+         ("drain-handbook-held-30d", "drain-handbook-held-1h"), ratio("drain-handbook-held-30d", "drain-handbook-held-1h")),
+    Goal("Zipf over uniform, 2 rules", "times", 0.7, (_TWO["zipf"], _TWO["uniform"]), ratio(_TWO["zipf"], _TWO["uniform"])),
+    Goal("memory of the Python workers, last quarter of a backlog of 20 million events over its second", "times", 1.2,
+         (_TWO["handbook"],), _memory_growth, at_least=False),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure now and before. worse: by which share; band: the share within which it is noise."""
+
+    name: str
+    what: str
+    before: float
+    now: float
+    worse: float
+    band: float
+
+    @property
+    def verdict(self) -> str:
+        """regressed, improved, or noise."""
+        return "regressed" if self.worse > self.band else "improved" if self.worse < -self.band else "noise"
+
+
+# Part -> figure, whether more is better.
+_COMPARED = {
+    "drain": (("steady_events_per_s", True),),
+    "latency": (("p50_ms", False), ("p99_ms", False)),
+    "changes": (("known_key_p50_s", False), ("new_key_p50_s", False)),
+}
+# Two runs of one thing differ by as much, whatever their batches say.
+_LEAST_BAND = 0.05
+
+
+def changes(before: Results, now: Results) -> list[Change]:
+    """Every figure that both have, of measurements that are not the same one."""
+    found = []
+    for name in sorted(set(before) & set(now)):
+        old, new = before[name], now[name]
+        if old["measured_at"] == new["measured_at"] or _measured(old) != _measured(new):
+            continue
+        for what, more_is_better in _COMPARED.get(new["part"], ()):
+            values = [_number(each["figures"].get(what)) for each in (old, new)]
+            if None in values or not values[0]:
+                continue
+            change = values[1] / values[0] - 1  # type: ignore[operator]
+            worse = -change if more_is_better else change
+            found.append(Change(name, what, values[0], values[1], worse, _band(old, new)))  # type: ignore[arg-type]
+    return found
+
+
+def _measured(result: Mapping[str, Any]) -> tuple[object, ...]:
+    """What was measured, whatever settings of the engine it was measured with: those are to be judged."""
+    machine, settings = result["machine"], result["settings"]
+    what = ("set", "rules", "rule_count", "rate", "seconds", "known", "new")
+    return (machine["cores"], machine["processor"], *(settings.get(key) for key in what))
+
+
+def _band(*results: Mapping[str, Any]) -> float:
+    """The share by which single batches, alerts or changes of these runs spread, as the middle half of them does."""
+    return max([_LEAST_BAND, *(_spread(result["figures"]) for result in results)])
+
+
+def _spread(figures: Mapping[str, Any]) -> float:
+    if figures.get("steady_spread") is not None:
+        return float(figures["steady_spread"])
+    for values in (figures.get("percentiles_ms"), figures.get("known_key_s")):
+        if values:
+            ordered = sorted(values)
+            quarter = len(ordered) // 4
+            return float(ordered[-1 - quarter] - ordered[quarter]) / max(1e-9, float(ordered[len(ordered) // 2]))
+    return 0.0
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def named(results: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Results by their names without the rows of a quick run."""
+    return {base_name(result["name"]): result for result in results}

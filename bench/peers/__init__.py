@@ -1,0 +1,1 @@
+"""Other engines that run the same two rules, each a program of its own."""

@@ -1,0 +1,102 @@
+"""What a whole run measures, in order: each measurement a process of its own, so that compilers and caches start cold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bench.results import FOLDER, RESULTS, command
+from bench.sets import COMMIT_ROWS, REPOSITORY, ROWS
+from bench.versus import PEERS
+from bench.watching import say
+
+PARTS = ("drain", "rules", "windows", "sequence", "latency", "changes", "peers")
+# What `python -m bench` runs unless told otherwise.
+DEFAULT_PARTS = ("drain", "rules", "windows", "sequence", "latency", "changes")
+_QUICK_ROWS = 300_000
+# What one batch takes by the profile `throughput`: nine commits. Twenty batches are to follow the first two, and a rest.
+_BATCH_EVENTS, _SMALL_BATCH_EVENTS = 900_000, 200_000
+_BATCHES = 22.5
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measurement: the part and the set that it belongs to, and its command line."""
+
+    part: str
+    set: str
+    arguments: tuple[str, ...]
+
+
+def steps(*, quick: bool, peers: Sequence[str], limit_seconds: float) -> list[Step]:
+    """Every measurement. quick: small sets and short times, to see that everything works. peers: names of engines."""
+    return [*_drains(quick=quick), *_live(quick=quick), *_peers(peers, limit_seconds, quick=quick)]
+
+
+def run(chosen: Iterable[Step]) -> int:
+    """Runs them one after the other. Returns how many failed; one that fails does not keep the others from running."""
+    started, failed = time.monotonic(), 0
+    environment = {**os.environ, FOLDER: str(RESULTS)}
+    todo = list(chosen)
+    for number, step in enumerate(todo, 1):
+        say(f"\n[{number}/{len(todo)}, {time.monotonic() - started:,.0f} s] {command(step.arguments)}")
+        line = [sys.executable, "-m", "bench", *step.arguments]
+        done = subprocess.run(line, cwd=REPOSITORY, check=False, env=environment)  # noqa: S603
+        failed += done.returncode != 0
+    say(f"\n{len(todo)} measurements in {time.monotonic() - started:,.0f} s, {failed} failed")
+    return failed
+
+
+def _drains(*, quick: bool) -> list[Step]:
+    state, small_batches = ("--state",), ("--admission", f"maxFilesPerTrigger={_SMALL_BATCH_EVENTS // COMMIT_ROWS}")
+    full, small = _BATCHES * _BATCH_EVENTS, _BATCHES * _SMALL_BATCH_EVENTS
+    plan: list[tuple[str, str, str, float, tuple[str, ...]]] = [
+        ("drain", "handbook", "2", full, state),
+        ("drain", "zipf", "2", full, state),
+        ("drain", "uniform", "2", full, state),
+        ("rules", "zipf", "10", small, small_batches),
+        ("rules", "handbook", "100", small, small_batches),
+        ("rules", "zipf", "100", small, small_batches),
+        ("rules", "zipf", "100-of-5-features", small, small_batches),
+        ("rules", "zipf", "200", small, small_batches),
+        ("rules", "zipf", "distinct", small, small_batches),
+        *(("windows", "handbook", f"held-{size}", small, small_batches) for size in ("1h", "30d")),
+        *(
+            ("windows", "handbook", f"window-{size}", small, (*state, *small_batches))
+            for size in ("1h", "1d", "7d", "30d")
+        ),
+        ("sequence", "logins", "sequence", small, small_batches),
+    ]
+    found = []
+    for part, name, rules, events, more in plan:
+        arguments = ("--repeats", f"{events / ROWS[name]:.2f}", *more)
+        if quick:
+            bounds = ("--repeats", "2", "--admission", "maxFilesPerTrigger=1")
+            arguments = ("--rows", str(_QUICK_ROWS), *bounds, *(state if "--state" in more else ()))
+        found.append(Step(part, name, ("drain", "--set", name, "--rules", rules, *arguments)))
+    return found
+
+
+def _live(*, quick: bool) -> list[Step]:
+    short = ("--seconds", "10", "--warm-up", "5") if quick else ()
+    few = ("--known", "3", "--new", "1", "--warm-up", "5") if quick else ()
+    return [
+        *(Step("latency", "zipf", ("latency", "--rate", str(rate), *short)) for rate in (100, 1_000, 5_000)),
+        Step("changes", "zipf", ("changes", *few)),
+    ]
+
+
+def _peers(names: Sequence[str], limit_seconds: float, *, quick: bool) -> list[Step]:
+    small = ("--rows", str(_QUICK_ROWS)) if quick else ()
+    found = []
+    for name in ("handbook", "zipf"):
+        for peer in PEERS:
+            if peer.name in names:
+                durable = ("--durable",) if peer.durable else ()
+                peer_arguments = ("peer", peer.name, "--variant", peer.variant, *durable, "--set", name, *small)
+                found.append(Step("peers", name, (*peer_arguments, "--limit-seconds", f"{limit_seconds:g}")))
+    return found

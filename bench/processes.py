@@ -1,0 +1,87 @@
+"""Memory of this process's children, from /proc: the JVM and the Python workers of Spark."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_PROC = Path("/proc")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_EVERY_SECONDS = 0.5
+_MIB = 1 << 20
+
+
+class MemorySampler:
+    """Looks twice a second, while it is entered, at the resident memory of the processes below this one."""
+
+    def __init__(self) -> None:
+        self._peaks: dict[str, float] = {}
+        self._series: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="memory", daemon=True)
+
+    def __enter__(self) -> MemorySampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def figures(self) -> dict[str, Any]:
+        """Peaks in MiB, and the sum over the Python workers in 20 equal parts of the time; empty without /proc."""
+        parts = [self._series[len(self._series) * at // 20 :][: -(-len(self._series) // 20)] for at in range(20)]
+        over_time = [round(max(part)) for part in parts if part]
+        return {**{name: round(value) for name, value in self._peaks.items()}, "workers_over_time_mib": over_time}
+
+    def _sample(self) -> None:
+        while not self._stop.wait(_EVERY_SECONDS):
+            workers: list[float] = []
+            jvm = 0.0
+            for process in _descendants(os.getpid()):
+                command, resident = _command(process), _resident(process)
+                if "pyspark.daemon" in command or "pyspark/daemon" in command:
+                    workers.append(resident)
+                elif "java" in command.partition(" ")[0]:
+                    jvm += resident
+            self._series.append(sum(workers))
+            self._raise("jvm_peak_mib", jvm)
+            self._raise("workers_peak_mib", sum(workers))
+            self._raise("largest_worker_peak_mib", max(workers, default=0.0))
+            self._raise("most_workers", float(len(workers)))
+
+    def _raise(self, name: str, value: float) -> None:
+        self._peaks[name] = max(value, self._peaks.get(name, 0.0))
+
+
+def _descendants(parent: int) -> list[int]:
+    found: list[int] = []
+    waiting = [parent]
+    while waiting:
+        process = waiting.pop()
+        try:
+            tasks = list((_PROC / str(process) / "task").iterdir())
+            children = [int(text) for task in tasks for text in (task / "children").read_text().split()]
+        except OSError:
+            continue
+        found += children
+        waiting += children
+    return found
+
+
+def _command(process: int) -> str:
+    try:
+        return (_PROC / str(process) / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _resident(process: int) -> float:
+    """MiB; shared pages count in every process."""
+    try:
+        return int((_PROC / str(process) / "statm").read_text().split()[1]) * _PAGE / _MIB
+    except (OSError, IndexError):
+        return 0.0
