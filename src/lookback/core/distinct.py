@@ -10,7 +10,7 @@ import numpy as np
 from pandas import factorize
 
 from lookback.core.columns import Mask, Values
-from lookback.core.keys import Int64s, order_by_group
+from lookback.core.keys import Int64s, TimeSearch
 
 _STORED = -1
 
@@ -32,99 +32,77 @@ class Rows:
         return Rows(self.groups[at], self.times[at], self.values[at], self.positions[at])
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Windows asked for: of the rows of `groups` that had arrived by `positions`, those with first <= time <= last."""
+class Distinct:
+    """Answers for windows that end at given times: of the rows of `groups` that had arrived by `positions`, those up to `last`.
 
-    groups: Int64s
-    positions: Int64s
-    first: Int64s
-    last: Int64s
-
-    def take(self, at: Int64s | Mask) -> Windows:
-        """The windows at these places."""
-        return Windows(self.groups[at], self.positions[at], self.first[at], self.last[at])
-
-
-def count_distinct(rows: Rows, windows: Windows, sliding: Mask) -> Int64s:
-    """The number of different values in each window; NaN is one value.
-
-    sliding: of which windows it is known that those of their group, in the order of `last` and then of `positions`, move
-    forward only (`first` as well), and that of their group no row of the batch arrived after one with a later time.
+    Where the windows begin is asked later, once for every size. Those of a group are asked in the order of `positions`,
+    then of `last`; most move forward only, which is what makes them cheap.
     """
-    codes = factorize(rows.values, use_na_sentinel=False)[0].astype(np.int64)
-    counts = np.zeros(len(windows.groups), dtype=np.int64)
-    at = np.flatnonzero(sliding)
-    if len(at):
-        counts[at] = _sliding(rows, codes, windows.take(at))
-    at = np.flatnonzero(~sliding)
-    if len(at):
-        counts[at] = _moved(rows, codes, windows.take(at))
-    return counts
+
+    def __init__(self, rows: Rows, groups: Int64s, positions: Int64s, last: Int64s) -> None:
+        self._rows, self._groups, self._positions, self._last = rows, groups, positions, last
+        self._codes = factorize(rows.values, use_na_sentinel=False)[0].astype(np.int64)
+        order = np.lexsort((last, positions))
+        order = order[np.argsort(groups[order], kind="stable")]
+        forward = _highest_so_far(groups[order], last[order])
+        self._forward, self._back = order[forward], order[~forward]
+        self._begins, self._ends = self._ranges()
+
+    def count(self, first: Int64s) -> Int64s:
+        """The number of different values in each window that begins at `first`; NaN is one value.
+
+        Of windows of one group, one that ends later must not begin earlier.
+        """
+        counts = np.zeros(len(self._groups), dtype=np.int64)
+        at, rows = self._forward, self._rows
+        beyond = TimeSearch(self._groups[at], first[at]).first_at_least(rows.groups, rows.times + 1)
+        ends = np.minimum(self._ends, beyond)
+        counted = self._begins < ends
+        size = len(at) + 1
+        change = np.bincount(self._begins[counted], minlength=size) - np.bincount(ends[counted], minlength=size)
+        counts[at] = np.cumsum(change[:-1])
+        if len(self._back):
+            self._count_back(first, counts)
+        return counts
+
+    def _ranges(self) -> tuple[Int64s, Int64s]:
+        """Per row: the first window that holds it, and the first one that holds a later row of its value.
+
+        A row counts in the windows from the one to the other, less those that begin after it: of the rows of one value
+        in a window the last one counts.
+        """
+        rows, at = self._rows, self._forward
+        by_time = TimeSearch(self._groups[at], self._last[at]).first_at_least(rows.groups, rows.times)
+        by_arrival = TimeSearch(self._groups[at], self._positions[at]).first_at_least(rows.groups, rows.positions)
+        begins = np.maximum(by_time, by_arrival)
+        order = np.lexsort((np.arange(len(begins)), self._codes, rows.groups))[::-1]
+        same = (rows.groups[order[1:]] == rows.groups[order[:-1]]) & (self._codes[order[1:]] == self._codes[order[:-1]])
+        value = np.concatenate(([0], np.cumsum(~same))) if len(order) else order
+        # The least of all later rows, value by value: as they fall from value to value, one pass does for all of them.
+        span = len(at) + 2
+        least = np.minimum.accumulate(begins[order] - value * span) + value * span
+        ends = np.full(len(begins), len(at), dtype=np.int64)
+        ends[order[1:][same]] = least[:-1][same]
+        return begins, ends
+
+    def _count_back(self, first: Int64s, counts: Int64s) -> None:
+        """Windows that end before one that was asked earlier: one window of each group is moved to where they are."""
+        rows, groups = self._rows, self._groups[self._back]
+        for part in np.split(self._back, np.flatnonzero(np.diff(groups)) + 1):
+            group = self._groups[part[0]]
+            mine = slice(*np.searchsorted(rows.groups, [group, group + 1]).tolist())
+            moving = _Moving(rows.times[mine], self._codes[mine], rows.positions[mine])
+            asked = zip(self._positions[part].tolist(), first[part].tolist(), self._last[part].tolist(), strict=True)
+            counts[part] = [moving.count(*each) for each in asked]
 
 
-def _sliding(rows: Rows, codes: Int64s, windows: Windows) -> Int64s:
-    """A row counts in the windows that hold it and not the next row of its value: one range of windows.
-
-    Windows and rows stand in one order; a row's range begins with the first window after it and ends before the first
-    one that begins after it, or that holds the next row of its value.
-    """
-    count, asked = len(rows.groups), len(windows.groups)
-    order = _merged(rows, windows)
-    is_window = order >= count
-    place = np.empty(count + asked, dtype=np.int64)
-    place[order] = np.arange(count + asked)
-    before = np.cumsum(is_window)  # windows up to each place
-    ranked = order[is_window] - count  # the windows as they stand
-    begins = before[place[:count]]
-    # The next row of a value: its first window is the one that begins to count it instead.
-    by_value = np.lexsort((np.arange(count), codes, rows.groups))
-    following = np.full(count, count, dtype=np.int64)
-    same = (rows.groups[by_value[1:]] == rows.groups[by_value[:-1]]) & (codes[by_value[1:]] == codes[by_value[:-1]])
-    following[by_value[:-1][same]] = by_value[1:][same]
-    ends = np.append(begins, asked)[following]
-    # The first window, of the group or of a later one, that begins after the row.
-    starts = windows.first[ranked]
-    ends = np.minimum(ends, _first_beyond(windows.groups[ranked], starts, rows.groups, rows.times))
-    counted = begins < ends
-    change = np.bincount(begins[counted], minlength=asked + 1) - np.bincount(ends[counted], minlength=asked + 1)
-    counts = np.empty(asked, dtype=np.int64)
-    counts[ranked] = np.cumsum(change[:asked])
-    return counts
-
-
-def _merged(rows: Rows, windows: Windows) -> Int64s:
-    """Rows, and windows numbered after them, in one order: a window stands behind the rows that it may hold."""
-    groups = np.concatenate([rows.groups, windows.groups])
-    times = np.concatenate([rows.times, windows.last])
-    ranks = np.concatenate([rows.positions * 2, windows.positions * 2 + 1])
-    order = np.argsort(ranks, kind="stable")
-    return order[order_by_group(groups[order], times[order])]
-
-
-def _first_beyond(groups: Int64s, starts: Int64s, row_groups: Int64s, times: Int64s) -> Int64s:
-    """Per row: the first of the windows, which stand by (group, start), that is of a later group or starts after it."""
-    ranks = np.unique(np.concatenate([starts, times]))
-    span = len(ranks) + 1
-    keys = groups * span + np.searchsorted(ranks, starts)
-    return np.searchsorted(keys, row_groups * span + np.searchsorted(ranks, times), side="right").astype(np.int64)
-
-
-def _moved(rows: Rows, codes: Int64s, windows: Windows) -> Int64s:
-    """One window of each group is kept and moved to where the next one is asked for, in order of arrival."""
-    counts = np.zeros(len(windows.groups), dtype=np.int64)
-    order = np.lexsort((windows.last, windows.positions, windows.groups))
-    edges = np.flatnonzero(np.diff(windows.groups[order])) + 1
-    for part in np.split(order, edges):
-        group = windows.groups[part[0]]
-        low, high = np.searchsorted(rows.groups, [group, group + 1])
-        mine = slice(int(low), int(high))
-        moving = _Moving(rows.times[mine], codes[mine], rows.positions[mine])
-        asked = zip(
-            windows.positions[part].tolist(), windows.first[part].tolist(), windows.last[part].tolist(), strict=True
-        )
-        counts[part] = [moving.count(*each) for each in asked]
-    return counts
+def _highest_so_far(groups: Int64s, times: Int64s) -> Mask:
+    """Which times are not below one before them in their group; groups ascending."""
+    if not len(times):
+        return np.zeros(0, dtype=bool)
+    ranks = np.unique(times, return_inverse=True)[1]
+    keyed = groups * (int(ranks.max()) + 1) + ranks
+    return np.asarray(keyed >= np.maximum.accumulate(keyed))
 
 
 class _Moving:

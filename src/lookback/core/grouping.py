@@ -10,8 +10,7 @@ import numpy as np
 
 from lookback.core.aggregates import Aggregate, Partial
 from lookback.core.columns import Mask, Values
-from lookback.core.keys import Int64s, Keys, number_keys, order_by_group
-from lookback.core.runs import TimeSearch
+from lookback.core.keys import Int64s, Keys, TimeSearch, number_keys, order_by_group
 
 
 @dataclass(frozen=True)

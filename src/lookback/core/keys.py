@@ -176,3 +176,35 @@ def find_keys(wanted: Keys, sorted_keys: Keys) -> Int64s:
                 found[row], match[row] = at, True
             at += 1
     return np.where(match, found, -1)
+
+
+class TimeSearch:
+    """Finds times in rows that are sorted by (group, time), for many groups at once.
+
+    groups: int64 shape (rows,), dense numbers in ascending order; times: int64 shape (rows,), ascending in a group.
+    """
+
+    def __init__(self, groups: Int64s, times: Int64s) -> None:
+        self._ranks: Int64s | None = None
+        if len(times) == 0:
+            self._base, self._span = 0, 1
+        else:
+            self._base = int(times.min())
+            self._span = int(times.max()) - self._base + 2
+        # (group, time) becomes one 64-bit number; where that would overflow, ranks stand in for times.
+        if len(groups) and (int(groups[-1]) + 1) * self._span >= 2**62:
+            self._ranks = np.unique(times)
+            self._span = len(self._ranks) + 1
+            offsets = np.searchsorted(self._ranks, times)
+        else:
+            offsets = times - self._base
+        self._positions = groups * self._span + offsets
+
+    def first_at_least(self, groups: Int64s, times: Int64s) -> Int64s:
+        """Per wanted (group, time): the position of the group's first row with at least that time, or of its end."""
+        if self._ranks is not None:
+            offsets = np.searchsorted(self._ranks, times)
+        else:
+            low, high = self._base, self._base + self._span - 1
+            offsets = np.clip(times, low, high) - low
+        return np.searchsorted(self._positions, groups * self._span + offsets).astype(np.int64)

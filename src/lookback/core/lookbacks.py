@@ -75,7 +75,7 @@ def _found(case: Case, measuring: Measuring, counted: Int64s) -> _Found:
         delayed = window.delay > 0
         queries = Queries(numbers, counted, first, last, by_arrival=not delayed, by_time=delayed)
         where = rule.where.sql if rule.where else ""
-        columns[measure.name] = measuring.column(measure.feature, keys, queries, (window, where, len(counted)))
+        columns[measure.name] = measuring.column(measure.feature, keys, queries, (window, (where, len(counted))))
         complete &= case.complete(measure.feature.feature_id, first)
     inputs = dict(columns)
     assert rule.when is not None

@@ -8,14 +8,15 @@ import numpy as np
 
 from lookback.core.columns import Column, Mask, Values
 from lookback.core.compiled import Feature
-from lookback.core.distinct import Rows, Windows, count_distinct
+from lookback.core.distinct import Distinct, Rows
 from lookback.core.events import Events
 from lookback.core.grouping import FeatureRows, Grouping, Queries
+from lookback.core.keyed import NEVER_DUE
 from lookback.core.keys import Int64s, Keys, encode_keys, find_keys, number_keys, order_by_group
 from lookback.core.runs import Run
 from lookback.core.state import ShardState
 from lookback.core.types import BIGINT
-from lookback.core.windows import Tiles
+from lookback.core.windows import Lookback, Tiles, Window
 
 
 def group_keys(group_by: tuple[str, ...], events: Events) -> Keys:
@@ -55,6 +56,7 @@ class Measuring:
         self._groupings: dict[tuple[str, ...], Grouping] = {}
         self._rows: dict[str, FeatureRows] = {}
         self._columns: dict[tuple[Hashable, ...], Column] = {}
+        self._distincts: dict[tuple[Hashable, ...], Distinct] = {}
 
     def grouping(self, group_by: tuple[str, ...]) -> Grouping:
         """The events by one grouping set."""
@@ -84,64 +86,73 @@ class Measuring:
         return self._rows[feature.feature_id]
 
     def column(
-        self, feature: Feature, keys: Keys, queries: Queries, known_as: tuple[Hashable, ...] | None = None
+        self, feature: Feature, keys: Keys, queries: Queries, known_as: tuple[Window, Hashable] | None = None
     ) -> Column:
         """The feature's aggregate over each window asked for. keys: of the queries, shape (queries,).
 
-        known_as: what tells these queries apart; the answer is kept for others who ask the same.
+        known_as: the window that they have in common, and what else tells these queries apart; the answer is kept for
+        others who ask the same.
         """
-        slot = None if known_as is None else (feature.feature_id, *known_as)
-        if slot is None or slot not in self._columns:
-            column = self._column(feature, keys, queries)
-            if slot is None:
-                return column
-            self._columns[slot] = column
+        if known_as is None:
+            return self._column(feature, keys, queries, None)
+        slot = (feature.feature_id, *known_as)
+        if slot not in self._columns:
+            window, others = known_as
+            delay = window.delay if isinstance(window, Lookback) else None
+            self._columns[slot] = self._column(feature, keys, queries, (feature.feature_id, delay, others))
         return self._columns[slot]
 
-    def _column(self, feature: Feature, keys: Keys, queries: Queries) -> Column:
+    def _column(self, feature: Feature, keys: Keys, queries: Queries, shared: tuple[Hashable, ...] | None) -> Column:
         state, aggregate = self.state.features[feature.feature_id], feature.aggregate
         if state.floor is not None:
             queries = queries.starting_at_least(state.floor)
         if feature.function == "count_distinct" and len(queries.first):
-            return Column(BIGINT, self._distinct(feature, keys, queries))
+            return Column(BIGINT, self._distinct(feature, keys, queries, shared).count(queries.first))
         partial = self.grouping(feature.group_by).windows(aggregate, self.rows(feature), queries)
-        for run, emptied in self._runs(feature, queries):
+        earliest, latest = int(queries.first.min(initial=NEVER_DUE)), int(queries.last.max(initial=-NEVER_DUE))
+        for run, emptied in self._runs(feature, earliest, latest):
             rows = run.windows(feature.function, aggregate, keys, queries.first, queries.last, emptied)
             partial = aggregate.merge(partial, rows)
         return aggregate.finish(partial, feature.argument_type)
 
-    def _runs(self, feature: Feature, queries: Queries) -> Iterator[tuple[Run, Mask | None]]:
-        """The runs of earlier batches that the windows reach into, and which keys of each have been emptied since."""
-        if not len(queries.first) or not self._stored:
-            return
+    def _runs(self, feature: Feature, earliest: int, latest: int) -> Iterator[tuple[Run, Mask | None]]:
+        """The runs of earlier batches with rows in these times, and which keys of each have been emptied since."""
         state = self.state.features[feature.feature_id]
-        earliest, latest = int(queries.first.min()), int(queries.last.max())
-        for stored in state.runs:
+        for stored in state.runs if self._stored else ():
             if stored.last_time >= earliest and stored.first_time <= latest:
                 run = self.state.load_run(stored)
                 yield run, stored.emptied(state.resets, run)
 
-    def _distinct(self, feature: Feature, keys: Keys, queries: Queries) -> Int64s:
-        """The different values in each window: no sum over runs, so the rows of all of them are brought together."""
+    def _distinct(
+        self, feature: Feature, keys: Keys, queries: Queries, shared: tuple[Hashable, ...] | None
+    ) -> Distinct:
+        """What tells the different values in windows: no sum over runs, so the rows of all of them are brought together.
+
+        shared: what tells apart those who may ask the same windows, save for their sizes.
+        """
+        if shared is None or shared not in self._distincts:
+            distinct = self._brought_together(feature, keys, queries)
+            if shared is None:
+                return distinct
+            self._distincts[shared] = distinct
+        return self._distincts[shared]
+
+    def _brought_together(self, feature: Feature, keys: Keys, queries: Queries) -> Distinct:
         grouping, rows = self.grouping(feature.group_by), self.rows(feature)
         assert rows.values is not None
-        groups, distinct = number_keys(keys)
-        first, last = np.full(len(distinct.low), queries.first.max()), np.full(len(distinct.low), queries.last.min())
-        np.minimum.at(first, groups, queries.first)
-        np.maximum.at(last, groups, queries.last)
+        groups, wanted = number_keys(keys)
+        # From the floor on, for windows of any size.
+        first = np.full(len(wanted.low), -NEVER_DUE)
+        last = np.full(len(wanted.low), queries.last.max())
         parts: list[tuple[Int64s, Int64s, Values, Int64s]] = []
-        for run, emptied in self._runs(feature, queries):
-            wanted, at = run.rows_within(distinct, first, last, emptied)
+        for run, emptied in self._runs(feature, -NEVER_DUE, int(queries.last.max())):
+            numbers, at = run.rows_within(wanted, first, last, emptied)
             assert run.values is not None
-            parts.append((wanted, run.times[at], run.values[at], np.full(len(at), -1)))
-        mine = find_keys(grouping.keys.take(rows.positions), distinct)
+            parts.append((numbers, run.times[at], run.values[at], np.full(len(at), -1)))
+        mine = find_keys(grouping.keys.take(rows.positions), wanted)
         here = mine >= 0
         positions = rows.positions[here]
         parts.append((mine[here], self.events.times[positions], rows.values[here], positions))
         found = Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-        order = order_by_group(found.groups, found.times)
-        known = queries.numbers >= 0
-        sliding = known & ~grouping.disordered[queries.numbers] if len(grouping.disordered) else known
-        sliding &= not (queries.by_arrival and queries.by_time)
-        windows = Windows(groups, queries.positions, queries.first, queries.last)
-        return count_distinct(found.take(order), windows, sliding)
+        ordered = found.take(order_by_group(found.groups, found.times))
+        return Distinct(ordered, groups, queries.positions, queries.last)
