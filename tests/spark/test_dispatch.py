@@ -101,6 +101,8 @@ def test_coverage_covers_what_it_sends_and_no_more() -> None:
     assert (everything & large).wants == large.wants
     assert not (everything & shops).covers(shops)
     assert Coverage.from_dict((large | shops).to_dict()) == large | shops
+    earlier = {"grouping_sets": [["customer"], ["shop"]], "fields": ["customer", "shop"]}
+    assert Coverage.from_dict(earlier).wants == {(("customer",), None), (("shop",), None)}
     many = [rule(f"r{n}", where=f"amount > {n}", **COUNT) for n in range(MOST_CONDITIONS + 1)]
     assert coverage_of(*many).conditions(("customer",)) is None
     assert len(coverage_of(*many[1:]).conditions(("customer",)) or ()) == MOST_CONDITIONS
