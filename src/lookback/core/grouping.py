@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,10 @@ class FeatureRows:
 
     positions: Int64s
     values: Values | None
+
+    def take(self, index: Mask) -> FeatureRows:
+        """The rows of a mask."""
+        return FeatureRows(self.positions[index], None if self.values is None else self.values[index])
 
 
 @dataclass(frozen=True)
@@ -79,54 +83,78 @@ class Grouping:
         positions = self.sorted[selected[self.sorted]]
         return FeatureRows(positions, None if values is None else values[positions])
 
+    @cached_property
+    def late(self) -> Mask:
+        """Which events arrived after one of their key with a later time, shape (rows,)."""
+        late = np.zeros(len(self.times), dtype=bool)
+        mixed = self.disordered
+        if mixed.any():
+            at = self.sorted[mixed[self.numbers[self.sorted]]]
+            at = at[np.lexsort((at, self.numbers[at]))]
+            ranks = np.unique(self.times[at], return_inverse=True)[1]
+            # Of ascending keys, so that what is highest so far begins anew with each.
+            keyed = self.numbers[at] * (int(ranks.max()) + 1) + ranks
+            late[at] = keyed < np.maximum.accumulate(keyed)
+        return late
+
     def windows(self, aggregate: Aggregate, rows: FeatureRows, queries: Queries) -> Partial:
         """What the rows of the batch contribute to each window: those that had arrived by then."""
-        numbers = queries.numbers
-        known = numbers >= 0
-        late = known & self.disordered[numbers] if len(self.disordered) else np.zeros(len(numbers), dtype=bool)
-        partial = self._in_order(aggregate, rows, queries, known & ~late)
-        if late.any():
-            at = np.flatnonzero(late)
-            disordered = self._out_of_order(aggregate, rows, queries.take(at))
-            partial = aggregate.merge(partial, tuple(_spread(part, at, len(numbers)) for part in disordered))
+        known = queries.numbers >= 0
+        if not len(self.disordered) or not self.disordered.any():
+            return self._in_order(aggregate, rows, queries, known, None)
+        mixed = np.flatnonzero(known & self.disordered[queries.numbers])
+        late = self.late[rows.positions]
+        partial = self._in_order(aggregate, rows.take(~late), queries, known, mixed)
+        if late.any() and len(mixed):
+            overtaken = self._late(aggregate, rows.take(late), queries.take(mixed))
+            partial = aggregate.merge(partial, tuple(_spread(part, mixed, len(known)) for part in overtaken))
         return partial
 
-    def _in_order(self, aggregate: Aggregate, rows: FeatureRows, queries: Queries, which: Mask) -> Partial:
-        """Keys whose events arrived in the order of their times: a window is one range of rows."""
-        groups, numbers = self.numbers[rows.positions], queries.numbers
-        search = TimeSearch(groups, self.times[rows.positions])
-        low = search.first_at_least(numbers, queries.first)
-        # Of rows with the time of a judged event, those that arrived after it are not in its window.
-        ends = []
-        if queries.by_arrival:
-            ends.append(TimeSearch(groups, rows.positions).first_at_least(numbers, queries.positions + 1))
-        if queries.by_time:
-            ends.append(search.first_at_least(numbers, queries.last + 1))
-        high = np.maximum(low, reduce(np.minimum, ends))
-        return _ranges(
-            aggregate, rows, np.arange(len(rows.positions)), np.where(which, low, 0), np.where(which, high, 0)
-        )
+    def _in_order(
+        self, aggregate: Aggregate, rows: FeatureRows, queries: Queries, which: Mask, mixed: Int64s | None
+    ) -> Partial:
+        """Rows that arrived in the order of their times: a window is one range of them.
 
-    def _out_of_order(self, aggregate: Aggregate, rows: FeatureRows, queries: Queries) -> Partial:
-        """Keys with inversions: divide and conquer over the order of arrival (offline, after Bentley, 1980).
-
-        In the step of block size B every query asks the block of B events just before its own block, if that is the
-        other half of the same 2B; over all steps it has asked for each earlier event once.
+        mixed: the queries of keys that have late events too, where rows may be beyond both ends of what a query asks for.
         """
-        picked = self.disordered[self.numbers[rows.positions]]
-        index = np.flatnonzero(picked)
-        members = np.union1d(rows.positions[index], queries.positions)
-        row_rank = np.searchsorted(members, rows.positions[index])
-        query_rank = np.searchsorted(members, queries.positions)
-        total = self._own(aggregate, rows, index, queries)
+        groups, numbers = self.numbers[rows.positions], queries.numbers
+        by_time, by_arrival = TimeSearch(groups, self.times[rows.positions]), TimeSearch(groups, rows.positions)
+        low = by_time.first_at_least(numbers, queries.first)
+        # Of rows with the time of a judged event, those that arrived after it are not in its window.
+        if queries.by_arrival:
+            high = by_arrival.first_at_least(numbers, queries.positions + 1)
+            if queries.by_time:
+                high = np.minimum(high, by_time.first_at_least(numbers, queries.last + 1))
+        else:
+            high = by_time.first_at_least(numbers, queries.last + 1)
+        if mixed is not None and queries.by_arrival != queries.by_time:
+            asked = queries.take(mixed)
+            other = (
+                by_time.first_at_least(asked.numbers, asked.last + 1)
+                if queries.by_arrival
+                else by_arrival.first_at_least(asked.numbers, asked.positions + 1)
+            )
+            high[mixed] = np.minimum(high[mixed], other)
+        high = np.maximum(low, high)
+        return _ranges(aggregate, rows, slice(None), np.where(which, low, 0), np.where(which, high, 0))
+
+    def _late(self, aggregate: Aggregate, rows: FeatureRows, queries: Queries) -> Partial:
+        """Late rows: divide and conquer over their order of arrival (offline, after Bentley, 1980).
+
+        What has arrived by a query is the first so many of them: a block of 2^k rows for every bit of that number.
+        """
+        arrived = np.sort(rows.positions)
+        row_rank = np.searchsorted(arrived, rows.positions)
+        query_rank = np.searchsorted(arrived, queries.positions, side="right")
+        nothing = np.zeros(len(queries.numbers), dtype=np.int64)
+        total = _ranges(aggregate, rows, slice(None), nothing, nothing)
         keys = len(self.distinct.low)
         size = 1
-        while size < len(members):
+        while size <= len(arrived):
             left = np.flatnonzero((row_rank // size) % 2 == 0)
             pair = row_rank[left] // (2 * size)
-            left = left[np.argsort(pair, kind="stable")]
-            at = index[left]
-            groups = row_rank[left] // (2 * size) * keys + self.numbers[rows.positions[at]]
+            at = left[np.argsort(pair, kind="stable")]
+            groups = row_rank[at] // (2 * size) * keys + self.numbers[rows.positions[at]]
             wanted = query_rank // (2 * size) * keys + queries.numbers
             asks = (query_rank // size) % 2 == 1
             distinct, dense = np.unique(groups, return_inverse=True)
@@ -144,23 +172,8 @@ class Grouping:
             size *= 2
         return total
 
-    def _own(self, aggregate: Aggregate, rows: FeatureRows, index: Int64s, queries: Queries) -> Partial:
-        """The row at the very position of each query, where it is of the same key and within the window."""
-        positions = rows.positions[index]
-        order = np.argsort(positions)
-        nothing = np.zeros(len(queries.numbers), dtype=np.int64)
-        if not len(order):
-            return _ranges(aggregate, rows, index, nothing, nothing)
-        at = np.minimum(np.searchsorted(positions[order], queries.positions), len(order) - 1)
-        own = positions[order[at]]
-        times = self.times[own]
-        found = (own == queries.positions) & (self.numbers[own] == queries.numbers)
-        found &= (times >= queries.first) & (times <= queries.last)
-        low = np.where(found, order[at], 0)
-        return _ranges(aggregate, rows, index, low, low + found)
 
-
-def _ranges(aggregate: Aggregate, rows: FeatureRows, at: Int64s, low: Int64s, high: Int64s) -> Partial:
+def _ranges(aggregate: Aggregate, rows: FeatureRows, at: Int64s | slice, low: Int64s, high: Int64s) -> Partial:
     values = rows.positions[at] if rows.values is None else rows.values[at]
     return aggregate.ranges(aggregate.index(values), low, high)
 
