@@ -26,6 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench.peers import GRACE_US
+from bench.sets import RECORD
+
 try:
     import bytewax.operators as op
     from bytewax.connectors.files import FileSink
@@ -41,19 +44,8 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-RECORD = np.dtype(
-    [
-        ("event_id", "<i8"),
-        ("event_time", "<i8"),
-        ("customer_id", "<i4"),
-        ("terminal_id", "<i4"),
-        ("amount_cents", "<i4"),
-    ]
-)
 # An event as it flows: its fields in the order of RECORD.
 Event = tuple[int, int, int, int, int]
-# Behind the watermark a window must still be whole: 10 s out-of-orderness and 1 h allowed lateness, in microseconds.
-_GRACE_US = 10_000_000 + 3_600_000_000
 # A commit of the set, as Lookback gets them; smaller ones cost more for each event.
 _BATCH = 100_000
 _REPORTED = 200_000
@@ -164,7 +156,7 @@ class Window(StatefulBatchLogic[Event, str, State]):
 
     def _forget(self) -> None:
         """Drops what no event needs that may still come, once it is an eighth of what is kept or more."""
-        horizon = self.rule.window_us + _GRACE_US
+        horizon = self.rule.window_us + GRACE_US
         if self.times and self.times[0] < self.newest - horizon - horizon // 8:
             # A key's newest event is no younger than the newest of all, so this keeps enough.
             gone = bisect_left(self.times, self.newest - horizon)

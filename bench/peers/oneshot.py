@@ -23,20 +23,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
+from bench.sets import RECORD
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Integers = NDArray[np.int64]
 
-RECORD = np.dtype(
-    [
-        ("event_id", "<i8"),
-        ("event_time", "<i8"),
-        ("customer_id", "<i4"),
-        ("terminal_id", "<i4"),
-        ("amount_cents", "<i4"),
-    ]
-)
 _PAIRS_AT_ONCE = 4_000_000
 
 

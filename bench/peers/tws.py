@@ -26,6 +26,8 @@ from pyarrow import parquet
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
+from bench.peers import GRACE_US
+from bench.sets import RECORD
 from lookback.spark.session import get_spark
 
 if TYPE_CHECKING:
@@ -35,17 +37,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-RECORD = np.dtype(
-    [
-        ("event_id", "<i8"),
-        ("event_time", "<i8"),
-        ("customer_id", "<i4"),
-        ("terminal_id", "<i4"),
-        ("amount_cents", "<i4"),
-    ]
-)
-# Behind the watermark a window must still be whole: 10 s out-of-orderness and 1 h allowed lateness, in microseconds.
-_GRACE_US = 10_000_000 + 3_600_000_000
 _COMMIT = 100_000
 _EVENTS = "arrival long, event_id long, event_time long, customer_id int, terminal_id int, amount_cents int"
 _POLL_SECONDS = 0.1
@@ -105,7 +96,7 @@ class PerKey(StatefulProcessor):
             value = sum(weights[bisect_left(times, when - window) : place]) if late else total
             if value >= rule["at_least"]:
                 found.append((event_id, value))
-        self._store(times, weights, added, window + _GRACE_US)
+        self._store(times, weights, added, window + GRACE_US)
         if found:
             yield pd.DataFrame(found, columns=["event_id", "value"]).assign(rule_id=key[0])
 

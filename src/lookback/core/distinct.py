@@ -12,7 +12,8 @@ from pandas import factorize
 from lookback.core.columns import Mask, Values
 from lookback.core.keys import Int64s, TimeSearch
 
-_STORED = -1
+# The position of a row that was there before the batch.
+STORED = -1
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class _Moving:
     """A window over the rows of one group that have arrived. Its cost is that of the rows that enter and leave it."""
 
     def __init__(self, times: Int64s, codes: Int64s, positions: Int64s) -> None:
-        stored = positions == _STORED
+        stored = positions == STORED
         self._rows: list[tuple[int, int]] = list(zip(times[stored].tolist(), codes[stored].tolist(), strict=True))
         order = np.flatnonzero(~stored)
         order = order[np.argsort(positions[order], kind="stable")][::-1]

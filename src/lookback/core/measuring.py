@@ -8,7 +8,7 @@ import numpy as np
 
 from lookback.core.columns import Column, Mask, Values
 from lookback.core.compiled import Feature
-from lookback.core.distinct import Distinct, Rows
+from lookback.core.distinct import STORED, Distinct, Rows
 from lookback.core.events import Events
 from lookback.core.grouping import FeatureRows, Grouping, Queries
 from lookback.core.keyed import NEVER_DUE
@@ -148,7 +148,7 @@ class Measuring:
         for run, emptied in self._runs(feature, -NEVER_DUE, int(queries.last.max())):
             numbers, at = run.rows_within(wanted, first, last, emptied)
             assert run.values is not None
-            parts.append((numbers, run.times[at], run.values[at], np.full(len(at), -1)))
+            parts.append((numbers, run.times[at], run.values[at], np.full(len(at), STORED)))
         mine = find_keys(grouping.keys.take(rows.positions), wanted)
         here = mine >= 0
         positions = rows.positions[here]
