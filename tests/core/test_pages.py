@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookback.core.errors import StateError
-from lookback.core.keys import Keys
+from lookback.core.keys import Keys, number_keys
 from lookback.core.pages import PAGE_VERSION, decode_page, encode_page
 from lookback.core.runs import Run, make_run, merge_runs, remove_rows
 
@@ -50,7 +50,9 @@ def test_arbitrary_bytes_are_refused(page: bytes) -> None:
 
 @given(st.data())
 def test_a_damaged_page_is_refused_or_harmless(data: st.DataObject) -> None:
-    page = bytearray(make_run(Keys(np.arange(50), np.zeros(50, dtype=np.int64)), np.arange(50), np.arange(50)).encode())
+    page = bytearray(
+        make_run(*number_keys(Keys(np.arange(50), np.zeros(50, dtype=np.int64))), np.arange(50), np.arange(50)).encode()
+    )
     for _ in range(data.draw(st.integers(1, 4))):
         page[data.draw(st.integers(0, len(page) - 1))] = data.draw(st.integers(0, 255))
     # Any other exception than a StateError, a crash or a hang, fails the test.
@@ -69,8 +71,8 @@ def test_c8_a_page_of_another_layout_says_what_to_do() -> None:
 
 def test_runs_merge_in_order_of_arrival_and_drop_what_is_below_the_floor() -> None:
     keys = Keys(np.array([2, 1, 1]), np.zeros(3, dtype=np.int64))
-    first = make_run(keys, np.array([5, 3, 9]), np.array([50, 30, 90]))
-    second = make_run(keys, np.array([5, 3, 1]), np.array([51, 31, 11]))
+    first = make_run(*number_keys(keys), np.array([5, 3, 9]), np.array([50, 30, 90]))
+    second = make_run(*number_keys(keys), np.array([5, 3, 1]), np.array([51, 31, 11]))
     merged = merge_runs([first, second], floor=3)
     assert merged.keys.low.tolist() == [1, 2]
     assert merged.starts.tolist() == [0, 3, 5]
@@ -81,7 +83,7 @@ def test_runs_merge_in_order_of_arrival_and_drop_what_is_below_the_floor() -> No
 
 def test_a_row_of_nan_is_removed_as_any_other() -> None:
     keys = Keys(np.array([1, 1]), np.zeros(2, dtype=np.int64))
-    run = make_run(keys, np.array([4, 4]), np.array([float("nan"), 1.0]))
+    run = make_run(*number_keys(keys), np.array([4, 4]), np.array([float("nan"), 1.0]))
     left, held = remove_rows(run, keys.take(np.array([0])), np.array([4]), np.array([float("nan")]))
     assert held.tolist() == [0]
     assert left.values is not None
@@ -90,7 +92,7 @@ def test_a_row_of_nan_is_removed_as_any_other() -> None:
 
 def test_one_row_goes_for_each_that_is_removed() -> None:
     keys = Keys(np.array([1, 1, 2]), np.zeros(3, dtype=np.int64))
-    run = make_run(keys, np.array([4, 4, 4]), None)
+    run = make_run(*number_keys(keys), np.array([4, 4, 4]), None)
     left, held = remove_rows(run, keys.take(np.array([0, 2])), np.array([4, 5]), None)
     assert held.tolist() == [0]
     assert left.times.tolist() == [4, 4]

@@ -17,7 +17,7 @@ import lookback
 from lookback.core.compiled import compile_rule
 from lookback.core.evaluation import Batch, Evaluator
 from lookback.core.events import read_events
-from lookback.core.keys import Keys
+from lookback.core.keys import Keys, number_keys
 from lookback.core.rulebook import RuleBook, RuleChange
 from lookback.core.runs import Buckets, Run, combine_runs, make_run, subtract_rows
 from lookback.core.state import ShardState
@@ -190,7 +190,7 @@ def test_state_is_per_bucket_and_key_not_per_event() -> None:
 
 def test_c8_pages_with_combined_rows_come_back_and_pages_of_plain_rows_are_as_they_were() -> None:
     keys = Keys(np.array([1, 1, 2, 2]), np.zeros(4, dtype=np.int64))
-    run = make_run(keys, np.array([1, 2, 5, 9]), np.array([2**61, 2**61, 3, 4]))
+    run = make_run(*number_keys(keys), np.array([1, 2, 5, 9]), np.array([2**61, 2**61, 3, 4]))
     wide = combine_runs([run], None, Buckets(4, 0, "stddev_samp"), 8)
     back = Run.decode(wide.encode(), "run:1")
     assert back.times.tolist() == [0, 4, 9]
@@ -297,7 +297,7 @@ def test_a_feature_with_a_resolution_is_kept_longer_by_it() -> None:
 
 
 def test_what_subtracts_is_of_the_very_key() -> None:
-    run = make_run(Keys(np.array([1, 1, 2]), np.array([0, 0, 0])), np.array([1, 2, 1]), None)
+    run = make_run(*number_keys(Keys(np.array([1, 1, 2]), np.array([0, 0, 0]))), np.array([1, 2, 1]), None)
     buckets = Buckets(4, 0, "count")
     combined = combine_runs([run], None, buckets, 4)
     other = Keys(np.array([3, 2]), np.array([0, 0]))

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from lookback.core.aggregates import AGGREGATES, Aggregate
@@ -132,23 +133,30 @@ class CompiledRule:
     store: str = ""
     needs: Mapping[str, int] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def in_message(self) -> frozenset[str]:
         """The names that the message fills in."""
         return frozenset(_PLACEHOLDER.findall(self.rule.message))
 
-    @property
+    @cached_property
     def memory(self) -> str:
         """The name of the table that remembers, per key, what the rule has said."""
         return f"said-{_digest([self.rule.rule_id, self.group_by])}"
 
-    @property
+    @cached_property
     def features(self) -> tuple[Feature, ...]:
         """The distinct features whose rows are kept as runs."""
         if self.store:
             return ()
         listed = [*(measure.feature for measure in self.measures), *([self.presence] if self.presence else [])]
         return tuple({feature.feature_id: feature for feature in listed}.values())
+
+    @cached_property
+    def asks(self) -> tuple[object, ...]:
+        """What puts rules that ask for the same windows of the same features next to each other."""
+        where = self.where.sql if self.where else ""
+        features = [feature.feature_id for feature in self.features]
+        return self.group_by, self.allowed_lateness, where, features, repr(self.rule.window)
 
     def message(self, values: Mapping[str, Any]) -> str:
         """The rule's message with the names in braces replaced by the texts of `values`; NULL is `null`."""

@@ -211,7 +211,8 @@ class Evaluator:
 
 def _take(output: Output, stretch: Stretch, rules: _Rules) -> None:
     """Judges a stretch by all rules."""
-    for at, (entry, rule) in enumerate(rules):
+    # In whichever order they are judged, alerts of one event come by rule.
+    for at, (entry, rule) in sorted(enumerate(rules), key=lambda each: each[1][1].asks):
         JUDGES[rule.rule.kind](stretch.case(entry, rule, at))
     forget_keys(stretch.state, (rule for _, rule in rules), int(stretch.timeline.after[-1]))
     gathered = stretch.finish()

@@ -10,31 +10,18 @@ import numpy as np
 
 from lookback.core.aggregates import Aggregate, Partial
 from lookback.core.columns import Mask, Values
+from lookback.core.keyed import NEVER_DUE
 from lookback.core.keys import Int64s, Keys, TimeSearch, number_keys, order_by_group
 
 
-@dataclass(frozen=True)
-class FeatureRows:
-    """The rows of a batch that a feature keeps, sorted by (key, time, arrival).
-
-    positions: of the rows among the batch's events in order of arrival; values None where none are stored.
-    """
-
-    positions: Int64s
-    values: Values | None
-
-    def take(self, index: Mask) -> FeatureRows:
-        """The rows of a mask."""
-        return FeatureRows(self.positions[index], None if self.values is None else self.values[index])
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Queries:
-    """Windows asked for, one per row.
+    """Windows asked for, one per row. Those who ask several features should ask with one object: it keeps what was found.
 
     numbers: of their keys in a grouping, -1 for a key that has no event in the batch; positions: what has arrived, up to
     this event of the batch, counts; first, last: times, both included, shape (rows,). by_arrival: of an ordered key some
     row within the times may arrive after its query; by_time: some row that has arrived may be later than `last`.
+    found: what `Grouping.ranges` found.
     """
 
     numbers: Int64s
@@ -43,16 +30,28 @@ class Queries:
     last: Int64s
     by_arrival: bool = True
     by_time: bool = True
+    found: tuple[Int64s, Int64s] | None = None
+
+    @cached_property
+    def earliest(self) -> int:
+        """The lowest `first`."""
+        return int(self.first.min(initial=NEVER_DUE))
+
+    @cached_property
+    def latest(self) -> int:
+        """The highest `last`."""
+        return int(self.last.max(initial=-NEVER_DUE))
 
     def starting_at_least(self, floor: int) -> Queries:
         """The same windows without what lies below `floor`."""
-        return replace(self, first=np.maximum(self.first, floor))
+        if floor <= self.earliest:
+            return self
+        return replace(self, first=np.maximum(self.first, floor), found=None)
 
     def take(self, at: Int64s) -> Queries:
         """The queries at these positions."""
-        return replace(
-            self, numbers=self.numbers[at], positions=self.positions[at], first=self.first[at], last=self.last[at]
-        )
+        numbers, positions = self.numbers[at], self.positions[at]
+        return Queries(numbers, positions, self.first[at], self.last[at], self.by_arrival, self.by_time)
 
 
 class Grouping:
@@ -78,11 +77,6 @@ class Grouping:
         mask[numbers[1:][inverted]] = True
         return mask
 
-    def rows(self, selected: Mask, values: Values | None) -> FeatureRows:
-        """The selected events as a feature's rows; values: of all events, in order of arrival."""
-        positions = self.sorted[selected[self.sorted]]
-        return FeatureRows(positions, None if values is None else values[positions])
-
     @cached_property
     def late(self) -> Mask:
         """Which events arrived after one of their key with a later time, shape (rows,)."""
@@ -97,28 +91,32 @@ class Grouping:
             late[at] = keyed < np.maximum.accumulate(keyed)
         return late
 
-    def windows(self, aggregate: Aggregate, rows: FeatureRows, queries: Queries) -> Partial:
-        """What the rows of the batch contribute to each window: those that had arrived by then."""
-        known = queries.numbers >= 0
-        if not len(self.disordered) or not self.disordered.any():
-            return self._in_order(aggregate, rows, queries, known, None)
-        mixed = np.flatnonzero(known & self.disordered[queries.numbers])
-        late = self.late[rows.positions]
-        partial = self._in_order(aggregate, rows.take(~late), queries, known, mixed)
-        if late.any() and len(mixed):
-            overtaken = self._late(aggregate, rows.take(late), queries.take(mixed))
-            partial = aggregate.merge(partial, tuple(_spread(part, mixed, len(known)) for part in overtaken))
-        return partial
+    @cached_property
+    def in_order(self) -> Int64s:
+        """The positions of the events that are not late, by (key, time, arrival): of a key both ascend."""
+        return self.sorted[~self.late[self.sorted]] if self.disordered.any() else self.sorted
 
-    def _in_order(
-        self, aggregate: Aggregate, rows: FeatureRows, queries: Queries, which: Mask, mixed: Int64s | None
-    ) -> Partial:
-        """Rows that arrived in the order of their times: a window is one range of them.
+    @cached_property
+    def _by_time(self) -> TimeSearch:
+        return TimeSearch(self.numbers[self.in_order], self.times[self.in_order])
 
-        mixed: the queries of keys that have late events too, where rows may be beyond both ends of what a query asks for.
-        """
-        groups, numbers = self.numbers[rows.positions], queries.numbers
-        by_time, by_arrival = TimeSearch(groups, self.times[rows.positions]), TimeSearch(groups, rows.positions)
+    @cached_property
+    def _by_arrival(self) -> TimeSearch:
+        return TimeSearch(self.numbers[self.in_order], self.in_order)
+
+    def mixed(self, queries: Queries) -> Int64s:
+        """The queries of keys that have late events."""
+        return np.flatnonzero((queries.numbers >= 0) & self.disordered[queries.numbers])
+
+    def ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
+        """Of each window the events in it that are not late, as a range [low, high) of `in_order`; low == high is none."""
+        if queries.found is None:
+            queries.found = self._find_ranges(queries)
+        return queries.found
+
+    def _find_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
+        numbers, known = queries.numbers, queries.numbers >= 0
+        by_time, by_arrival = self._by_time, self._by_arrival
         low = by_time.first_at_least(numbers, queries.first)
         # Of rows with the time of a judged event, those that arrived after it are not in its window.
         if queries.by_arrival:
@@ -127,7 +125,9 @@ class Grouping:
                 high = np.minimum(high, by_time.first_at_least(numbers, queries.last + 1))
         else:
             high = by_time.first_at_least(numbers, queries.last + 1)
-        if mixed is not None and queries.by_arrival != queries.by_time:
+        mixed = self.mixed(queries) if queries.by_arrival != queries.by_time and self.disordered.any() else None
+        if mixed is not None:
+            # With late events among them, rows may be beyond both ends of what a query asks for.
             asked = queries.take(mixed)
             other = (
                 by_time.first_at_least(asked.numbers, asked.last + 1)
@@ -135,50 +135,117 @@ class Grouping:
                 else by_arrival.first_at_least(asked.numbers, asked.positions + 1)
             )
             high[mixed] = np.minimum(high[mixed], other)
-        high = np.maximum(low, high)
-        return _ranges(aggregate, rows, slice(None), np.where(which, low, 0), np.where(which, high, 0))
+        return np.where(known, low, 0), np.where(known, np.maximum(low, high), 0)
 
-    def _late(self, aggregate: Aggregate, rows: FeatureRows, queries: Queries) -> Partial:
-        """Late rows: divide and conquer over their order of arrival (offline, after Bentley, 1980).
+
+class FeatureRows:
+    """The rows of a batch that a feature keeps, sorted by (key, time, arrival).
+
+    positions: of the rows among the batch's events in order of arrival; values None where none are stored.
+    """
+
+    def __init__(self, grouping: Grouping, aggregate: Aggregate, selected: Mask, values: Values | None) -> None:
+        """selected, values: of all events, in order of arrival."""
+        self._grouping, self._aggregate, self._selected, self._of_all = grouping, aggregate, selected, values
+        self.positions: Int64s = grouping.sorted[selected[grouping.sorted]]
+        self.values = None if values is None else values[self.positions]
+
+    @cached_property
+    def _in_order(self) -> tuple[Int64s | None, Any]:
+        """How many of the rows stand before each event of `Grouping.in_order`, None if all do; an index over the rows."""
+        kept = self._selected[self._grouping.in_order]
+        positions, before = self._grouping.in_order, None
+        if not kept.all():
+            positions = positions[kept]
+            before = np.concatenate(([0], np.cumsum(kept))).astype(np.int64)
+        return before, self._index(positions)
+
+    @cached_property
+    def _late(self) -> list[_Block]:
+        """The late rows in blocks of 1, 2, 4, ... by their order of arrival (offline, after Bentley, 1980).
 
         What has arrived by a query is the first so many of them: a block of 2^k rows for every bit of that number.
         """
-        arrived = np.sort(rows.positions)
-        row_rank = np.searchsorted(arrived, rows.positions)
-        query_rank = np.searchsorted(arrived, queries.positions, side="right")
-        nothing = np.zeros(len(queries.numbers), dtype=np.int64)
-        total = _ranges(aggregate, rows, slice(None), nothing, nothing)
-        keys = len(self.distinct.low)
+        grouping = self._grouping
+        positions = self.positions[grouping.late[self.positions]]
+        ranks = np.searchsorted(self._arrived, positions)
+        keys, blocks = len(grouping.distinct.low), []
         size = 1
-        while size <= len(arrived):
-            left = np.flatnonzero((row_rank // size) % 2 == 0)
-            pair = row_rank[left] // (2 * size)
-            at = left[np.argsort(pair, kind="stable")]
-            groups = row_rank[at] // (2 * size) * keys + self.numbers[rows.positions[at]]
-            wanted = query_rank // (2 * size) * keys + queries.numbers
-            asks = (query_rank // size) % 2 == 1
-            distinct, dense = np.unique(groups, return_inverse=True)
-            group = np.searchsorted(distinct, wanted)
-            asks &= group < len(distinct)
-            group = np.where(asks, group, 0)
-            if len(distinct):
-                asks &= distinct[group] == wanted
-            search = TimeSearch(dense.astype(np.int64), self.times[rows.positions[at]])
-            low = search.first_at_least(group, queries.first)
-            high = np.maximum(low, search.first_at_least(group, queries.last + 1))
-            total = aggregate.merge(
-                total, _ranges(aggregate, rows, at, np.where(asks, low, 0), np.where(asks, high, 0))
-            )
+        while size <= len(positions):
+            left = np.flatnonzero((ranks // size) % 2 == 0)
+            pair = ranks[left] // (2 * size)
+            order = np.argsort(pair, kind="stable")
+            at = positions[left[order]]
+            groups, dense = np.unique(pair[order] * keys + grouping.numbers[at], return_inverse=True)
+            search = TimeSearch(dense.astype(np.int64), grouping.times[at])
+            blocks.append(_Block(size, groups, search, self._index(at)))
             size *= 2
-        return total
+        return blocks
+
+    @cached_property
+    def _arrived(self) -> Int64s:
+        """The positions of the late rows in order of arrival."""
+        return np.sort(self.positions[self._grouping.late[self.positions]])
+
+    def _index(self, positions: Int64s) -> Any:
+        return self._aggregate.index(positions if self._of_all is None else self._of_all[positions])
+
+    def windows(self, queries: Queries) -> Partial:
+        """What the rows contribute to each window: those that had arrived by then."""
+        low, high = self._grouping.ranges(queries)
+        before, index = self._in_order
+        if before is not None:
+            low, high = before[low], before[high]
+        partial = self._aggregate.ranges(index, low, high)
+        if self._grouping.disordered.any() and len(self._arrived):
+            mixed = self._grouping.mixed(queries)
+            if len(mixed):
+                asked = queries.take(mixed)
+                arrived = np.searchsorted(self._arrived, asked.positions, side="right")
+                keys = len(self._grouping.distinct.low)
+                for block in self._late:
+                    at, low, high = block.ranges(asked, arrived, keys)
+                    partial = merge_at(
+                        self._aggregate, partial, mixed[at], self._aggregate.ranges(block.index, low, high)
+                    )
+        return partial
 
 
-def _ranges(aggregate: Aggregate, rows: FeatureRows, at: Int64s | slice, low: Int64s, high: Int64s) -> Partial:
-    values = rows.positions[at] if rows.values is None else rows.values[at]
-    return aggregate.ranges(aggregate.index(values), low, high)
+@dataclass(frozen=True)
+class _Block:
+    """Of every two neighbouring blocks of `size` late rows the first, all in one.
+
+    groups: pair of blocks * number of keys + key, ascending; search: over the rows by group and time; index: over them.
+    """
+
+    size: int
+    groups: Int64s
+    search: TimeSearch
+    index: Any
+
+    def ranges(self, queries: Queries, arrived: Int64s, keys: int) -> tuple[Int64s, Int64s, Int64s]:
+        """The queries that have rows in these blocks, and the range of rows of each.
+
+        arrived: how many late rows had arrived by each query.
+        """
+        wanted = arrived // (2 * self.size) * keys + queries.numbers
+        at = np.flatnonzero((arrived // self.size) % 2 == 1)
+        group = np.minimum(np.searchsorted(self.groups, wanted[at]), len(self.groups) - 1)
+        found = self.groups[group] == wanted[at]
+        at, group = at[found], group[found]
+        low = self.search.first_at_least(group, queries.first[at])
+        return at, low, np.maximum(low, self.search.first_at_least(group, queries.last[at] + 1))
 
 
-def _spread(part: Values, at: Int64s, rows: int) -> Any:
-    full: Values = np.zeros(rows, dtype=part.dtype)
-    full[at] = part
-    return full
+def merge_at(aggregate: Aggregate, partial: Partial, at: Int64s, more: Partial) -> Partial:
+    """`partial` with what `more` says of the windows at these positions; its arrays are changed in place where they can be."""
+    if len(at) == len(partial[0]):
+        return aggregate.merge(partial, more)
+    merged = aggregate.merge(tuple(part[at] for part in partial), more)
+    wholes = []
+    for whole, part in zip(partial, merged, strict=True):
+        # Sums that no longer fit 64 bits.
+        wide = whole if whole.dtype == part.dtype else whole.astype(part.dtype)
+        wide[at] = part
+        wholes.append(wide)
+    return tuple(wholes)

@@ -165,7 +165,7 @@ def find_keys(wanted: Keys, sorted_keys: Keys) -> Int64s:
     count = len(sorted_keys.low)
     if count == 0:
         return np.full(len(wanted.low), -1, dtype=np.int64)
-    position = np.searchsorted(sorted_keys.low, wanted.low).astype(np.int64)
+    position = np.searchsorted(sorted_keys.low, wanted.low).astype(np.int64, copy=False)
     found = np.minimum(position, count - 1)
     same_low = sorted_keys.low[found] == wanted.low
     match = same_low & (sorted_keys.high[found] == wanted.high)
@@ -207,4 +207,4 @@ class TimeSearch:
         else:
             low, high = self._base, self._base + self._span - 1
             offsets = np.clip(times, low, high) - low
-        return np.searchsorted(self._positions, groups * self._span + offsets).astype(np.int64)
+        return np.searchsorted(self._positions, groups * self._span + offsets).astype(np.int64, copy=False)

@@ -44,8 +44,9 @@ def judge_lookback(case: Case) -> None:
         # In the order of (key, time): neighbours search the same rows, which is several times faster.
         counted = case.grouping.sorted[taken[case.grouping.sorted]]
         found = _found(case, stretch.measuring, counted)
-        case.failed[counted[found.errors & judged[counted]]] = True
-        hits = np.flatnonzero(found.holds & judged[counted])
+        wrong, hits = counted[found.errors], np.flatnonzero(found.holds)
+        case.failed[wrong[judged[wrong]]] = True
+        hits = hits[judged[counted[hits]]]
         _raise(case, found, counted, hits[np.argsort(counted[hits])], np.arange(len(case.events)))
     case.fail_events(case.failed)
 
@@ -63,20 +64,17 @@ class _Found:
 def _found(case: Case, measuring: Measuring, counted: Int64s) -> _Found:
     """What the rule finds at each counted event of `measuring`, as of its arrival."""
     rule, events = case.rule, measuring.events
-    grouping = measuring.grouping(rule.group_by)
-    keys, numbers, times = grouping.keys.take(counted), grouping.numbers[counted], events.times[counted]
     columns: dict[str, Column] = {}
     complete = np.ones(len(counted), dtype=bool)
+    # Rules that count the same events ask the same; one whose alerts empty its windows asks in an order of its own.
+    asked = (rule.where.sql if rule.where else "", rule.allowed_lateness, rule.rule.reset_on_alert, len(counted))
     spoiled = case.spoiled(events)[counted]
     for measure in rule.measures:
         window = measure.window
         assert isinstance(window, Lookback)
-        first, last = window.bounds(times)
-        delayed = window.delay > 0
-        queries = Queries(numbers, counted, first, last, by_arrival=not delayed, by_time=delayed)
-        where = rule.where.sql if rule.where else ""
-        columns[measure.name] = measuring.column(measure.feature, keys, queries, (window, (where, len(counted))))
-        complete &= case.complete(measure.feature.feature_id, first)
+        queries = measuring.lookbacks(window, rule.group_by, counted, asked)
+        columns[measure.name] = measuring.column(measure.feature, None, queries, (window, asked))
+        complete &= case.complete(measure.feature.feature_id, queries.first)
     inputs = dict(columns)
     assert rule.when is not None
     for name in rule.when.fields & set(events.columns):
@@ -249,10 +247,6 @@ class _Revising:
     def _judge(self, items: list[_Item]) -> None:
         case, rule = self._case, self._case.rule
         measuring = case.stretch.measuring
-        keys = Keys(
-            np.array([item.key[0] for item in items], dtype=np.int64),
-            np.array([item.key[1] for item in items], dtype=np.int64),
-        )
         numbers = np.array([item.number for item in items], dtype=np.int64)
         positions = np.array([item.position for item in items], dtype=np.int64)
         times = np.array([item.judged[0] for item in items], dtype=np.int64)
@@ -261,7 +255,7 @@ class _Revising:
         for measure in rule.measures:
             assert isinstance(measure.window, Lookback)
             first, last = measure.window.bounds(times)
-            columns[measure.name] = measuring.column(measure.feature, keys, Queries(numbers, positions, first, last))
+            columns[measure.name] = measuring.column(measure.feature, None, Queries(numbers, positions, first, last))
             complete &= case.complete(measure.feature.feature_id, first)
         fields = case.stretch.stream.fields
         of_event = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from lookback.core.columns import Column, Mask, Values
 from lookback.core.compiled import Feature
 from lookback.core.distinct import STORED, Distinct, Rows
 from lookback.core.events import Events
-from lookback.core.grouping import FeatureRows, Grouping, Queries
+from lookback.core.grouping import FeatureRows, Grouping, Queries, merge_at
 from lookback.core.keyed import NEVER_DUE
 from lookback.core.keys import Int64s, Keys, encode_keys, find_keys, number_keys, order_by_group
 from lookback.core.runs import Run
@@ -42,6 +43,26 @@ def values_kept(feature: Feature, events: Events) -> Column | None:
     return events.value(feature.argument)
 
 
+_Key = TypeVar("_Key", bound=Hashable)
+_Made = TypeVar("_Made")
+
+
+class _Recent(Generic[_Key, _Made]):
+    """What was made last, `most` of it: of what was not asked for longest there is no more, and it is made again."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._made: dict[_Key, _Made] = {}
+
+    def get(self, key: _Key, make: Callable[[], _Made]) -> _Made:
+        """What was made for the key."""
+        made = self._made.pop(key) if key in self._made else make()
+        self._made[key] = made
+        if len(self._made) > self._most:
+            del self._made[next(iter(self._made))]
+        return made
+
+
 class Measuring:
     """Answers what windows hold, for events of one shard in order of arrival.
 
@@ -55,8 +76,11 @@ class Measuring:
         self._shard, self._shards, self._stored = shard, shards, stored
         self._groupings: dict[tuple[str, ...], Grouping] = {}
         self._rows: dict[str, FeatureRows] = {}
-        self._columns: dict[tuple[Hashable, ...], Column] = {}
-        self._distincts: dict[tuple[Hashable, ...], Distinct] = {}
+        # These are as long as the batch. Rules that ask alike ask one after another (see `CompiledRule.asks`).
+        self._queries = _Recent[Hashable, Queries](16)
+        self._columns = _Recent[Hashable, Column](32)
+        self._distincts = _Recent[Hashable, Distinct](4)
+        self._looked_up = _Recent[Run, Int64s](64)
 
     def grouping(self, group_by: tuple[str, ...]) -> Grouping:
         """The events by one grouping set."""
@@ -82,38 +106,60 @@ class Measuring:
             grouping = self.grouping(feature.group_by)
             selected = grouping.mine & self.taken(feature.allowed_lateness, feature.tiles) & kept(feature, self.events)
             values = values_kept(feature, self.events)
-            self._rows[feature.feature_id] = grouping.rows(selected, None if values is None else values.values)
+            self._rows[feature.feature_id] = FeatureRows(
+                grouping, feature.aggregate, selected, None if values is None else values.values
+            )
         return self._rows[feature.feature_id]
 
+    def lookbacks(self, window: Lookback, group_by: tuple[str, ...], counted: Int64s, counted_as: Hashable) -> Queries:
+        """The windows of the counted events. counted_as: what tells them apart; those who ask alike get the same object."""
+
+        def asked() -> Queries:
+            first, last = window.bounds(self.events.times[counted])
+            numbers, delayed = self.grouping(group_by).numbers[counted], window.delay > 0
+            return Queries(numbers, counted, first, last, by_arrival=not delayed, by_time=delayed)
+
+        return self._queries.get((window, group_by, counted_as), asked)
+
     def column(
-        self, feature: Feature, keys: Keys, queries: Queries, known_as: tuple[Window, Hashable] | None = None
+        self, feature: Feature, keys: Keys | None, queries: Queries, known_as: tuple[Window, Hashable] | None = None
     ) -> Column:
-        """The feature's aggregate over each window asked for. keys: of the queries, shape (queries,).
+        """The feature's aggregate over each window asked for. keys: of the queries; None if all have events in the batch.
 
         known_as: the window that they have in common, and what else tells these queries apart; the answer is kept for
         others who ask the same.
         """
         if known_as is None:
             return self._column(feature, keys, queries, None)
-        slot = (feature.feature_id, *known_as)
-        if slot not in self._columns:
-            window, others = known_as
-            delay = window.delay if isinstance(window, Lookback) else None
-            self._columns[slot] = self._column(feature, keys, queries, (feature.feature_id, delay, others))
-        return self._columns[slot]
+        window, others = known_as
+        delay = window.delay if isinstance(window, Lookback) else None
+        shared = (feature.feature_id, delay, others)
+        return self._columns.get((feature.feature_id, *known_as), lambda: self._column(feature, keys, queries, shared))
 
-    def _column(self, feature: Feature, keys: Keys, queries: Queries, shared: tuple[Hashable, ...] | None) -> Column:
+    def _column(
+        self, feature: Feature, keys: Keys | None, queries: Queries, shared: tuple[Hashable, ...] | None
+    ) -> Column:
         state, aggregate = self.state.features[feature.feature_id], feature.aggregate
         if state.floor is not None:
             queries = queries.starting_at_least(state.floor)
         if feature.function == "count_distinct" and len(queries.first):
             return Column(BIGINT, self._distinct(feature, keys, queries, shared).count(queries.first))
-        partial = self.grouping(feature.group_by).windows(aggregate, self.rows(feature), queries)
-        earliest, latest = int(queries.first.min(initial=NEVER_DUE)), int(queries.last.max(initial=-NEVER_DUE))
-        for run, emptied in self._runs(feature, earliest, latest):
-            rows = run.windows(feature.function, aggregate, keys, queries.first, queries.last, emptied)
-            partial = aggregate.merge(partial, rows)
+        partial = self.rows(feature).windows(queries)
+        for run, emptied in self._runs(feature, queries.earliest, queries.latest):
+            groups = self._numbers_in(run, feature.group_by, keys, queries)
+            if emptied is not None:
+                groups = np.where((groups >= 0) & emptied[groups], -1, groups)
+            at, rows = run.windows(feature.function, aggregate, groups, queries)
+            if len(at):
+                partial = merge_at(aggregate, partial, at, rows)
         return aggregate.finish(partial, feature.argument_type)
+
+    def _numbers_in(self, run: Run, group_by: tuple[str, ...], keys: Keys | None, queries: Queries) -> Int64s:
+        """The number of each query's key in a run; -1 where it is not there."""
+        if keys is not None:
+            return find_keys(keys, run.keys)
+        numbers = self._looked_up.get(run, lambda: find_keys(self.grouping(group_by).distinct, run.keys))
+        return numbers[queries.numbers]
 
     def _runs(self, feature: Feature, earliest: int, latest: int) -> Iterator[tuple[Run, Mask | None]]:
         """The runs of earlier batches with rows in these times, and which keys of each have been emptied since."""
@@ -124,23 +170,25 @@ class Measuring:
                 yield run, stored.emptied(state.resets, run)
 
     def _distinct(
-        self, feature: Feature, keys: Keys, queries: Queries, shared: tuple[Hashable, ...] | None
+        self, feature: Feature, keys: Keys | None, queries: Queries, shared: tuple[Hashable, ...] | None
     ) -> Distinct:
         """What tells the different values in windows: no sum over runs, so the rows of all of them are brought together.
 
         shared: what tells apart those who may ask the same windows, save for their sizes.
         """
-        if shared is None or shared not in self._distincts:
-            distinct = self._brought_together(feature, keys, queries)
-            if shared is None:
-                return distinct
-            self._distincts[shared] = distinct
-        return self._distincts[shared]
+        if shared is None:
+            return self._brought_together(feature, keys, queries)
+        return self._distincts.get(shared, lambda: self._brought_together(feature, keys, queries))
 
-    def _brought_together(self, feature: Feature, keys: Keys, queries: Queries) -> Distinct:
+    def _brought_together(self, feature: Feature, keys: Keys | None, queries: Queries) -> Distinct:
         grouping, rows = self.grouping(feature.group_by), self.rows(feature)
         assert rows.values is not None
-        groups, wanted = number_keys(keys)
+        if keys is None:
+            there = np.zeros(len(grouping.distinct.low), dtype=bool)
+            there[queries.numbers] = True
+            groups, wanted = (np.cumsum(there) - 1)[queries.numbers], grouping.distinct.take(there)
+        else:
+            groups, wanted = number_keys(keys)
         # From the floor on, for windows of any size.
         first = np.full(len(wanted.low), -NEVER_DUE)
         last = np.full(len(wanted.low), queries.last.max())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from lookback.core.aggregates import AGGREGATES, Aggregate, Partial, sums, sums_between
 from lookback.core.columns import Mask, Values
 from lookback.core.errors import StateError
+from lookback.core.grouping import Queries
 from lookback.core.keys import Int64s, Keys, TimeSearch, find_keys, number_keys, order_by_group
 from lookback.core.pages import decode_page, encode_page
 from lookback.core.windows import aligned
@@ -67,7 +69,6 @@ class Run:
     times: Int64s
     values: Values | None
     parts: Partial | None = None
-    _search: TimeSearch | None = None
     _indexes: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -78,20 +79,33 @@ class Run:
         """The number of each row's key, shape (rows,)."""
         return np.repeat(np.arange(len(self.keys.low), dtype=np.int64), np.diff(self.starts))
 
-    def windows(
-        self, name: str, aggregate: Aggregate, keys: Keys, first: Int64s, last: Int64s, emptied: Mask | None = None
-    ) -> Partial:
-        """What this run contributes to windows [first, last] (times, both ends included) of `keys`, row by row.
+    def windows(self, name: str, aggregate: Aggregate, groups: Int64s, queries: Queries) -> tuple[Int64s, Partial]:
+        """What this run contributes to the windows asked for: which windows it has rows near, and what those get.
 
-        emptied: which of the run's own keys count no more.
+        groups: of each query the number of its key in the run; negative where it is not there or counts no more.
         """
+        at = np.flatnonzero((groups >= 0) & (queries.first <= self._last) & (queries.last >= self._first))
+        if not len(at):
+            return at, ()
         if name not in self._indexes:
             if self.parts is not None:
                 self._indexes[name] = sums(self.parts)
             else:
                 self._indexes[name] = aggregate.index(self.times if self.values is None else self.values)
         ranges = aggregate.ranges if self.parts is None else sums_between
-        return ranges(self._indexes[name], *self._bounds(keys, first, last, emptied))
+        return at, ranges(self._indexes[name], *self._bounds(groups[at], queries.first[at], queries.last[at]))
+
+    @cached_property
+    def _first(self) -> int:
+        return int(self.times.min())
+
+    @cached_property
+    def _last(self) -> int:
+        return int(self.times.max())
+
+    @cached_property
+    def _search(self) -> TimeSearch:
+        return TimeSearch(self.groups, self.times)
 
     def rows_within(
         self, keys: Keys, first: Int64s, last: Int64s, emptied: Mask | None = None
@@ -100,30 +114,31 @@ class Run:
 
         keys: distinct; first, last: microseconds, shape (keys,). emptied: which of the run's own keys count no more.
         """
-        low, high = self._bounds(keys, first, last, emptied)
-        counts = high - low
+        groups = find_keys(keys, self.keys)
+        if emptied is not None:
+            groups[emptied[groups] & (groups >= 0)] = -1
+        low, high = self._bounds(np.maximum(groups, 0), first, last)
+        counts = np.where(groups >= 0, high - low, 0)
         numbers = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
         starts = np.cumsum(counts) - counts
         return numbers, np.arange(len(numbers), dtype=np.int64) - starts[numbers] + low[numbers]
 
-    def _bounds(self, keys: Keys, first: Int64s, last: Int64s, emptied: Mask | None) -> tuple[Int64s, Int64s]:
-        """Of each window the positions of its first row and behind its last one; both 0 where the key is not there."""
-        if self._search is None:
-            self._search = TimeSearch(self.groups, self.times)
-        group = find_keys(keys, self.keys)
-        known = group >= 0
-        group = np.where(known, group, 0)
-        if emptied is not None:
-            known &= ~emptied[group]
-        low = self._search.first_at_least(group, first)
-        high = np.maximum(low, self._search.first_at_least(group, last + 1))
-        return np.where(known, low, 0), np.where(known, high, 0)
+    def _bounds(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Of each window of a key that is there the positions of its first row and behind its last one."""
+        low = self.starts[groups]
+        # Most windows have a run all behind their begin and before their end, and it takes no search to see that.
+        within = np.flatnonzero(first > self._first)
+        low[within] = self._search.first_at_least(groups[within], first[within])
+        high = self.starts[groups + 1]
+        within = np.flatnonzero(last < self._last)
+        high[within] = self._search.first_at_least(groups[within], last[within] + 1)
+        return low, np.maximum(low, high)
 
     def take(self, rows: Mask) -> Run:
         """The run of these rows alone."""
         values = None if self.values is None else self.values[rows]
         parts = None if self.parts is None else tuple(part[rows] for part in self.parts)
-        return make_run(self.keys.take(self.groups[rows]), self.times[rows], values, parts)
+        return make_run(self.groups[rows], self.keys, self.times[rows], values, parts)
 
     def encode(self) -> bytes:
         """The run as a page."""
@@ -153,27 +168,32 @@ class Run:
         return cls(Keys(low, high), starts, times, values, parts or None)
 
 
-def make_run(keys: Keys, times: Int64s, values: Values | None, parts: Partial | None = None) -> Run:
-    """The run of these rows; rows of equal key and time keep their order."""
-    numbers, distinct = number_keys(keys)
+def make_run(numbers: Int64s, keys: Keys, times: Int64s, values: Values | None, parts: Partial | None = None) -> Run:
+    """The run of these rows; rows of equal key and time keep their order.
+
+    numbers: of each row's key in `keys`, which are distinct and sorted; those without a row are left out.
+    """
     order = order_by_group(numbers, times)
-    counts = np.bincount(numbers, minlength=len(distinct.low))
+    counts = np.bincount(numbers, minlength=len(keys.low))
+    if not counts.all():
+        there = counts > 0
+        keys, counts = keys.take(there), counts[there]
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     ordered = None if parts is None else tuple(part[order] for part in parts)
-    return Run(distinct, starts, times[order], None if values is None else values[order], ordered)
+    return Run(keys, starts, times[order], None if values is None else values[order], ordered)
 
 
 def merge_runs(runs: Sequence[Run], floor: int | None) -> Run:
     """One run of all rows with a time of at least `floor`; of equal keys and times those of earlier runs first."""
-    keys, times = _rows(runs)
+    numbers, keys, times = _rows(runs)
     columns = [run.values for run in runs if run.values is not None]
     values = np.concatenate(columns) if columns else None
     if floor is not None:
         keep = times >= floor
         if not keep.all():
-            keys, times = keys.take(keep), times[keep]
+            numbers, times = numbers[keep], times[keep]
             values = None if values is None else values[keep]
-    return make_run(keys, times, values)
+    return make_run(numbers, keys, times, values)
 
 
 def combine_runs(runs: Sequence[Run], floor: int | None, buckets: Buckets, closed: int) -> Run:
@@ -181,14 +201,14 @@ def combine_runs(runs: Sequence[Run], floor: int | None, buckets: Buckets, close
 
     floor, closed: multiples of the resolution.
     """
-    keys, times = _rows(runs)
+    numbers, keys, times = _rows(runs)
     each = [buckets.contributions(run.times, run.values) if run.parts is None else run.parts for run in runs]
     parts = tuple(np.concatenate(columns) for columns in zip(*each, strict=True))
     times = np.where(times < closed, aligned(times, buckets.resolution), times)
     if floor is not None:
         keep = times >= floor
-        keys, times, parts = keys.take(keep), times[keep], tuple(part[keep] for part in parts)
-    run = make_run(keys, times, None, parts)
+        numbers, times, parts = numbers[keep], times[keep], tuple(part[keep] for part in parts)
+    run = make_run(numbers, keys, times, None, parts)
     assert run.parts is not None
     groups = run.groups
     first = np.ones(len(run) + 1, dtype=bool)
@@ -200,12 +220,13 @@ def combine_runs(runs: Sequence[Run], floor: int | None, buckets: Buckets, close
     return Run(run.keys, starts, run.times[edges[:-1]], None, combined)
 
 
-def _rows(runs: Sequence[Run]) -> tuple[Keys, Int64s]:
-    keys = Keys(
-        np.concatenate([run.keys.low[run.groups] for run in runs]),
-        np.concatenate([run.keys.high[run.groups] for run in runs]),
-    )
-    return keys, np.concatenate([run.times for run in runs])
+def _rows(runs: Sequence[Run]) -> tuple[Int64s, Keys, Int64s]:
+    """The rows of all runs: the number of each one's key, those keys, and the times."""
+    own = Keys(np.concatenate([run.keys.low for run in runs]), np.concatenate([run.keys.high for run in runs]))
+    numbers, keys = number_keys(own)
+    each = np.split(numbers, np.cumsum([len(run.keys.low) for run in runs])[:-1])
+    rows = [np.repeat(of_run, np.diff(run.starts)) for of_run, run in zip(each, runs, strict=True)]
+    return np.concatenate(rows), keys, np.concatenate([run.times for run in runs])
 
 
 def _integers(part: Values) -> bool:
@@ -246,7 +267,7 @@ def remove_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> t
             keep[at] = False
     if not held:
         return run, np.zeros(0, dtype=np.int64)
-    kept = make_run(run.keys.take(group[keep]), run.times[keep], None if run.values is None else run.values[keep])
+    kept = make_run(group[keep], run.keys, run.times[keep], None if run.values is None else run.values[keep])
     return kept, np.array(held, dtype=np.int64)
 
 

@@ -162,14 +162,16 @@ class ShardState:
             stored.run = Run.decode(page or b"", stored.run_id)
         return stored.run
 
-    def add_rows(self, feature: FeatureState, keys: Keys, times: Int64s, values: Values | None) -> None:
-        """Adds rows that arrived after all others; merges runs where there are many of a size."""
+    def add_rows(
+        self, feature: FeatureState, numbers: Int64s, keys: Keys, times: Int64s, values: Values | None
+    ) -> None:
+        """Adds rows that arrived after all others, as `make_run` takes them; merges runs where there are many of a size."""
         keep = times >= feature.floor if feature.floor is not None else np.ones(len(times), dtype=bool)
         if not keep.all():
-            keys, times, values = keys.take(keep), times[keep], None if values is None else values[keep]
+            numbers, times, values = numbers[keep], times[keep], None if values is None else values[keep]
         if not len(times):
             return
-        feature.runs.append(self._stored(feature, make_run(keys, times, values)))
+        feature.runs.append(self._stored(feature, make_run(numbers, keys, times, values)))
         while self._merge_alike(feature):
             pass
 

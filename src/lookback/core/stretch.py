@@ -69,6 +69,7 @@ class Stretch:
         self.measuring = Measuring(state, self.events, self.watermarks, shard, shards)
         self.dropped: dict[str, Mask] = {}
         self.gathered = Gathered()
+        self._late = np.flatnonzero(self.events.times < self.watermarks)
         self._actions = np.zeros(len(self.events), dtype=np.int8)
 
     def measuring_of(self, positions: Int64s) -> Measuring:
@@ -82,10 +83,9 @@ class Stretch:
 
     def note_late(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
         """Remembers the most that a rule did with each late event."""
-        late = wanted & (self.events.times < self.watermarks)
-        if late.any():
-            action = np.where(judged, _EVALUATED, np.where(taken, _RECORDED, _DISCARDED))
-            self._actions = np.maximum(self._actions, np.where(late, action, _UNWANTED)).astype(np.int8)
+        at = self._late[wanted[self._late]]
+        action = np.where(judged[at], _EVALUATED, np.where(taken[at], _RECORDED, _DISCARDED))
+        self._actions[at] = np.maximum(self._actions[at], action)
 
     def finish(self) -> Gathered:
         """All that was gathered: alerts in order of arrival, of one event by rule, of one moment by key."""
@@ -112,9 +112,9 @@ class Stretch:
                 keep = ~self.dropped[feature.feature_id][positions]
                 positions, values = positions[keep], None if values is None else values[keep]
             if len(positions):
-                keys = self.measuring.grouping(feature.group_by).keys.take(positions)
-                state = self.state.features[feature.feature_id]
-                self.state.add_rows(state, keys, self.events.times[positions], values)
+                grouping, state = self.measuring.grouping(feature.group_by), self.state.features[feature.feature_id]
+                numbers, times = grouping.numbers[positions], self.events.times[positions]
+                self.state.add_rows(state, numbers, grouping.distinct, times, values)
 
 
 class Case:
