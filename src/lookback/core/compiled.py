@@ -160,6 +160,8 @@ class CompiledRule:
 
     def message(self, values: Mapping[str, Any]) -> str:
         """The rule's message with the names in braces replaced by the texts of `values`; NULL is `null`."""
+        if not self.in_message:
+            return self.rule.message
         return _PLACEHOLDER.sub(lambda match: _or_null(text_of(values.get(match[1]))), self.rule.message)
 
 

@@ -69,27 +69,20 @@ class Grouping:
         self.sorted = positions[order_by_group(numbers, times[positions])]
 
     @cached_property
-    def disordered(self) -> Mask:
-        """Which keys have an event that arrived after one with a later time, shape (keys,)."""
-        numbers = self.numbers[self.sorted]
-        inverted = (numbers[1:] == numbers[:-1]) & (self.sorted[1:] < self.sorted[:-1])
-        mask = np.zeros(len(self.distinct.low), dtype=bool)
-        mask[numbers[1:][inverted]] = True
-        return mask
-
-    @cached_property
     def late(self) -> Mask:
         """Which events arrived after one of their key with a later time, shape (rows,)."""
         late = np.zeros(len(self.times), dtype=bool)
-        mixed = self.disordered
-        if mixed.any():
-            at = self.sorted[mixed[self.numbers[self.sorted]]]
-            at = at[np.lexsort((at, self.numbers[at]))]
-            ranks = np.unique(self.times[at], return_inverse=True)[1]
-            # Of ascending keys, so that what is highest so far begins anew with each.
-            keyed = self.numbers[at] * (int(ranks.max()) + 1) + ranks
-            late[at] = keyed < np.maximum.accumulate(keyed)
+        # Of ascending keys, so that what arrived first among the rows behind begins anew with each.
+        arrived = self.numbers[self.sorted] * len(self.times) + self.sorted
+        late[self.sorted] = arrived > np.minimum.accumulate(arrived[::-1])[::-1]
         return late
+
+    @cached_property
+    def disordered(self) -> Mask:
+        """Which keys have a late event, shape (keys,)."""
+        mask = np.zeros(len(self.distinct.low), dtype=bool)
+        mask[self.numbers[self.late]] = True
+        return mask
 
     @cached_property
     def in_order(self) -> Int64s:

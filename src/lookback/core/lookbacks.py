@@ -87,13 +87,14 @@ def _raise(case: Case, found: _Found, counted: Int64s, hits: Int64s, positions: 
     """Writes a row for each hit, in order of arrival. positions: of the counted events among those of the stretch."""
     rule, events, window = case.rule, case.events, case.rule.rule.window
     assert isinstance(window, Lookback)
+    told = [name for name in rule.fields if name in rule.in_message]
     for hit in hits.tolist():
         at = int(positions[counted[hit]])
         time = int(events.times[at])
         first, last = window.bounds(time)
         measures = {measure.name: found.columns[measure.name].item(hit) for measure in rule.measures}
         subject = Subject(case.key_texts(at), case.halves(at), events.id_text(at), time, first, last)
-        values = {name: events.columns[name].item(at) for name in rule.fields}
+        values = {name: events.columns[name].item(at) for name in told}
         arrival, complete = int(events.commits[at]), bool(found.complete[hit])
         row = case.voice.row(subject, case.voice.first(subject), 0, arrival, measures, complete, values)
         case.say((int(case.stretch.places[at]), BY_EVENT, at, 0), row)
