@@ -1,4 +1,4 @@
-"""Java, and the Delta JARs that Spark needs on this machine: resolved once, on disk from then on."""
+"""Java, and the JARs that Spark lacks on this machine: resolved once, on disk from then on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from lookback.core.errors import SetupError
 # Spark 4.2 runs on 17, 21 and 25, and on what lies between.
 OLDEST_JAVA, NEWEST_JAVA = 17, 25
 # Of all that Ivy brings, Spark lacks these alone.
-_NEEDED = re.compile(r"(io\.delta|io\.unitycatalog)_.+\.jar", re.ASCII)
+_NEEDED = re.compile(r"(io\.delta|io\.unitycatalog|com\.globalmentor)_.+\.jar", re.ASCII)
+# Local files by Java's own calls. Hadoop starts a `chmod` for each file that it makes, some 20 of them in a micro-batch.
+_LOCAL_FILES = ("com.globalmentor", "hadoop-bare-naked-local-fs", "0.1.0")
 _INSTALL = "install Java 17, such as with `sudo apt-get install openjdk-17-jre-headless` or `brew install openjdk@17`"
 _MARK = "resolved JARs: "
 # Runs in a process of its own: starting a JVM with `spark.jars.packages` is what makes Ivy resolve.
@@ -46,10 +49,10 @@ def check_java() -> int:
     return version
 
 
-def delta_jars(*, quiet: bool = True) -> list[Path]:
-    """The Delta JARs on disk, fetched first if need be (about 20 s, once).
+def extra_jars(*, quiet: bool = True) -> list[Path]:
+    """The JARs on disk: Delta's, and one for local files; fetched first if need be (about 20 s, once).
 
-    They lie in LOOKBACK_JARS, or in ~/.cache/lookback/jars/delta-<version>-spark-<version>.
+    They lie in LOOKBACK_JARS, or in a folder of their versions below ~/.cache/lookback/jars.
     Raises SetupError where they are missing and cannot be fetched.
     """
     folder = _folder()
@@ -60,6 +63,12 @@ def delta_jars(*, quiet: bool = True) -> list[Path]:
         print(f"Fetching {_coordinates()} ...", file=sys.stderr, flush=True)
     _keep(_resolve(), folder)
     return sorted(folder.glob("*.jar"))
+
+
+def local_files_jar(jars: Iterable[Path]) -> Path | None:
+    """Of the JARs the one with a faster local file system; None where a folder of one's own lacks it."""
+    group, name, _ = _LOCAL_FILES
+    return next((jar for jar in jars if jar.name.startswith(f"{group}_{name}-")), None)
 
 
 def _java() -> Path | None:
@@ -90,19 +99,23 @@ def _folder() -> Path:
     chosen = os.environ.get("LOOKBACK_JARS")
     if chosen:
         return Path(chosen).expanduser()
-    _, _, delta = _coordinates().split(":")
+    *_, delta = _delta()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "lookback" / "jars" / f"delta-{delta}-spark-{_spark_version()}"
+    return cache / "lookback" / "jars" / f"delta-{delta}-spark-{_spark_version()}-files-{_LOCAL_FILES[-1]}"
 
 
 def _spark_version() -> str:
     return metadata.version("pyspark")
 
 
-def _coordinates() -> str:
+def _delta() -> tuple[str, str, str]:
     # Delta publishes one artifact for each minor version of Spark.
     minor = ".".join(_spark_version().split(".")[:2])
-    return f"io.delta:delta-spark_{minor}_2.13:{metadata.version('delta-spark')}"
+    return "io.delta", f"delta-spark_{minor}_2.13", metadata.version("delta-spark")
+
+
+def _coordinates() -> str:
+    return ",".join(":".join(artifact) for artifact in (_delta(), _LOCAL_FILES))
 
 
 def _resolve() -> list[Path]:
@@ -145,7 +158,7 @@ def main() -> int:
     """Fetches the JARs if they are not there and says where they are. Returns the exit code."""
     try:
         check_java()
-        jars = delta_jars(quiet=False)
+        jars = extra_jars(quiet=False)
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1
