@@ -7,14 +7,16 @@ LOCKED = $(VENV)/.locked
 INSTALLED = $(VENV)/.installed
 PREFETCHED = $(VENV)/.prefetched
 PEERS = $(VENV)/.peers
+AUDITOR = $(VENV)/audit
+FUZZER = $(VENV)/.fuzzer
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-core fuzz bench bench-peers check fix clean java
+.PHONY: help setup demo test test-long test-core fuzz fuzz-coverage soak bench bench-peers audit check fix clean java
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 	@echo
 	@echo "  PYTHON=/path/to/python3.12 chooses the interpreter of $(VENV) (Python 3.10, 3.11 or 3.12)."
 
@@ -23,20 +25,32 @@ setup: java $(INSTALLED) $(PREFETCHED) ## make .venv with the locked versions an
 demo: setup ## the whole pipeline on real transactions, at most 3 minutes
 	@$(BIN)/lookback demo
 
-test: setup ## all tests, with real Spark, Delta and RocksDB
+test: setup ## the tests, with real Spark, Delta and RocksDB
 	@$(BIN)/python -m pytest
+
+test-long: setup ## the tests that `make test` leaves out: some minutes each, of faults and of lost state
+	@$(BIN)/python -m pytest -m long
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core
 
-fuzz: $(INSTALLED) ## new generated cases against the oracle, 10,000 of each kind, about 30 minutes
-	@LOOKBACK_CASES=fuzz $(BIN)/python -m pytest tests/core/test_equals_oracle.py tests/core/test_pages.py tests/core/test_keyed.py
+fuzz: $(INSTALLED) ## new generated cases against the oracle, and of bytes, texts and values, 10,000 of each kind, about 45 minutes
+	@LOOKBACK_CASES=fuzz $(BIN)/python -m pytest tests/core/test_equals_oracle.py tests/core/test_pages.py tests/core/test_keyed.py tests/core/test_fuzz_*.py
+
+fuzz-coverage: $(FUZZER) ## bytes, texts and values guided by coverage, SECONDS of each test (300): about an hour
+	@$(BIN)/python tests/core/fuzz_coverage.py --seconds $(or $(SECONDS),300)
+
+soak: setup ## kill -9 of ingest, authors and evaluation, KILLS of them (200): one or two hours; then compared with a replay
+	@$(BIN)/python -m soak --kills $(or $(KILLS),200) --seed $(or $(SEED),1)
 
 bench: setup ## throughput, latency and state against the goals, about 20 minutes; nothing else should run
 	@$(BIN)/python -m bench
 
 bench-peers: setup $(PEERS) ## the same beside other engines on the same events, about an hour
 	@$(BIN)/python -m bench --peers all
+
+audit: $(AUDITOR) ## look the locked packages up among known vulnerabilities; needs a network and says so
+	@$(BIN)/python tools/audit.py --auditor $(AUDITOR)/bin/pip-audit --source $(or $(SOURCE),osv)
 
 check: $(INSTALLED) ## format, lint, types, import order, repository; changes no file
 	@$(BIN)/ruff format --check .
@@ -95,6 +109,17 @@ $(PEERS): $(INSTALLED)
 	@echo "installing the engines to compare with into $(VENV) (once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c requirements.lock -e '.[bench]'
 	@touch $@
+
+# A fuzzer that is guided by coverage: large, and for Python 3.11 or newer.
+$(FUZZER): $(INSTALLED)
+	@echo "installing the fuzzer into $(VENV) (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c requirements.lock -e '.[fuzz]'
+	@touch $@
+
+# A tool by itself, so that what it needs changes nothing of what is locked.
+$(AUDITOR): $(INSTALLED)
+	@echo "installing the auditor into $(AUDITOR) (once) ..."
+	@rm -rf $@; $(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1 || { rm -rf $@; exit 1; }
 
 # Before anything is installed; which versions will do, lookback.spark.jars knows better.
 java:

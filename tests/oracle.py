@@ -165,9 +165,10 @@ class Oracle:
             self.advanced = max(self.advanced, time)
             self._reach(before)
 
-    def run(self, events: list[OracleEvent]) -> None:
-        """Judges events; each commit is complete."""
+    def run(self, events: list[OracleEvent], deleted: Mapping[int, Sequence[OracleEvent]] | None = None) -> None:
+        """Judges events; each commit is complete. deleted: what each of these commits deletes."""
         for commit in sorted({event.commit for event in events}):
+            self._delete(set((deleted or {}).get(commit, ())))
             here = [event for event in events if event.commit == commit]
             before = self.watermark
             for event in sorted(here, key=lambda e: (e.time, e.id_key)):
@@ -177,6 +178,18 @@ class Oracle:
             self.last_commit = commit
             self._reach(before)
             self._forget_unused()
+
+    def _delete(self, gone: set[OracleEvent]) -> None:
+        """What a commit deletes counts no more; what was said before stays."""
+        COVERED["deleted events"] += len(gone)
+        for state in self.states.values():
+            COVERED["deleted events that were in a state"] += sum(row.event in gone for row in state.rows)
+            state.rows = [row for row in state.rows if row.event not in gone]
+            state.waits = [wait for wait in state.waits if wait.event not in gone]
+            for match in (*state.matches.values(), *(wait.match for wait in state.waits)):
+                match.taken = [[event for event in events if event not in gone] for events in match.taken]
+            state.matches = {key: match for key, match in state.matches.items() if match.taken[0]}
+        self.judged = {slot: [event for event in events if event not in gone] for slot, events in self.judged.items()}
 
     def in_force(self) -> list[_Kind]:
         """The rules with state, by rule_id."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -125,6 +126,14 @@ def append(tables: Tables, rows: list[dict[str, Any]]) -> None:
         tables.append(frame.withColumn("ingested_at", F.current_timestamp()).coalesce(1), STREAM.name)
 
 
+def relocate(folder: Path, before: str, now: str) -> None:
+    """Tells the checkpoints below `folder`, which was at `before`, that it is at `now`: Spark notes whole paths in them."""
+    for file in folder.glob("**/state/*/_metadata/v2/*"):
+        if file.suffix != ".crc" and before in (text := file.read_text()):
+            file.write_text(text.replace(before, now))
+            (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
+
+
 def stored_alerts(tables: Tables) -> list[tuple[Any, ...]]:
     micros = {"at": "event_time", "start": "window_start", "end": "window_end"}
     rows = tables.read("alerts").withColumns({name: F.unix_micros(time) for name, time in micros.items()}).collect()
@@ -163,7 +172,7 @@ def replay_of_tables(tables: Tables) -> lookback.Result:
         .toArrow()
     )
     rows = {(row["rule_id"], row["version"]): row.asDict() for row in tables.read("rules").collect()}
-    taken = ["activated", "shadowed", "paused", "retired", "advance", "clear_state"]
+    taken = ["activated", "shadowed", "paused", "retired", "quarantined", "advance", "clear_state"]
     log = tables.read("rule_log").where(F.col("action").isin(taken)).collect()
     rules = [
         (rows[row["rule_id"], row["version"]], row["arrival"]) for row in sorted(log, key=lambda r: r["arrival"] or -1)

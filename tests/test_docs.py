@@ -38,6 +38,7 @@ from lookback.core.alerts import Alert, LateEvent
 from lookback.core.columns import from_values, text_of
 from lookback.core.expressions import compile_expression
 from lookback.core.functions import FORMS, FUNCTIONS
+from lookback.core.limits import DEFAULT_LIMITS, LIMITS
 from lookback.core.rulebook import LogRow
 from lookback.core.streams import Stream
 from lookback.core.types import STRING, array
@@ -415,6 +416,15 @@ def test_guide_has_every_status_and_policy() -> None:
     assert [row["Status"] for row in rows_with("Status")] == list(rules.STATUSES)
     policies = [yaml.safe_load(row["Policy"].strip("`"))["late"] for row in rows_with("Policy")]
     assert policies == list(rules.LATE_POLICIES)
+
+
+def test_guide_has_every_limit() -> None:
+    rows = {row["limit"].strip("`"): row for row in rows_with("limit")}
+    assert list(rows) == list(LIMITS)
+    for name, limit in LIMITS.items():
+        shown_limits = [limit.shown(number) for number in (getattr(DEFAULT_LIMITS, name), limit.least, limit.most)]
+        assert [rows[name][column] for column in ("default", "at least", "at most")] == shown_limits
+        assert rows[name]["what it bounds"].replace("`", "") == limit.about.replace("`", "")
 
 
 def test_check_says_what_the_guide_shows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

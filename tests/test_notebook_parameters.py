@@ -249,7 +249,7 @@ def test_catalog_and_schema_go_together_and_the_mode_is_one_of_two():
     with pytest.raises(SetupError, match="go together"):
         notebook.open_workspace("root", catalog="main")
     with pytest.raises(SetupError, match="once or continuous, got 'twice'"):
-        notebook._mode("twice")
+        notebook._mode("twice", "once", "continuous")
 
 
 class Failing:

@@ -83,8 +83,8 @@ def notebook_tasks() -> list[tuple[str, dict[str, object], dict[str, object]]]:
 def test_lock_has_one_exact_version_of_everything_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = dict(project["optional-dependencies"])
-    # Engines to compare with are large and not for everybody: pinned where they are declared.
-    assert all("==" in requirement for requirement in extras.pop("bench"))
+    # Engines to compare with, and a fuzzer, are large and not for everybody: pinned where they are declared.
+    assert all("==" in requirement for extra in ("bench", "fuzz") for requirement in extras.pop(extra))
     declared = [*project["dependencies"], *(requirement for extra in extras.values() for requirement in extra)]
     locked = locked_versions()
     for requirement in map(Requirement, declared):

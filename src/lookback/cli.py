@@ -65,6 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     ingest.add_argument("stream")
     ingest.add_argument("path", nargs="?", help="file or folder (default: the stream's source)")
     ingest.add_argument("--format", choices=["parquet", "csv", "json"])
+    ingest.add_argument(
+        "--retry-rejected", action="store_true",
+        help="take in the rows of rejected_events, and the files, that can be read by now; they leave that table",
+    )  # fmt: skip
     _rules_parser(command("rules", _rules_list, "publish, check and list rules"), places)
     evaluate = command("evaluate", _evaluate, "judge a stream's events by its rules")
     evaluate.add_argument("stream")
@@ -83,6 +87,15 @@ def _parser() -> argparse.ArgumentParser:
         "--shards", type=int, metavar="N",
         help="of a new checkpoint: into how many parts the keys are divided, for good (default: one for each core)",
     )  # fmt: skip
+    begin = evaluate.add_mutually_exclusive_group()
+    begin.add_argument(
+        "--rebuild", action="store_true",
+        help="move the checkpoint aside and make the state anew from the tables; what they have is not written again",
+    )  # fmt: skip
+    begin.add_argument(
+        "--fresh", action="store_true",
+        help="let a new checkpoint begin where alerts are already: all of them are written once more",
+    )  # fmt: skip
     spread = command("repartition", _repartition, "divide the state of a stopped evaluation among more or fewer cores")
     spread.add_argument("stream")
     spread.add_argument("partitions", type=int, help="at most as many as the checkpoint has shards")
@@ -98,7 +111,16 @@ def _parser() -> argparse.ArgumentParser:
     review.add_argument("--disposition", required=True, choices=["confirmed", "false_positive", "unclear"])
     review.add_argument("--note", default="")
     review.add_argument("--reviewer", default=None)
-    command("status", _status, "what the tables hold")
+    forget = command("forget", _forget, "delete what the tables hold of some events, for a privacy request")
+    forget.add_argument("stream")
+    forget.add_argument(
+        "--where", required=True, help="a condition over the stream's fields, such as 'customer_id = 17'"
+    )
+    forget.add_argument("--dry-run", action="store_true", help="count the rows; delete nothing")
+    forget.add_argument("--yes", action="store_true", help="do not ask")
+    forget.add_argument("--checkpoint", help="folder of the evaluation's checkpoint (default: below the root)")
+    status = command("status", _status, "what the tables hold, and whether each stream is healthy")
+    status.add_argument("--check", action="store_true", help="end with 1 where a stream needs a look, for a monitor")
     demo = command("demo", _demo, "the main job on real transactions, in a folder of its own")
     demo.add_argument("--events", help="Parquet file of transactions (default: the largest at hand)")
     return parser
@@ -176,12 +198,17 @@ def _init(options: argparse.Namespace) -> None:
 
 
 def _ingest(options: argparse.Namespace) -> None:
-    from lookback.spark.ingest import ingest
+    from lookback.spark.ingest import ingest, retry_rejected
 
     settings = _settings(options)
     stream = settings.stream(options.stream)
     progress = None if _as_json(options) else print
-    report = ingest(_tables(settings), stream, options.path, format=options.format, progress=progress)
+    if options.retry_rejected and (options.path or options.format):
+        raise SetupError("--retry-rejected reads what rejected_events names; leave PATH and --format out")
+    if options.retry_rejected:
+        report = retry_rejected(_tables(settings), stream, progress=progress)
+    else:
+        report = ingest(_tables(settings), stream, options.path, format=options.format, progress=progress)
     print(_json(asdict(report)) if _as_json(options) else report)
 
 
@@ -261,6 +288,8 @@ def _advance(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
+    from lookback.spark.checkpoint import Checkpoint
+    from lookback.spark.metrics import Metrics
     from lookback.spark.pipeline import Evaluation, checkpoint_folder
 
     settings = _settings(options)
@@ -272,18 +301,23 @@ def _evaluate(options: argparse.Namespace) -> None:
     tables = _tables(settings)
     tables.create(stream)
 
+    checkpoint = options.checkpoint or checkpoint_folder(tables, stream)
+    metrics = Metrics(tables, stream, Checkpoint(Path(checkpoint)), settings.metrics)
+
     def show(report: BatchReport) -> None:
+        metrics.add(report)
         print(_json(_batch(report)) if _as_json(options) else _batch_line(report), flush=True)
 
     evaluation = Evaluation(
-        tables, stream, streams, options.checkpoint or checkpoint_folder(tables, stream),
+        tables, stream, streams, checkpoint,
         once=options.once, every=options.every or settings.every, admission=settings.admission, on_batch=show,
-        idle_after=idle_after, shards=options.shards,
+        idle_after=idle_after, shards=options.shards, rebuild=options.rebuild, fresh=options.fresh,
     )  # fmt: skip
     # Both ways of ending it leave a batch that is half done to the next start.
     signal.signal(signal.SIGTERM, lambda *_: evaluation.request_stop())
     signal.signal(signal.SIGINT, lambda *_: evaluation.request_stop())
-    evaluation.run()
+    with metrics:
+        evaluation.run()
 
 
 def _repartition(options: argparse.Namespace) -> None:
@@ -305,9 +339,12 @@ def _batch_line(report: BatchReport) -> str:
     alerts = ", ".join(f"{rule} {count}" for rule, count in sorted(report.alerts.items())) or "none"
     changes = "".join(f"\n  {row['rule_id']} v{row['version']} {row['action']} {row['message']}" for row in report.log)
     seconds = (report.run_ms + report.write_ms) / 1_000
+    late = f", {report.late:,} late ({report.discarded:,} discarded)" if report.late else ""
+    failed = [f"{rule_id} {counts.failed:,}" for rule_id, counts in sorted(report.by_rule.items()) if counts.failed]
     return (
         f"batch {report.batch_id}: {report.events:,} events in {seconds:.1f} s, alerts: {alerts}, "
-        f"{report.rules} rules, {report.state_rows:,} rows of state{changes}"
+        f"{report.rules} rules, {report.state_rows:,} rows of state{late}"
+        f"{', failed: ' + ', '.join(failed) if failed else ''}{changes}"
     )
 
 
@@ -337,16 +374,66 @@ def _review(options: argparse.Namespace) -> None:
     print(f"{options.alert_id}: {options.disposition}")
 
 
-def _status(options: argparse.Namespace) -> None:
+def _forget(options: argparse.Namespace) -> None:
+    from lookback.spark.forget import forget, forget_condition
+    from lookback.spark.pipeline import checkpoint_folder
+
+    settings = _settings(options)
+    stream = settings.stream(options.stream)
+    forget_condition(stream, options.where)
+    if not (options.dry_run or options.yes or sys.stdin.isatty()):
+        raise SetupError("forget deletes for good: say --yes, or --dry-run to see what it would delete")
+    tables = _tables(settings)
+    checkpoint = options.checkpoint or checkpoint_folder(tables, stream)
+    dry_run = not options.yes or options.dry_run
+    report = forget(tables, stream, options.where, dry_run=dry_run, checkpoint=checkpoint)
+    if dry_run and not options.dry_run:
+        if not _confirmed(f"{report}\nDelete these rows for good? [y/N] "):
+            print("nothing was deleted")
+            return
+        report = forget(tables, stream, options.where, checkpoint=checkpoint)
+    print(_json(asdict(report)) if _as_json(options) else report)
+
+
+def _confirmed(question: str) -> bool:
+    return input(question).strip().lower() in ("y", "yes")
+
+
+def _status(options: argparse.Namespace) -> int:
+    from lookback.spark.checkpoint import Checkpoint
+    from lookback.spark.pipeline import checkpoint_folder
     from lookback.spark.status import stream_status
 
     settings = _settings(options)
     tables = _tables(settings)
-    rows = [stream_status(tables, stream) for stream in settings.streams().values()]
+    rows = [
+        stream_status(tables, stream, Checkpoint(Path(checkpoint_folder(tables, stream))))
+        for stream in settings.streams().values()
+    ]
     if _as_json(options):
         _print_json(rows)
     else:
-        _print_table(rows, ("stream", "events", "commits", "judged", "rules", "alerts", "open", "late", "rejected"))
+        columns = (
+            "stream",
+            "events",
+            "commits",
+            "judged",
+            "lag_commits",
+            "rules",
+            "alerts",
+            "open",
+            "late",
+            "rejected",
+        )
+        _print_table(rows, columns)
+        print()
+        for row in rows:
+            print(row["health"])
+            for finding in row["findings"]:
+                # It quotes what events and rules hold.
+                print("".join(map(_visible, f"  {finding['level']}: {finding['what']}")))
+                print("".join(map(_visible, f"    {finding['remedy']}")))
+    return FOUND_PROBLEMS if options.check and not all(row["healthy"] for row in rows) else 0
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -384,8 +471,13 @@ def _print_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Non
 def _cell(value: Any) -> str:
     if isinstance(value, dt.datetime):
         value = value.astimezone(dt.timezone.utc).replace(microsecond=0)
-    text = text_of(value) or ""
+    text = "".join(_visible(character) for character in text_of(value) or "")
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _visible(character: str) -> str:
+    """The character, or how it is written where it would steer the terminal: events choose what a message holds."""
+    return character if character.isprintable() else ascii(character)[1:-1]
 
 
 if __name__ == "__main__":

@@ -10,12 +10,17 @@ from typing import Any
 
 import yaml
 
-from lookback.core.errors import Problem, SetupError, StreamError
+from lookback.core.durations import parse_duration
+from lookback.core.errors import DurationError, Problem, SetupError, StreamError
 from lookback.core.streams import Stream
 
 DEFAULT_ROOT = "./lakehouse"
 DEFAULT_CONF = "./conf"
 DEFAULT_EVERY = "1 second"
+# Of a file here. Aliases let a file of a few lines stand for billions of values.
+MAX_FILE_BYTES = 200_000
+MAX_NODES = 50_000
+DEFAULT_METRICS = 30.0
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Settings:
     root: the folder of the local tables, or its URL; conf: the folder of streams/ and rules/. profile: the name of
     CONF/profiles/<profile>.yml, which says the other three, CONF/settings.yml going before it. every: the pause between
     two micro-batches; admission: options of the Delta source that bound one; spark: Spark settings that go before
-    Lookback's own.
+    Lookback's own. metrics: the seconds between two rows of the table `metrics`; None: none are written.
     """
 
     root: str
@@ -34,6 +39,7 @@ class Settings:
     every: str = DEFAULT_EVERY
     admission: Mapping[str, str] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
+    metrics: float | None = DEFAULT_METRICS
 
     @classmethod
     def local(
@@ -45,7 +51,8 @@ class Settings:
         Raises SetupError where a file cannot be used or there is no such profile.
         """
         folder = Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF)
-        own = _run_settings(folder / "settings.yml", {"profile": "", "every": "", "admission": {}, "spark": {}})
+        file = folder / "settings.yml"
+        own = _run_settings(file, {"profile": "", "every": "", "admission": {}, "spark": {}, "metrics": ""})
         name = profile or os.environ.get("LOOKBACK_PROFILE") or own["profile"]
         chosen: dict[str, Any] = {"every": DEFAULT_EVERY, "admission": {}, "spark": {}}
         if name:
@@ -57,6 +64,7 @@ class Settings:
             own["every"] or chosen["every"],
             {**chosen["admission"], **own["admission"]},
             {**chosen["spark"], **own["spark"]},
+            _metrics(own["metrics"], file),
         )
 
     def streams(self) -> dict[str, Stream]:
@@ -71,6 +79,19 @@ class Settings:
         return streams[name]
 
 
+def _metrics(text: str, file: Path) -> float | None:
+    """The seconds that `metrics` of the settings says."""
+    if text in ("", "none"):
+        return None if text else DEFAULT_METRICS
+    try:
+        microseconds = parse_duration(text)
+    except DurationError as error:
+        raise SetupError(f"{file}: metrics: {error}, or none to write none") from error
+    if not microseconds:
+        raise SetupError(f"{file}: metrics must be longer than 0 s, got {text!r}; write none to write none")
+    return microseconds / 1_000_000
+
+
 def _profile_file(folder: Path, name: str) -> Path:
     known = sorted(file.stem for file in folder.glob("*.yml"))
     if name not in known:
@@ -80,7 +101,7 @@ def _profile_file(folder: Path, name: str) -> Path:
 
 def _run_settings(file: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of `defaults` as the file sets them: texts, and mappings of texts."""
-    document = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if _composed(file, missing_ok=True) else {}
+    document = _read(file, missing_ok=True)[1] or {}
     if not isinstance(document, dict) or not set(document) <= set(defaults):
         raise SetupError(f"{file} holds something else than the keys {', '.join(defaults)}")
     found: dict[str, Any] = {}
@@ -99,10 +120,9 @@ def load_stream(path: str | Path) -> Stream:
     Raises SetupError where the file cannot be read, StreamError with every problem, its file and line.
     """
     file = Path(path)
-    node = _composed(file)
+    node, document = _read(file)
     lines: dict[str, int] = {}
     twice = [Problem(place, f"the key stands twice, {file}:{line}") for place, line in _places(node, "", lines)]
-    document = yaml.safe_load(file.read_text(encoding="utf-8"))
     try:
         stream = Stream.from_dict(document)
     except StreamError as error:
@@ -135,27 +155,53 @@ def load_streams(conf_dir: str | Path) -> dict[str, Stream]:
 def load_rule_document(path: str | Path) -> dict[str, Any]:
     """The rule document of a YAML file, as it stands there. Raises SetupError where it cannot be read as one."""
     file = Path(path)
-    twice = _places(_composed(file), "", {})
+    node, document = _read(file)
+    twice = _places(node, "", {})
     if twice:
         raise SetupError("; ".join(f"{file}:{line}: the key {place} stands twice" for place, line in twice))
-    document = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(document, dict):
         raise SetupError(f"{file} holds no rule; a rule is a mapping with the keys rule_id, stream, window, ...")
     return document
 
 
-def _composed(file: Path, *, missing_ok: bool = False) -> Any:
-    """The file as YAML nodes, which know their lines; None where it is empty, or missing and that is fine."""
+def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
+    """The file as YAML nodes, which know their lines, and as what they stand for.
+
+    None where it is empty, or missing and that is fine. Raises SetupError, naming the line where there is one.
+    """
     if missing_ok and not file.exists():
-        return None
+        return None, None
     try:
-        return yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise SetupError(f"{file} is larger than {MAX_FILE_BYTES:,} bytes; that is no declaration, rule or setting")
+        text = file.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is not None and _size(node, {}) > MAX_NODES:
+            raise SetupError(
+                f"{file} has more than {MAX_NODES:,} values once its aliases (*name) are written out; write what is meant"
+            )
+        return node, yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"{file} cannot be read: {error}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{file}:{mark.line + 1}" if mark else str(file)
         raise SetupError(f"{where} is not YAML: {error.problem or error.context}") from error
+    except RecursionError as error:
+        raise SetupError(f"{file} is nested too deeply, or an alias in it holds itself; make it flatter") from error
+    except (yaml.YAMLError, ValueError) as error:
+        # A character that YAML does not allow; what looks like a date or number and is none.
+        raise SetupError(f"{file} is not YAML: {str(error).splitlines()[0]}; put texts in quotes") from error
+
+
+def _size(node: Any, known: dict[int, int]) -> int:
+    """How many nodes there are when every alias is written out. Raises RecursionError where one holds itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        parts = [part for each in node.value for part in (each if isinstance(each, tuple) else (each,))]
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
 
 
 def _places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str, int]]:

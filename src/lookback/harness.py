@@ -19,8 +19,9 @@ from lookback.core.alerts import Alert, LateEvent
 from lookback.core.arrival import marks_of, split_future
 from lookback.core.compiled import compile_rule
 from lookback.core.errors import EventError, Problem, RuleError
-from lookback.core.evaluation import Batch, Evaluator, Output, failure_text
+from lookback.core.evaluation import Batch, Evaluator, Output
 from lookback.core.events import Events, empty_events, read_events
+from lookback.core.quarantine import failure_text
 from lookback.core.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.rules import Rule, parse_time
 from lookback.core.state import ShardState
@@ -174,10 +175,7 @@ def errors_of(output: Output, stream: str) -> list[LogRow]:
     return (
         rejected
         + output.notes
-        + [
-            LogRow(stream, f.rule_id, f.version, "failed", failure_text(f.count, f.first_event_id), f.first_arrival[0])
-            for f in output.failures
-        ]
+        + [LogRow(stream, f.rule_id, f.version, "failed", failure_text(f), f.first_arrival[0]) for f in output.failures]
     )
 
 

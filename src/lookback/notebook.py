@@ -21,6 +21,7 @@ from lookback.config import Settings, load_rule_document, load_streams
 from lookback.core.durations import parse_duration
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.evidence import Explanation, StepEvidence
+from lookback.core.health import Finding, health, health_in_words
 from lookback.core.rules import read_rule
 from lookback.core.wording import rule_in_words
 from lookback.display import code, frame_of, show, text
@@ -147,15 +148,20 @@ def ingest_files(
 ) -> IngestReport | None:
     """Takes in the files at `path` (empty: where the stream's `source` says) and shows the account of their rows.
 
-    mode `once`: what is there; `continuous`: files as they appear, for `minutes` (0: until interrupted). A relative path
-    that is not here is looked for beside conf/. Returns the report of mode once.
+    mode `once`: what is there; `continuous`: files as they appear, for `minutes` (0: until interrupted); `retry`: rejected
+    rows and files that can be read by now. A relative path that is not here is looked for beside conf/. Returns the
+    report of modes once and retry.
     """
-    from lookback.spark.ingest import ingest, ingest_continuously
+    from lookback.spark.ingest import ingest, ingest_continuously, retry_rejected
 
     found = _source_path(workspace, path)
-    if _mode(mode) == "once":
-        report = ingest(
-            workspace.tables, workspace.stream, found, format=_format(workspace, path, format), progress=None
+    if _mode(mode, "once", "continuous", "retry") != "continuous":
+        report = (
+            retry_rejected(workspace.tables, workspace.stream, progress=None)
+            if mode == "retry"
+            else ingest(
+                workspace.tables, workspace.stream, found, format=_format(workspace, path, format), progress=None
+            )
         )
         show(_account(report), text(str(report)))
         return report
@@ -191,9 +197,9 @@ def _format(workspace: Workspace, path: str, format_: str) -> str | None:
     return format_ or (None if declared is None else str(declared))
 
 
-def _mode(mode: str) -> str:
-    if mode not in ("once", "continuous"):
-        raise SetupError(f"mode is once or continuous, got {mode!r}")
+def _mode(mode: str, *known: str) -> str:
+    if mode not in known:
+        raise SetupError(f"mode is {', '.join(known[:-1])} or {known[-1]}, got {mode!r}")
     return mode
 
 
@@ -342,23 +348,44 @@ def evaluate_stream(
 ) -> list[BatchReport]:
     """Judges the stream's events by the rules in force, with a live view until it ends; returns the reports of its batches.
 
-    mode `once`: what has arrived, then ends; `continuous`: for `minutes`, 0 without end. every: the pause between two
+    mode `once`: what has arrived, then ends; `rebuild`: the same, with the state made anew from the tables (see
+    docs/operations.md); `continuous`: for `minutes`, 0 without end. every: the pause between two
     micro-batches; empty: as the profile says. idle_after: a duration; for each
     such time without a new commit a continuous evaluation moves the watermark on by as much. An interrupt of the cell
     ends it cleanly: what is half done is done again at the next start.
     """
+    from lookback.spark.checkpoint import Checkpoint
+    from lookback.spark.metrics import Metrics
     from lookback.spark.pipeline import Evaluation
 
-    once = _mode(mode) == "once"
+    once = _mode(mode, "once", "rebuild", "continuous") != "continuous"
     if not any(row.status in ("active", "shadow") for row in workspace.rules.rows()):
         show(text("No rule is in force: publish one with 02_author_rules, or with `lookback rules push`."))
+    folder = workspace.checkpoint("evaluate")
+    metrics = Metrics(workspace.tables, workspace.stream, Checkpoint(Path(folder)), workspace.settings.metrics)
     evaluation = Evaluation(
-        workspace.tables, workspace.stream, workspace.streams, workspace.checkpoint("evaluate"), once=once,
-        every=every or workspace.settings.every, admission=workspace.settings.admission,
-        idle_after=parse_duration(idle_after) if idle_after and not once else None,
+        workspace.tables, workspace.stream, workspace.streams, folder, once=once,
+        every=every or workspace.settings.every, admission=workspace.settings.admission, on_batch=metrics.add,
+        idle_after=parse_duration(idle_after) if idle_after and not once else None, rebuild=mode == "rebuild",
     )  # fmt: skip
-    watch(evaluation, minutes, commits=None if once else lambda: commit_times(workspace.tables, workspace.stream))
+    with metrics:
+        watch(evaluation, minutes, commits=None if once else lambda: commit_times(workspace.tables, workspace.stream))
     return list(evaluation.reports)
+
+
+def show_health(workspace: Workspace) -> list[Finding]:
+    """Whether the stream is healthy, in words, and what to do where it is not."""
+    from lookback.spark.checkpoint import Checkpoint
+    from lookback.spark.status import stream_figures
+
+    checkpoint = Checkpoint(Path(workspace.checkpoint("evaluate")))
+    figures = stream_figures(workspace.tables, workspace.stream, checkpoint)
+    findings = health(figures)
+    show(text(health_in_words(figures, findings)))
+    if findings:
+        rows = [{"level": each.level, "what": each.what, "what to do": each.remedy} for each in findings]
+        show(pd.DataFrame(rows))
+    return findings
 
 
 def show_alerts(workspace: Workspace) -> pd.DataFrame:

@@ -319,8 +319,13 @@ def _thousands(value: float, _: Any = None) -> str:
 
 
 def _title(figure: Figure, title: str, below: str) -> None:
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-    figure.axes[0].set_title(below, loc="left", fontsize=10, color="#444444")
+    figure.suptitle(_no_formula(title), x=0.01, ha="left", fontsize=13, fontweight="bold")
+    figure.axes[0].set_title(_no_formula(below), loc="left", fontsize=10, color="#444444")
+
+
+def _no_formula(text: str) -> str:
+    """The text with its dollar signs as they are: between two of them matplotlib would read a formula."""
+    return text.replace("$", "\\$")
 
 
 def _stems(axes: Axes, frame: pd.DataFrame, colour: str, label: str) -> None:
@@ -386,6 +391,7 @@ def _edges(times: pd.DatetimeIndex) -> list[float]:
 
 def _top_keys(axes: Axes, alerts: pd.DataFrame) -> None:
     names = [", ".join("null" if v is None else str(v) for v in key.values()) or "all" for key in alerts.get("key", [])]
+    names = [_no_formula(name) for name in names]
     counts = pd.Series(names, dtype=object).value_counts().head(_MOST_KEYS)
     fields = next((", ".join(key) for key in alerts.get("key", []) if key), "key")
     _bars(axes, {str(name): int(count) for name, count in counts.items()}, "alerts")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -14,7 +15,7 @@ from lookback.core.alerts import Alert, LateEvent
 from lookback.core.arrival import marks_of
 from lookback.core.columns import text_of
 from lookback.core.evaluation import Batch, Evaluator, Output
-from lookback.core.events import read_events
+from lookback.core.events import Events, read_events
 from lookback.core.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.state import ShardState
 from lookback.core.streams import Stream
@@ -70,6 +71,9 @@ def run_oracle(case: dict[str, Any]) -> Oracle:
         )
         for at in range(len(events))
     ]
+    deleted: dict[int, list[OracleEvent]] = {}
+    for at, commit in case.get("deleted", ()):
+        deleted.setdefault(commit, []).append(listed[at])
     edges = sorted({0, *(change["after"] for change in case["changes"])})
     for start, end in zip(edges, [*edges[1:], _END], strict=True):
         for change in case["changes"]:
@@ -79,7 +83,7 @@ def run_oracle(case: dict[str, Any]) -> Oracle:
                 oracle.command(change["status"], (change["document"] or {}).get("time"))
             else:
                 oracle.change(change["document"], change["version"], change["status"])
-        oracle.run([event for event in listed if start < event.commit <= end])
+        oracle.run([event for event in listed if start < event.commit <= end], deleted)
     COVERED["cases"] += 1
     return oracle
 
@@ -108,7 +112,7 @@ def run_engine(case: dict[str, Any]) -> Output:
             state.begin(store)
             here = events.take((events.commits > start) & (events.commits <= end))
             part = {commit: high for commit, high in marks.items() if start < commit <= end}
-            batch = Batch(here, marks=part, changes=changes_after(case, start))
+            batch = Batch(here, deleted_in(case, events, start, end), part, changes_after(case, start))
             output = evaluator.process(state, batch)
             if number % 2:
                 state.drop_old()
@@ -128,6 +132,15 @@ def run_engine(case: dict[str, Any]) -> Output:
             if shard == 0:
                 total.log += output.log
     return total
+
+
+def deleted_in(case: dict[str, Any], events: Events, start: int, end: int) -> Events | None:
+    """The rows that commits after `start` up to `end` delete."""
+    gone = [(at, commit) for at, commit in case.get("deleted", ()) if start < commit <= end]
+    if not gone:
+        return None
+    rows = events.take(np.array([at for at, _ in gone]))
+    return Events(rows.columns, np.array([commit for _, commit in gone], dtype=np.int64), "id", "at")
 
 
 def new_state(stream: Stream) -> ShardState:

@@ -17,7 +17,16 @@ def test_settings_of_the_repository() -> None:
     assert settings.root == "./here"
     assert (settings.profile, settings.every) == ("latency", "0 seconds")
     assert settings.spark["spark.driver.memory"]
-    assert set(settings.streams()) == {"transactions", "logins", "payments", "items", "readings"}
+    assert set(settings.streams()) == {"transactions", "logins", "payments", "items", "readings", "metrics"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("", 30.0), ("metrics: 5 minutes", 300.0), ("metrics: none", None), ("metrics: 1 second", 1.0)],
+)
+def test_how_often_metrics_are_written(tmp_path: Path, text: str, seconds: float | None) -> None:
+    (tmp_path / "settings.yml").write_text(text)
+    assert Settings.local(conf=tmp_path).metrics == seconds
 
 
 def test_settings_may_be_missing(tmp_path: Path) -> None:
@@ -49,7 +58,18 @@ def test_every_profile_of_the_repository_can_be_used() -> None:
         assert settings.every
 
 
-@pytest.mark.parametrize("text", ["- 1", "evry: 1 second", "spark: fast", "every: {a: 1}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- 1",
+        "evry: 1 second",
+        "spark: fast",
+        "every: {a: 1}",
+        "metrics: often",
+        "metrics: 0 seconds",
+        "metrics: {a: 1}",
+    ],
+)
 def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "settings.yml").write_text(text)
     with pytest.raises(SetupError, match=r"settings\.yml"):

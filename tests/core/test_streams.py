@@ -111,10 +111,24 @@ def test_an_id_is_an_integer_or_a_string(type_: str):
 def test_the_streams_that_are_shipped():
     streams = load_streams(CONF)
 
-    assert set(streams) == {"transactions", "logins", "payments", "items", "readings"}
+    assert set(streams) == {"transactions", "logins", "payments", "items", "readings", "metrics"}
     assert streams["transactions"].fields["amount"] == decimal(18, 2)
+    # The engine itself writes the events of the last one.
+    assert not streams.pop("metrics").source
     for stream in streams.values():
         assert (CONF.parent / stream.source["path"]).is_file()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"fields": {"metrics_id": "string", "measured_at": "timestamp", "lag_seconds": "double"}},
+        {"fields": {"metrics_id": "string", "measured_at": "timestamp", "mine": "int"}},
+    ],
+)
+def test_a_stream_named_as_the_table_of_metrics_has_its_columns(changes: dict[str, object]):
+    assert "conf/streams/metrics.yml" in problems(stream="metrics", **changes)["stream"]
 
 
 def test_problems_of_a_file_come_with_its_lines(tmp_path: Path):

@@ -404,7 +404,7 @@ INJECTIONS = [
     Wrong("a regular expression", lookback(where="payment_type rlike '(a+)+'"), "where", ("rlike is not allowed", "use like")),
     Wrong("a message in SQL", step(where="ip = '' or 1 = 1; --"), f"{FIRST}.where", ("without a semicolon", "write one")),
     Wrong("until with a query", sequence(until="exists (select 1)"), "sequence.until", NOT_A_QUERY),
-    Wrong("half a character", lookback(where="amount > \ud800"), "where", (r"'\ud800'", "the fields are")),
+    Wrong("half a character", lookback(where="amount > \ud800"), "where", ("half of a surrogate pair", "write the character")),
 ]  # fmt: skip
 SYNTAX = [
     Wrong("a parenthesis left open", lookback(where="(amount > 1"), "where", ("a ')' or an operator is missing at '(amount > 1'", "write it")),
@@ -463,7 +463,7 @@ def problems_of(document: object, stream: Stream | None = None) -> list[Problem]
     """What is wrong with a document, or with the text of one; empty if nothing is."""
     try:
         if isinstance(document, str):
-            document = read_document(document)
+            document = read_document(document, PAYMENTS.limits)
         named = document.get("stream") if isinstance(document, dict) else None
         compile_rule(document, stream or STREAMS.get(named if isinstance(named, str) else "", PAYMENTS))
     except RuleError as error:

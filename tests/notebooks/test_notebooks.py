@@ -65,6 +65,8 @@ def test_3_the_stream_is_evaluated_with_a_live_view(place: Path, monkeypatch: py
     assert f"{EVENTS - 1:,} events" in said
     assert "customer-day" in said
     assert "activated" in said
+    assert "transactions needs a look (1 warning): judged through commit 1, nothing waits, last heard of" in said
+    assert "1 row (0.0%) could not be ingested within the last hour; the newest: event_time is NULL." in said
 
 
 def test_4_the_first_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, monkeypatch: pytest.MonkeyPatch):

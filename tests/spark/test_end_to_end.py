@@ -62,6 +62,10 @@ def test_alerts_of_two_rules_over_the_slice_equal_a_plain_recomputation(
     status = next(row for row in listed("status") if row["stream"] == "transactions")
     assert status["alerts"] == sum(map(len, found.values()))
     assert status["open"] == status["alerts"] - 1
+    assert status["judged"] == status["commits"] > 0 == status["lag_commits"]
+    assert status["health"].startswith("transactions is healthy: judged through commit ")
+    # The sample is of 2018.
+    assert [(finding["level"], finding["check"]) for finding in status["findings"]] == [("note", "watermark_behind")]
     run("rules", "pause", "large-payment")
     assert [(row["rule_id"], row["version"], row["status"]) for row in listed("rules", "list")] == [
         ("customer-day-spend", 1, "active"), ("large-payment", 2, "paused"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +186,8 @@ def test_c3_7_a_rule_inserted_by_sql_while_the_stream_runs_is_obeyed(
     evaluation = Evaluation(ready, STREAM, STREAMS, folder, every="100 milliseconds").start()
     append(ready, [row for row in events if row["arrival"] <= 2])
     evaluation.wait_until(lambda report: report.arrival == 2, 60)
+    with pytest.raises(SetupError, match=rf"checkpoint {folder} is in use by process {os.getpid()} of "):
+        evaluate(ready)
     insert(rule("known-key", when="n >= 2"))
     append(ready, [row for row in events if row["arrival"] == 3])
     # A grouping set that dispatch does not send yet: it learns of it before the batch that brings the rule.

@@ -13,6 +13,7 @@ from lookback.core.durations import MICROSECONDS, format_duration
 from lookback.core.errors import TypeNameError
 from lookback.core.functions import AGGREGATES, FORMS, FUNCTIONS, call, like, quoted
 from lookback.core.kernels import LONG_MAX, LONG_MIN
+from lookback.core.limits import DEFAULT_LIMITS, over
 from lookback.core.nodes import PRIMARY, UNARY, Node, constant, field
 from lookback.core.operators import (
     Refused,
@@ -70,10 +71,13 @@ _Handler = Callable[["Binder", exp.Expr], Node]
 
 
 class Binder:
-    """Binds syntax trees to a schema. `problems` gathers what is wrong; a tree with problems has no node."""
+    """Binds syntax trees to a schema. `problems` gathers what is wrong; a tree with problems has no node.
 
-    def __init__(self, schema: Mapping[str, DataType]) -> None:
-        self._schema = schema
+    alternatives: how many values the list of an `in` may have.
+    """
+
+    def __init__(self, schema: Mapping[str, DataType], alternatives: int = DEFAULT_LIMITS.alternatives) -> None:
+        self._schema, self._alternatives = schema, alternatives
         self._names: dict[str, list[str]] = {}
         for name in schema:
             self._names.setdefault(name.lower(), []).append(name)
@@ -187,6 +191,9 @@ class Binder:
         return negation(comparison("<=>", left, right))
 
     def _in(self, tree: exp.Expr) -> Node:
+        if len(tree.expressions) > self._alternatives:
+            what = f"a list has {len(tree.expressions):,} values, more than {self._alternatives:,}"
+            raise Refused(over(f"{what}; split it with or, or mark the events by a field of their own", "alternatives"))
         value, *items = self.operands([tree.this, *tree.expressions])
         if not items:
             raise Refused(f"{shortened(tree)} has an empty list; write at least one value")

@@ -1,9 +1,13 @@
-"""Blocks: many events, or what a shard has to say, as one binary value between Spark's operators."""
+"""Blocks: many events, or what a shard has to say, as one binary value between Spark's operators.
+
+Bytes that are no block, or a damaged one, are refused with a StateError.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +16,7 @@ import pyarrow as pa
 
 from lookback.core.alerts import Alert, Failure, LateEvent
 from lookback.core.columns import from_arrow, text_of
+from lookback.core.errors import StateError
 from lookback.core.events import Events
 from lookback.core.keys import Int64s
 from lookback.core.streams import Stream
@@ -45,13 +50,14 @@ def pack_events(batch: pa.RecordBatch, header: Mapping[str, Any]) -> bytes:
 
 def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]:
     """The events and the header of a block."""
-    table = pa.ipc.open_stream(block).read_all()
-    header: dict[str, Any] = json.loads((table.schema.metadata or {})[_HEADER])
-    columns = {
-        name: from_arrow(table.column(name), stream.fields[name]) for name in table.column_names if name != COMMIT
-    }
-    commits: Int64s = np.asarray(table.column(COMMIT).to_numpy()).astype(np.int64)
-    return Events(columns, commits, stream.event_id, stream.event_time), header
+    table = unpack_table(block)
+    with _refused():
+        header: dict[str, Any] = json.loads((table.schema.metadata or {})[_HEADER])
+        columns = {
+            name: from_arrow(table.column(name), stream.fields[name]) for name in table.column_names if name != COMMIT
+        }
+        commits: Int64s = np.asarray(table.column(COMMIT).cast(pa.int64()).to_numpy())
+        return Events(columns, commits, stream.event_id, stream.event_time), header
 
 
 def pack_alerts(alerts: Sequence[Alert]) -> bytes:
@@ -77,13 +83,28 @@ def pack_failures(failures: Sequence[Failure]) -> bytes:
 
 def unpack_failures(block: bytes) -> list[Failure]:
     """The failures of a block."""
-    rows = json.loads(block)
-    return [Failure(**{**row, "first_arrival": tuple(row["first_arrival"])}) for row in rows]
+    with _refused():
+        return [Failure(**{**row, "first_arrival": tuple(row["first_arrival"])}) for row in json.loads(block)]
 
 
 def unpack_table(block: bytes) -> pa.Table:
-    """The Arrow table of a block of alerts or late events."""
-    return pa.ipc.open_stream(block).read_all()
+    """The Arrow table of a block of events, of alerts or of late events."""
+    with _refused():
+        table = pa.ipc.open_stream(block).read_all()
+        # Offsets that point elsewhere would be followed into memory that is not the block's.
+        table.validate(full=True)
+    return table
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Turns what reading damaged bytes can raise into a StateError."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, MemoryError, RecursionError) as error:
+        raise StateError(
+            f"a block between two operators is damaged ({type(error).__name__}: {error}); start the evaluation again"
+        ) from error
 
 
 def _ipc(table: pa.Table) -> bytes:

@@ -167,7 +167,7 @@ class CompiledRule:
 
 def compile_rule(document: Mapping[str, Any] | Rule, stream: Stream, version: int | None = None) -> CompiledRule:
     """The rule of a document, bound to `stream`. Raises RuleError with every problem, each with its place."""
-    rule, problems = read_rule(document.document if isinstance(document, Rule) else document)
+    rule, problems = read_rule(document.document if isinstance(document, Rule) else document, stream.limits)
     binder = _Binder(rule, stream, problems)
     compiled = binder.bind()
     if problems or compiled is None:
@@ -416,7 +416,7 @@ class _Binder:
         # Nobody knows of which type they would be; what comes of that is no problem of the condition.
         unsure = dict.fromkeys(told, NULL)
         try:
-            expression = compile_expression(text, {**schema, **unsure})
+            expression = compile_expression(text, {**schema, **unsure}, self._stream.limits)
         except ExpressionError as error:
             problems = [problem for problem in error.problems if not unsure or "null" not in problem.lower()]
             self._problems.extend(problem_at(place, problem) for problem in problems)
@@ -440,7 +440,7 @@ class _Binder:
             if not measure.text:
                 continue
             try:
-                call = compile_aggregate(measure.text, self._stream.fields)
+                call = compile_aggregate(measure.text, self._stream.fields, self._stream.limits)
             except ExpressionError as error:
                 self._problems.extend(problem_at(place, problem) for problem in error.problems)
                 continue

@@ -6,21 +6,25 @@ a ShardState. All arithmetic is by column over a whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from lookback.core.alerts import Alert, Failure, LateEvent
 from lookback.core.columns import Mask
-from lookback.core.compiled import CompiledRule
+from lookback.core.compiled import CompiledRule, Feature
 from lookback.core.coverage import Coverage, needed_by
 from lookback.core.events import Events, empty_events
 from lookback.core.keys import Int64s, Keys
 from lookback.core.lookbacks import delete_judged, judge_lookback
 from lookback.core.measuring import group_keys, kept, values_kept
-from lookback.core.rulebook import Command, Entry, LogRow, RuleChange
+from lookback.core.quarantine import NOT_THE_RULES, reason_of
+from lookback.core.rulebook import Command, Entry, LogRow, RuleChange, in_order
 from lookback.core.sequences import delete_from_sequences, judge_sequences
 from lookback.core.sessions import delete_from_sessions, forget_measures, judge_sessions
 from lookback.core.state import FeatureState, ShardState
@@ -68,7 +72,8 @@ class Batch:
 class Output:
     """What a batch brought. alerts: in order of arrival, of one event by rule_id; failures: one per rule and version.
 
-    log: what every shard says alike; notes: rows for rule_log that this shard alone knows of.
+    log: what every shard says alike; notes: rows for rule_log that this shard alone knows of. evaluated: per rule how many
+    events it judged, of windows those that it counted.
     covered False: a rule came into force for which dispatch did not send what it needs; nothing was judged, and the
     batch must be given again with `required` sent.
     """
@@ -78,6 +83,7 @@ class Output:
     log: list[LogRow] = field(default_factory=list)
     notes: list[LogRow] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    evaluated: Counter[str] = field(default_factory=Counter)
     required: Coverage = field(default_factory=Coverage)
     covered: bool = True
 
@@ -94,16 +100,22 @@ class Evaluator:
     shards: int = 1
     automatic: bool = True
 
-    def process(self, state: ShardState, batch: Batch) -> Output:
-        """Applies the batch's rule changes, then judges its events; `state` is brought up to date."""
-        output = Output()
-        for change in sorted(batch.changes, key=lambda change: change.order):
+    def process(self, state: ShardState, batch: Batch, output: Output | None = None) -> Output:
+        """Applies the batch's rule changes, then judges its events; `state` is brought up to date.
+
+        output: of what came before in the same batch; this is added to it.
+        """
+        output = Output() if output is None else output
+        for change in in_order(batch.changes):
             log, commands = state.book.apply([change], state.last_commit)
             output.log += log
             for command in commands:
                 self._obey(command, state, output)
-        rules = state.book.in_force()
-        output.required = needed_by(rule for _, rule in rules)
+        _stop_lost(state, output)
+        in_force = state.book.in_force()
+        # The same in all shards, whatever broke in one of them.
+        output.required = needed_by(rule for _, rule in in_force)
+        rules = _sound(state, in_force)
         if batch.coverage is not None and not batch.coverage.covers(output.required):
             output.covered = False
             return output
@@ -116,8 +128,9 @@ class Evaluator:
             output.log.append(LogRow(self.stream.name, None, None, "commit_cut", message, int(commits[0])))
         for part in _parts(batch, commits):
             if part.deleted is not None:
-                self._delete(state, rules, part.deleted)
-            self._judge(state, rules, part, output)
+                self._delete(state, rules, part.deleted, output)
+            self._judge(state, _sound(state, rules), part, output)
+        rules = _sound(state, rules)
         watermark = self._watermark(state)
         _forget_unused(state, rules, watermark)
         _forget_suppressed(state, rules, watermark)
@@ -138,7 +151,7 @@ class Evaluator:
         if state.last_commit is not None and (before is None or before < after):
             commits, marks = np.array([state.last_commit]), np.array([_NEVER if before is None else before])
             timeline = Timeline(commits, marks, np.array([after]))
-            rules = state.book.in_force()
+            rules = _sound(state, state.book.in_force())
             _open_features(state, rules)
             fields = {name for _, rule in rules for name in rule.fields}
             stretch = Stretch(self.stream, state, empty_events(self.stream, fields), timeline, self.shard, self.shards)
@@ -153,7 +166,7 @@ class Evaluator:
         state.stretches += 1
         stretch = Stretch(self.stream, state, batch.events, self._timeline(state, batch.marks), self.shard, self.shards)
         _take(output, stretch, rules)
-        stretch.keep_rows([rule for _, rule in rules])
+        _keep_rows(output, stretch, _sound(state, rules))
         highs = [high for high in batch.marks.values() if high is not None]
         if highs:
             state.high = max(highs) if state.high is None else max(state.high, *highs)
@@ -191,35 +204,111 @@ class Evaluator:
                     state.drop_table(rule.memory)
             state.suppressed.clear()
 
-    def _delete(self, state: ShardState, rules: _Rules, deleted: Events) -> None:
-        features = {feature.feature_id: feature for _, rule in rules for feature in rule.features}
-        for feature_id, feature in features.items():
-            keys = group_keys(feature.group_by, deleted)
-            selected = kept(feature, deleted) & (keys.shard(self.shards) == self.shard)
-            values = values_kept(feature, deleted)
-            state.remove_rows(
-                state.features[feature_id],
-                keys.take(selected),
-                deleted.times[selected],
-                None if values is None else values.values[selected],
+    def _delete(self, state: ShardState, rules: _Rules, deleted: Events, output: Output) -> None:
+        commit = int(deleted.commits[0])
+        unmatched: set[tuple[str, int]] = set()
+        for feature, users in _users(rules):
+            with _alone(output, state, users, commit):
+                if self._delete_rows(state, feature, deleted):
+                    unmatched.update((entry.rule_id, entry.version) for entry, _ in users)
+        # All shards that meet one say the same: how keys are divided must not show.
+        for rule_id, version in sorted(unmatched):
+            output.notes.append(
+                LogRow(self.stream.name, rule_id, version, "delete_unmatched", delete_text(commit), commit)
             )
-        for _, rule in rules:
+        for entry, rule in _sound(state, rules):
             if rule.rule.kind in DELETERS:
-                keys = group_keys(rule.group_by, deleted)
-                DELETERS[rule.rule.kind](state, rule, keys, deleted, keys.shard(self.shards) == self.shard)
+                with _alone(output, state, [(entry, rule)], commit):
+                    keys = group_keys(rule.group_by, deleted)
+                    DELETERS[rule.rule.kind](state, rule, keys, deleted, keys.shard(self.shards) == self.shard)
+
+    def _delete_rows(self, state: ShardState, feature: Feature, deleted: Events) -> bool:
+        """Takes the rows of deleted events out; what `ShardState.remove_rows` says of them."""
+        keys = group_keys(feature.group_by, deleted)
+        selected = kept(feature, deleted) & (keys.shard(self.shards) == self.shard)
+        values = values_kept(feature, deleted)
+        return state.remove_rows(
+            state.features[feature.feature_id],
+            keys.take(selected),
+            deleted.times[selected],
+            None if values is None else values.values[selected],
+        )
 
 
 def _take(output: Output, stretch: Stretch, rules: _Rules) -> None:
-    """Judges a stretch by all rules."""
+    """Judges a stretch by all rules. What breaks stops alone, and what it said of the stretch is dropped."""
+    commit = int(stretch.timeline.commits[0])
     # In whichever order they are judged, alerts of one event come by rule.
     for at, (entry, rule) in sorted(enumerate(rules), key=lambda each: each[1][1].asks):
-        JUDGES[rule.rule.kind](stretch.case(entry, rule, at))
+        said = stretch.said_by(entry.rule_id)
+        with _alone(output, stretch.state, [(entry, rule)], commit, partial(stretch.unsay, said)):
+            JUDGES[rule.rule.kind](stretch.case(entry, rule, at))
     forget_keys(stretch.state, (rule for _, rule in rules), int(stretch.timeline.after[-1]))
     gathered = stretch.finish()
     output.alerts += [alert for _, _, alert in gathered.alerts]
     output.late += gathered.late
     output.notes += gathered.notes
+    output.evaluated.update(gathered.evaluated)
     output.failures = merge_failures([*output.failures, *gathered.failures])
+
+
+def _keep_rows(output: Output, stretch: Stretch, rules: _Rules) -> None:
+    """Adds what features keep of the events to the state."""
+    for feature, users in _users(rules):
+        with _alone(output, stretch.state, users, int(stretch.timeline.commits[0])):
+            stretch.keep_rows(feature)
+
+
+@contextmanager
+def _alone(
+    output: Output, state: ShardState, rules: _Rules, commit: int, undo: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Keeps an unexpected exception within `rules`, which are judged no more here.
+
+    Their state may be half changed by then: what is their own goes now, what no other rule shares with the batch. What
+    they said before stays in the tables and is forgotten here: a version that broke never speaks again.
+    """
+    try:
+        yield
+    except NOT_THE_RULES:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, other rules and the stream go on
+        if undo is not None:
+            undo()
+        reason = reason_of(error)
+        for entry, rule in rules:
+            state.book.stop(entry.rule_id)
+            for name in (rule.store, rule.memory):
+                state.drop_table(name)
+            state.suppressed.pop(entry.rule_id, None)
+            failure = Failure(entry.rule_id, entry.version, 0, "", (commit, 0), reason)
+            output.failures = merge_failures([*output.failures, failure])
+
+
+def _stop_lost(state: ShardState, output: Output) -> None:
+    """Says once of each rule in force that it cannot be read any more."""
+    for entry, problems in state.book.lost():
+        if not entry.broken:
+            state.book.stop(entry.rule_id)
+            reason = f"a document that cannot be read any more: {problems}"
+            failure = Failure(entry.rule_id, entry.version, 0, "", (state.last_commit or 0, 0), reason)
+            output.failures = merge_failures([*output.failures, failure])
+
+
+def _sound(state: ShardState, rules: _Rules) -> _Rules:
+    """The rules that have not broken in this shard."""
+    return [each for each in rules if not state.book.entries[each[0].rule_id].broken]
+
+
+def _users(rules: _Rules) -> list[tuple[Feature, list[tuple[Entry, CompiledRule]]]]:
+    """Each feature whose rows are kept as runs, with the rules that use it."""
+    features: dict[str, Feature] = {}
+    users: dict[str, list[tuple[Entry, CompiledRule]]] = {}
+    for entry, rule in rules:
+        for feature in rule.features:
+            features[feature.feature_id] = feature
+            users.setdefault(feature.feature_id, []).append((entry, rule))
+    return [(feature, users[feature_id]) for feature_id, feature in features.items()]
 
 
 def _open_features(state: ShardState, rules: _Rules) -> None:
@@ -274,7 +363,9 @@ def _parts(batch: Batch, commits: Int64s) -> list[Batch]:
     return parts
 
 
-def failure_text(count: int, first_event_id: str) -> str:
-    """What rule_log says of errors while judging."""
-    events = "1 event" if count == 1 else f"{count} events"
-    return f"{events} could not be judged (overflow, division by zero or a cast); the first is {first_event_id}"
+def delete_text(commit: int) -> str:
+    """What rule_log says where a deleted event is not in a rule's windows with the values that it has now."""
+    return (
+        f"an event that commit {commit} deleted is not in the rule's windows with the values that it has now: it never counted "
+        "there, or it was updated since it came, and what it came with counts until the windows have passed"
+    )

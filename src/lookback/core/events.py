@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
@@ -21,6 +22,7 @@ from lookback.core.rules import parse_time
 from lookback.core.streams import Stream
 from lookback.core.types import DataType
 
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _EPOCH_DATE = dt.date(1970, 1, 1)
 # 1 and 0 are True and False to a dict.
 _TRUTH = {True: True, False: False, "true": True, "false": False}
@@ -147,7 +149,10 @@ def _as_columns(rows: object) -> dict[str, Any]:
 def _commits(arrivals: Any, count: int, next_commit: int) -> Int64s:
     if arrivals is None:
         return np.arange(next_commit, next_commit + count, dtype=np.int64)
-    commits = np.array([int(arrival) for arrival in _listed(arrivals)], dtype=np.int64)
+    try:
+        commits = np.array([int(arrival) for arrival in _listed(arrivals)], dtype=np.int64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise EventError(f"arrival must be the number of a commit ({error})") from None
     if len(commits) and int(commits.min()) < next_commit - 1:
         raise EventError(f"arrival {int(commits.min())} is before {next_commit - 1}, which was judged already")
     return commits
@@ -156,7 +161,7 @@ def _commits(arrivals: Any, count: int, next_commit: int) -> Int64s:
 def _times(values: Any, name: str) -> Int64s:
     try:
         return np.array([parse_time(_plain_time(value)) for value in _listed(values)], dtype=np.int64)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise EventError(f"{name}: {error}") from None
 
 
@@ -169,6 +174,9 @@ def _listed(values: Any) -> list[Any]:
 def _plain_time(value: Any) -> Any:
     if isinstance(value, pd.Timestamp):
         return value.to_pydatetime(warn=False)
+    if isinstance(value, np.ndarray):
+        # Of one element, it would pass for that element.
+        return value.tolist()
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -178,7 +186,11 @@ def _column(name: str, type_: DataType, values: Any, count: int) -> Column:
     fast = _fast_column(type_, values)
     if fast is not None:
         return fast
-    return from_values(type_, [_stored_or_null(name, type_, row, value) for row, value in enumerate(_listed(values))])
+    try:
+        listed = _listed(values)
+    except (ValueError, OverflowError) as error:  # Arrow holds times that Python has no object for
+        raise EventError(f"{name} must be {type_} ({error})") from None
+    return from_values(type_, [_stored_or_null(name, type_, row, value) for row, value in enumerate(listed)])
 
 
 def _stored_or_null(name: str, type_: DataType, row: int, value: Any) -> Any:
@@ -226,11 +238,11 @@ def _stored(type_: DataType, value: Any) -> Any:
     if type_.is_decimal:
         return _unscaled(type_, value)
     if type_.is_float:
-        return float(value)
+        return _float(type_, value)
     if type_.name == "boolean":
         return _TRUTH[value.strip().lower() if isinstance(value, str) else value]
     if type_.name == "timestamp":
-        return parse_time(value)
+        return _bounded(type_, parse_time(value), 64)
     if type_.name == "date":
         return ((dt.date.fromisoformat(value) if isinstance(value, str) else value) - _EPOCH_DATE).days
     if type_.name == "array":
@@ -239,14 +251,25 @@ def _stored(type_: DataType, value: Any) -> Any:
         return [None if _is_missing(item) else _stored(element, item) for item in value]
     if not isinstance(value, str):
         raise TypeError("a text is needed")
+    value.encode()  # raises for half a surrogate pair, which no table can hold
     return value
 
 
 def _integer(type_: DataType, value: Any) -> int:
     if isinstance(value, bool) or int(value) != (Decimal(value) if isinstance(value, str) else value):
         raise ValueError("an integer is needed")
-    number = int(value)
-    if not -(2 ** (type_.bits - 1)) <= number < 2 ** (type_.bits - 1):
+    return _bounded(type_, int(value), type_.bits)
+
+
+def _bounded(type_: DataType, number: int, bits: int) -> int:
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise ValueError(f"beyond the range of {type_}")
+    return number
+
+
+def _float(type_: DataType, value: Any) -> float:
+    number = float(value)
+    if type_.name == "float" and math.isfinite(number) and abs(number) > _LARGEST_FLOAT:
         raise ValueError(f"beyond the range of {type_}")
     return number
 

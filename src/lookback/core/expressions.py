@@ -20,9 +20,17 @@ from lookback.core.columns import Column
 from lookback.core.errors import ExpressionError
 from lookback.core.functions import AGGREGATES
 from lookback.core.kernels import narrowed
+from lookback.core.limits import DEFAULT_LIMITS, LIMITS, Limits
 from lookback.core.nodes import Node
 from lookback.core.syntax import parse, shortened, unwrapped
 from lookback.core.types import BOOLEAN, NULL, DataType
+
+# Of canonical SQL, which can be longer and deeper than what it was made of: that was checked.
+_CANONICAL = Limits(
+    expression_characters=100 * LIMITS["expression_characters"].most,
+    expression_levels=3 * LIMITS["expression_levels"].most,
+    alternatives=LIMITS["alternatives"].most,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class Expression:
         return replace(column, values=column.values.astype(self.type.storage))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return compile_expression, (self.sql, dict(self._schema))
+        return recompiled, (self.sql, dict(self._schema))
 
 
 def _swift(column: Column) -> Column:
@@ -82,17 +90,22 @@ class AggregateCall:
         return frozenset().union(*(part.fields for part in (self.argument, self.filter) if part is not None))
 
 
-def compile_expression(text: str, schema: Mapping[str, DataType]) -> Expression:
+def compile_expression(text: str, schema: Mapping[str, DataType], limits: Limits = DEFAULT_LIMITS) -> Expression:
     """The expression that a text of Spark SQL means over a schema (field name -> type).
 
     Names match whatever their case; a dotted name of the schema is written as it is. Raises ExpressionError with all
-    problems: what is not allowed, unknown fields, type errors, more than 10,000 characters or 100 levels.
+    problems: what is not allowed, unknown fields, type errors, more characters, levels or values of an `in` than `limits`.
     """
-    return _compiled(parse(text), schema)
+    return _compiled(parse(text, limits), schema, limits)
 
 
-def _compiled(tree: exp.Expr, schema: Mapping[str, DataType]) -> Expression:
-    binder = Binder(schema)
+def recompiled(sql: str, schema: Mapping[str, DataType]) -> Expression:
+    """The expression of a canonical text, that is, of the `sql` of one that was compiled over these fields."""
+    return compile_expression(sql, schema, _CANONICAL)
+
+
+def _compiled(tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits = _CANONICAL) -> Expression:
+    binder = Binder(schema, limits.alternatives)
     node = binder.bind(tree)
     if node is None or binder.problems:
         raise ExpressionError(binder.problems)
@@ -110,7 +123,7 @@ def compile_part(text: str, schema: Mapping[str, DataType]) -> Expression | None
     for tree in conjuncts(parse(text)):
         with contextlib.suppress(ExpressionError):
             parts.append(_compiled(tree, schema).sql)
-    return compile_expression(" and ".join(f"({part})" for part in parts), schema) if parts else None
+    return recompiled(" and ".join(f"({part})" for part in parts), schema) if parts else None
 
 
 def columns_of(text: str) -> list[str]:
@@ -124,12 +137,12 @@ _TEACHING = (
 )
 
 
-def compile_aggregate(text: str, schema: Mapping[str, DataType]) -> AggregateCall:
+def compile_aggregate(text: str, schema: Mapping[str, DataType], limits: Limits = DEFAULT_LIMITS) -> AggregateCall:
     """The aggregate call that a measure's text means over a schema.
 
     Exactly one call, at the top level. Raises ExpressionError with all problems.
     """
-    tree = unwrapped(parse(text))
+    tree = unwrapped(parse(text, limits))
     condition: exp.Expr | None = None
     if isinstance(tree, exp.Filter):
         tree, condition = tree.this, tree.expression.this
@@ -142,18 +155,20 @@ def compile_aggregate(text: str, schema: Mapping[str, DataType]) -> AggregateCal
         raise ExpressionError(
             [f"{name}() is not an aggregate that can be used: {_TEACHING}; the aggregates are {_listing()}"]
         )
-    return _aggregate(name, tree, condition, schema)
+    return _aggregate(name, tree, condition, schema, limits)
 
 
 def _listing() -> str:
     return ", ".join(sorted(AGGREGATES))
 
 
-def _aggregate(name: str, tree: exp.Expr, condition: exp.Expr | None, schema: Mapping[str, DataType]) -> AggregateCall:
+def _aggregate(
+    name: str, tree: exp.Expr, condition: exp.Expr | None, schema: Mapping[str, DataType], limits: Limits
+) -> AggregateCall:
     problems: list[str] = []
     distinct, parts = _arguments(name, tree, problems)
-    argument = _part(parts[0], schema, problems) if len(parts) == 1 and not _is_star(parts[0]) else None
-    where = None if condition is None else _part(condition, schema, problems)
+    argument = _part(parts[0], schema, limits, problems) if len(parts) == 1 and not _is_star(parts[0]) else None
+    where = None if condition is None else _part(condition, schema, limits, problems)
     if argument is not None and (wrong := AGGREGATES[name](argument.type)):
         problems.append(f"{name}() {wrong}")
     if where is not None and where.type not in (BOOLEAN, NULL):
@@ -190,9 +205,9 @@ def _is_star(tree: exp.Expr) -> bool:
     return isinstance(tree, exp.Star)
 
 
-def _part(tree: exp.Expr, schema: Mapping[str, DataType], problems: list[str]) -> Expression | None:
+def _part(tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits, problems: list[str]) -> Expression | None:
     try:
-        return _compiled(tree, schema)
+        return _compiled(tree, schema, limits)
     except ExpressionError as error:
         problems += [problem for problem in error.problems if problem not in problems]
         return None

@@ -40,6 +40,13 @@ from lookback.core.operators import (
 from lookback.core.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, NULL, STRING, TIMESTAMP, DataType, decimal
 
 Arguments = Sequence[Node]
+# Of one call; all of them are in memory at once, for all events of a batch.
+MAX_ARGUMENTS = 100
+# What one call of concat() may make of all events of a batch. A text grows with the lengths of the fields and the number of
+# its parts; no other function makes more than it is given.
+MAX_JOINED = 256_000_000
+# Of a part of a LIKE pattern that stands between two `%` and has a `_`: it is compared at each place of the text.
+MAX_LIKE_PART = 100
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ def call_text(name: str, arguments: Arguments) -> str:
 def _counted(name: str, arguments: Arguments, least: int, most: int) -> None:
     if least <= len(arguments) <= most:
         return
-    wanted = str(least) if least == most else f"{least} to {most}" if most < 1000 else f"at least {least}"
+    wanted = str(least) if least == most else f"{least} to {most}"
     plural = "" if wanted == "1" else "s"
     raise Refused(f"{name}() takes {wanted} argument{plural}, got {len(arguments)}")
 
@@ -121,7 +128,7 @@ def takes(*types: DataType, gives: DataType, optional: int = 0) -> Rule:
 
 def many_strings(name: str, arguments: Arguments) -> Call:
     """One or more strings give a string."""
-    _counted(name, arguments, 1, 1000)
+    _counted(name, arguments, 1, MAX_ARGUMENTS)
     return Call([_typed(name, argument, STRING) for argument in arguments], STRING)
 
 
@@ -333,6 +340,18 @@ def _substring(text: str, position: int, length: int = 2**31 - 1) -> str:
     return text[max(start, 0) : max(end, 0)] if end > start else ""
 
 
+def _concat(made: Call, values: Sequence[Values]) -> Outcome:
+    joined: list[object] = []
+    characters = 0
+    for row in zip(*(v.tolist() for v in values), strict=True):
+        text = "".join(row)
+        characters += len(text)
+        if characters > MAX_JOINED:
+            raise OverflowError(f"concat() makes more than {MAX_JOINED:,} characters of one batch of events")
+        joined.append(text)
+    return Outcome(_objects(joined))
+
+
 def _left(text: str, length: int) -> str:
     return _substring(text, 1, length)
 
@@ -455,7 +474,7 @@ FUNCTIONS: dict[str, Function] = {
     "substr": Function(takes(STRING, INT, INT, gives=STRING, optional=1), _texts(_substring)),
     "left": Function(takes(STRING, INT, gives=STRING), _texts(_left)),
     "right": Function(takes(STRING, INT, gives=STRING), _texts(_right)),
-    "concat": Function(many_strings, _texts(lambda *texts: "".join(texts))),
+    "concat": Function(many_strings, _concat),
     "startswith": Function(_TWO_STRINGS, _tests(str.startswith)),
     "endswith": Function(_TWO_STRINGS, _tests(str.endswith)),
     "contains": Function(_TWO_STRINGS, _tests(str.__contains__)),
@@ -487,7 +506,7 @@ _CANONICAL = {
 
 
 def _coalesce(name: str, arguments: Arguments) -> Node:
-    _counted(name, arguments, *((2, 2) if name in ("nvl", "ifnull") else (1, 1000)))
+    _counted(name, arguments, *((2, 2) if name in ("nvl", "ifnull") else (1, MAX_ARGUMENTS)))
     sql = call_text("coalesce", arguments)
     made = united(arguments, repr(sql))
 
@@ -517,7 +536,7 @@ def _nullif(name: str, arguments: Arguments) -> Node:
 
 
 def _extreme(name: str, arguments: Arguments) -> Node:
-    _counted(name, arguments, 2, 1000)
+    _counted(name, arguments, 2, MAX_ARGUMENTS)
     sql = call_text(name, arguments)
     made = united(arguments, repr(sql))
     if made[0].type.name == "array":
@@ -623,13 +642,19 @@ def matcher(pattern: str, escape: str) -> Callable[[str], bool]:
         return _plain_matcher(["".join(c or "" for c in piece) for piece in pieces])
     if len(parts) == 1:
         return lambda text: parts[0].fullmatch(text) is not None
+    if any(None in piece and len(piece) > MAX_LIKE_PART for piece in pieces[1:-1]):
+        raise Refused(
+            f"the pattern has a part of more than {MAX_LIKE_PART} characters with '_' between two '%'; make it shorter"
+        )
     head, *middle, tail = parts
     tail_length = len(pieces[-1])
 
     def matches(text: str) -> bool:
         found = head.match(text)
         for part in middle:
-            found = found and part.search(text, found.end())
+            if found is None:
+                return False
+            found = part.search(text, found.end())
         end = len(text) - tail_length
         return found is not None and end >= found.end() and tail.match(text, end) is not None
 

@@ -23,11 +23,15 @@ _BUCKETS = 256
 NEVER_DUE = 2**62
 
 
+class StoreFailed(Exception):
+    """The store does not answer; no fault of who asked."""
+
+
 class Store(Protocol):
     """Where pages are kept: RocksDB in a stream, a dict in tests."""
 
     def get(self, name: str) -> bytes | None:
-        """The page of that name; None if there is none."""
+        """The page of that name; None if there is none. Raises StoreFailed."""
 
     def put(self, name: str, page: bytes) -> None:
         """Keeps a page, in place of one of the same name."""
@@ -172,7 +176,8 @@ def _encode(entries: Mapping[Key, tuple[int, Any]]) -> bytes:
 def _decode(page: bytes, place: str) -> dict[Key, tuple[int, Any]]:
     arrays = decode_page(page, place)
     known = [array.tolist() for array in arrays if array is not None]
-    if len(known) != 4 or len(arrays) != 4 or len({len(column) for column in known}) != 1:
+    kinds = [None if array is None else array.dtype.kind for array in arrays]
+    if kinds != ["i", "i", "i", "O"] or len({len(column) for column in known}) != 1:
         raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
     low, high, wake, texts = known
     try:

@@ -33,7 +33,7 @@ def judge_lookback(case: Case) -> None:
         judged &= ~case.late
     if not case.evaluated:
         judged = np.zeros(len(judged), dtype=bool)
-    stretch.note_late(case.wanted, taken, judged)
+    case.note_taken(case.wanted, taken, judged)
     if not case.evaluated or not len(case.events):
         return
     if rule.rule.late == "revise":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,21 +135,22 @@ def readable(column: Column, settled: Mask | None) -> Values:
 # What is evaluated only where it is needed ---------------------------------------------------------------------------
 
 
-def conjunction(inputs: Sequence[Column]) -> Column:
+def conjunction(inputs: Iterable[Column]) -> Column:
     """AND from left to right: false settles a row, then what comes after cannot fail; an error settles it too."""
     return _chain(inputs, settles=False)
 
 
-def disjunction(inputs: Sequence[Column]) -> Column:
+def disjunction(inputs: Iterable[Column]) -> Column:
     """OR from left to right: true settles a row."""
     return _chain(inputs, settles=True)
 
 
-def _chain(inputs: Sequence[Column], settles: bool) -> Column:
-    first = inputs[0]
+def _chain(inputs: Iterable[Column], settles: bool) -> Column:
+    rest = iter(inputs)
+    first = next(rest)
     value: Values = first.values if first.type.name == "boolean" else np.zeros(len(first), dtype=bool)
     null, error = first.null, first.error
-    for column in inputs[1:]:
+    for column in rest:
         other = column.values if column.type.name == "boolean" else np.zeros(len(column), dtype=bool)
         if null is None and error is None and column.null is None and column.error is None:
             value = value | other if settles else value & other
@@ -157,7 +158,7 @@ def _chain(inputs: Sequence[Column], settles: bool) -> Column:
         value, null, error = _linked(
             (value, null, error), Column(first.type, other, column.null, column.error), settles
         )
-    return Column(inputs[0].type, value, null, error)
+    return Column(first.type, value, null, error)
 
 
 def _linked(

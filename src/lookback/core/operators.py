@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -274,7 +274,8 @@ def in_list(value: Node, items: Sequence[Node]) -> Node:
         return strict(BOOLEAN, sql, nodes[:1], member, COMPARISON)
 
     def run(columns: Mapping[str, Column], rows: int) -> Column:
-        return _member(nodes[0].run(columns, rows), [node.run(columns, rows) for node in nodes[1:]])
+        # One after the other: all at once could be thousands of columns.
+        return _member(nodes[0].run(columns, rows), (node.run(columns, rows) for node in nodes[1:]))
 
     return Node(BOOLEAN, sql, run, COMPARISON, fields=fields_of(nodes))
 
@@ -289,7 +290,7 @@ def _literal_member(value: Node, items: Sequence[Node]) -> Kernel | None:
     return None
 
 
-def _member(value: Column, items: Sequence[Column]) -> Column:
+def _member(value: Column, items: Iterable[Column]) -> Column:
     rows = len(value)
     open_ = value.is_known()
     hit, unknown, error = (np.zeros(rows, dtype=bool) for _ in range(3))
@@ -328,7 +329,7 @@ def logic(word: str, nodes: Sequence[Node]) -> Node:
     shown = [node.within(level - (index == 0)) for index, node in enumerate(nodes)]
 
     def run(columns: Mapping[str, Column], rows: int) -> Column:
-        return combine([condition.run(columns, rows) for condition in conditions])
+        return combine(condition.run(columns, rows) for condition in conditions)
 
     return Node(BOOLEAN, f" {word} ".join(shown), run, level, fields=fields_of(nodes))
 
@@ -451,7 +452,9 @@ def negative(node: Node) -> Node:
     """-node of a number. Raises Refused."""
     if not node.type.is_numeric:
         raise Refused(f"'-' takes a number, but {node.sql!r} is of type {node.type}; cast it")
-    sql = f"-{node.within(UNARY)}"
+    # A minus before the cast of a literal is refused (see syntax): what is printed must be read again.
+    cast = not node.fields and node.sql.startswith(("cast(", "try_cast("))
+    sql = f"-({node.sql})" if cast else f"-{node.within(UNARY)}"
     if node.type.is_integer:
         bits = node.type.bits
         return strict(node.type, sql, [node], lambda values: negate_integers(values, bits), UNARY)

@@ -19,10 +19,12 @@ from lookback.core.errors import StateError
 
 PAGE_VERSION = 2
 _MAGIC = b"LBpg"
+_ZSTD = bytes.fromhex("28b52ffd")
 _HEAD = struct.Struct("<4sHH")
 _ARRAY = struct.Struct("<BQqQQ")
-# Bounds what a damaged length can make us allocate.
+# Bounds what a page can make us allocate.
 _MOST_BYTES = 2**30
+_MOST_ROWS = _MOST_BYTES // 8
 _INTEGERS: tuple[np.dtype[Any], ...] = (np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<i8"))
 _FLOATS: dict[np.dtype[Any], int] = {np.dtype(np.float32): 16, np.dtype(np.float64): 17}
 _BOOL, _TEXTS, _WIDE, _NOTHING = 18, 19, 20, 21
@@ -114,14 +116,49 @@ def _decode(page: bytes) -> list[Values | None]:
         position += _ARRAY.size
         if kind not in _KINDS:
             raise ValueError(f"an unknown kind of array, {kind}")
-        if size > _MOST_BYTES or rows > _MOST_BYTES or position + packed > len(page):
+        if size > _MOST_BYTES or rows > _MOST_ROWS or position + packed > len(page):
             raise ValueError("a length does not fit the page")
-        raw = pa.decompress(page[position : position + packed], size, codec="zstd", asbytes=True) if size else b""
+        content = page[position : position + packed]
+        # Before anything of that size is made.
+        if size != _size_of(kind, rows, size) or (size and size != _content_size(content)):
+            raise ValueError("lengths contradict each other")
+        raw = pa.decompress(content, size, codec="zstd", asbytes=True) if size else b""
         position += packed
         arrays.append(_unpack(kind, rows, base, raw))
     if position != len(page):
         raise ValueError("bytes are left over")
     return arrays
+
+
+def _size_of(kind: int, rows: int, size: int) -> int:
+    """The bytes of so many rows; `size`, as it is said to be, where rows have no fixed width."""
+    if kind in (_TEXTS, _WIDE):
+        return size
+    if kind == _NOTHING:
+        return 0
+    if kind == _BOOL:
+        return (rows + 7) // 8
+    if kind in _FLOATS.values():
+        return rows * _float_of(kind).itemsize
+    if kind >= _STEPS:
+        return rows * _INTEGERS[kind - _STEPS].itemsize + 8
+    return rows * _INTEGERS[kind].itemsize
+
+
+def _float_of(kind: int) -> np.dtype[Any]:
+    return next(dtype for dtype, code in _FLOATS.items() if code == kind)
+
+
+def _content_size(frame: bytes) -> int | None:
+    """How many bytes a Zstandard frame (RFC 8878) says that its content has; None where it does not say."""
+    if len(frame) < 5 or frame[:4] != _ZSTD:
+        return None
+    flags = frame[4]
+    single = flags & 0x20
+    width = (int(bool(single)), 2, 4, 8)[flags >> 6]
+    start = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
+    # Sizes of two bytes count from 256: smaller ones have one byte.
+    return int.from_bytes(frame[start : start + width], "little") + (256 if width == 2 else 0) if width else None
 
 
 def _unpack(kind: int, rows: int, base: int, raw: bytes) -> Values | None:
@@ -137,8 +174,7 @@ def _unpack(kind: int, rows: int, base: int, raw: bytes) -> Values | None:
     elif kind == _BOOL:
         array = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), count=rows).astype(bool)
     elif kind in _FLOATS.values():
-        dtype = next(dtype for dtype, code in _FLOATS.items() if code == kind)
-        array = np.frombuffer(raw, dtype=dtype)
+        array = np.frombuffer(raw, dtype=_float_of(kind))
     elif kind >= _STEPS:
         steps = np.frombuffer(raw, dtype=_INTEGERS[kind - _STEPS], offset=8).astype(np.int64)
         array = np.cumsum(steps + struct.unpack_from("<q", raw)[0]) + base

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,9 @@ from lookback.core.alerts import moment
 from lookback.core.columns import text_of
 from lookback.core.compiled import CompiledRule, compile_rule
 from lookback.core.errors import Problem, RuleError
-from lookback.core.rules import RULE_ID, STATUSES, parse_time, read_document
+from lookback.core.limits import WIDEST, Limits, over
+from lookback.core.quarantine import NOT_THE_RULES, reason_of
+from lookback.core.rules import RULE_ID, STATUSES, parse_calendar_time, read_document, shown
 from lookback.core.streams import Stream
 
 EVALUATED = ("active", "shadow")
@@ -28,12 +31,19 @@ ACTIONS = {
     "retired": "retired",
     "quarantined": "quarantined",
 }
+# A bigint, and room for the next one.
+MAX_VERSION = 2**63 - 2
+# Of a rule_id in the log; one that is valid is not longer.
+_MOST_ID = 103
 COMMANDS = ("clear_state", "retire_all", "advance")
 
 
 @dataclass(frozen=True)
 class RuleChange:
-    """A row of the rules table as the change feed brings it. `change`: insert, update (the row after it) or delete."""
+    """A row of the rules table as the change feed brings it.
+
+    `change`: insert, delete, update (the row after it), or before (the row as it was before an update).
+    """
 
     change: str
     commit: int
@@ -43,9 +53,20 @@ class RuleChange:
     document: str | None
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Changes apply by (commit version, version); a row without version comes after those with one."""
-        return (self.commit, 2**63 if self.version is None else self.version)
+    def order(self) -> tuple[object, ...]:
+        """Changes apply by (commit version, version); a row without version comes after those with one.
+
+        What a commit deletes comes last, and rows that are equal so far come by what stands in them: whoever reads the
+        commit, in whatever order, applies it alike.
+        """
+        number = 2**63 if self.version is None else self.version
+        texts = [text or "" for text in (self.rule_id, self.change, self.status, self.document)]
+        return (self.commit, self.change == "delete", number, *texts)
+
+    @property
+    def slot(self) -> tuple[int, str | None, int | None]:
+        """What a commit can change once: a version of a rule."""
+        return (self.commit, self.rule_id, self.version)
 
 
 @dataclass(frozen=True)
@@ -62,7 +83,10 @@ class LogRow:
 
 @dataclass(frozen=True)
 class Entry:
-    """The version in force of one rule. `stream`: where it is evaluated; `highest`: of all versions seen."""
+    """The version in force of one rule. `stream`: where it is evaluated; `highest`: of all versions seen.
+
+    broken: judging it ended in an unexpected exception here; it is judged no more until another row comes into force.
+    """
 
     rule_id: str
     version: int
@@ -70,6 +94,7 @@ class Entry:
     document: str
     stream: str
     highest: int
+    broken: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,25 +121,41 @@ class RuleBook:
         self._text: str | None = None
         # The compiled rules are cached by declaration and document, for all books of a process.
         self._declarations = {name: json.dumps(stream.to_dict()) for name, stream in self.streams.items()}
+        self._unlimited = {
+            name: json.dumps(replace(stream, limits=WIDEST).to_dict()) for name, stream in self.streams.items()
+        }
+        self._widest = Limits(document_bytes=max(each.limits.document_bytes for each in self.streams.values()))
 
     def apply(self, changes: Iterable[RuleChange], arrival: int | None) -> tuple[list[LogRow], list[Command]]:
         """Applies changes in order. arrival: the last commit judged before them."""
         log: list[LogRow] = []
         commands: list[Command] = []
-        for change in sorted(changes, key=lambda change: change.order):
+        for change in in_order(changes):
             commands += self._apply(change, arrival, log)
         return log, commands
 
     def in_force(self, statuses: Iterable[str] = WITH_STATE) -> list[tuple[Entry, CompiledRule]]:
-        """The stream's rules of these statuses, by rule_id."""
+        """The stream's rules of these statuses, by rule_id; without those that are `lost`."""
+        known = ((entry, self._again(entry)) for entry in self._own(statuses))
+        return [(entry, rule) for entry, rule in known if isinstance(rule, CompiledRule)]
+
+    def lost(self) -> list[tuple[Entry, str]]:
+        """The rules in force that this release, or the stream as it is declared now, cannot read any more, and why."""
+        known = ((entry, self._again(entry)) for entry in self._own(WITH_STATE))
+        return [(entry, _one_line(error.problems)) for entry, error in known if isinstance(error, RuleError)]
+
+    def _own(self, statuses: Iterable[str]) -> list[Entry]:
         wanted = set(statuses)
-        chosen = [e for _, e in sorted(self.entries.items()) if e.status in wanted and e.stream == self.stream.name]
-        return [(entry, self._compiled(entry.stream, entry.document)) for entry in chosen]
+        return [e for _, e in sorted(self.entries.items()) if e.status in wanted and e.stream == self.stream.name]
+
+    def stop(self, rule_id: str) -> None:
+        """Judges the version in force no more: an unexpected exception came of it."""
+        self._enter(replace(self.entries[rule_id], broken=True))
 
     def to_json(self) -> str:
         """The book as text, for the state store."""
         if self._text is None:
-            self._text = json.dumps([vars(entry) for entry in self.entries.values()], separators=(",", ":"))
+            self._text = json.dumps([_stored(entry) for entry in self.entries.values()], separators=(",", ":"))
         return self._text
 
     def load(self, text: str) -> None:
@@ -125,12 +166,23 @@ class RuleBook:
     def _enter(self, entry: Entry) -> None:
         self.entries[entry.rule_id], self._text = entry, None
 
-    def _compiled(self, stream: str, document: str) -> CompiledRule:
-        return _compile_cached(self._declarations[stream], document)
+    def _compiled(self, stream: str, document: str, *, limited: bool = True) -> CompiledRule | RuleError:
+        return _compile_cached((self._declarations if limited else self._unlimited)[stream], document)
+
+    def _again(self, entry: Entry) -> CompiledRule | RuleError:
+        """The rule of a version in force, which goes on where the limits have been lowered."""
+        compiled = self._compiled(entry.stream, entry.document)
+        if isinstance(compiled, RuleError):
+            return self._compiled(entry.stream, entry.document, limited=False)
+        return compiled
 
     def _apply(self, change: RuleChange, arrival: int | None, log: list[LogRow]) -> list[Command]:
+        shown_id = change.rule_id
+        if isinstance(shown_id, str) and len(shown_id) > _MOST_ID:
+            shown_id = f"{shown_id[: _MOST_ID - 3]}..."
+
         def write(action: str, message: str = "", version: int | None = change.version) -> None:
-            log.append(LogRow(self.stream.name, change.rule_id, version, action, message, arrival))
+            log.append(LogRow(self.stream.name, shown_id, version, action, message, arrival))
 
         try:
             if change.rule_id == "*":
@@ -143,11 +195,21 @@ class RuleBook:
             write("rejected", str(reason))
         except RuleError as error:
             write("rejected", _one_line(error.problems))
+        except NOT_THE_RULES:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a row holds, it stops no other
+            write("rejected", f"the row cannot be read: {reason_of(error)}; write it with `lookback rules push`")
         return []
 
     def _delete(self, change: RuleChange, write: Any) -> None:
         entry = self.entries.get(str(change.rule_id))
-        if entry is None or entry.version != change.version or entry.status == "retired":
+        if entry is None or entry.status == "retired":
+            return
+        if change.version is None:
+            # Which version it became cannot be seen; what stands in it can.
+            if (entry.status, entry.document) != (change.status, change.document):
+                return
+        elif entry.version != change.version:
             return
         self._enter(replace(entry, status="retired"))
         if entry.stream == self.stream.name:
@@ -161,11 +223,14 @@ class RuleBook:
         highest = entry.highest if entry else 0
         version = change.version
         if version is None:
+            same = entry is not None and (entry.status, entry.document) == (change.status, change.document)
+            if change.change == "update" and same:
+                return
             version = highest + 1
             change = replace(change, version=version)
         if change.change == "update" and entry is not None and version < entry.version:
             return
-        _, name = self._document_stream(change)
+        name = self._document_stream(change)
         concerns_us = name == self.stream.name or (entry is not None and entry.stream == self.stream.name)
         try:
             self._check(change, entry, version, name)
@@ -177,20 +242,41 @@ class RuleBook:
 
     def _check(self, change: RuleChange, entry: Entry | None, version: int, name: str) -> None:
         """Raises where the row cannot come into force."""
+        highest = entry.highest if entry else 0
         if change.status not in STATUSES:
             raise Rejected(f"status must be one of {', '.join(STATUSES)}, got {change.status!r:.40} (status)")
-        if not 0 <= version < 2**63 - 1:
-            raise Rejected(f"version must not be negative, got {version} (version)")
+        if version < 0:
+            raise Rejected(f"version must not be negative, got {version}; insert {highest + 1} or NULL (version)")
+        if version >= MAX_VERSION:
+            raise Rejected(
+                f"version must be less than {MAX_VERSION:,}, or no other could follow, got {version:,} (version)"
+            )
         if change.change == "insert" and entry is not None and entry.version >= version:
             raise Rejected(
                 f"superseded: version {version} is not above version {entry.version}, which is in force; "
                 f"insert version {entry.highest + 1} or NULL (version)"
             )
-        compiled = self._compiled(name, str(change.document))
+        # What takes load off the stream needs no leave.
+        limited = change.status not in ("paused", "retired", "quarantined")
+        if limited:
+            read_document(change.document, self.streams[name].limits)
+            self._check_count(change, entry, name)
+        compiled = self._compiled(name, str(change.document), limited=limited)
+        if isinstance(compiled, RuleError):
+            raise RuleError(compiled.name, compiled.problems)
         if compiled.rule.rule_id != change.rule_id:
             raise Rejected(
                 f"the document is of rule {compiled.rule.rule_id!r}, the row of {change.rule_id!r}; make them the same (rule_id)"
             )
+
+    def _check_count(self, change: RuleChange, entry: Entry | None, name: str) -> None:
+        most = self.streams[name].limits.rules
+        is_more = entry is None or entry.status not in WITH_STATE or entry.stream != name
+        if change.status == "draft" or not is_more or len(self.entries) < most:
+            return
+        count = sum(1 for each in self.entries.values() if each.stream == name and each.status in WITH_STATE)
+        if count >= most:
+            raise Rejected(over(f"stream {name!r} has {count:,} rules in force already; retire one first", "rules"))
 
     def _take(self, change: RuleChange, entry: Entry | None, version: int, name: str, highest: int, write: Any) -> None:
         status, document = str(change.status), str(change.document)
@@ -207,14 +293,14 @@ class RuleBook:
         elif entry is not None and entry.status != "retired":
             write("retired", f"version {version} is for stream {name!r}", version=version)
 
-    def _document_stream(self, change: RuleChange) -> tuple[dict[str, Any], str]:
-        """The row's document and the name of its stream; raises where either cannot be read."""
-        document = read_document(change.document)
+    def _document_stream(self, change: RuleChange) -> str:
+        """The name of the stream of the row's document; raises where it cannot be read."""
+        document = read_document(change.document, self._widest)
         name = document.get("stream")
         if not isinstance(name, str) or name not in self.streams:
             known = ", ".join(sorted(self.streams))
-            raise Rejected(f"there is no stream {name!r:.100}; known are {known} (stream)")
-        return document, name
+            raise Rejected(f"there is no stream {shown(name)}; known are {known} (stream)")
+        return name
 
     def _command(self, change: RuleChange, log: list[LogRow], arrival: int | None) -> list[Command]:
         if change.change != "insert":
@@ -224,17 +310,19 @@ class RuleBook:
                 f"a command's status must be one of {', '.join(COMMANDS)}, got {change.status!r:.40} (status)"
             )
         document = read_document(change.document) if change.document else {}
-        if document.get("stream", self.stream.name) != self.stream.name:
-            if document["stream"] not in self.streams:
-                raise Rejected(f"there is no stream {document['stream']!r:.100} (stream)")
+        name = document.get("stream")
+        if name is not None and name != self.stream.name:
+            if not isinstance(name, str) or name not in self.streams:
+                known = ", ".join(sorted(self.streams))
+                raise Rejected(f"there is no stream {shown(name)}; known are {known}, none means all (stream)")
             return []
         time = None
         if change.status == "advance":
             try:
-                time = parse_time(document.get("time"))
+                time = parse_calendar_time(document.get("time"))
             except ValueError:
                 raise Rejected(
-                    f"advance needs a time such as '2026-01-31T12:00:00Z', got {document.get('time')!r:.100} (time)"
+                    f"advance needs a time such as '2026-01-31T12:00:00Z', got {shown(document.get('time'))} (time)"
                 ) from None
         if change.status == "retire_all":
             for entry in list(self.entries.values()):
@@ -248,8 +336,51 @@ class RuleBook:
         return [Command(str(change.status), time)]
 
 
+def _stored(entry: Entry) -> dict[str, Any]:
+    # As it was before entries could break, where none has.
+    return {name: value for name, value in vars(entry).items() if name != "broken" or value}
+
+
 def _ignore(action: str, message: str = "", version: int | None = None) -> None:
     """Rows that only concern other streams are logged there."""
+
+
+def in_order(changes: Iterable[RuleChange]) -> list[RuleChange]:
+    """The changes in the order in which they apply: what each commit changed in all, each version of a rule once.
+
+    A row that a commit takes out and writes again as it was, as an overwrite or a MERGE may, is no change; one that it
+    writes with something else in it is updated. A version whose row an UPDATE gave another rule_id or version is deleted:
+    what is in force stands in the table.
+    """
+    written: Counter[RuleChange] = Counter()
+    removed: Counter[RuleChange] = Counter()
+    for change in changes:
+        (removed if change.change in ("delete", "before") else written)[change] += 1
+    unchanged = _rows(written) & _rows(removed)
+    left, gone = list(_less(written, unchanged)), list(_less(removed, unchanged))
+    new, old = ({change.slot for change in part if change.version is not None} for part in (left, gone))
+    found = [replace(change, change="update") if change.slot in old else change for change in left]
+    found += [replace(change, change="delete") for change in gone if change.slot not in new]
+    return sorted(found, key=lambda change: change.order)
+
+
+def _rows(changes: Counter[RuleChange]) -> Counter[RuleChange]:
+    """The rows of changes, whatever became of them."""
+    rows: Counter[RuleChange] = Counter()
+    for change, count in changes.items():
+        rows[replace(change, change="")] += count
+    return rows
+
+
+def _less(changes: Counter[RuleChange], unchanged: Counter[RuleChange]) -> Iterator[RuleChange]:
+    """The changes without those of rows that stay as they were."""
+    left = unchanged.copy()
+    for change in changes.elements():
+        row = replace(change, change="")
+        if left[row]:
+            left[row] -= 1
+        else:
+            yield change
 
 
 def _one_line(problems: list[Problem]) -> str:
@@ -257,5 +388,9 @@ def _one_line(problems: list[Problem]) -> str:
 
 
 @functools.lru_cache(maxsize=4_096)
-def _compile_cached(declaration: str, document: str) -> CompiledRule:
-    return compile_rule(read_document(document), Stream.from_dict(json.loads(declaration)))
+def _compile_cached(declaration: str, document: str) -> CompiledRule | RuleError:
+    try:
+        return compile_rule(read_document(document), Stream.from_dict(json.loads(declaration)))
+    except RuleError as error:
+        # Without the frames in which it was raised, which would stay in memory.
+        return RuleError(error.name, error.problems)

@@ -10,12 +10,13 @@ import datetime as dt
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lookback.core.durations import parse_duration
+from lookback.core.durations import format_duration, parse_duration
 from lookback.core.errors import DurationError, Problem, RuleError
+from lookback.core.limits import DEFAULT_LIMITS, WIDEST, Limits, over
 from lookback.core.windows import LOOKBACK, SEQUENCE, Lookback, Sequence, Session, Step, Tiles, Window
 
 RULE_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.ASCII)
@@ -25,13 +26,16 @@ SEVERITIES = ("low", "medium", "high", "critical")
 LATE_POLICIES = ("evaluate", "record", "revise")
 EXPIRIES = ("sliding", "fixed")
 STATUSES = ("draft", "shadow", "active", "paused", "retired", "quarantined")
-MAX_DOCUMENT_BYTES = 100_000
-MAX_MEASURES = 50
-MAX_STEPS = 20
+# Unless the stream says otherwise.
+MAX_DOCUMENT_BYTES = DEFAULT_LIMITS.document_bytes
+MAX_MEASURES = DEFAULT_LIMITS.measures
+MAX_STEPS = DEFAULT_LIMITS.steps
 # Of one step.
 MAX_EVENTS = 2**31 - 1
 # Levels of lists and mappings in a document; the deepest sense it can make is an array in an event of a test.
 MAX_NESTING = 20
+# Parts of a document, each counted as often as it is meant: aliases of YAML can make a small text endless.
+MAX_PARTS = 100_000
 # Of one document so many problems are told; a made-up one could have tens of thousands.
 MAX_PROBLEMS = 100
 _MAX_MESSAGE = 550
@@ -121,20 +125,21 @@ class Rule:
         return copy.deepcopy(dict(self.document))
 
 
-def read_rule(document: object) -> tuple[Rule, list[Problem]]:
+def read_rule(document: object, limits: Limits = DEFAULT_LIMITS) -> tuple[Rule, list[Problem]]:
     """The rule of a document as far as it can be read, and all that is wrong with the document in itself."""
-    reader = _Reader(document)
+    reader = _Reader(document, limits)
     return reader.rule(), reader.problems
 
 
-def read_document(text: object) -> dict[str, Any]:
-    """The document that the table holds as JSON. Raises RuleError where it is not a JSON object or is too large."""
+def read_document(text: object, limits: Limits = WIDEST) -> dict[str, Any]:
+    """The document that the table holds as JSON. Raises RuleError where it is not a JSON object or is too large.
+
+    limits: those of its stream, where that is known.
+    """
     if not isinstance(text, str):
         raise RuleError("?", [Problem("document", "is empty; it must hold the rule as JSON")])
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_DOCUMENT_BYTES:
-        raise RuleError(
-            "?", [Problem("document", f"is longer than {MAX_DOCUMENT_BYTES:,} bytes; make the rule smaller")]
-        )
+    if len(text) > limits.document_bytes or len(text.encode("utf-8", "surrogatepass")) > limits.document_bytes:
+        raise RuleError("?", [Problem("document", too_long(limits))])
     unreadable = ""
     try:
         document = json.loads(text)
@@ -151,6 +156,12 @@ def read_document(text: object) -> dict[str, Any]:
             "?", [problem_at("document", f"must be a JSON object with rule_id, stream ..., got {shown(document)}")]
         )
     return document
+
+
+def too_long(limits: Limits) -> str:
+    """What is said of a document with more bytes than it may have."""
+    what = f"is longer than {limits.document_bytes:,} bytes; make the rule smaller, or give it fewer tests"
+    return over(what, "document_bytes")
 
 
 def problem_at(place: str, message: str) -> Problem:
@@ -180,6 +191,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -201,9 +213,39 @@ def _too_deep(document: Mapping[str, Any]) -> bool:
     return bool(level)
 
 
+def _parts(document: Mapping[str, Any]) -> int:
+    """How many parts a document has once every alias is written out; it is not nested too deeply."""
+    known: dict[int, int] = {}
+
+    def count(part: Any) -> int:
+        if not isinstance(part, (Mapping, list, tuple)):
+            return 1
+        if id(part) not in known:
+            inner = part.values() if isinstance(part, Mapping) else part
+            known[id(part)] = 1 + sum(count(each) for each in inner)
+        return known[id(part)]
+
+    return count(document)
+
+
+def _unwritable(part: Any, place: str) -> str | None:
+    """The place of the first text, keys included, that cannot be written: it holds half of a surrogate pair."""
+    if isinstance(part, str):
+        return place if _SURROGATE.search(part) else None
+    pairs: Iterable[tuple[Any, str]] = ()
+    if isinstance(part, Mapping):
+        if any(isinstance(key, str) and _SURROGATE.search(key) for key in part):
+            return place
+        pairs = ((value, f"{place}.{key}" if place else str(key)) for key, value in part.items())
+    elif isinstance(part, (list, tuple)):
+        pairs = ((value, f"{place}[{at}]") for at, value in enumerate(part))
+    return next((found for value, inner in pairs if (found := _unwritable(value, inner)) is not None), None)
+
+
 class _Reader:
-    def __init__(self, document: object) -> None:
+    def __init__(self, document: object, limits: Limits) -> None:
         self.problems: list[Problem] = []
+        self._limits = limits
         self._document: Mapping[str, Any] = {}
         if not isinstance(document, Mapping) or not document:
             self._wrong(
@@ -214,6 +256,12 @@ class _Reader:
         elif _too_deep(document):
             self._wrong(
                 "", f"the document is nested deeper than {MAX_NESTING} levels; leave out what is no part of a rule"
+            )
+        elif _parts(document) > MAX_PARTS:
+            self._wrong("", f"the document has more than {MAX_PARTS:,} parts; split the rule, or write fewer aliases")
+        elif (place := _unwritable(document, "")) is not None:
+            self._wrong(
+                place or "document", "holds half of a surrogate pair (\\ud800 to \\udfff); write the character itself"
             )
         else:
             self._document = document
@@ -356,6 +404,13 @@ class _Reader:
             return 1
         return microseconds
 
+    def _limited(self, span: int, place: str) -> None:
+        """Refuses a window that looks back too far: its state would be kept for as long."""
+        most = self._limits.window
+        if span > most:
+            what = f"{format_duration(span)} is longer than {format_duration(most)}; write at most that"
+            self._wrong(place, over(what, "window"))
+
     def _lateness(self) -> int | None:
         value = self._document.get("allowed_lateness")
         return None if value is None else self._duration(value, "allowed_lateness", zero=True)
@@ -365,7 +420,9 @@ class _Reader:
             self._wrong(place, "is missing; write how far each event looks back, such as 'window: 24 hours'")
             return _UNREAD
         if not isinstance(value, Mapping):
-            return Lookback(self._duration(value, place))
+            size = self._duration(value, place)
+            self._limited(size, place)
+            return Lookback(size)
         kinds = [kind for kind in WINDOW_FORMS if kind in value]
         if len(kinds) != 1:
             wanted = "must be of one kind" if kinds else "must name its kind"
@@ -385,7 +442,10 @@ class _Reader:
         sound = len(self.problems)
         size = self._duration(value[kind], f"{place}.{kind}")
         if kind == "lookback":
-            return Lookback(size, self._optional(value, "delay", place), self._resolution(value, size, sound, place))
+            delay = self._optional(value, "delay", place)
+            self._limited(size + delay, f"{place}.delay" if delay else f"{place}.lookback")
+            return Lookback(size, delay, self._resolution(value, size, sound, place))
+        self._limited(size, f"{place}.{kind}")
         if kind == "session":
             return Session(size)
         slide = self._slide(value, place) or size if kind == "sliding" else size
@@ -444,6 +504,7 @@ class _Reader:
                 "sequence.within", "is missing; write the time that the steps have, such as 'within: 10 minutes'"
             )
         within = self._duration(value["within"], "sequence.within") if "within" in value else 1
+        self._limited(within, "sequence.within")
         until, expiry = value.get("until"), value.get("expiry", "sliding")
         if until is not None and not (isinstance(until, str) and until.strip()):
             self._wrong("sequence.until", f"must be a condition, such as \"outcome = 'SUCCESS'\", got {shown(until)}")
@@ -460,10 +521,11 @@ class _Reader:
                 place, f"{found}; write steps such as {{name: failures, where: \"outcome = 'FAIL'\", at_least: 3}}"
             )
             return ()
-        if len(value) > MAX_STEPS:
-            self._wrong(place, f"{len(value)} steps are more than {MAX_STEPS}; split the rule")
+        most = self._limits.steps
+        if len(value) > most:
+            self._wrong(place, over(f"{len(value):,} steps are more than {most:,}; split the rule", "steps"))
         steps: list[Step] = []
-        for at, spec in enumerate(value[:MAX_STEPS]):
+        for at, spec in enumerate(value[:most]):
             step = self._step(spec, f"{place}[{at}]", within)
             if step is None:
                 continue
@@ -510,7 +572,11 @@ class _Reader:
         return Step(name, condition, least, most)
 
     def _wait(self, spec: Mapping[str, Any], place: str, within: int) -> int:
-        return self._duration(spec["within"], f"{place}.within") if "within" in spec else within
+        if "within" not in spec:
+            return within
+        wait = self._duration(spec["within"], f"{place}.within")
+        self._limited(wait, f"{place}.within")
+        return wait
 
     def _number(self, value: object, place: str, least: int, words: str) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_EVENTS:
@@ -524,10 +590,11 @@ class _Reader:
             found = "is missing" if value is None else f"must be a mapping, got {shown(value)}"
             self._wrong("measures", f"{found}; write at least one name and aggregate, such as 'n: count(*)'")
             return ()
-        if len(value) > MAX_MEASURES:
-            self._wrong("measures", f"{len(value)} measures are more than {MAX_MEASURES}; split the rule")
+        most = self._limits.measures
+        if len(value) > most:
+            self._wrong("measures", over(f"{len(value):,} measures are more than {most:,}; split the rule", "measures"))
         measures, names = [], set()
-        for name, spec in list(value.items())[:MAX_MEASURES]:
+        for name, spec in list(value.items())[:most]:
             place = f"measures.{name}"
             if not (isinstance(name, str) and NAME.fullmatch(name)):
                 self._wrong(place, _no_name(name))
@@ -569,14 +636,10 @@ class _Reader:
         if value is None:
             return None
         try:
-            microseconds = parse_time(value)
+            return parse_calendar_time(value)
         except ValueError:
-            microseconds = None
-        # An integer of microseconds could be anything; the engine counts in 64 bits.
-        if microseconds is None or not _FIRST <= microseconds <= _LAST:
             self._wrong(key, f"must be a time such as '2026-01-31T12:00:00Z', got {shown(value)}")
             return None
-        return microseconds
 
     def _tests(self) -> tuple[Mapping[str, Any], ...]:
         value = self._document.get("tests", [])
@@ -647,6 +710,18 @@ _FIRST, _LAST = (
         dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.timezone.utc),
     )
 )
+
+
+def parse_calendar_time(value: object) -> int:
+    """As `parse_time`, of the years 1 to 9999. Raises ValueError for anything else."""
+    try:
+        microseconds = parse_time(value)
+    except OverflowError:
+        raise ValueError("a time beyond the years 1 to 9999") from None
+    # An integer of microseconds could be anything; the engine counts in 64 bits.
+    if not _FIRST <= microseconds <= _LAST:
+        raise ValueError("a time beyond the years 1 to 9999")
+    return microseconds
 
 
 def parse_time(value: object) -> int:

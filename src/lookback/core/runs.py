@@ -123,6 +123,13 @@ class Run:
         starts = np.cumsum(counts) - counts
         return numbers, np.arange(len(numbers), dtype=np.int64) - starts[numbers] + low[numbers]
 
+    def has_rows(self, keys: Keys, times: Int64s) -> Mask:
+        """Whether there is a row of each key at each time, shape (keys,)."""
+        groups = find_keys(keys, self.keys)
+        low, high = self._bounds(np.maximum(groups, 0), times, times)
+        found: Mask = (groups >= 0) & (high > low)
+        return found
+
     def _bounds(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
         """Of each window of a key that is there the positions of its first row and behind its last one."""
         low = self.starts[groups]
@@ -149,7 +156,7 @@ class Run:
     def decode(cls, page: bytes, place: str) -> Run:
         """The run of a page; StateError, naming `place`, if it is damaged."""
         arrays = decode_page(page, place)
-        if len(arrays) < 5 or any(array is None for array in arrays[:4]):
+        if len(arrays) < 5 or any(array is None or array.dtype != np.int64 for array in arrays[:4]):
             raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
         low, high, counts, times, values, *more = arrays
         parts = tuple(part for part in more if part is not None and (part.dtype.kind == "i" or _integers(part)))
@@ -159,7 +166,9 @@ class Run:
         assert times is not None
         starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         rows = int(starts[-1])
-        if len(low) != len(high) or len(counts) != len(low) or len(times) != rows or (counts < 1).any():
+        # A count beyond the rows could make their sum overflow to the right number.
+        counted = len(times) == rows and not ((counts < 1) | (counts > rows)).any()
+        if len(low) != len(high) or len(counts) != len(low) or not counted:
             raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
         if values is not None and len(values) != rows:
             raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")

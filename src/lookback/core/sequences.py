@@ -47,9 +47,16 @@ def delete_from_sequences(state: ShardState, rule: CompiledRule, keys: Keys, del
         waits = [[*wait[:3], [left(rows) for rows in wait[3]], *wait[4:]] for wait in value["waits"] if left([wait[2]])]
         match = value["match"]
         if match is not None:
-            match = [[left(rows) for rows in match[0]], *match[1:]]
-            match = match if match[0][0] else None
+            taken = [left(rows) for rows in match[0]]
+            match = [taken, match[1], _is_dead(rule, taken)] if taken[0] else None
         table.change(key, {**value, "rows": left(value["rows"]), "waits": waits, "match": match})
+
+
+def _is_dead(rule: CompiledRule, taken: Sequence[Sequence[_Row]]) -> bool:
+    """Whether a step has taken more than it may."""
+    assert rule.sequence is not None
+    most = [step.step.at_most for step in rule.sequence.steps]
+    return any(limit is not None and len(rows) > limit for limit, rows in zip(most, taken, strict=True))
 
 
 class _Steps:
@@ -196,7 +203,7 @@ class _Judge:
         self._alerting = self._judgeable & case.effective(case.events.times)
         if not case.evaluated:
             self._alerting = np.zeros(len(taken), dtype=bool)
-        case.stretch.note_late(case.wanted & (bits != 0), taken, self._alerting)
+        case.note_taken(case.wanted & (bits != 0), taken, self._alerting)
         case.failed |= taken & errors
         fields = [case.events.columns[name].stored() for name in self._steps.compiled.kept]
         here = dict(case.by_key(taken & (bits != 0)))

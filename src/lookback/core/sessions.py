@@ -55,7 +55,9 @@ def delete_from_sessions(state: ShardState, rule: CompiledRule, keys: Keys, dele
             if row[0] == deleted.times[at] and all(
                 slot >= len(row) or comparable(row[slot]) == comparable(value) for slot, value in measured.items()
             ):
-                table.change(key, {**value, "rows": [*value["rows"][:place], *value["rows"][place + 1 :]]})
+                left = [*value["rows"][:place], *value["rows"][place + 1 :]]
+                # What is left may end earlier, and is looked at once its first row is reached.
+                table.put(key, {**value, "rows": left} if left else None, left[0][0] if left else NEVER_DUE)
                 break
 
 
@@ -195,7 +197,7 @@ class _Judge:
         for key in sorted({*here, *self._table.due(int(case.timeline.after[-1]))}):
             results += self._follow(key, here.get(key, none), values, taken)
         judged = taken if case.evaluated else np.zeros(len(taken), dtype=bool)
-        case.stretch.note_late(case.wanted, taken, judged)
+        case.note_taken(case.wanted, taken, judged)
         if case.evaluated:
             case.failed |= taken & case.spoiled(case.events)
             case.fail_events(case.failed)

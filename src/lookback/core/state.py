@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lookback.core.columns import Mask, Values
+from lookback.core.errors import StateError
 from lookback.core.keyed import NEVER_DUE, Key, KeyedTable, Store
 from lookback.core.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.pages import decode_page, encode_page
@@ -208,20 +209,26 @@ class ShardState:
         for key in keys:
             feature.resets[key] = self.stretches
 
-    def remove_rows(self, feature: FeatureState, keys: Keys, times: Int64s, values: Values | None) -> None:
-        """Takes rows out again (a privacy request), from whichever run holds them."""
+    def remove_rows(self, feature: FeatureState, keys: Keys, times: Int64s, values: Values | None) -> bool:
+        """Takes rows out again (a privacy request), from whichever run holds them.
+
+        Returns whether one was not found, though there is a row of its key and time with another value: an event that was
+        updated since it came, or another's. Without combined buckets alone: within one, times are not told apart.
+        """
         if feature.buckets is not None:
             self._subtract(feature, feature.buckets, keys, times, values)
-            return
+            return False
         left = np.arange(len(times))
         for at in range(len(feature.runs) - 1, -1, -1):
             if not len(left):
-                return
+                return False
             part = None if values is None else values[left]
             run, held = remove_rows(self._living(feature, feature.runs[at]), keys.take(left), times[left], part)
             if len(held):
                 left = np.delete(left, held)
                 self._put_in_place(feature, at, at + 1, run)
+        runs = (self._living(feature, stored) for stored in feature.runs)
+        return any(bool(run.has_rows(keys.take(left), times[left]).any()) for run in runs if len(run))
 
     def drop_feature(self, feature_id: str) -> None:
         """Forgets a feature and its rows."""
@@ -272,17 +279,29 @@ class ShardState:
             [rule, low, high, at] for rule, keys in self.suppressed.items() for (low, high), at in keys.items()
         ]
         self._saved_suppressed = _put_changed(store, _SUPPRESSED, json.dumps(suppressed), self._saved_suppressed)
-        self.manifest = _text_page(json.dumps(self._manifest(), separators=(",", ":")))
+        self.manifest = text_page(json.dumps(self._manifest(), separators=(",", ":")))
         store.put(MANIFEST, self.manifest)
         self._new, self._gone = {}, []
 
     def load(self, store: Store, known: ShardState | None = None) -> bool:
-        """Takes over what `save` wrote; False if the store is empty. known: a state whose runs are in memory already."""
+        """Takes over what `save` wrote; False if the store is empty. known: a state whose runs are in memory already.
+
+        Raises StateError where the pages are damaged.
+        """
         page = store.get(MANIFEST)
         if page is None:
             return False
+        try:
+            self._load(page, store, known)
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError, AssertionError) as error:
+            raise StateError(
+                f"{MANIFEST}: what a shard keeps is damaged ({type(error).__name__}: {error}); start with a new checkpoint"
+            ) from error
+        return True
+
+    def _load(self, page: bytes, store: Store, known: ShardState | None) -> None:
         self.manifest = page
-        manifest = json.loads(_page_text(page, MANIFEST))
+        manifest = json.loads(page_text(page, MANIFEST))
         for name in ("high", "advanced", "last_commit", "stretches", "origin", "saves", "timer"):
             setattr(self, name, manifest[name])
         in_memory = known.runs_in_memory() if known is not None and known.origin == self.origin else {}
@@ -296,13 +315,12 @@ class ShardState:
             if more:
                 feature.closed, feature.buckets = more[0], Buckets(*more[1:])
         self.tables = {name: KeyedTable.of_summary(name, each, store) for name, each in manifest["tables"].items()}
-        self._saved_rules = _page_text(store.get(_RULES), _RULES)
+        self._saved_rules = page_text(store.get(_RULES), _RULES)
         self.book.load(self._saved_rules)
-        self._saved_suppressed = _page_text(store.get(_SUPPRESSED), _SUPPRESSED)
+        self._saved_suppressed = page_text(store.get(_SUPPRESSED), _SUPPRESSED)
         self.suppressed = {}
         for rule, low, high, at in json.loads(self._saved_suppressed):
             self.suppressed.setdefault(rule, {})[low, high] = at
-        return True
 
     def runs_in_memory(self) -> dict[str, Run]:
         """The runs that need not be read again, by id."""
@@ -418,15 +436,17 @@ def _size_class(rows: int) -> int:
 
 def _put_changed(store: Store, name: str, text: str, before: str) -> str:
     if text != before:
-        store.put(name, _text_page(text))
+        store.put(name, text_page(text))
     return text
 
 
-def _text_page(text: str) -> bytes:
+def text_page(text: str) -> bytes:
+    """The page of a text."""
     return encode_page([np.array([text], dtype=object)])
 
 
-def _page_text(page: bytes | None, name: str) -> str:
+def page_text(page: bytes | None, name: str) -> str:
+    """The text of a page that `text_page` made. Raises StateError, naming the page, for anything else."""
     arrays = decode_page(page or b"", name)
     assert arrays[0] is not None
     return str(arrays[0][0])

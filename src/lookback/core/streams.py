@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lookback.core import metrics
 from lookback.core.durations import format_duration, parse_duration
 from lookback.core.errors import DurationError, Problem, StreamError, TypeNameError
+from lookback.core.limits import Limits
 from lookback.core.types import DataType, parse_type
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
@@ -45,6 +47,7 @@ class Stream:
     dedupe_window: int = 30 * 86_400_000_000
     commit_rows: int = 100_000
     source: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Stream:
@@ -58,13 +61,14 @@ class Stream:
         document["columns"] = dict(self.columns)
         document.update({name: format_duration(getattr(self, name)) for name in _DURATIONS})
         document.update({name: getattr(self, name) for name in _COUNTS})
+        document["limits"] = self.limits.to_dict()
         document["source"] = dict(self.source)
         return document
 
 
 _DURATIONS = ("max_out_of_orderness", "allowed_lateness", "max_future", "max_session", "dedupe_window")
 _COUNTS = ("max_revisions", "max_failures", "commit_rows")
-_KEYS = ("stream", "event_id", "event_time", "fields", "columns", *_DURATIONS, *_COUNTS, "source")
+_KEYS = ("stream", "event_id", "event_time", "fields", "columns", *_DURATIONS, *_COUNTS, "limits", "source")
 
 
 class _Reader:
@@ -86,9 +90,11 @@ class _Reader:
                 self._unknown(str(key))
         if not (isinstance(name, str) and _NAME.fullmatch(name)):
             self._wrong("stream", f"a name of lower-case letters, digits and _ is needed, got {name!r}")
-        elif name in RESERVED_TABLES:
-            self._wrong("stream", f"{name!r} is a table of the product; choose another name")
         fields = self._fields()
+        if name == metrics.TABLE:
+            self._measures(fields)
+        elif isinstance(name, str) and name in RESERVED_TABLES:
+            self._wrong("stream", f"{name!r} is a table of the product; choose another name")
         event_id = self._named_field("event_id", fields, _ID_TYPES)
         event_time = self._named_field("event_time", fields, frozenset({"timestamp"}))
         columns = self._columns(fields)
@@ -99,6 +105,8 @@ class _Reader:
         for key in _COUNTS:
             if key in document:
                 values[key] = self._count(key)
+        if "limits" in document:
+            values["limits"] = self._limits()
         source = document.get("source") or {}
         if not isinstance(source, Mapping):
             self._wrong("source", f"a mapping of format and path is needed, got {source!r}")
@@ -108,6 +116,16 @@ class _Reader:
 
     def _wrong(self, place: str, message: str) -> None:
         self._problems.append(Problem(place, message))
+
+    def _measures(self, fields: Mapping[str, DataType]) -> None:
+        """Of the product's tables one is a stream too: rules may watch the engine itself. It has the columns that it has."""
+        named = [self._document.get(key) for key in ("event_id", "event_time")]
+        if named != [metrics.METRICS_ID, metrics.MEASURED_AT] or not fields.items() <= metrics.FIELDS.items():
+            self._wrong(
+                "stream",
+                f"{metrics.TABLE!r} is a table of the product, written by every evaluation; declare it as "
+                "conf/streams/metrics.yml does, or choose another name",
+            )
 
     def _unknown(self, key: str) -> None:
         near = difflib.get_close_matches(key, _KEYS, 1)
@@ -172,6 +190,16 @@ class _Reader:
         except DurationError as error:
             self._wrong(key, str(error))
             return 0
+
+    def _limits(self) -> Limits:
+        value = self._document["limits"]
+        if not isinstance(value, Mapping):
+            self._wrong("limits", f"a mapping of limit to number is needed, got {value!r:.100}")
+            return Limits()
+        limits, wrong = Limits.from_dict(value)
+        for key, message in wrong.items():
+            self._wrong(f"limits.{key}", message)
+        return limits
 
     def _count(self, key: str) -> int:
         value = self._document[key]

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lookback.core.alerts import Alert, Failure, LateEvent, moment
 from lookback.core.columns import Column, Mask, from_text, from_values, text_of
-from lookback.core.compiled import WINDOW_COMPLETE, CompiledRule
+from lookback.core.compiled import WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.events import Events
 from lookback.core.keyed import Key
 from lookback.core.keys import Int64s
@@ -44,12 +45,28 @@ class Timeline:
 
 @dataclass
 class Gathered:
-    """What judging brought: rows of alerts with their order, what became of late events, failures and notes."""
+    """What judging brought: rows of alerts with their order, what became of late events, failures and notes.
+
+    evaluated: how many events each rule judged.
+    """
 
     alerts: list[tuple[Order, int, Alert]] = field(default_factory=list)
     late: list[LateEvent] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notes: list[LogRow] = field(default_factory=list)
+    evaluated: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Said:
+    """How much was gathered at some moment. evaluated: of the rule; actions: with each late event, shape (late,)."""
+
+    rule_id: str
+    alerts: int
+    notes: int
+    failures: list[Failure]
+    evaluated: int | None
+    actions: NDArray[np.int8]
 
 
 class Stretch:
@@ -103,18 +120,37 @@ class Stretch:
         )
         return self.gathered
 
-    def keep_rows(self, rules: Sequence[CompiledRule]) -> None:
-        """Adds what features keep of the events to the state."""
-        for feature in {f.feature_id: f for rule in rules for f in rule.features}.values():
-            rows = self.measuring.rows(feature)
-            positions, values = rows.positions, rows.values
-            if feature.feature_id in self.dropped:
-                keep = ~self.dropped[feature.feature_id][positions]
-                positions, values = positions[keep], None if values is None else values[keep]
-            if len(positions):
-                grouping, state = self.measuring.grouping(feature.group_by), self.state.features[feature.feature_id]
-                numbers, times = grouping.numbers[positions], self.events.times[positions]
-                self.state.add_rows(state, numbers, grouping.distinct, times, values)
+    def keep_rows(self, feature: Feature) -> None:
+        """Adds what a feature keeps of the events to the state."""
+        rows = self.measuring.rows(feature)
+        positions, values = rows.positions, rows.values
+        if feature.feature_id in self.dropped:
+            keep = ~self.dropped[feature.feature_id][positions]
+            positions, values = positions[keep], None if values is None else values[keep]
+        if len(positions):
+            grouping, state = self.measuring.grouping(feature.group_by), self.state.features[feature.feature_id]
+            numbers, times = grouping.numbers[positions], self.events.times[positions]
+            self.state.add_rows(state, numbers, grouping.distinct, times, values)
+
+    def said_by(self, rule_id: str) -> Said:
+        """What has been gathered so far, before the rule is judged."""
+        gathered = self.gathered
+        return Said(
+            rule_id, len(gathered.alerts), len(gathered.notes), gathered.failures, gathered.evaluated.get(rule_id),
+            self._actions[self._late],
+        )  # fmt: skip
+
+    def unsay(self, said: Said) -> None:
+        """Drops what was gathered since."""
+        gathered = self.gathered
+        del gathered.alerts[said.alerts :]
+        del gathered.notes[said.notes :]
+        gathered.failures = said.failures
+        if said.evaluated is None:
+            gathered.evaluated.pop(said.rule_id, None)
+        else:
+            gathered.evaluated[said.rule_id] = said.evaluated
+        self._actions[self._late] = said.actions
 
 
 class Case:
@@ -137,6 +173,12 @@ class Case:
             self.wanted &= where.is_true()
             if where.error is not None:
                 self.failed |= self.grouping.mine & where.error & stretch.measuring.taken(rule.allowed_lateness)
+
+    def note_taken(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
+        """Remembers how many events the rule judged, and what it did with each late one."""
+        evaluated = self.stretch.gathered.evaluated
+        evaluated[self.entry.rule_id] = evaluated.get(self.entry.rule_id, 0) + int(np.count_nonzero(judged))
+        self.stretch.note_late(wanted, taken, judged)
 
     def effective(self, times: Int64s) -> Mask:
         """Which times may trigger: those in [effective_from, effective_until)."""
@@ -243,11 +285,16 @@ class Case:
 
 
 def merge_failures(failures: Sequence[Failure]) -> list[Failure]:
-    """One failure per rule and version: counts added, the first event by arrival kept."""
+    """One failure per rule and version: counts added, the first event by arrival kept, and the first reason."""
     merged: dict[tuple[str, int], Failure] = {}
     for failure in failures:
         slot = (failure.rule_id, failure.version)
         known = merged.get(slot, replace(failure, count=0))
-        first = min(known, failure, key=lambda f: (f.first_arrival, f.first_event_id))
-        merged[slot] = replace(first, count=known.count + failure.count)
+        # One that has no event has a reason.
+        first = min(
+            known, failure, key=lambda f: (bool(f.reason and not f.first_event_id), f.first_arrival, f.first_event_id)
+        )
+        broken = [f for f in (known, failure) if f.reason]
+        reason = min(broken, key=lambda f: (f.first_arrival, f.reason)).reason if broken else ""
+        merged[slot] = replace(first, count=known.count + failure.count, reason=reason)
     return list(merged.values())

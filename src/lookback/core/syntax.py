@@ -21,9 +21,10 @@ from sqlglot.parsers.spark import SparkParser
 from sqlglot.tokenizer_core import Token, TokenType
 
 from lookback.core.errors import ExpressionError
+from lookback.core.limits import DEFAULT_LIMITS, Limits, over
 
-MAX_CHARACTERS = 10_000
-MAX_LEVELS = 100
+MAX_CHARACTERS = DEFAULT_LIMITS.expression_characters
+MAX_LEVELS = DEFAULT_LIMITS.expression_levels
 # A level of nesting takes about 25 frames of sqlglot's parser; the default limit of 1,000 allows forty levels.
 _FRAMES = 8_000
 
@@ -53,44 +54,46 @@ class LookbackSql(Spark):
 _DIALECT = LookbackSql()
 
 
-def parse(text: str) -> exp.Expr:
+def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> exp.Expr:
     """The syntax tree of one expression.
 
-    Raises ExpressionError for what is empty, longer than 10,000 characters, nested deeper than 100 levels, no single
-    expression, or bound differently by Spark.
+    Raises ExpressionError for what is empty, has more characters or levels than `limits`, is no single expression, or is
+    bound differently by Spark.
     """
-    _check_size(text)
+    _check_size(text, limits.expression_characters)
     tokens = _tokens(text)
-    _check_tokens(text, tokens)
+    most = max(MAX_LEVELS, limits.expression_levels)
+    _check_tokens(tokens, most)
     try:
         with _deep_recursion():
             trees = _DIALECT.parser().parse_into(exp.Condition, tokens, text)
     except SqlglotError as error:
         raise ExpressionError([_parse_problem(text, error)]) from None
     except RecursionError:
-        raise ExpressionError([_TOO_DEEP]) from None
+        raise ExpressionError([_too_deep(most)]) from None
     if len(trees) != 1 or trees[0] is None:
         raise ExpressionError(["write one expression, without a semicolon"])
     tree = trees[0]
-    _check_levels(tree)
+    _check_levels(tree, limits.expression_levels)
     problems = list(_ambiguities(tree))
     if problems:
         raise ExpressionError(problems)
     return tree
 
 
-_TOO_DEEP = f"the expression is nested deeper than {MAX_LEVELS} levels; split it into smaller ones"
+def _too_deep(most: int) -> str:
+    what = f"the expression is nested deeper than {most} levels; split it into smaller ones"
+    return over(what, "expression_levels")
 
 
-def _check_size(text: object) -> None:
+def _check_size(text: object, most: int) -> None:
     if not isinstance(text, str):
         raise ExpressionError([f"an expression is a text, got {text!r}"])
     if not text.strip():
         raise ExpressionError(["the expression is empty"])
-    if len(text) > MAX_CHARACTERS:
-        raise ExpressionError(
-            [f"the expression has {len(text):,} characters, more than {MAX_CHARACTERS:,}; split it into smaller ones"]
-        )
+    if len(text) > most:
+        what = f"the expression has {len(text):,} characters, more than {most:,}; split it into smaller ones"
+        raise ExpressionError([over(what, "expression_characters")])
 
 
 def _tokens(text: str) -> list[Token]:
@@ -139,7 +142,7 @@ def _code_point(code: int) -> str:
 _STATEMENTS = {TokenType.SELECT, TokenType.WITH, TokenType.VALUES}
 
 
-def _check_tokens(text: str, tokens: list[Token]) -> None:
+def _check_tokens(tokens: list[Token], most: int) -> None:
     if not tokens:
         raise ExpressionError(["the expression is empty"])
     problems = []
@@ -155,10 +158,10 @@ def _check_tokens(text: str, tokens: list[Token]) -> None:
         problems.append("raw and hexadecimal literals are not allowed; write a plain string or number")
     if problems:
         raise ExpressionError(problems)
-    _check_nesting(tokens)
+    _check_nesting(tokens, most)
 
 
-def _check_nesting(tokens: list[Token]) -> None:
+def _check_nesting(tokens: list[Token], most: int) -> None:
     """Refuse before parsing what would exhaust the parser's stack."""
     depth = prefixes = 0
     for token in tokens:
@@ -168,8 +171,8 @@ def _check_nesting(tokens: list[Token]) -> None:
         elif kind in (TokenType.R_PAREN, TokenType.END, TokenType.R_BRACKET):
             depth -= 1
         prefixes = prefixes + 1 if kind in (TokenType.NOT, TokenType.DASH, TokenType.TILDE) else 0
-        if depth > MAX_LEVELS or prefixes > MAX_LEVELS:
-            raise ExpressionError([_TOO_DEEP])
+        if depth > most or prefixes > most:
+            raise ExpressionError([_too_deep(most)])
 
 
 @contextmanager
@@ -217,13 +220,13 @@ def unwrapped(node: exp.Expr) -> exp.Expr:
     return node
 
 
-def _check_levels(tree: exp.Expr) -> None:
+def _check_levels(tree: exp.Expr, most: int) -> None:
     # A chain of ANDs, however long, is one level.
     pending = [(tree, 1)]
     while pending:
         node, level = pending.pop()
-        if level > MAX_LEVELS:
-            raise ExpressionError([_TOO_DEEP])
+        if level > most:
+            raise ExpressionError([_too_deep(most)])
         for child in children(node):
             chained = isinstance(node, (exp.And, exp.Or)) and type(child) is type(node)
             pending.append((child, level if chained or isinstance(node, exp.Paren) else level + 1))

@@ -46,7 +46,7 @@ class _Judge:
         case = self._case
         taken = case.wanted & case.stretch.measuring.taken(self._lateness, self._tiles)
         judged = taken if case.evaluated else np.zeros(len(taken), dtype=bool)
-        case.stretch.note_late(case.wanted, taken, judged)
+        case.note_taken(case.wanted, taken, judged)
         self._remember_keys(taken)
         if case.evaluated:
             case.failed |= taken & case.spoiled(case.events)

@@ -20,8 +20,10 @@ from lookback.core.columns import Mask, from_arrow
 from lookback.core.coverage import Coverage
 from lookback.core.errors import SetupError
 from lookback.core.events import Events
-from lookback.core.expressions import Expression, compile_expression
+from lookback.core.expressions import Expression, recompiled
+from lookback.core.limits import LIMITS
 from lookback.core.measuring import group_keys
+from lookback.core.quarantine import NOT_THE_RULES
 from lookback.core.streams import Stream
 from lookback.core.types import DataType
 from lookback.spark.checkpoint import Checkpoint, Plan
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from lookback.core.alerts import LateEvent
 
 EVENTS, RULE = "events", "rule"
+# Of a row of the rules table: one more than a valid one can have.
+_MOST_CHARACTERS = {"rule_id": 201, "status": 51, "document": LIMITS["document_bytes"].most + 1}
 # What goes to the stateful operator, and what it answers with: few rows, each large.
 BLOCKS = StructType(
     [
@@ -85,13 +89,23 @@ def event_blocks(
 
 def rule_blocks(changes: DataFrame, labels: list[str]) -> DataFrame:
     """Every change of the rules table, once for each shard."""
-    change = F.when(F.col("_change_type") == "update_postimage", "update").otherwise(F.col("_change_type"))
-    row = F.struct(change.alias("change"), F.col(COMMIT).alias("commit"), "rule_id", "version", "status", "document")
-    return changes.where(F.col("_change_type").isin("insert", "update_postimage", "delete")).select(
-        F.explode(F.array(*map(F.lit, labels))).alias("shard"),
-        F.lit(RULE).alias("kind"),
-        F.to_json(row, {"ignoreNullFields": "false"}).cast("binary").alias("payload"),
+    row = F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).cast("binary")
+    return rule_rows(changes).select(
+        F.explode(F.array(*map(F.lit, labels))).alias("shard"), F.lit(RULE).alias("kind"), row.alias("payload")
     )
+
+
+def rule_rows(changes: DataFrame) -> DataFrame:
+    """The rows of the rules table's change feed with the columns of a RuleChange.
+
+    Texts that cannot be a rule's are cut, so that they are still too long, and bytes that are no text are replaced.
+    """
+    kind = F.col("_change_type")
+    change = F.when(kind == "update_postimage", "update").when(kind == "update_preimage", "before").otherwise(kind)
+    rule_id, status, document = (
+        F.substring(F.make_valid_utf8(name), 1, most).alias(name) for name, most in _MOST_CHARACTERS.items()
+    )
+    return changes.select(change.alias("change"), F.col(COMMIT).alias("commit"), rule_id, "version", status, document)
 
 
 @dataclass(frozen=True)
@@ -183,7 +197,12 @@ class _Wanted:
             return np.ones(len(events), dtype=bool)
         wanted = np.zeros(len(events), dtype=bool)
         for condition in conditions:
-            value = events.value(condition)
+            try:
+                value = events.value(condition)
+            except NOT_THE_RULES:
+                raise
+            except Exception:  # noqa: BLE001 - where one rule breaks, its shard says which
+                return np.ones(len(events), dtype=bool)
             wanted |= value.is_true()
             # An error counts as false, but the shard logs it.
             wanted |= False if value.error is None else value.error
@@ -192,7 +211,7 @@ class _Wanted:
 
 @functools.lru_cache(maxsize=1_000)
 def _compiled(sql: str, fields: tuple[tuple[str, DataType], ...]) -> Expression:
-    return compile_expression(sql, dict(fields))
+    return recompiled(sql, dict(fields))
 
 
 def _condition(sql: str, stream: Stream) -> Expression:

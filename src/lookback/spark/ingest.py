@@ -18,7 +18,9 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
-from lookback.spark.sources import BLOCK, FILE, RAW, REASON, ROW, Source
+from lookback.spark.fields import BLOCK, FILE, REASON, ROW
+from lookback.spark.rejected import Rejected
+from lookback.spark.sources import Files, Source, planned, same_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -86,7 +88,28 @@ def ingest(
     with _only_one(tables, stream):
         tables.create(stream)
         step = _Step(tables, stream, progress)
-        return step.versions(step.take(source.read(tables.spark, stream)))
+        return step.versions(step.take(source.files(tables.spark, stream)))
+
+
+def retry_rejected(
+    tables: Tables,
+    stream: Stream,
+    *,
+    options: Mapping[str, str] | None = None,
+    progress: Callable[[str], None] | None = print,
+) -> IngestReport:
+    """Takes in the stream's rows of rejected_events that can be used by now, as `ingest` would, and out of that table.
+
+    They can be used when the stream's declaration was mended, or a person corrected `raw`; a file that could not be
+    read is read again. What still cannot be used stays as it is and counts as rejected. options: Spark's reader options
+    that were wrong before. Killed at any moment and run again, it loses nothing and takes nothing in twice.
+    Raises SetupError where the table does not fit, or another ingest is running.
+    """
+    with _only_one(tables, stream):
+        tables.create(stream)
+        step = _Step(tables, stream, progress)
+        changed = {**dict(stream.source.get("options") or {}), **dict(options or {})}
+        return step.versions(step.take_again(changed))
 
 
 def ingest_continuously(
@@ -102,7 +125,8 @@ def ingest_continuously(
 ) -> StreamingQuery:
     """Takes in files as they appear at `path`, those that are there first; files taken once are not read again.
 
-    checkpoint: the folder that remembers them. every: how often to look; None: take what is there, then end.
+    A file that cannot be read is a row of rejected_events, for `retry_rejected`; the others go in. Move files to `path`
+    when they are complete. checkpoint: the folder that remembers them. every: how often to look; None: take what is there, then end.
     progress: is given the report of each batch. Raises SetupError as `ingest` does.
     """
     source = Source.find(tables.spark, stream, None if path is None else str(path), format, options)
@@ -112,12 +136,14 @@ def ingest_continuously(
         tables.create(stream)
         step = _Step(tables, stream, None)
 
-        def take(rows: DataFrame, _batch_id: int) -> None:
-            report = step.take(source.judge(rows, stream))
+        def take(rows: DataFrame, batch_id: int) -> None:
+            names = {same_place(row[0]) for row in rows.collect()}
+            names |= {same_place(name) for name in planned(tables.spark, str(checkpoint), batch_id)}
+            report = step.take(Files(tables.spark, source, stream, sorted(names)))
             if progress is not None:
                 progress(str(report))
 
-        writer = source.read_stream(tables.spark).writeStream.foreachBatch(take)
+        writer = source.watch(tables.spark).writeStream.foreachBatch(take)
         writer = writer.option("checkpointLocation", str(checkpoint)).queryName(f"ingest {stream.name}")
         writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)
         query = writer.start()
@@ -137,18 +163,50 @@ def _release_after(query: StreamingQuery, lock: Any) -> None:
         lock.__exit__(None, None, None)
 
 
+class _Unread(Exception):
+    """The rows cannot be read to their end."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class _Step:
     """One round: the rows that were found together, sorted and written."""
 
     def __init__(self, tables: Tables, stream: Stream, progress: Callable[[str], None] | None) -> None:
         self._tables, self._stream, self._progress = tables, stream, progress
+        self._rejected = Rejected(tables, stream)
         self._mark = f"{_MARK} {uuid.uuid4().hex[:12]} by process {os.getpid()} on {socket.gethostname()}"
         # The last `ingested_at`, once it is known: nobody else stamps while the lock is held.
         self._stamp: int | None = None
 
-    def take(self, judged: DataFrame) -> IngestReport:
-        """Takes in judged rows (see sources)."""
+    def take(self, files: Files) -> IngestReport:
+        """Takes in the rows of files."""
         started = time.monotonic()
+        try:
+            return self._take(files.together(), started)
+        except _Unread as failure:
+            error: Exception = failure.error
+        except Exception as found:  # noqa: BLE001 - raised again unless it is known
+            error = found
+        if not files.may_differ(error):
+            raise error
+        # Nothing is written yet.
+        try:
+            return self._take(files.apart(), started)
+        except _Unread as failure:
+            raise failure.error from None
+
+    def take_again(self, options: Mapping[str, str]) -> IngestReport:
+        """Takes in what was rejected and can be used now."""
+        again = self._rejected.again(options)
+        try:
+            return self._take(again.rows, time.monotonic(), again.remove)
+        except _Unread as failure:
+            raise failure.error from None
+
+    def _take(self, judged: DataFrame, started: float, then: Callable[[DataFrame], None] | None = None) -> IngestReport:
+        """Takes in judged rows (see fields); at last hands them to `then`. Raises _Unread while nothing is written."""
         batch = judged.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             found = self._count(batch)
@@ -157,7 +215,9 @@ class _Step:
                 ingested, commits = self._write(self._new(batch.where(F.col(REASON).isNull()), found))
             # Last, so that a run that was killed and is run again writes them once.
             if found.rejected:
-                self._reject(batch.where(F.col(REASON).isNotNull()))
+                self._rejected.write(batch.where(F.col(REASON).isNotNull()), self._mark, _time(_now()))
+            if then is not None:
+                then(batch)
         finally:
             batch.unpersist()
         offered, seconds = found.usable + found.rejected, time.monotonic() - started
@@ -181,7 +241,10 @@ class _Step:
         usable = F.col(REASON).isNull()
         time_, id_ = F.when(usable, _micros(self._stream.event_time)), F.when(usable, F.col(self._stream.event_id))
         figures = (F.min(time_), F.max(time_), F.min(id_), F.max(id_), F.count_distinct(id_))
-        row = batch.select(F.count_if(usable), F.count_if(~usable), *figures).head()
+        try:
+            row = batch.select(F.count_if(usable), F.count_if(~usable), *figures).head()
+        except Exception as error:
+            raise _Unread(error) from error
         assert row is not None
         return _Found(*row)
 
@@ -291,25 +354,6 @@ class _Step:
         ahead = self._tables.read(self._stream.name).where(F.col("ingested_at") >= _time(now))
         row = ahead.select(F.max(_micros("ingested_at"))).head()
         return int(row[0]) if row is not None and row[0] is not None else 0
-
-    def _reject(self, rejected: DataFrame) -> None:
-        name = "rejected_events"
-        rows = rejected.select(
-            F.lit(self._stream.name).alias("stream"),
-            F.col(RAW).alias("raw"),
-            F.col(REASON).alias("reason"),
-            F.col(FILE).alias("source"),
-            _time(_now()).alias("ingested_at"),
-        )
-        known = self._tables.read(name).where(F.col("stream") == self._stream.name)
-        if known.inputFiles():
-            # A run that is run again says nothing twice.
-            known = known.select(F.col("source").alias("__source"), F.col("raw").alias("__known"))
-            again = F.col("source").eqNullSafe(F.col("__source")) & F.col("raw").eqNullSafe(F.col("__known"))
-            rows = rows.join(known, again, "left_anti")
-            if rows.isEmpty():
-                return
-        self._tables.append(rows.coalesce(1), name, self._mark)
 
     def _alone(self, commits: int) -> None:
         """Where no lock file can be, looks whether another ingest has written since this one began."""

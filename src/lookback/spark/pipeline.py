@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.alerts import moment
@@ -18,9 +19,14 @@ from lookback.core.columns import text_of
 from lookback.core.coverage import Coverage
 from lookback.core.errors import SetupError
 from lookback.core.streams import Stream
-from lookback.spark.checkpoint import Checkpoint, Plan
+from lookback.spark.checkpoint import EVENTS, RULES, Checkpoint, Plan, declared
 from lookback.spark.dispatch import BLOCKS, event_blocks, rule_blocks, shard_labels
+from lookback.spark.faults import explained
+from lookback.spark.owner import only_one
 from lookback.spark.processor import ShardProcessor
+from lookback.spark.quarantine import Quarantines
+from lookback.spark.rebuild import Missing
+from lookback.spark.resume import Beginning, begin
 from lookback.spark.rules import RulesTable
 from lookback.spark.shard import UncoveredError
 from lookback.spark.sink import BatchReport, Sink
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
 DEFAULT_EVERY = "500 milliseconds"
 # Bound a batch, and with it the memory of a worker: about 600,000 card transactions.
 _ADMISSION = {"maxFilesPerTrigger": "1000", "maxBytesPerTrigger": "8m"}
+# When state is made anew, the first batch brings all changes of the rules, which wait for their time.
+_ALL_FILES = {"maxFilesPerTrigger": str(2**31 - 1)}
 _POLL_SECONDS = 0.02
 _DEFAULT_SHARDS = 8
 
@@ -55,7 +63,12 @@ class Evaluation:
     of the Delta source that bound a batch. on_batch: is called with the report of each batch. idle_after: for each such
     time, in microseconds, without a new commit the watermark is moved on by as much, by an `advance` in the rules table.
     shards: into how many parts the keys of a new checkpoint are divided, for good; by default one for each state
-    partition; see `repartition`. reports: of the last batches, newest last; replans: how often it was planned anew.
+    partition; see `repartition`. rebuild: the checkpoint is moved aside and the state made anew from the tables;
+    what they hold already is not written again. fresh: a new checkpoint may begin on tables that have outputs of the
+    stream, and writes all of them once more. reports: of the last batches, newest last; replans: how often it was planned
+    anew.
+
+    One process at a time evaluates on a checkpoint: `run` raises SetupError, naming the other, where there is one.
     """
 
     def __init__(
@@ -71,6 +84,8 @@ class Evaluation:
         on_batch: Callable[[BatchReport], None] | None = None,
         idle_after: int | None = None,
         shards: int | None = None,
+        rebuild: bool = False,
+        fresh: bool = False,
     ) -> None:
         self.tables, self.stream, self.streams = tables, stream, dict(streams)
         self.checkpoint = Checkpoint(Path(checkpoint))
@@ -81,8 +96,9 @@ class Evaluation:
         self._admission = {**_ADMISSION, **(admission or {})}
         if shards is not None and shards < 1:
             raise SetupError(f"an evaluation has at least one shard, got {shards}")
-        self._shards = shards
+        self._shards, self._rebuild, self._fresh = shards, rebuild, fresh
         self._query: StreamingQuery | None = None
+        self._beginning = Beginning({}, None)
         self._wanted: Coverage | None = None
         self._known_labels: list[str] | None = None
         self._stopping = threading.Event()
@@ -92,13 +108,26 @@ class Evaluation:
 
         Raises what the query failed with.
         """
-        try:
-            while not self._stopping.is_set():
-                self._start()
-                if self._wait():
-                    return
-        finally:
-            self._end_query()
+        with only_one(self.checkpoint.owner_file, f"checkpoint {self.checkpoint.folder}") as self._require_ownership:
+            self._beginning = begin(
+                self.tables, self.stream, self.streams, self.checkpoint,
+                rebuild=self._rebuild, fresh=self._fresh, shards=self._shards,
+            )  # fmt: skip
+            self._quarantines = Quarantines(self.tables, self.stream, self.streams, self.checkpoint)
+            try:
+                while not self._stopping.is_set():
+                    self._quarantines.publish(at_once=True)
+                    self._start()
+                    if self._wait():
+                        return
+            except (PySparkException, Py4JJavaError) as error:
+                told = explained(error, self.stream.name, self.checkpoint.folder)
+                if told is error:
+                    raise
+                raise told from error
+            finally:
+                self._end_query()
+                self._quarantines.publish(at_once=True)
 
     def start(self) -> Evaluation:
         """Runs in a thread of its own; `stop` ends it and raises what it failed with."""
@@ -149,18 +178,23 @@ class Evaluation:
         self._watch = RulesWatch(self.tables, self.stream, self.checkpoint)
         # What is in force is covered by what was sent last; what the table holds may come into force.
         coverage = self._watch.table_needs() | (self._wanted or (before.coverage if before else Coverage()))
+        if self._beginning.rebuild is not None and self.checkpoint.is_new:
+            coverage |= self._watch.past_needs(self._beginning.starts[RULES])
         partitions = _partitions(self.tables)
-        plan = Plan(before.shards if before else self._shards or partitions, coverage)
+        shards = before.shards if before else self._shards or partitions
+        plan = Plan(shards, coverage, declared(self.stream), self._beginning.starts)
         self.checkpoint.record(plan)
         self._wanted = None
         self._query = self._query_of(plan)
 
     def _query_of(self, plan: Plan) -> StreamingQuery:
         labels = self._labels(plan.shards)
-        events = self.tables.stream_changes(self.stream.name, options=self._admission)
-        rules = self.tables.stream_changes("rules")
+        rebuild = self._beginning.rebuild
+        events = self.tables.stream_changes(self.stream.name, plan.start(EVENTS), self._admission)
+        rules = self.tables.stream_changes("rules", plan.start(RULES), _ALL_FILES if rebuild else None)
         blocks = event_blocks(events, self.stream, plan, labels, self.checkpoint).union(rule_blocks(rules, labels))
-        processor = ShardProcessor(self.stream, self.streams, labels, str(self.checkpoint.folder))
+        schedule = None if rebuild is None else rebuild.schedule.to_dict()
+        processor = ShardProcessor(self.stream, self.streams, labels, str(self.checkpoint.folder), schedule)
         answers = blocks.groupBy("shard").transformWithStateInPandas(
             processor, BLOCKS, outputMode="Append", timeMode="EventTime"
         )
@@ -181,18 +215,23 @@ class Evaluation:
 
     def _writer(self) -> Callable[[DataFrame, int], None]:
         sink: Sink | None = None
+        rebuild = self._beginning.rebuild
+        missing = None if rebuild is None else Missing(self.tables, self.stream.name, rebuild)
 
         def write(answers: DataFrame, batch_id: int) -> None:
             nonlocal sink
             if sink is None:
                 query_id = self.checkpoint.query_id
                 assert query_id is not None
-                sink = Sink(self.tables, self.stream.name, query_id)
+                sink = Sink(self.tables, self.stream.name, query_id, missing=missing)
             started = time.perf_counter()
             table = answers.toArrow()
             if not table.num_rows:
                 return
             report = sink.write(table, batch_id, 1_000 * (time.perf_counter() - started))
+            # What is judged again, to make state anew, has had its consequences.
+            if rebuild is None or (report.arrival or 0) > (rebuild.schedule.through or 0):
+                self._quarantines.note(report)
             self.reports.append(report)
             if self._on_batch is not None:
                 self._on_batch(report)
@@ -207,7 +246,9 @@ class Evaluation:
             while not self._stopping.is_set():
                 if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
                     return True
+                self._require_ownership()
                 self._watch.look(self.reports[-1] if self.reports else None)
+                self._quarantines.publish()
                 if self._idle is not None:
                     self._idle.look(query)
         except StreamingQueryException as error:

@@ -23,8 +23,16 @@ _PAGE = StructType([StructField("page", BinaryType(), nullable=False)])
 class ShardProcessor(StatefulProcessor):
     """Evaluates the blocks of one shard and answers with what is to be written."""
 
-    def __init__(self, stream: Stream, streams: dict[str, Stream], labels: list[str], query: str) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        streams: dict[str, Stream],
+        labels: list[str],
+        query: str,
+        schedule: dict[str, Any] | None = None,
+    ) -> None:
         self._stream, self._streams, self._labels, self._query = stream, streams, labels, query
+        self._schedule = schedule
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Opens the pages. Called by Spark before the first rows of a batch."""
@@ -54,6 +62,10 @@ class ShardProcessor(StatefulProcessor):
         """Nothing is held open."""
 
     def _shard(self, key: Any) -> Shard:
+        from lookback.core.schedule import Schedule
         from lookback.spark.shard import Shard
 
-        return Shard(self._stream, self._streams, self._labels, self._query, str(key[0]), self._handle, self._pages)
+        schedule = None if self._schedule is None else Schedule.from_dict(self._schedule)
+        return Shard(
+            self._stream, self._streams, self._labels, self._query, str(key[0]), self._handle, self._pages, schedule
+        )

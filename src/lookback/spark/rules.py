@@ -6,19 +6,35 @@ import contextlib
 import datetime as dt
 import getpass
 import json
-from collections.abc import Mapping
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    DeltaConcurrentModificationException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Row
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.alerts import moment
 from lookback.core.columns import text_of
 from lookback.core.compiled import CompiledRule, compile_rule
 from lookback.core.durations import MICROSECONDS
-from lookback.core.errors import LookbackError, Problem, RuleError
-from lookback.core.rulebook import COMMANDS, WITH_STATE
-from lookback.core.rules import MAX_DOCUMENT_BYTES, STATUSES, Rule, parse_time, read_document
+from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
+from lookback.core.quarantine import AUTHOR, Quarantine
+from lookback.core.rulebook import COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
+from lookback.core.rules import STATUSES, Rule, parse_calendar_time, read_document, too_long
 from lookback.core.streams import Stream
 from lookback.core.windows import Lookback, Session, Window
 from lookback.rule_tests import check_rule
@@ -29,6 +45,15 @@ if TYPE_CHECKING:
 
 
 _DAY = MICROSECONDS["day"]
+# Siblings: none of them is an ancestor of the others.
+CONFLICTS = (
+    ConcurrentAppendException, ConcurrentDeleteDeleteException, ConcurrentDeleteReadException, ConcurrentTransactionException,
+    ConcurrentWriteException, DeltaConcurrentModificationException, MetadataChangedException, ProtocolChangedException,
+)  # fmt: skip
+_ATTEMPTS = 20
+# Seconds.
+_LONGEST_PAUSE = 3.0
+_TAKEN = "the rule has a version that was not there a moment ago"
 
 
 @dataclass(frozen=True)
@@ -58,17 +83,44 @@ class RulesTable:
     def push(
         self, document: Mapping[str, Any] | Rule, *, status: str = "active", author: str = "", comment: str = ""
     ) -> int:
-        """Publishes the next version of a rule and returns its number. Raises RuleError; nothing is written then."""
+        """Publishes the next version of a rule and returns its number. Raises RuleError; nothing is written then.
+
+        Of two who publish at once, both do, one after the other. Raises SetupError where others keep publishing.
+        """
         compiled = self.check(document)
-        return self._append(compiled.rule.rule_id, status, dict(compiled.rule.document), author, comment)
+        text = _as_json(compiled, self.streams)
+        return self._publish(compiled.rule.rule_id, status, lambda last: text, author, comment)
 
     def set_status(self, rule_id: str, status: str, *, author: str = "", comment: str = "") -> int:
-        """Publishes a version with the last one's document and another status. Raises RuleError for an unknown rule."""
-        last = next((row for row in self.rows() if row.rule_id == rule_id), None)
-        if last is None or last.document is None:
-            known = ", ".join(row.rule_id for row in self.rows()) or "none"
-            raise RuleError(rule_id, [Problem("rule_id", f"there is no such rule in the table; known are {known}")])
-        return self._append(rule_id, status, last.document, author, comment)
+        """Publishes a version with the last one's document and another status. Raises RuleError for an unknown rule.
+
+        The document is that of the version right before, also where somebody publishes at the same time.
+        """
+
+        def document_of(last: RuleRow | None) -> str:
+            if last is None or last.document is None:
+                known = ", ".join(row.rule_id for row in self.rows()) or "none"
+                raise RuleError(rule_id, [Problem("rule_id", f"there is no such rule in the table; known are {known}")])
+            return json.dumps(last.document, ensure_ascii=False)
+
+        return self._publish(rule_id, status, document_of, author, comment)
+
+    def quarantine(self, quarantine: Quarantine) -> bool:
+        """Takes a version of a rule out of service, by a version of its own. Returns whether it was published.
+
+        Not where it was already, nor where the author has published a version since that comes into force.
+        """
+        for _ in self._attempts(quarantine.rule_id, 3):
+            rows = self._rows_of(quarantine.rule_id)
+            document = self._to_take_out(quarantine, rows)
+            if document is None:
+                return False
+            published = self._insert(
+                rows, quarantine.version + 1, quarantine.rule_id, "quarantined", document, AUTHOR, quarantine.comment
+            )
+            if published:
+                return True
+        raise AssertionError  # the attempts end with an error
 
     def command(self, action: str, stream: str, *, time: object = None, author: str = "", comment: str = "") -> None:
         """Publishes a command: clear_state, retire_all, or advance with the `time` that the watermark is to reach.
@@ -83,7 +135,7 @@ class RulesTable:
         document: dict[str, Any] = {"stream": stream}
         if action == "advance":
             try:
-                document["time"] = text_of(moment(parse_time(time)))
+                document["time"] = text_of(moment(parse_calendar_time(time)))
             except ValueError:
                 raise RuleError(
                     "*", [Problem("time", f"must be a time such as '2026-01-31T12:00:00Z', got {time!r:.100}")]
@@ -106,14 +158,12 @@ class RulesTable:
 
     def rows(self) -> list[RuleRow]:
         """The last version of each rule, by rule_id; commands and rows without an id are left out."""
-        last: dict[str, Row] = {}
+        found: dict[str, list[Row]] = {}
         for row in self.tables.read("rules").collect():
-            if row["rule_id"] in (None, "*"):
-                continue
-            known = last.get(row["rule_id"])
-            if known is None or (row["version"] or 0) >= (known["version"] or 0):
-                last[row["rule_id"]] = row
-        return [_rule_row(row) for _, row in sorted(last.items())]
+            if row["rule_id"] not in (None, "*"):
+                found.setdefault(row["rule_id"], []).append(row)
+        last = [_last(rows) for _, rows in sorted(found.items())]
+        return [row for row in last if row is not None]
 
     def export(self, rule_id: str | None = None) -> list[dict[str, Any]]:
         """The documents of the last versions that are not retired, or that of one rule."""
@@ -122,23 +172,124 @@ class RulesTable:
             raise RuleError(rule_id, [Problem("rule_id", "there is no such rule in the table")])
         return [row.document for row in rows if row.document and (rule_id is not None or row.status != "retired")]
 
-    def _append(self, rule_id: str, status: str, document: Mapping[str, Any], author: str, comment: str) -> int:
+    def _publish(
+        self, rule_id: str, status: str, document_of: Callable[[RuleRow | None], str], author: str, comment: str
+    ) -> int:
+        """Publishes the version after all that are there. document_of: its document, from the row of the version before."""
         if status not in STATUSES:
             raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
-        text = json.dumps(document, ensure_ascii=False, default=_plain)
-        if len(text.encode()) > MAX_DOCUMENT_BYTES:
-            raise RuleError(
-                rule_id, [Problem("", f"the document is longer than {MAX_DOCUMENT_BYTES:,} bytes; split it")]
+        for _ in self._attempts(rule_id):
+            rows = self._rows_of(rule_id)
+            # A row without a version has the next one of its time.
+            version = max((row["version"] or 0 for row in rows), default=0) + 1
+            version += sum(1 for row in rows if row["version"] is None)
+            if version >= MAX_VERSION:
+                raise RuleError(
+                    rule_id,
+                    [Problem("version", f"the table has version {version - 1:,}; delete that row, it is the last")],
+                )
+            if self._insert(rows, version, rule_id, status, document_of(_last(rows)), author, comment):
+                return version
+        raise AssertionError  # the attempts end with an error
+
+    def _attempts(self, rule_id: str, most: int = _ATTEMPTS) -> Iterator[int]:
+        """The attempts to publish; raises SetupError after the last, naming who published before it."""
+        for attempt in range(most):
+            if attempt:
+                time.sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**attempt, _LONGEST_PAUSE))  # noqa: S311
+            yield attempt
+        last = _last(self._rows_of(rule_id))
+        who = "" if last is None else f"; the last version, {last.version}, is by {last.author or 'nobody named'}"
+        raise SetupError(
+            f"rule {rule_id!r} was not published: others have written to {self.tables.identifier('rules')} at every one of "
+            f"{most} attempts{who}. Look at `lookback rules list` and publish again"
+        )
+
+    def _rows_of(self, rule_id: str) -> list[Row]:
+        return self.tables.read("rules").where(F.col("rule_id") == rule_id).select(*RULES.names).collect()
+
+    def _insert(
+        self, rows: list[Row], version: int, rule_id: str, status: str, document: str, author: str, comment: str
+    ) -> bool:
+        """Appends a version if the rule still has these rows; False if anybody has written meanwhile.
+
+        One query reads and writes, so that Delta sees a conflict with every other writer.
+        """
+        highest = max((row["version"] or 0 for row in rows), default=0)
+        there = self.tables.read("rules").where(F.col("rule_id") == rule_id)
+        found = there.agg(F.count("*").alias("count"), F.coalesce(F.max("version"), F.lit(0)).alias("highest"))
+        is_same = (F.col("count") == len(rows)) & (F.col("highest") == highest)
+        values = {
+            "rule_id": F.lit(rule_id),
+            "version": F.when(is_same, F.lit(version)).otherwise(F.raise_error(F.lit(_TAKEN)).cast("bigint")),
+            "status": F.lit(status),
+            "document": F.lit(document),
+            "author": F.lit(author or getpass.getuser()),
+            "comment": F.lit(comment),
+            "changed_at": F.lit(dt.datetime.now(dt.timezone.utc)),
+        }
+        row = found.select(*(values[field.name].cast(field.dataType).alias(field.name) for field in RULES))
+        try:
+            self.tables.append(row, "rules")
+        except CONFLICTS:
+            return False
+        except (PySparkException, Py4JJavaError) as error:
+            if _TAKEN not in str(error):
+                raise
+            return False
+        return True
+
+    def _to_take_out(self, quarantine: Quarantine, rows: list[Row]) -> str | None:
+        """The document of the failing version; None where the rule has gone on, or there is nothing to take out."""
+        rule_id, version = quarantine.rule_id, quarantine.version
+        failing = [row for row in rows if row["version"] == version] or [row for row in rows if row["version"] is None]
+        for row in failing:
+            stream = _stream_of(row, self.streams)
+            if stream is None:
+                continue
+            book = RuleBook(
+                stream, self.streams, {rule_id: Entry(rule_id, version, "active", "", stream.name, version)}
             )
-        versions = [row.version for row in self.rows() if row.rule_id == rule_id]
-        version = max(versions, default=0) + 1
-        self._write(rule_id, version, status, text, author, comment)
-        return version
+            later = [row for row in rows if row["version"] is not None and row["version"] > version]
+            book.apply(
+                (RuleChange("insert", 0, rule_id, r["version"], r["status"], r["document"]) for r in later), None
+            )
+            return str(row["document"]) if book.entries[rule_id].version == version else None
+        return None
 
     def _write(self, rule_id: str, version: int | None, status: str, document: str, author: str, comment: str) -> None:
         changed_at = dt.datetime.now(dt.timezone.utc)
         row = (rule_id, version, status, document, author or getpass.getuser(), comment, changed_at)
         self.tables.append(self.tables.spark.createDataFrame([row], RULES).coalesce(1), "rules")
+
+
+def _as_json(compiled: CompiledRule, streams: Mapping[str, Stream]) -> str:
+    """A rule's document as the table holds it. Raises RuleError where it is too long."""
+    rule = compiled.rule
+    text = json.dumps(dict(rule.document), ensure_ascii=False, default=_plain)
+    limits = streams[rule.stream].limits
+    if len(text.encode()) > limits.document_bytes:
+        raise RuleError(rule.rule_id, [Problem("document", too_long(limits))])
+    return text
+
+
+def _last(rows: Iterable[Row]) -> RuleRow | None:
+    """The row of the highest version; of equal ones the last."""
+    last: Row | None = None
+    for row in rows:
+        if last is None or (row["version"] or 0) >= (last["version"] or 0):
+            last = row
+    return None if last is None else _rule_row(last)
+
+
+def _stream_of(row: Row, streams: Mapping[str, Stream]) -> Stream | None:
+    """The stream of a row that is a valid rule; None of any other."""
+    with contextlib.suppress(LookbackError):
+        document = read_document(row["document"])
+        stream = streams.get(str(document.get("stream")))
+        if stream is not None and compile_rule(document, stream).rule.rule_id == row["rule_id"]:
+            return stream
+    return None
 
 
 def _spans(rule: CompiledRule) -> dict[tuple[str, int], str]:

@@ -8,6 +8,7 @@ from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DataType,
+    DecimalType,
     IntegerType,
     LongType,
     MapType,
@@ -16,6 +17,8 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
+
+from lookback.core import metrics
 
 if TYPE_CHECKING:
     from lookback.core.streams import Stream
@@ -44,10 +47,18 @@ RULES = StructType(
 REJECTED_EVENTS = StructType(
     [
         _column("stream", _STRING, "The stream that ingest was for", required=True),
-        _column("raw", _STRING, "The row as it came: the line, or its columns as JSON"),
-        _column("reason", _STRING, "Every field that could not be used, with the value found", required=True),
+        _column(
+            "raw", _STRING, "The row as it came: the line, or its columns as JSON; NULL for a file that cannot be read"
+        ),
+        _column(
+            "reason",
+            _STRING,
+            "Every field that could not be used, with the value found; or why the file cannot be read",
+            required=True,
+        ),
         _column("source", _STRING, "The file that it came from"),
         _column("ingested_at", _TIME, "When it was rejected", required=True),
+        _column("read_as", _STRING, "How it was read, as JSON: format, options, columns; for another attempt"),
     ]
 )
 
@@ -125,6 +136,26 @@ REVIEWS = StructType(
     ]
 )
 
+
+def _metrics_column(column: metrics.MetricColumn) -> StructField:
+    """A column of the table of metrics; without a session Spark cannot read a type from its text."""
+    type_ = metrics.FIELDS[column.name]
+    plain: dict[str, DataType] = {"string": _STRING, "bigint": _LONG, "timestamp": _TIME}
+    spark = DecimalType(type_.precision, type_.scale) if type_.is_decimal else plain[type_.name]
+    required = column.name in (metrics.METRICS_ID, metrics.MEASURED_AT, "stream")
+    return _column(column.name, spark, column.comment, required=required)
+
+
+_COUNTS = StructType([StructField(name, _LONG) for name in ("evaluated", "matched", "suppressed", "failed")])
+# Besides the columns that rules read, the counts of each rule and what every events table has.
+METRICS = StructType(
+    [
+        *map(_metrics_column, metrics.COLUMNS),
+        _column(metrics.BY_RULE, MapType(_STRING, _COUNTS), "The same counts of each rule that has any"),
+        _column("ingested_at", _TIME, "When the row was written"),
+    ]
+)
+
 PRODUCT_TABLES: dict[str, StructType] = {
     "rejected_events": REJECTED_EVENTS,
     "rules": RULES,
@@ -132,6 +163,7 @@ PRODUCT_TABLES: dict[str, StructType] = {
     "late_events": LATE_EVENTS,
     "rule_log": RULE_LOG,
     "reviews": REVIEWS,
+    metrics.TABLE: METRICS,
 }
 
 

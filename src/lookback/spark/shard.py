@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -21,9 +22,11 @@ from lookback.core.blocks import pack_alerts, pack_failures, pack_late, unpack_e
 from lookback.core.coverage import Coverage
 from lookback.core.evaluation import Batch, Evaluator, Output
 from lookback.core.events import Events, empty_events
+from lookback.core.keyed import StoreFailed
 from lookback.core.rulebook import RuleBook, RuleChange
 from lookback.core.rules import parse_time
-from lookback.core.state import MANIFEST, ShardState
+from lookback.core.schedule import Schedule, Waiting, judge, pack_waiting, unpack_waiting
+from lookback.core.state import MANIFEST, ShardState, page_text, text_page
 from lookback.core.streams import Stream
 from lookback.spark.dispatch import EVENTS
 
@@ -32,6 +35,8 @@ ALERTS, LATE, LOG, FAILURES, REPORT = "alerts", "late", "log", "failures", "repo
 # when the manifest in the state store is, byte for byte, the one that it was written with.
 _IN_MEMORY: dict[tuple[str, str], ShardState] = {}
 _MOST_IN_MEMORY = 64
+# The page of the rule changes that wait for their time.
+WAITING = "waiting"
 
 
 class UncoveredError(Exception):
@@ -61,10 +66,18 @@ class _RocksPages:
         self.read = self.written = 0
 
     def get(self, name: str) -> bytes | None:
-        row = self._pages.getValue((name,))
+        try:
+            row = self._pages.getValue((name,))
+        except Exception as error:
+            raise StoreFailed(f"{name}: {type(error).__name__}: {error}") from error
         page = None if row is None else bytes(row[0])
         self.read += 0 if page is None else len(page)
         return page
+
+    def text(self, name: str) -> str | None:
+        """The text of a page that `text_page` made; None where there is none."""
+        page = self.get(name)
+        return None if page is None else page_text(page, name)
 
     def put(self, name: str, page: bytes) -> None:
         self.written += len(page)
@@ -79,8 +92,9 @@ class Shard:
 
     def __init__(
         self, stream: Stream, streams: dict[str, Stream], labels: Sequence[str], query: str, label: str,
-        handle: StatefulProcessorHandle, pages: MapState,
+        handle: StatefulProcessorHandle, pages: MapState, schedule: Schedule | None = None,
     ) -> None:  # fmt: skip
+        self._schedule = schedule
         self._stream, self._streams, self._query, self._label = stream, streams, query, label
         self._evaluator = Evaluator(stream, list(labels).index(label), len(labels))
         self._first = label == labels[0]
@@ -91,21 +105,44 @@ class Shard:
         started = time.perf_counter()
         batch, future, offered = self._batch(rows)
         state, cached = self._open()
-        output = self._evaluator.process(state, batch)
+        output, waiting = self._process(state, batch)
         if not output.covered:
             # The task must fail: what it saved could outlive it in the state store, beside the batch's repetition.
             raise UncoveredError(output.required)
         self._close(state)
+        self._keep_waiting(waiting)
         if self._first:
             output.late += future
         report = self._report(state, offered if self._first else 0)
-        if output.log:
+        report["evaluated"] = {rule_id: count for rule_id, count in output.evaluated.items() if count}
+        # What waits needs more, and dispatch was told so at the start.
+        if output.log and not waiting:
             report["required"] = output.required.to_dict()
         report.update(
             in_memory=cached,
             milliseconds=1_000 * (time.perf_counter() - started),
         )
         return _answer(self._label, output, report, with_log=self._first)
+
+    def _process(self, state: ShardState, batch: Batch) -> tuple[Output, list[Waiting]]:
+        """Judges a batch, where state is made anew with rule changes that wait for their time."""
+        if self._schedule is None:
+            return self._evaluator.process(state, batch), []
+        text = self._pages.text(WAITING)
+        waiting = unpack_waiting(text) if text else []
+        bound = [(change, self._schedule.after(change.commit)) for change in batch.changes]
+        waiting += [Waiting(change, after) for change, after in bound if after is not None]
+        batch = replace(batch, changes=[change for change, after in bound if after is None])
+        output, waiting = judge(self._evaluator, state, batch, waiting)
+        if self._schedule.seed is not None:
+            output.alerts = self._schedule.seed.known(state, output.alerts)
+        return output, waiting
+
+    def _keep_waiting(self, waiting: list[Waiting]) -> None:
+        if self._schedule is not None:
+            text = pack_waiting(waiting) if waiting else ""
+            if text != (self._pages.text(WAITING) or ""):
+                self._pages.put(WAITING, text_page(text))
 
     def forget(self) -> None:
         """Drops what no window needs any more."""
@@ -124,6 +161,8 @@ class Shard:
             state, cached = ShardState(RuleBook(self._stream, self._streams)), False
             if not state.load(self._pages, known):
                 state.origin = uuid.uuid4().hex
+                if self._schedule is not None and self._schedule.seed is not None:
+                    self._schedule.seed.sow(state, self._stream)
         state.begin(self._pages)
         return state, cached
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from lookback.core.alerts import Failure
+from lookback.core.alerts import Failure, moment
 from lookback.core.blocks import ALERTS_SCHEMA, LATE_SCHEMA, unpack_failures, unpack_table
+from lookback.core.columns import text_of
 from lookback.core.coverage import Coverage
-from lookback.core.evaluation import failure_text
+from lookback.core.metrics import RuleCounts
+from lookback.core.quarantine import failure_text
 from lookback.core.stretch import merge_failures
 from lookback.spark.shard import ALERTS, FAILURES, LATE, LOG, REPORT
 
@@ -30,6 +34,7 @@ _LOG_SCHEMA = pa.schema(
         ("message", pa.string()), ("arrival", pa.int64()),
     ]
 )  # fmt: skip
+_LOG = logging.getLogger("lookback")
 # How many commits of a table's history are read at first to look for a batch's mark.
 _HISTORY = 50
 
@@ -38,6 +43,8 @@ _HISTORY = 50
 class BatchReport:
     """What one batch did. watermark: microseconds; arrival: the last commit judged; state_rows: rows in all pages.
 
+    alerts: rows written, by rule; discarded: those of `late` that no rule took; by_rule: what each rule did that did
+    anything. run_ms: Spark reads, dispatches and judges; evaluate_ms: of that the slowest shard; write_ms: the tables.
     required: what must be sent of the events from now on, where the batch changed the rules.
     """
 
@@ -58,16 +65,34 @@ class BatchReport:
     shards_in_memory: int
     finished_at: dt.datetime
     required: Coverage | None = None
+    failures: tuple[Failure, ...] = ()
+    discarded: int = 0
+    by_rule: Mapping[str, RuleCounts] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        counts = {
+            "events": self.events, "alerts": sum(self.alerts.values()), "late": self.late, "discarded": self.discarded,
+            "failed": sum(counts.failed for counts in self.by_rule.values()), "rules": self.rules,
+            "state_rows": self.state_rows, "judged": self.arrival,
+            "watermark": None if self.watermark is None else text_of(moment(self.watermark)),
+            "run_ms": round(self.run_ms), "evaluate_ms": round(self.evaluate_ms), "write_ms": round(self.write_ms),
+        }  # fmt: skip
+        return f"batch={self.batch_id} " + " ".join(f"{name}={value}" for name, value in counts.items())
 
 
 @dataclass
 class Sink:
-    """Writes the answers of the shards. query_id: of the checkpoint; check: search for marks of the next batch first."""
+    """Writes the answers of the shards.
+
+    query_id: of the checkpoint; check: search for marks of the next batch first; missing: where state is made anew, leaves
+    out of a table's rows those that it has already.
+    """
 
     tables: Tables
     stream: str
     query_id: str
     check: bool = True
+    missing: Callable[[str, pa.Table], pa.Table] | None = None
 
     def write(self, answers: pa.Table, batch_id: int, run_ms: float) -> BatchReport:
         """Appends alerts, late events and log rows, each in one commit that carries the batch's mark.
@@ -78,15 +103,24 @@ class Sink:
         mark = f"{self.query_id}:{batch_id}"
         alerts = _alerts(answers, started)
         late = _late(answers)
-        log = _log(answers, self.stream, batch_id, started)
-        for name, rows in (("alerts", alerts), ("late_events", late), ("rule_log", log)):
+        failures = _failures(answers)
+        log = _log(answers, failures, self.stream, batch_id, started)
+        if self.missing is not None:
+            alerts, late, log = (
+                self.missing(name, rows)
+                for name, rows in (("alerts", alerts), ("late_events", late), ("rule_log", log))
+            )
+        # The log first: when a rule came into force is then known of every alert that is written.
+        for name, rows in (("rule_log", log), ("late_events", late), ("alerts", alerts)):
             if rows.num_rows and not (self.check and is_written(self.tables, name, mark)):
                 self.tables.append(self._frame(rows), name, mark)
         self.check = False
         finished = dt.datetime.now(dt.timezone.utc)
-        return _report(
-            answers, batch_id, alerts, late, log, run_ms, finished, (finished - started).total_seconds() * 1e3
+        report = _report(
+            answers, batch_id, alerts, late, log, failures, run_ms, finished, (finished - started).total_seconds() * 1e3
         )
+        _LOG.info("stream=%s %s", self.stream, report)
+        return report
 
     def _frame(self, rows: pa.Table) -> DataFrame:
         return self.tables.spark.createDataFrame(rows).coalesce(1)
@@ -132,35 +166,68 @@ def _late(answers: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(ordered, schema=LATE_SCHEMA)
 
 
-def _log(answers: pa.Table, stream: str, batch_id: int, logged_at: dt.datetime) -> pa.Table:
-    rows = [row for payload in _payloads(answers, LOG) for row in json.loads(payload)]
-    failures: list[Failure] = [f for payload in _payloads(answers, FAILURES) for f in unpack_failures(payload)]
+def _failures(answers: pa.Table) -> list[Failure]:
+    """Errors while judging, one for each rule and version."""
+    return merge_failures([f for payload in _payloads(answers, FAILURES) for f in unpack_failures(payload)])
+
+
+def _log(
+    answers: pa.Table, failures: Sequence[Failure], stream: str, batch_id: int, logged_at: dt.datetime
+) -> pa.Table:
+    said = [row for payload in _payloads(answers, LOG) for row in json.loads(payload)]
+    # Several shards may note the same of one rule and commit.
+    rows = list({json.dumps(row): row for row in said}.values())
     rows += [
         {
             "stream": stream, "rule_id": failure.rule_id, "version": failure.version, "action": "failed",
-            "message": failure_text(failure.count, failure.first_event_id), "arrival": failure.first_arrival[0],
+            "message": failure_text(failure), "arrival": failure.first_arrival[0],
         }
-        for failure in merge_failures(failures)
+        for failure in failures
     ]  # fmt: skip
     log = pa.Table.from_pylist(rows, schema=_LOG_SCHEMA)
     log = log.add_column(5, "batch_id", pa.array([batch_id] * log.num_rows, pa.int64()))
     return log.append_column("logged_at", pa.array([logged_at] * log.num_rows, _TIME))
 
 
+def _verdicts(alerts: pa.Table) -> dict[str, Counter[str]]:
+    """rule_id -> verdict -> rows of alerts."""
+    found: dict[str, Counter[str]] = {}
+    for row in alerts.group_by(["rule_id", "verdict"]).aggregate([([], "count_all")]).to_pylist():
+        found.setdefault(row["rule_id"], Counter())[row["verdict"]] = row["count_all"]
+    return found
+
+
+def _by_rule(
+    reports: Sequence[Mapping[str, Any]], verdicts: Mapping[str, Counter[str]], failures: Sequence[Failure]
+) -> dict[str, RuleCounts]:
+    evaluated: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for report in reports:
+        evaluated.update(report["evaluated"])
+    for failure in failures:
+        failed[failure.rule_id] += failure.count
+    none: Counter[str] = Counter()
+    return {
+        rule_id: RuleCounts(
+            evaluated[rule_id], said["raised"] + said["suppressed"], said["suppressed"], failed[rule_id]
+        )
+        for rule_id in sorted({*evaluated, *failed, *verdicts})
+        for said in (verdicts.get(rule_id, none),)
+    }
+
+
 def _report(
-    answers: pa.Table, batch_id: int, alerts: pa.Table, late: pa.Table, log: pa.Table, run_ms: float,
-    finished: dt.datetime, write_ms: float,
+    answers: pa.Table, batch_id: int, alerts: pa.Table, late: pa.Table, log: pa.Table, failures: Sequence[Failure],
+    run_ms: float, finished: dt.datetime, write_ms: float,
 ) -> BatchReport:  # fmt: skip
     reports = [json.loads(payload) for payload in _payloads(answers, REPORT)]
-    counts: dict[str, int] = {}
-    for rule_id in alerts.column("rule_id").to_pylist():
-        counts[rule_id] = counts.get(rule_id, 0) + 1
+    verdicts = _verdicts(alerts)
     log_rows = tuple(log.to_pylist())
     first: Mapping[str, Any] = reports[0] if reports else {}
     return BatchReport(
         batch_id=batch_id,
         events=sum(report["events"] for report in reports),
-        alerts=counts,
+        alerts={rule_id: sum(said.values()) for rule_id, said in verdicts.items()},
         late=late.num_rows,
         failed=sum(1 for row in log_rows if row["action"] == "failed"),
         log=log_rows,
@@ -175,4 +242,7 @@ def _report(
         shards_in_memory=sum(1 for report in reports if report["in_memory"]),
         finished_at=finished,
         required=Coverage.from_dict(first["required"]) if "required" in first else None,
+        failures=tuple(failures),
+        discarded=late.column("action").to_pylist().count("discarded"),
+        by_rule=_by_rule(reports, verdicts, failures),
     )

@@ -1,45 +1,67 @@
-"""Files as ingest finds them: read, typed as the stream declares, each row judged usable or not.
+"""Files as ingest finds them: listed, read whatever their columns are, each row judged usable or not.
 
-No row stops anything. Text is read as text and then cast; what does not fit is told in `REASON`.
+No file stops another: one that cannot be read becomes one row with a `REASON`.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-import sqlglot
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812
-from sqlglot import exp
+from pyspark.sql.types import StringType, StructField, StructType
 
 from lookback.core.errors import SetupError
+from lookback.spark.fields import (
+    BLOCK,
+    CORRUPT,
+    FILE,
+    RAW,
+    READ_AS,
+    REASON,
+    ROW,
+    first_line,
+    judged,
+    read_by,
+    require,
+    ticked,
+    wanted,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from lookback.core.streams import Stream
-    from lookback.core.types import DataType
 
-# Columns beside the stream's fields. REASON is NULL for a usable row; FILE, BLOCK, ROW give the order in the files.
-REASON, RAW, FILE, BLOCK, ROW = "__reason", "__raw", "__file", "__block", "__row"
-_CORRUPT, _LINE = "__corrupt", "value"
+FORMATS = ("parquet", "csv", "json")
+# Microseconds and all: what is read again is what was read.
+JSON_FORMATS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+_LINE, _OBJECTS = "value", "__objects"
 _SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 _COMPRESSIONS = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
-# Functions that raise an error for a value that they cannot read, and have a try_ form that gives NULL.
-_RAISING = frozenset({"TO_DATE", "TO_TIMESTAMP", "TO_NUMBER", "TO_BINARY", "ELEMENT_AT", "URL_DECODE", "PARSE_JSON"})
-# What sqlglot calls the base of these changes with its version.
-_OPERATORS: dict[Any, str] = {
-    exp.Add: "try_add",
-    exp.Sub: "try_subtract",
-    exp.Mul: "try_multiply",
-    exp.Div: "try_divide",
-    exp.Mod: "try_mod",
-}
 _JSON_SAMPLE = 1_000
+# Quotes inside quotes are doubled (RFC 4180), as spreadsheets and Python write them.
+CSV_DEFAULTS = {"header": "true", "escape": '"'}
+# Nothing may be passed over in silence, whatever the session's settings are.
+_NOTHING_SKIPPED = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+# Reader options that say which files are meant.
+_WHICH_FILES = frozenset({"recursivefilelookup", "pathglobfilter", "modifiedbefore", "modifiedafter"})
+_FILE = "path string, modificationTime timestamp, length bigint, content binary"
+# A double keeps no more digits than these of a JSON number.
+_LONG_NUMBER = "[0-9][0-9.]{15}"
+_OF_FILES = re.compile(r"FAILED_READ_FILE|CANNOT_MERGE_|FileNotFoundException|PARQUET_TYPE_|UNABLE_TO_INFER_SCHEMA")
+_VANISHED = re.compile(r"FILE_NOT_EXIST|FileNotFoundException|PATH_NOT_FOUND")
 
 
 @dataclass(frozen=True)
@@ -67,169 +89,268 @@ class Source:
         chosen = path or declared.get("path")
         if not chosen:
             raise SetupError(f"stream {stream.name!r} declares no source: name the file or folder to ingest")
+        options = {**dict(declared.get("options") or {}), **dict(options or {})}
         name = format_ or (declared.get("format") if path is None else None)
-        name = name or _format_of(_files(spark, chosen), chosen) or declared.get("format")
+        name = name or _format_of(_files(spark, chosen, options), chosen) or declared.get("format")
         known = _SUFFIXES.get(f".{name}")
         if known is None:
-            raise SetupError(f"{chosen}: the format {name or ''!r} is not known; name one of parquet, csv, json")
-        return cls(chosen, known, {**dict(declared.get("options") or {}), **dict(options or {})})
+            raise SetupError(f"{chosen}: the format {name or ''!r} is not known; name one of {', '.join(FORMATS)}")
+        return cls(chosen, known, options)
 
-    def read(self, spark: SparkSession, stream: Stream) -> DataFrame:
-        """All rows of the files, judged: the stream's fields, then REASON, RAW, FILE, BLOCK, ROW."""
-        rows = _with_place(self._reader(spark.read, self._columns(spark)).load(self.path))
-        if self.format == "json":
-            # Lines have no header: some keys of the first ones tell whether these are the right files.
-            self._require(stream, _json_keys(rows))
-        return self.judge(rows, stream)
+    def files(self, spark: SparkSession, stream: Stream) -> Files:
+        """The files that are there now."""
+        return Files(spark, self, stream, None)
 
-    def read_stream(self, spark: SparkSession) -> DataFrame:
-        """A stream of the files' rows as they are, for `judge` in each batch. At least one file must be there."""
-        return _with_place(self._reader(spark.readStream, self._columns(spark)).load(self.path))
+    def watch(self, spark: SparkSession) -> DataFrame:
+        """A stream of the names of files as they appear, one row a file; none is opened."""
+        # Spark forgets files of the last week by default, and takes none that is older than those: however old, a new
+        # name is a new file. One that has vanished is told by `planned`.
+        options = {"maxFileAge": "36500d", **self.options, "ignoreMissingFiles": "true"}
+        reader = spark.readStream.format("binaryFile").schema(_FILE).options(**options)
+        return reader.load(self.path).select("_metadata.file_path")
 
-    def judge(self, rows: DataFrame, stream: Stream) -> DataFrame:
-        """Rows of `read_stream` -> the stream's fields as declared, then REASON, RAW, FILE, BLOCK, ROW.
+    def line(self, row: Column) -> Column:
+        """A row of source columns as one JSON object."""
+        return F.make_valid_utf8(F.to_json(row, {"ignoreNullFields": "false", **JSON_FORMATS}))
 
-        Raises SetupError where a column that makes the id or the time is missing, or an expression cannot be used.
+    def parsed(self, lines: DataFrame, names: Sequence[str]) -> DataFrame:
+        """JSON lines in a column RAW, and others, -> the same with the named keys as text, and CORRUPT.
+
+        CORRUPT is the line where it is not one JSON object.
         """
-        # Within a file the splits follow their start, within a split the rows their number.
-        rows = rows.withColumn(ROW, F.monotonically_increasing_id())
-        wanted = sorted({name for field in stream.fields for name in _read_by(stream, field)})
-        rows, there = self._opened(rows, wanted)
-        self._require(stream, there)
-        columns = [_Field(stream, name, type_, self.format != "parquet") for name, type_ in stream.fields.items()]
-        try:
-            return _judged(rows, columns, self.format)
-        except AnalysisException:
-            for column in columns:
-                column.check(rows, self.path)
-            raise
+        fields = ", ".join(f"{ticked(name)}: string" for name in names)
+        # In brackets, so that a second object on the line is not passed over.
+        array = F.concat(F.lit("["), F.col(RAW), F.lit("]"))
+        options = {**self.options, "mode": "PERMISSIVE"}
+        lines = lines.withColumn(_OBJECTS, F.from_json(array, f"array<struct<{fields}>>", options))
+        one = (F.size(_OBJECTS) == 1) & F.get(F.col(_OBJECTS), F.lit(0)).isNotNull()
+        lines = lines.withColumn(CORRUPT, F.when(F.coalesce(one, F.lit(False)), F.lit(None)).otherwise(F.col(RAW)))
+        columns = [_json_text(name).alias(name) for name in names]
+        return lines.select(*[ticked(name) for name in lines.columns if name != _OBJECTS], *columns)
 
-    def _columns(self, spark: SparkSession) -> Any:
-        """The schema to read with; None: the text reader's own."""
-        if self.format == "json":
-            return None
-        try:
-            reader = spark.read.format(self.format).options(**{"header": "true", **self.options})
-            found = reader.load(self.path).schema
-        except AnalysisException as error:
-            raise SetupError(f"{self.path} cannot be read as {self.format}: {_first_line(error)}") from error
-        if self.format == "csv":
-            # Text; what does not have the header's number of columns is kept whole.
-            found = found.add(_CORRUPT, "string")
-        return found
+    def read_as(self, schema: StructType | None) -> str:
+        """How the files are read, as JSON, to read their rejected rows again: format, options, columns."""
+        # Names with a dot are settings of a file system, keys to it among them.
+        options = {name: str(value) for name, value in self.options.items() if "." not in name}
+        columns = None if schema is None else schema.toDDL()
+        return json.dumps({"format": self.format, "options": options, "columns": columns}, ensure_ascii=False)
 
-    def _reader(self, reader: Any, schema: Any) -> Any:
-        options = dict(self.options)
-        if self.format == "csv":
-            # Files whose headers differ are refused instead of read crosswise; every column is looked at, so that a row
-            # is malformed or not whichever columns are asked for.
-            options = {"header": "true", "enforceSchema": "false", "columnPruning": "false", **options}
-            options = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-        reader = reader.format("text" if self.format == "json" else self.format).options(**options)
-        return reader if schema is None else reader.schema(schema)
 
-    def _opened(self, rows: DataFrame, wanted: list[str]) -> tuple[DataFrame, set[str] | None]:
-        """The rows with every wanted column (NULL text where the files lack it), and the columns that the files have."""
-        place = [F.col(name) for name in (FILE, BLOCK, ROW)]
-        if self.format == "json":
-            schema = ", ".join(f"{_ticked(name)} string" for name in [*wanted, _CORRUPT])
-            parsed = F.from_json(_LINE, schema, {"columnNameOfCorruptRecord": _CORRUPT, **self.options})
-            rows = rows.where(F.trim(F.col(_LINE)) != "")
-            return rows.select(F.col(_LINE).alias(RAW), *place, parsed.alias("__o")).select(RAW, *place, "__o.*"), None
-        found = [name for name in rows.columns if not name.startswith("__")]
-        there = {name.lower() for name in found}
-        lacking = [F.lit(None).cast("string").alias(name) for name in wanted if name.lower() not in there]
-        raw = F.to_json(F.struct(*[F.col(_ticked(name)) for name in found]), {"ignoreNullFields": "false"})
-        if self.format == "csv":
-            raw = F.coalesce(F.col(_CORRUPT), raw)
-        return rows.select("*", *lacking, raw.alias(RAW)), there
+@dataclass(frozen=True)
+class Files:
+    """Files that are taken in one round. names: as Spark writes them in `_metadata.file_path`; None: all at the path.
 
-    def _require(self, stream: Stream, there: set[str] | None) -> None:
-        if there is None:
+    Named files come from a stream: all rows of theirs go somewhere, and none is looked at again. Unnamed ones are
+    refused where none of them fits.
+    """
+
+    spark: SparkSession
+    source: Source
+    stream: Stream
+    names: Sequence[str] | None
+
+    def together(self) -> DataFrame:
+        """All rows of the files, judged (see `fields`), where they can be read and have the same columns.
+
+        Raises SetupError where a column that makes the id or the time is missing, or an expression cannot be used, and
+        Spark's errors where a file cannot be read.
+        """
+        schema = self._schema(self.names)
+        if schema is not None:
+            require(self.stream, {name.lower() for name in schema.names}, self.source.path)
+        elif self.names is None:
+            self._require_keys()
+        return self._judged(self.names, schema)
+
+    def apart(self) -> DataFrame:
+        """All rows of the files that can be read, judged, and one row for each file that cannot, with the REASON.
+
+        Files are halved until what is left can be read and has the same columns. Raises SetupError where no unnamed
+        file can be used.
+        """
+        source = self.source
+        names = _files(self.spark, source.path, source.options) if self.names is None else list(self.names)
+        broken: dict[str, str] = {}
+        alike: dict[str, tuple[StructType | None, list[str]]] = {}
+        for schema, group in self._sound(sorted(names), broken):
+            alike.setdefault("" if schema is None else schema.json(), (schema, []))[1].extend(group)
+        parts = [part for schema, group in alike.values() for part in self._fitting(group, schema, broken)]
+        if self.names is None and broken and not parts:
+            name, reason = min(broken.items())
+            others = f" The other {len(broken) - 1:,} files cannot be used either." if len(broken) > 1 else ""
+            raise SetupError(reason + others if reason.startswith(source.path) else f"{name}: {reason}{others}")
+        return reduce(lambda some, more: some.unionByName(more), [*parts, self._told(broken)])
+
+    def may_differ(self, error: Exception) -> bool:
+        """Whether `apart` may do where `together` raised the error."""
+        if isinstance(error, SetupError):
+            # The first header stands for all files of a CSV source.
+            return self.names is not None or self.source.format == "csv"
+        return isinstance(error, AnalysisException) or bool(_OF_FILES.search(str(error)))
+
+    def _sound(self, names: list[str], broken: dict[str, str]) -> Iterator[tuple[StructType | None, list[str]]]:
+        """Groups of files that Spark can read together, to the last row; `broken` gets the others, with the reason."""
+        if not names:
             return
-        for field in (stream.event_id, stream.event_time):
-            for name in _read_by(stream, field):
-                if name.lower() not in there:
-                    role = "event_id" if field == stream.event_id else "event_time"
-                    raise SetupError(
-                        f"{self.path}: column {name!r}, which the {role} of stream {stream.name!r} is made of, is missing; "
-                        f"there are {', '.join(sorted(there))}. Name the right one in the stream's `columns`, such as "
-                        f'`columns: {{{field}: "other_name"}}`.'
-                    )
-
-
-class _Field:
-    """A declared field as Spark columns: its value, and what is wrong where there is none."""
-
-    def __init__(self, stream: Stream, name: str, type_: DataType, text: bool) -> None:
-        self._name, self._type = name, type_
-        self._expression = stream.columns.get(name)
-        self._required = name in (stream.event_id, stream.event_time)
-        self._reads = _read_by(stream, name)
-        if self._expression is None:
-            self._made, self._failing = _ticked(name), "false"
-        else:
-            self._made, self._failing = _lenient(self._expression)
-        if text and type_.name == "array" and self._expression is None:
-            self._sql = f"from_json({self._made}, '{type_}')"
-        else:
-            self._sql = f"try_cast({self._made} as {type_})"
-
-    def check(self, rows: DataFrame, path: str) -> None:
-        """Raises SetupError where Spark cannot make the field of these columns."""
         try:
-            rows.select(self.value, self.problem)
-        except AnalysisException as error:
-            made = f"columns.{self._name}" if self._expression else self._name
-            raise SetupError(f"{path}: {made} cannot become {self._type}: {_first_line(error)}") from error
+            schema = self._schema(names)
+            if schema is None or schema.names:
+                self._opened(names, schema).agg(F.max(F.length(RAW))).collect()
+                yield schema, names
+        except Exception as error:
+            if not (isinstance(error, AnalysisException) or _OF_FILES.search(str(error))):
+                raise
+            if len(names) > 1:
+                half = len(names) // 2
+                yield from self._sound(names[:half], broken)
+                yield from self._sound(names[half:], broken)
+            elif _VANISHED.search(str(error)):
+                broken[names[0]] = "the file vanished before it was read"
+            else:
+                broken[names[0]] = f"the file cannot be read as {self.source.format}: {_cause(error)}"
 
-    @property
-    def value(self) -> Column:
-        return F.expr(self._sql).alias(self._name)
+    def _fitting(self, names: list[str], schema: StructType | None, broken: dict[str, str]) -> Iterator[DataFrame]:
+        """The rows of files with the same columns, judged; where the stream cannot be made of these, `broken` gets them."""
+        try:
+            if schema is not None:
+                require(self.stream, {name.lower() for name in schema.names}, self.source.path)
+            yield self._judged(names, schema)
+        except SetupError as error:
+            broken.update(dict.fromkeys(names, str(error)))
 
-    @property
-    def problem(self) -> Column:
-        """What is wrong with the row's value, else NULL."""
-        value = F.expr(self._sql)
-        unusable = value.isNull() & F.expr(f"({self._made}) is not null or {self._failing}")
-        problem = F.when(unusable, self._told())
-        if self._type.name == "timestamp":
-            # Python knows no other years, and durations can be added to these without an overflow.
-            year = F.year(value)
-            problem = problem.when((year < 1) | (year > 9999), F.lit(f"{self._name} is not in the years 1 to 9999"))
-        return problem.when(value.isNull(), F.lit(f"{self._name} is NULL")) if self._required else problem
+    def _schema(self, names: Sequence[str] | None) -> StructType | None:
+        """The columns of the files, without CORRUPT; None for lines of JSON."""
+        if self.source.format == "json":
+            return None
+        options = {**CSV_DEFAULTS, "mergeSchema": "true", **self.source.options, **_base(names)}
+        return self._load(self.spark.read.format(self.source.format).options(**options), names).schema
 
-    def _told(self) -> Column:
-        found = [F.coalesce(F.col(_ticked(name)).cast("string"), F.lit("NULL")) for name in self._reads]
-        if self._expression is None:
-            return F.concat(F.lit(f"{self._name}: '"), found[0], F.lit(f"' is not {self._type}"))
-        values = [
-            F.concat(F.lit(f"{name} = '"), value, F.lit("'")) for name, value in zip(self._reads, found, strict=True)
-        ]
-        told = F.lit(f"{self._name}: `{self._expression}` is not {self._type} where ")
-        return F.concat(told, F.concat_ws(", ", *values))
+    def _judged(self, names: Sequence[str] | None, schema: StructType | None) -> DataFrame:
+        if schema is not None and not schema.names:
+            # Empty files.
+            return self._told({})
+        text = self.source.format != "parquet"
+        rows = judged(self._opened(names, schema), self.stream, text=text, place=self.source.path)
+        rejected = F.col(REASON).isNotNull()
+        return rows.withColumns({name: F.when(rejected, F.col(name)) for name in (RAW, READ_AS)})
+
+    def _opened(self, names: Sequence[str] | None, schema: StructType | None) -> DataFrame:
+        """Rows of source columns, with RAW, READ_AS, FILE, BLOCK, ROW, and CORRUPT where the files are text."""
+        source = self.source
+        rows = _with_place(self._load(self._reader(schema).options(**_base(names)), names))
+        rows = rows.withColumn(READ_AS, F.lit(source.read_as(schema)))
+        if schema is None:
+            rows = rows.where(F.trim(F.col(_LINE)) != "").withColumn(RAW, F.make_valid_utf8(_LINE)).drop(_LINE)
+            return source.parsed(rows, wanted(self.stream))
+        raw = source.line(F.struct(*[F.col(ticked(name)) for name in schema.names]))
+        return rows.withColumn(RAW, F.coalesce(F.col(CORRUPT), raw) if source.format == "csv" else raw)
+
+    def _reader(self, schema: StructType | None) -> Any:
+        options = {**self.source.options, **_NOTHING_SKIPPED}
+        if schema is None:
+            return self.spark.read.format("text").options(**options)
+        if self.source.format == "csv":
+            # Text; what does not have the header's number of columns is kept whole. Files whose headers differ are
+            # refused instead of read crosswise; every column is looked at, so that a row is malformed or not whichever
+            # columns are asked for.
+            options = {**CSV_DEFAULTS, "enforceSchema": "false", "columnPruning": "false", **options}
+            options = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+            schema = StructType([*schema.fields, StructField(CORRUPT, StringType())])
+        return self.spark.read.format(self.source.format).options(**options).schema(schema)
+
+    def _load(self, reader: Any, names: Sequence[str] | None) -> DataFrame:
+        rows: DataFrame = reader.load(self.source.path if names is None else [_pattern(name) for name in names])
+        return rows
+
+    def _told(self, broken: Mapping[str, str]) -> DataFrame:
+        """The files that cannot be read, as judged rows."""
+        files = self.spark.createDataFrame(sorted(broken.items()), f"{FILE} string, {REASON} string")
+        nothing = [F.lit(None).cast(str(type_)).alias(name) for name, type_ in self.stream.fields.items()]
+        raw, read_as = F.lit(None).cast("string").alias(RAW), F.lit(self.source.read_as(None)).alias(READ_AS)
+        first = F.lit(0).cast("bigint")
+        return files.select(*nothing, F.col(REASON), raw, read_as, F.col(FILE), first.alias(BLOCK), first.alias(ROW))
+
+    def _require_keys(self) -> None:
+        """Raises SetupError where no line of the files has a key that the id or the time is made of."""
+        lines = self._load(self._reader(None), self.names)
+        keys = lines.select(F.explode(F.json_object_keys(F.col(_LINE))).alias("key"))
+        sample = {str(row[0]).lower() for row in keys.limit(_JSON_SAMPLE).distinct().collect()}
+        roles = (self.stream.event_id, self.stream.event_time)
+        needed = {name.lower() for field in roles for name in read_by(self.stream, field)}
+        if sample and not needed <= sample:
+            # The first lines need not be like the others.
+            lowered = keys.select(F.lower("key").alias("key"))
+            sample |= {str(row[0]) for row in lowered.where(F.col("key").isin(*needed)).distinct().collect()}
+            require(self.stream, sample, self.source.path)
 
 
-def _judged(rows: DataFrame, fields: Iterable[_Field], format_: str) -> DataFrame:
-    fields = list(fields)
-    problems = F.concat_ws("; ", *[field.problem for field in fields])
-    reason = F.when(problems != "", problems)
-    if format_ != "parquet":
-        reason = F.when(F.col(_CORRUPT).isNotNull(), F.lit("malformed line")).otherwise(reason)
-    judged = rows.select(*[field.value for field in fields], reason.alias(REASON), RAW, FILE, BLOCK, ROW)
-    return judged.withColumn(RAW, F.when(F.col(REASON).isNotNull(), F.col(RAW)))
+def planned(spark: SparkSession, checkpoint: str, batch_id: int) -> list[str]:
+    """The files that Spark gave to a batch of the query with this checkpoint, those that have vanished since included.
+
+    Read from the checkpoint's own records; empty where they are not in the form of Spark 3 and 4.
+    """
+    folder = _escaped(checkpoint)
+    try:
+        last = _log_offset(spark, folder, batch_id)
+        first = _log_offset(spark, folder, batch_id - 1) if batch_id else -1
+        entries = spark.read.text(f"{folder}/sources/0").where(F.col(_LINE).startswith("{"))
+        entry = F.from_json(_LINE, "path string, batchId bigint")
+        rows = entries.select(entry.alias("e")).where(f"e.batchId > {first} and e.batchId <= {last}").distinct()
+        return [str(row[0]) for row in rows.select("e.path").collect()]
+    except (AnalysisException, LookupError, TypeError, ValueError):
+        return []
+
+
+def _log_offset(spark: SparkSession, folder: str, batch_id: int) -> int:
+    lines = spark.read.text(f"{folder}/offsets/{batch_id}", wholetext=True).collect()[0][0]
+    return int(json.loads(lines.strip().splitlines()[-1])["logOffset"])
+
+
+def same_place(name: str) -> str:
+    """The file's name with as many slashes as `_metadata.file_path` has."""
+    return re.sub(r"^file:/+", "file:/", name)
+
+
+def _json_text(name: str) -> Column:
+    """The text of a key of the only object: of a long number exactly, where Spark goes by way of a double."""
+    text = F.get(F.col(_OBJECTS), F.lit(0)).getField(name)
+    number = text.rlike("^-?[0-9.]+(E-?[0-9]+)?$") & text.rlike("[.E]") & F.col(RAW).rlike(_LONG_NUMBER)
+    if '"' not in name and "\\" not in name:
+        path = '$["' + name.replace("'", "\\'") + '"]'
+        exact = F.expr(f"try_variant_get(try_parse_json({RAW}), '{path}', 'string')")
+        text = F.when(number, F.coalesce(exact, text)).otherwise(text)
+    # What Python and others write for what JSON has no number for.
+    return F.when(text.isin('"NaN"', '"Infinity"', '"-Infinity"'), F.btrim(text, F.lit('"'))).otherwise(text)
 
 
 def _with_place(rows: DataFrame) -> DataFrame:
     file = F.col("_metadata")
-    return rows.select("*", file.getField("file_path").alias(FILE), file.getField("file_block_start").alias(BLOCK))
+    # Within a file the splits follow their start, within a split the rows their number.
+    place = {FILE: file.getField("file_path"), BLOCK: file.getField("file_block_start")}
+    return rows.withColumns(place).withColumn(ROW, F.monotonically_increasing_id())
 
 
-def _files(spark: SparkSession, path: str) -> list[str]:
+def _files(spark: SparkSession, path: str, options: Mapping[str, str]) -> list[str]:
+    which = {name: value for name, value in options.items() if name.lower() in _WHICH_FILES}
     try:
-        return list(spark.read.text(path).inputFiles())
+        return [same_place(name) for name in spark.read.options(**which).text(path).inputFiles()]
     except AnalysisException as error:
-        raise SetupError(f"{path} cannot be read: {_first_line(error)}") from error
+        raise SetupError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def _pattern(name: str) -> str:
+    """The path pattern that means the named file and no other."""
+    return _escaped(unquote(name))
+
+
+def _escaped(path: str) -> str:
+    return re.sub(r"([{}\[\]*?\\])", r"\\\1", path)
+
+
+def _base(names: Sequence[str] | None) -> dict[str, str]:
+    """The folder above folders such as `day=2026-01-31`, which are columns to Spark if it knows where they begin."""
+    folder = re.match(r"(.*?)/[^/=]+=[^/]*/", names[0]) if names else None
+    return {"basePath": unquote(folder.group(1))} if folder else {}
 
 
 def _format_of(files: Iterable[str], path: str) -> str | None:
@@ -246,64 +367,8 @@ def _format_of(files: Iterable[str], path: str) -> str | None:
     return next(iter(found), None)
 
 
-def _json_keys(lines: DataFrame) -> set[str] | None:
-    sample = lines.select(F.explode(F.json_object_keys(F.col(_LINE)))).limit(_JSON_SAMPLE).distinct()
-    return {str(row[0]).lower() for row in sample.collect()} or None
-
-
-def _read_by(stream: Stream, field: str) -> list[str]:
-    """The source columns that a field is made of."""
-    expression = stream.columns.get(field)
-    if expression is None:
-        return [field]
-    columns = _parsed(expression).find_all(exp.Column)
-    return list(dict.fromkeys(column.parts[0].name for column in columns))
-
-
-def _parsed(expression: str) -> Any:
-    try:
-        return sqlglot.parse_one(expression, read="spark")
-    except sqlglot.errors.SqlglotError as error:
-        raise SetupError(f"{expression!r} is not a SQL expression: {_first_line(error)}") from error
-
-
-def _lenient(expression: str) -> tuple[str, str]:
-    """The expression with NULL where Spark would raise an error, and a condition: whether any part of it did so.
-
-    A NULL that goes in is no error, so `nullif(x, '')` stays what it says.
-    """
-    tree, failing = _parsed(expression), []
-    # Innermost first: an outer part is written in terms of the inner one's lenient form.
-    for node in reversed(list(tree.walk())):
-        tried = _tried(node)
-        if tried is None:
-            continue
-        text, inputs = tried
-        failing.append(f"({text} is null and {' and '.join(f'({given}) is not null' for given in inputs)})")
-        lenient = exp.Var(this=text)
-        if node is tree:
-            tree = lenient
-        else:
-            node.replace(lenient)
-    return tree.sql("spark"), " or ".join(failing) or "false"
-
-
-def _tried(node: Any) -> tuple[str, list[str]] | None:
-    """The try_ form of a part that can raise an error, and what goes into it."""
-    function = _OPERATORS.get(type(node))
-    if function is not None:
-        inputs = [node.this.sql("spark"), node.expression.sql("spark")]
-        return f"{function}({', '.join(inputs)})", inputs
-    text = node.sql("spark")
-    name = text.partition("(")[0].upper()
-    if (isinstance(node, exp.Cast) and name == "CAST") or name in _RAISING:
-        return f"try_{text}", [node.this.sql("spark")]
-    return None
-
-
-def _ticked(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+def _cause(error: Exception) -> str:
+    """The innermost cause that Java names, without its class."""
+    causes = re.findall(r"Caused by: ([^\n]*)", str(error))
+    text = causes[-1] if causes else first_line(error)
+    return re.sub(r"^[\w.$]+(Exception|Error): ", "", text).strip()[:1_000]

@@ -1,19 +1,32 @@
-"""What the tables hold of one stream, in figures."""
+"""What the tables hold of one stream, in figures, and whether it is healthy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import datetime as dt
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from lookback.core import metrics
+from lookback.core.errors import SetupError
+from lookback.core.health import RECENT, Figures, Sample, health, health_in_words, is_healthy
+from lookback.core.metrics import RuleCounts
 from lookback.core.rulebook import EVALUATED
 from lookback.core.streams import Stream
+from lookback.spark.metrics import backlog
 from lookback.spark.review import open_queue
 from lookback.spark.rules import RulesTable
 
 if TYPE_CHECKING:
+    from pyspark.sql import Row
+
+    from lookback.spark.checkpoint import Checkpoint
     from lookback.spark.tables import Tables
+
+# Of a message of the log, in a sentence.
+_MOST_TEXT = 200
 
 
 @dataclass(frozen=True)
@@ -65,31 +78,129 @@ def event_account(tables: Tables, stream: Stream, through: int | None) -> EventA
 _ACTIONS = ("evaluated", "recorded", "discarded", "waiting")
 
 
-def stream_status(tables: Tables, stream: Stream) -> dict[str, Any]:
+def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
     """Figures of a stream, from its tables; zeros before `init`.
 
-    events and commits of its table; judged: the last commit that brought an alert; rules that raise alerts; alerts,
-    and how many of all are in the open queue; late and rejected events.
+    events and commits of its table; judged: the last commit judged, so far as it is known; lag_commits, lag_seconds: the
+    commits that wait and for how long the oldest has; rules that raise alerts; alerts, and how many of all are in the open
+    queue; late and rejected events; healthy, health: a sentence; findings: level, check, what, remedy of each.
+    checkpoint: that of the stream's evaluation, where it can be reached.
     """
-    zeros = dict.fromkeys(("events", "commits", "rules", "alerts", "open", "late", "rejected"), 0)
-    status: dict[str, Any] = {"stream": stream.name, **zeros, "judged": None}
+    zeros = dict.fromkeys(("events", "commits", "rules", "alerts", "open", "late", "rejected", "lag_commits"), 0)
+    status: dict[str, Any] = {"stream": stream.name, **zeros, "judged": None, "lag_seconds": 0.0}
     if not tables.exists(stream.name):
-        return status
+        return {**status, "healthy": True, "health": f"{stream.name} has no table yet: lookback init.", "findings": []}
 
     def count(name: str) -> int:
         return tables.read(name).where(F.col("stream") == stream.name).count()
 
-    rows = RulesTable(tables, {stream.name: stream}).rows()
-    own = [row for row in rows if row.document is not None and row.document.get("stream") == stream.name]
-    judged = tables.read("alerts").where(F.col("stream") == stream.name).agg(F.max("arrival")).head()
+    figures = stream_figures(tables, stream, checkpoint)
+    findings = health(figures)
     status.update(
         events=tables.read(stream.name).count(),
-        commits=tables.version(stream.name),
-        judged=judged[0] if judged else None,
-        rules=sum(1 for row in own if row.status in EVALUATED),
+        commits=figures.committed,
+        judged=figures.judged,
+        rules=figures.rules,
         alerts=count("alerts"),
         open=open_queue(tables).where(F.col("stream") == stream.name).count(),
         late=count("late_events"),
         rejected=count("rejected_events"),
+        lag_commits=figures.waiting,
+        lag_seconds=round(figures.lag, 3),
+        healthy=is_healthy(findings),
+        health=health_in_words(figures, findings),
+        findings=[asdict(finding) for finding in findings],
     )
     return status
+
+
+def stream_figures(
+    tables: Tables, stream: Stream, checkpoint: Checkpoint | None = None, now: dt.datetime | None = None
+) -> Figures:
+    """What health goes by, from the tables of a stream that is there. now: aware; the clock's time unless given."""
+    now = now or dt.datetime.now(dt.timezone.utc)
+    rows = RulesTable(tables, {stream.name: stream}).rows()
+    own = [row for row in rows if row.document is not None and row.document.get("stream") == stream.name]
+    samples, last = _samples(tables, stream.name, now)
+    judged = _judged(tables, stream.name, checkpoint, last)
+    waiting = backlog(tables, stream.name, judged)
+    rejected, reason = _rejected(tables, stream.name, now)
+    failing, refused = _logged(tables, stream.name, now)
+    ingested = tables.read(stream.name).where(F.col("ingested_at") >= now - RECENT).count() if rejected else 0
+    return Figures(
+        stream.name, now,
+        rules=sum(1 for row in own if row.status in EVALUATED),
+        quarantined=[row.rule_id for row in own if row.status == "quarantined"],
+        committed=waiting.committed, judged=judged, waiting=waiting.waiting, lag=waiting.seconds(now),
+        newest=waiting.newest, samples=samples,
+        last_sample=None if last is None else _aware(last[metrics.MEASURED_AT]),
+        failing=failing, refused=refused, rejected=rejected, reason=reason, ingested=ingested,
+    )  # fmt: skip
+
+
+def _samples(tables: Tables, name: str, now: dt.datetime) -> tuple[list[Sample], Row | None]:
+    """The rows of `metrics` of the last hour, oldest first, and the last of all."""
+    if not tables.exists(metrics.TABLE):
+        return [], None
+    at = F.col(metrics.MEASURED_AT)
+    rows = tables.read(metrics.TABLE).where(F.col("stream") == name)
+    recent = rows.where(at >= now - RECENT).orderBy(at).collect()
+    if recent:
+        return [_sample(row) for row in recent], recent[-1]
+    return [], rows.orderBy(at.desc()).limit(1).head()
+
+
+def _sample(row: Row) -> Sample:
+    return Sample(
+        at=_aware(row[metrics.MEASURED_AT]),
+        events=row["events"],
+        late=row["late"],
+        discarded=row["discarded"],
+        lag=float(row["lag_seconds"]),
+        watermark=None if row["watermark"] is None else _aware(row["watermark"]),
+        state_rows=row["state_rows"],
+        stages={stage: row[f"{stage}_ms"] for stage in ("run", "evaluate", "write")},
+        rules={rule_id: RuleCounts(**counts.asDict()) for rule_id, counts in (row["by_rule"] or {}).items()},
+    )
+
+
+def _judged(tables: Tables, name: str, checkpoint: Checkpoint | None, last: Row | None) -> int | None:
+    """The last commit judged: by the checkpoint and by the metrics; where neither knows, the last that brought an alert."""
+    known: list[int | None] = [None if last is None else last["judged"]]
+    if checkpoint is not None:
+        # A folder that cannot be read, or not as this release writes it, only says less.
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, SetupError):
+            known.append(checkpoint.judged_through())
+    if all(commit is None for commit in known):
+        alerts = tables.read("alerts").where(F.col("stream") == name)
+        known.append(alerts.agg(F.max("arrival").alias("arrival")).collect()[0]["arrival"])
+    return max((commit for commit in known if commit is not None), default=None)
+
+
+def _rejected(tables: Tables, name: str, now: dt.datetime) -> tuple[int, str]:
+    """How many rows ingest rejected within the last hour, and why the newest."""
+    rows = tables.read("rejected_events").where((F.col("stream") == name) & (F.col("ingested_at") >= now - RECENT))
+    found = rows.agg(F.count("*").alias("rows"), F.max_by("reason", "ingested_at").alias("reason")).collect()[0]
+    return found["rows"], (found["reason"] or "")[:_MOST_TEXT]
+
+
+def _logged(tables: Tables, name: str, now: dt.datetime) -> tuple[dict[str, str], dict[str, str]]:
+    """Rules that failed within the last hour, and rules of which the last row was rejected, with what rule_log says."""
+    rows = tables.read("rule_log").where((F.col("stream") == name) & F.col("rule_id").isNotNull())
+    newest = F.max_by(F.struct("action", "message"), F.struct("logged_at", "batch_id", "version")).alias("newest")
+    has_failed = (F.col("action") == "failed").alias("has_failed")
+    found = rows.groupBy("rule_id", has_failed).agg(newest, F.max("logged_at").alias("at")).collect()
+    failing = {
+        row["rule_id"]: row["newest"]["message"][:_MOST_TEXT]
+        for row in found
+        if row["has_failed"] and _aware(row["at"]) >= now - RECENT
+    }
+    refused = {
+        row["rule_id"]: row["newest"]["message"][:_MOST_TEXT] for row in found if row["newest"]["action"] == "rejected"
+    }
+    return failing, refused
+
+
+def _aware(time: dt.datetime) -> dt.datetime:
+    """A time as Spark hands it out: local, without a zone."""
+    return time.astimezone(dt.timezone.utc)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 
+from lookback.core import metrics
 from lookback.core.errors import SetupError
 from lookback.spark.schemas import PRODUCT_TABLES, events_schema
 
@@ -70,11 +71,12 @@ class Tables:
             return f"{self.root}/{name}"
         return f"{_quoted(str(self.catalog_name))}.{_quoted(str(self.schema_name))}.{_quoted(name)}"
 
-    def read(self, name: str) -> DataFrame:
-        """The table as it stands when the query runs."""
+    def read(self, name: str, version: int | None = None) -> DataFrame:
+        """The table as it stands when the query runs, or as it stood after a commit."""
+        reader = self.spark.read if version is None else self.spark.read.option("versionAsOf", str(version))
         if self.root is not None:
-            return self.spark.read.format("delta").load(self.path_or_name(name))
-        return self.spark.read.table(self.path_or_name(name))
+            return reader.format("delta").load(self.path_or_name(name))
+        return reader.table(self.path_or_name(name))
 
     def exists(self, name: str) -> bool:
         """Whether the table is there, as a Delta table."""
@@ -133,14 +135,14 @@ class Tables:
         history: how long commits of the events table can be read as they stood, such as `30 days`. Rules stay readable
         for ten years. Raises SetupError where a table is there without a declared field, or with another type.
         """
+        for name, schema in PRODUCT_TABLES.items():
+            if not self.exists(name):
+                self._create(name, schema, _properties(name))
         events = events_schema(stream)
         if self.exists(stream.name):
             self._require(stream.name, events)
         else:
             self._create(stream.name, events, {**_CHANGE_FEED, **_HOT, **_retention(history), **_statistics(events)})
-        for name, schema in PRODUCT_TABLES.items():
-            if not self.exists(name):
-                self._create(name, schema, _properties(name))
 
     def _create(self, name: str, schema: StructType, properties: Mapping[str, str]) -> None:
         columns = ", ".join(_column(field) for field in schema)
@@ -164,6 +166,10 @@ class Tables:
 
 
 def _quoted(text: str) -> str:
+    if "${" in text:
+        raise SetupError(
+            f"{text!r} holds ${{, in place of which Spark would put a setting or a variable; use another name"
+        )
     return "`" + text.replace("`", "``") + "`"
 
 
@@ -184,6 +190,9 @@ def _properties(name: str) -> dict[str, str]:
     if name == "rules":
         # What was in force when must stay readable for as long as alerts are questioned.
         return {**_CHANGE_FEED, **_HOT, **_retention("3650 days")}
+    if name == metrics.TABLE:
+        # An events table that evaluations write: rules may watch it.
+        return {**_CHANGE_FEED, **_HOT, **_retention(DEFAULT_HISTORY)}
     figures = {"delta.dataSkippingStatsColumns": _FIGURES[name]} if name in _FIGURES else {}
     return {**_HOT, **checks, **figures}
 

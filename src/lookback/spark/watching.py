@@ -13,13 +13,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.compiled import compile_rule
 from lookback.core.coverage import Coverage, needed_by
-from lookback.core.errors import RuleError
 from lookback.core.rulebook import WITH_STATE
 from lookback.core.rules import read_document
 from lookback.spark.checkpoint import Checkpoint
+from lookback.spark.dispatch import rule_rows
 
 if TYPE_CHECKING:
     from lookback.core.streams import Stream
@@ -48,13 +49,19 @@ class RulesWatch:
 
     def table_needs(self) -> Coverage:
         """What dispatch must send for the last version of every rule in the table, as it stands now."""
-        rows = self._tables.read("rules").select(*_COLUMNS).toArrow().to_pylist()
+        texts = [F.make_valid_utf8(name).alias(name) for name in _COLUMNS if name != "version"]
+        rows = self._tables.read("rules").select("version", *texts).toArrow().to_pylist()
         last: dict[str, tuple[int, dict[str, Any]]] = {}
         for row in rows:
             version = 2**63 if row["version"] is None else row["version"]
             if row["rule_id"] is not None and version >= last.get(row["rule_id"], (-1, {}))[0]:
                 last[row["rule_id"]] = (version, row)
         return self._needs(row for _, row in last.values())
+
+    def past_needs(self, start: int) -> Coverage:
+        """What dispatch must send for all versions that rules had from a commit of the table on."""
+        rows = rule_rows(self._tables.read_changes("rules", start)).select(*_COLUMNS)
+        return self._needs(rows.toArrow().to_pylist())
 
     def look(self, report: BatchReport | None) -> None:
         """Called often; report: of the last batch."""
@@ -86,8 +93,8 @@ class RulesWatch:
         rules = []
         for row in rows:
             if row["status"] in WITH_STATE and row["document"]:
-                # A row that is not a valid rule is logged by the stream, which rejects it.
-                with contextlib.suppress(RuleError):
+                # A row that is not a valid rule, whatever is raised of it, is logged by the stream, which rejects it.
+                with contextlib.suppress(Exception):
                     rules.append(compile_rule(read_document(row["document"]), self._stream))
         return needed_by(rules)
 

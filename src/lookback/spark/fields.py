@@ -1,0 +1,232 @@
+"""Makes a stream's fields of the columns of a source, and tells of each row what is wrong with it.
+
+No row stops anything: what does not fit becomes NULL, and `REASON` says why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sqlglot
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F  # noqa: N812
+from sqlglot import exp
+
+from lookback.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame
+
+    from lookback.core.streams import Stream
+    from lookback.core.types import DataType
+
+# Columns beside the stream's fields. REASON is NULL for a usable row; FILE, BLOCK, ROW give the order in the files;
+# READ_AS says how to read RAW again.
+REASON, RAW, READ_AS, FILE, BLOCK, ROW = "__reason", "__raw", "__read_as", "__file", "__block", "__row"
+# Beside the source's columns: the whole of a row that is not made of them.
+CORRUPT = "__corrupt"
+# Characters of a value that a reason quotes; the row itself is kept whole.
+QUOTED_CHARACTERS = 100
+# Functions that raise an error for a value that they cannot read, and have a try_ form that gives NULL.
+_RAISING = frozenset(
+    {
+        "TO_DATE", "TO_TIMESTAMP", "TO_NUMBER", "TO_BINARY", "ELEMENT_AT", "URL_DECODE", "PARSE_JSON",
+        "MAKE_TIMESTAMP", "MAKE_TIMESTAMP_LTZ", "MAKE_TIMESTAMP_NTZ",
+    }
+)  # fmt: skip
+# Those that have none, and the greatest number whose microseconds fit into 64 bits.
+_EPOCH = {
+    "TIMESTAMP_SECONDS": 9_223_372_036_854,
+    "TIMESTAMP_MILLIS": 9_223_372_036_854_775,
+}
+# First and last day of Python's calendar.
+_EDGES = ("0001-01-01", "9999-12-31")
+# What sqlglot calls the base of these changes with its version.
+_OPERATORS: dict[Any, str] = {
+    exp.Add: "try_add",
+    exp.Sub: "try_subtract",
+    exp.Mul: "try_multiply",
+    exp.Div: "try_divide",
+    exp.Mod: "try_mod",
+}
+
+
+def judged(rows: DataFrame, stream: Stream, *, text: bool, place: str) -> DataFrame:
+    """Rows of source columns with RAW, READ_AS, FILE, BLOCK, ROW -> the stream's fields as declared, these, and REASON.
+
+    Columns that the fields are made of and that are not there count as NULL. Where there is a column CORRUPT, a row in
+    which it is not NULL is malformed. text: arrays stand in text columns as JSON. place: what messages name.
+    Raises SetupError where Spark cannot make a field of such columns.
+    """
+    there = {name.lower() for name in rows.columns}
+    lacking = [name for name in wanted(stream) if name.lower() not in there]
+    rows = rows.select("*", *[F.lit(None).cast("string").alias(name) for name in lacking])
+    fields = [_Field(stream, name, type_, text) for name, type_ in stream.fields.items()]
+    try:
+        problems = F.concat_ws("; ", *[field.problem for field in fields])
+        reason = F.when(problems != "", problems)
+        if CORRUPT in rows.columns:
+            reason = F.when(F.col(CORRUPT).isNotNull(), F.lit("malformed line")).otherwise(reason)
+        others = [READ_AS, FILE, BLOCK, ROW]
+        return rows.select(*[field.value for field in fields], reason.alias(REASON), RAW, *others)
+    except AnalysisException:
+        for field in fields:
+            field.check(rows, place)
+        raise
+
+
+def wanted(stream: Stream) -> list[str]:
+    """The source's columns that the stream's fields are made of, in order."""
+    return sorted({name for field in stream.fields for name in read_by(stream, field)})
+
+
+def require(stream: Stream, there: set[str], place: str) -> None:
+    """Raises SetupError where a column that makes the id or the time is not among `there` (lower case)."""
+    for field in (stream.event_id, stream.event_time):
+        for name in read_by(stream, field):
+            if name.lower() not in there:
+                role = "event_id" if field == stream.event_id else "event_time"
+                raise SetupError(
+                    f"{place}: column {name!r}, which the {role} of stream {stream.name!r} is made of, is missing; "
+                    f"there are {', '.join(sorted(there))}. Name the right one in the stream's `columns`, such as "
+                    f'`columns: {{{field}: "other_name"}}`.'
+                )
+
+
+def read_by(stream: Stream, field: str) -> list[str]:
+    """The source columns that a field is made of."""
+    expression = stream.columns.get(field)
+    if expression is None:
+        return [field]
+    columns = _parsed(expression).find_all(exp.Column)
+    return list(dict.fromkeys(column.parts[0].name for column in columns))
+
+
+def ticked(name: str) -> str:
+    """A column as SQL names it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the trace."""
+    return str(error).strip().splitlines()[0]
+
+
+class _Field:
+    """A declared field as Spark columns: its value, and what is wrong where there is none."""
+
+    def __init__(self, stream: Stream, name: str, type_: DataType, text: bool) -> None:
+        self._name, self._type = name, type_
+        self._expression = stream.columns.get(name)
+        self._required = name in (stream.event_id, stream.event_time)
+        self._reads = read_by(stream, name)
+        if self._expression is None:
+            self._made, self._failing = ticked(name), "false"
+        else:
+            self._made, self._failing = _lenient(self._expression)
+        if text and type_.name == "array" and self._expression is None:
+            self._sql = f"from_json({self._made}, '{type_}')"
+        else:
+            self._sql = f"try_cast({self._made} as {type_})"
+        if type_.name == "string" and not text:
+            # Text files were decoded as they were read. Bytes that are no text would stop whoever reads the table in Python.
+            self._sql = f"make_valid_utf8({self._sql})"
+
+    def check(self, rows: DataFrame, place: str) -> None:
+        """Raises SetupError where Spark cannot make the field of these columns."""
+        try:
+            rows.select(self.value, self.problem)
+        except AnalysisException as error:
+            made = f"columns.{self._name}" if self._expression else self._name
+            raise SetupError(f"{place}: {made} cannot become {self._type}: {first_line(error)}") from error
+
+    @property
+    def value(self) -> Column:
+        return F.expr(self._sql).alias(self._name)
+
+    @property
+    def problem(self) -> Column:
+        """What is wrong with the row's value, else NULL."""
+        value = F.expr(self._sql)
+        unusable = value.isNull() & F.expr(f"({self._made}) is not null or {self._failing}")
+        problem = F.when(unusable, self._told())
+        if self._type.name == "timestamp":
+            # Python knows no other years, and durations can be added to these without an overflow.
+            year = F.year(value)
+            problem = problem.when((year < 1) | (year > 9999), F.lit(f"{self._name} is not in the years 1 to 9999"))
+            # Nor, in zones off UTC, all of these; a reader that collects such a time would fail.
+            edge = value.cast("date").isin(*[F.lit(day).cast("date") for day in _EDGES])
+            problem = problem.when(
+                edge, F.lit(f"{self._name} is on {_EDGES[0]} or {_EDGES[1]}, which not every zone has")
+            )
+        if self._required and self._type.name == "string":
+            # Different ids would become one, and all but the first of them duplicates.
+            told = F.concat(F.lit(f"{self._name}: '"), _quoted(value), F.lit("' holds bytes that are not UTF-8"))
+            problem = problem.when(F.contains(value, F.lit("\ufffd")), told)
+        return problem.when(value.isNull(), F.lit(f"{self._name} is NULL")) if self._required else problem
+
+    def _told(self) -> Column:
+        found = [F.coalesce(_quoted(F.col(ticked(name)).cast("string")), F.lit("NULL")) for name in self._reads]
+        if self._expression is None:
+            return F.concat(F.lit(f"{self._name}: '"), found[0], F.lit(f"' is not {self._type}"))
+        values = [
+            F.concat(F.lit(f"{name} = '"), value, F.lit("'")) for name, value in zip(self._reads, found, strict=True)
+        ]
+        told = F.lit(f"{self._name}: `{self._expression}` is not {self._type} where ")
+        return F.concat(told, F.concat_ws(", ", *values))
+
+
+def _quoted(value: Column) -> Column:
+    """The text as a reason quotes it: the beginning of a long one, and how long it is."""
+    value = F.make_valid_utf8(value)
+    length = F.format_number(F.length(value), 0)
+    short = F.concat(F.left(value, F.lit(QUOTED_CHARACTERS)), F.lit("... ("), length, F.lit(" characters)"))
+    return F.when(F.length(value) > QUOTED_CHARACTERS, short).otherwise(value)
+
+
+def _parsed(expression: str) -> Any:
+    try:
+        return sqlglot.parse_one(expression, read="spark")
+    except sqlglot.errors.SqlglotError as error:
+        raise SetupError(f"{expression!r} is not a SQL expression: {first_line(error)}") from error
+
+
+def _lenient(expression: str) -> tuple[str, str]:
+    """The expression with NULL where Spark would raise an error, and a condition: whether any part of it did so.
+
+    A NULL that goes in is no error, so `nullif(x, '')` stays what it says.
+    """
+    tree, failing = _parsed(expression), []
+    # Innermost first: an outer part is written in terms of the inner one's lenient form.
+    for node in reversed(list(tree.walk())):
+        tried = _tried(node)
+        if tried is None:
+            continue
+        text, inputs = tried
+        failing.append(f"({text} is null and {' and '.join(f'({given}) is not null' for given in inputs)})")
+        lenient = exp.Var(this=text)
+        if node is tree:
+            tree = lenient
+        else:
+            node.replace(lenient)
+    return tree.sql("spark"), " or ".join(failing) or "false"
+
+
+def _tried(node: Any) -> tuple[str, Sequence[str]] | None:
+    """The try_ form of a part that can raise an error, and what goes into it."""
+    function = _OPERATORS.get(type(node))
+    if function is not None:
+        inputs = [node.this.sql("spark"), node.expression.sql("spark")]
+        return f"{function}({', '.join(inputs)})", inputs
+    text = node.sql("spark")
+    name = text.partition("(")[0].upper()
+    if name in _EPOCH and isinstance(node, exp.Anonymous):
+        given = node.expressions[0].sql("spark")
+        return f"if(({given}) between -{_EPOCH[name]} and {_EPOCH[name]}, {text}, null)", [given]
+    if name in _RAISING and isinstance(node, exp.TimestampFromParts | exp.Anonymous):
+        return f"try_{text}", [part.sql("spark") for part in node.iter_expressions()]
+    if (isinstance(node, exp.Cast) and name == "CAST") or name in _RAISING:
+        return f"try_{text}", [node.this.sql("spark")]
+    return None

@@ -1,0 +1,172 @@
+"""Checkpoints that are torn, of another stream or of other settings: mended, or refused with the remedy. No Spark here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lookback.core.coverage import Coverage
+from lookback.core.errors import SetupError
+from lookback.core.streams import Stream
+from lookback.spark.checkpoint import EVENTS, RULES, Checkpoint, Plan, declared
+from payins import STREAM
+
+_COVERAGE = Coverage.of([(("customer",), None)], ["amount", "customer"])
+
+
+def offsets(events: int) -> str:
+    source = {"sourceVersion": 1, "reservoirId": "r", "index": -1, "isStartingVersion": False}
+    lines = [json.dumps({**source, "reservoirVersion": version}) for version in (events, 2)]
+    return "\n".join(["v1", json.dumps({"batchWatermarkMs": 0, "conf": {}}), *lines])
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    """Of three batches, the last of which has not ended."""
+    checkpoint = Checkpoint(tmp_path / "evaluate_payins")
+    checkpoint.record(Plan(2, _COVERAGE, declared(STREAM), {EVENTS: 1}))
+    (checkpoint.folder / "metadata").write_text('{"id": "q"}')
+    for kind, texts in {"offsets": [offsets(3), offsets(5), offsets(8)], "commits": ["v1\n{}", "v1\n{}"]}.items():
+        (checkpoint.folder / kind).mkdir()
+        for number, text in enumerate(texts):
+            (checkpoint.folder / kind / str(number)).write_text(text)
+            (checkpoint.folder / kind / f".{number}.crc").write_text("crc")
+    return checkpoint
+
+
+def names(checkpoint: Checkpoint) -> set[str]:
+    return {f"{path.parent.name}/{path.name}" for path in checkpoint.folder.glob("*s/*")}
+
+
+def test_c8_a_whole_checkpoint_is_left_as_it_is_and_tells_where_it_goes_on(checkpoint: Checkpoint) -> None:
+    before = names(checkpoint)
+    assert checkpoint.mend(STREAM, lambda mark: True) == []
+    checkpoint.require_fit(STREAM, 2)
+    assert names(checkpoint) == before
+    assert checkpoint.judged_through() == 4
+    assert checkpoint.continues_from() == {EVENTS: 5, RULES: 2}
+    assert checkpoint.reads_again_from() == {EVENTS: 3, RULES: 2}
+    shutil.rmtree(checkpoint.folder / "commits")
+    assert checkpoint.continues_from() == {EVENTS: 1, RULES: 0}
+
+
+@pytest.mark.parametrize("text", ["", "v1", "v1\n{", offsets(8)[:-3], offsets(8).rpartition("\n")[0], "\x00" * 80])
+def test_c8_a_torn_plan_of_a_batch_that_wrote_nothing_is_removed(checkpoint: Checkpoint, text: str) -> None:
+    file = checkpoint.folder / "offsets" / "2"
+    file.write_text(text)
+    done = [f"{file} was torn and is removed: the batch had written nothing, and is planned anew"]
+    assert checkpoint.mend(STREAM, lambda mark: mark != "q:2") == done
+    assert {"offsets/2", "offsets/.2.crc"}.isdisjoint(names(checkpoint))
+    assert checkpoint.mend(STREAM, lambda mark: True) == []
+
+
+def test_c8_a_torn_plan_of_a_batch_that_has_written_is_refused(checkpoint: Checkpoint) -> None:
+    file = checkpoint.folder / "offsets" / "2"
+    file.write_text("")
+    with pytest.raises(SetupError, match=rf"^{file} is torn .*: lookback evaluate payins --rebuild$"):
+        checkpoint.mend(STREAM, lambda mark: True)
+    assert file.exists()
+
+
+def test_c8_a_torn_mark_of_a_batch_that_has_ended_is_removed_so_that_it_is_run_again(checkpoint: Checkpoint) -> None:
+    (checkpoint.folder / "offsets" / "2").unlink()
+    file = checkpoint.folder / "commits" / "1"
+    file.write_text("v1\n{")
+    assert checkpoint.mend(STREAM, lambda mark: True) == [
+        f"{file} was torn and is removed: the batch is run again, and written once"
+    ]
+    assert {"commits/1", "commits/.1.crc"}.isdisjoint(names(checkpoint))
+    assert checkpoint.continues_from()[EVENTS] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metadata", ""), ("metadata", '{"id": '), ("metadata", None), ("lookback.json", ""), ("lookback.json", "[]"),
+        ("lookback.json", None), ("offsets/1", ""), ("offsets/1", None), ("commits/1", ""),
+    ],
+)  # fmt: skip
+def test_c8_what_cannot_be_mended_is_refused_with_the_file_and_the_remedy(
+    checkpoint: Checkpoint, name: str, text: str | None
+) -> None:
+    file = checkpoint.folder / name
+    file.unlink() if text is None else file.write_text(text)
+    what = "is missing" if text is None else "is torn or damaged"
+    with pytest.raises(SetupError, match=rf"^{file} {what}.* lookback evaluate payins --rebuild$"):
+        checkpoint.mend(STREAM, lambda mark: False)
+
+
+def test_c8_a_first_start_that_was_cut_short_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "new")
+    assert checkpoint.mend(STREAM, lambda mark: False) == []
+    checkpoint.folder.mkdir()
+    (checkpoint.folder / "metadata").write_text("")
+    assert len(checkpoint.mend(STREAM, lambda mark: False)) == 1
+    assert not (checkpoint.folder / "metadata").exists()
+
+
+def changed(**changes: str | None) -> Stream:
+    document = STREAM.to_dict()
+    for name, type_ in changes.items():
+        if type_ is None:
+            del document["fields"][name]
+        else:
+            document["fields"][name] = type_
+    return Stream.from_dict(document)
+
+
+def test_c8_a_declaration_may_gain_fields_and_lose_those_that_no_rule_reads(checkpoint: Checkpoint) -> None:
+    checkpoint.require_fit(changed(city="string", shop=None), None)
+    checkpoint.require_fit(changed(shop="int"), None)
+
+
+@pytest.mark.parametrize(
+    ("stream", "shards", "problem"),
+    [
+        (changed(amount="decimal(20,2)"), None, r"field amount was decimal\(18,2\), is decimal\(20,2\)"),
+        (changed(customer=None), None, "field customer, which rules read, is gone"),
+        (Stream.from_dict({**STREAM.to_dict(), "stream": "other"}), None, "it is the checkpoint of stream 'payins'"),
+        (Stream.from_dict({**STREAM.to_dict(), "event_id": "shop"}), None, "event_id was id, is shop"),
+        (STREAM, 3, "divides its keys into 2 shards for good, not 3; leave the number out"),
+    ],
+)
+def test_c8_a_checkpoint_of_another_declaration_or_number_of_shards_is_refused(
+    checkpoint: Checkpoint, stream: Stream, shards: int | None, problem: str
+) -> None:
+    with pytest.raises(SetupError, match=rf"{problem}.* lookback evaluate {stream.name} --rebuild"):
+        checkpoint.require_fit(stream, shards)
+
+
+def test_checkpoints_of_earlier_releases_say_nothing_of_the_declaration(checkpoint: Checkpoint) -> None:
+    file = checkpoint.folder / "lookback.json"
+    document = json.loads(file.read_text())
+    del document["declared"], document["starts"]
+    file.write_text(json.dumps(document))
+    assert checkpoint.plan() == Plan(2, _COVERAGE)
+    checkpoint.require_fit(changed(amount="decimal(20,2)"), None)
+
+
+def test_c8_a_checkpoint_is_moved_aside_and_never_over_another(checkpoint: Checkpoint) -> None:
+    folder = checkpoint.folder
+    moved = []
+    for _ in range(3):
+        moved.append(checkpoint.move_aside())
+        folder.mkdir()
+    folder.rmdir()
+    assert checkpoint.move_aside() is None
+    assert len(set(moved)) == 3
+    assert all(path is not None and path.exists() and path.name.startswith("evaluate_payins.2") for path in moved)
+
+
+_Read = Callable[[Checkpoint], object]
+
+
+@pytest.mark.parametrize("read", [Checkpoint.judged_through, Checkpoint.continues_from])
+def test_c8_what_is_asked_of_a_torn_checkpoint_is_refused_in_words(checkpoint: Checkpoint, read: _Read) -> None:
+    (checkpoint.folder / "offsets" / "1").write_text("v1")
+    with pytest.raises(SetupError, match=r"offsets/1 is torn or missing .*evaluate --rebuild"):
+        read(checkpoint)

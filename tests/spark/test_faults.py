@@ -1,0 +1,71 @@
+"""What Spark says of torn checkpoints and lost files, in words. The texts are Spark 4.2's and Delta 4.4's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lookback.core.errors import SetupError, StateError
+from lookback.spark.faults import explained
+
+FOLDER = Path("/lake house/_checkpoints/evaluate_payins")
+STATE = f"file:{FOLDER}/state/0/0/3.changelog"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (("Caused by: org.apache.spark.SparkException: [CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during "
+         "loading state.  SQLSTATE: 58030\nCaused by: java.io.EOFException: Stream ended prematurely"),
+         f"{FOLDER} is torn, damaged or missing ([CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading"),
+        (("[CANNOT_LOAD_STATE_STORE.CANNOT_READ_STREAMING_STATE_FILE] An error occurred during loading state. Error reading "
+         f"streaming state file of {STATE} does not exist. If the stream job is restarted"),
+         f"{FOLDER}/state/0/0/3.changelog is torn, damaged or missing ("),
+        (f"terminated with exception: Failed to read log file file:{FOLDER}/offsets/2. Incomplete log file",
+         f"{FOLDER}/offsets/2 is torn, damaged or missing (Failed to read log file"),
+        ("[STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY] Cannot restart streaming query with stateful operators",
+         f"{FOLDER} is torn, damaged or missing ("),
+        (f"File `{FOLDER}/state/0/_stateSchema/default/0_72ac` does not exist",
+         f"{FOLDER}/state/0/_stateSchema/default/0_72ac is torn, damaged or missing ("),
+        ("com.fasterxml.jackson.databind.exc.MismatchedInputException: No content to map due to end-of-input",
+         "is torn, damaged or missing ("),
+        ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 1.",
+         "another query has written to this checkpoint, or a file of it is gone"),
+        ("[DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE] The streaming query was reading from an unexpected Delta table",
+         "was made from another table of the same name, which was deleted and created again"),
+        ("[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:/lake house/payins/part-0.parquet. File",
+         "/lake house/payins/part-0.parquet of a table cannot be read any more ("),
+        ("[DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE] If you never deleted it, it's likely your query is lagging behind.",
+         "a file of a table cannot be read any more ("),
+    ],
+)  # fmt: skip
+def test_c8_a_fault_is_told_with_the_file_and_the_remedy(text: str, told: str) -> None:
+    error = explained(RuntimeError(f"[STREAM_FAILED] Query terminated with exception: {text}"), "payins", FOLDER)
+    assert isinstance(error, SetupError)
+    assert told in str(error)
+    assert "lookback evaluate payins --rebuild" in str(error)
+    assert "\n" not in str(error)
+
+
+def test_c8_pages_of_another_layout_are_told_in_the_words_of_the_one_that_reads_them() -> None:
+    text = "  File x, line 3\nlookback.core.errors.StateError: manifest: the window state has layout version 3; start with a new checkpoint\n  at"
+    error = explained(RuntimeError(text), "payins", FOLDER)
+    assert isinstance(error, StateError)
+    assert (
+        str(error)
+        == f"{FOLDER}: manifest: the window state has layout version 3; start with a new checkpoint: lookback evaluate payins --rebuild"
+    )
+
+
+def test_what_is_not_known_is_left_as_it_is() -> None:
+    for text in ("out of memory", "[DIVIDE_BY_ZERO] Division by zero"):
+        error = RuntimeError(text)
+        assert explained(error, "payins", FOLDER) is error
+
+
+def test_the_causes_of_an_error_are_read_too() -> None:
+    error = RuntimeError("An error occurred while calling start")
+    error.__cause__ = RuntimeError("x")
+    error.__cause__.__cause__ = RuntimeError(f"Failed to read log file file:{FOLDER}/commits/7. Incomplete log file")
+    assert f"{FOLDER}/commits/7 is torn" in str(explained(error, "payins", FOLDER))

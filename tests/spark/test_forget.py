@@ -1,0 +1,289 @@
+"""Privacy requests: what leaves the tables and the state, what stays, and that a killed request can be made again."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.cli import main
+from lookback.core.errors import ExpressionError, SetupError
+from lookback.spark import forget as forgetting
+from lookback.spark.forget import ForgetReport, forget
+from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.review import record_review
+from lookback.spark.schemas import REJECTED_EVENTS
+from lookback.spark.schemas import RULES as RULES_SCHEMA
+from payins import START, STREAM, STREAMS, append, rule, sequence
+
+if TYPE_CHECKING:
+    from lookback.spark.tables import Tables
+
+pytestmark = pytest.mark.spark
+CUSTOMER = "customer = 17"
+NOW = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
+SECOND = 1_000_000
+RULES = [
+    rule("by-customer", when="n >= 2", message="{n}"),
+    rule("by-shop", group_by=["shop"], when="n >= 3", message="{n} in {shop}"),
+    sequence(
+        "pair",
+        [{"name": "one", "where": "amount = 1"}, {"name": "two", "where": "amount = 2"}],
+        group_by=["shop"],
+        message="{one.customer}",
+    ),
+    rule("failing", group_by=[], when="total / (n - 1) > 1000000", message=""),
+]
+
+
+def event(event_id: str, seconds: int, customer: int, amount: int, arrival: int = 1) -> dict[str, Any]:
+    return {
+        "id": event_id, "at": START + seconds * SECOND, "customer": customer, "shop": "a", "amount": f"{amount}.00",
+        "arrival": arrival,
+    }  # fmt: skip
+
+
+def evaluate(tables: Tables) -> None:
+    Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True).run()
+
+
+def reject(tables: Tables, *raws: str | None) -> None:
+    rows = [(STREAM.name, raw, "amount: 'x' is not decimal(18,2)", "a.json", NOW, None) for raw in raws]
+    tables.append(tables.spark.createDataFrame(rows, REJECTED_EVENTS), "rejected_events")
+
+
+def values(tables: Tables, name: str, *columns: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in tables.read(name).select(*columns).collect())
+
+
+@pytest.fixture
+def lived(tables: Tables) -> Tables:
+    """Tables with two customers in one shop. Of 17 are e1 (which also fails a rule), e3 and, 10 minutes late, e4."""
+    tables.create(STREAM)
+    rows = [(document["rule_id"], 1, "active", json.dumps(document), "ann", "", NOW) for document in RULES]
+    tables.append(tables.spark.createDataFrame(rows, RULES_SCHEMA), "rules")
+    append(
+        tables,
+        [
+            event("e1", 0, 17, 1), event("e2", 1, 5, 2), event("e3", 2, 17, 3),
+            event("e4", -600, 17, 3, 2), event("e5", 3, 5, 3, 2),
+        ],
+    )  # fmt: skip
+    evaluate(tables)
+    for row in tables.read("alerts").select("alert_id").collect():
+        record_review(tables, row["alert_id"], "unclear", "ann")
+    reject(tables, json.dumps({"id": "r1", "customer": "17", "amount": "x"}), json.dumps({"customer": 5}), '17,"', None)
+    return tables
+
+
+def names(tables: Tables) -> list[tuple[Any, ...]]:
+    return values(tables, "alerts", "rule_id", "event_id")
+
+
+BEFORE = [
+    ("by-customer", "e3"), ("by-customer", "e5"), ("by-shop", "e3"), ("by-shop", "e5"), ("pair", "e2"),
+]  # fmt: skip
+
+
+def test_what_belongs_to_a_customer_leaves_every_table_and_the_state(lived: Tables) -> None:
+    assert names(lived) == BEFORE
+    assert values(lived, "late_events", "event_id") == [("e4",)]
+    failed = lived.read("rule_log").where("action = 'failed'")
+    assert "the first is e1" in failed.head()["message"]  # type: ignore[index]
+    folder = checkpoint_folder(lived, STREAM)
+    counted = {
+        "payins": 3, "reviews": 3, "alerts": 3, "late_events": 1, "rule_log": 1, "rejected_events": 1,
+    }  # fmt: skip
+
+    trial = forget(lived, STREAM, CUSTOMER, dry_run=True, checkpoint=folder)
+    assert (dict(trial.rows), trial.unreadable, trial.commit, trial.purges) == (counted, 2, None, ())
+    assert names(lived) == BEFORE
+
+    report = forget(lived, STREAM, CUSTOMER, checkpoint=folder)
+    # by-customer e3 by its event and its key, by-shop e3 by its event, and pair, whose evidence has e1, though 5 ended it.
+    assert (dict(report.rows), report.waiting) == (counted, True)
+    assert report.commit == lived.version(STREAM.name)
+    assert names(lived) == [("by-customer", "e5"), ("by-shop", "e5")]
+    assert [row[0] for row in values(lived, STREAM.name, "id")] == ["e2", "e5"]
+    assert lived.read("late_events").isEmpty()
+    assert failed.isEmpty()
+    assert lived.read("rule_log").where("action = 'activated'").count() == len(RULES)
+    assert lived.read("rejected_events").where("raw like '%r1%'").isEmpty()
+    assert lived.read("rejected_events").count() == 3
+    kept = {row[0] for row in values(lived, "alerts", "alert_id")}
+    assert {row[0] for row in values(lived, "reviews", "alert_id")} == kept
+
+    # The window of e6 holds e2, e5 and e6, and no more e1 and e3.
+    append(lived, [event("e6", 4, 5, 1)])
+    evaluate(lived)
+    (counts,) = [
+        row["measures"] for row in lived.read("alerts").where("event_id = 'e6' and rule_id = 'by-shop'").collect()
+    ]
+    assert counts["n"] == "3"
+    again = forget(lived, STREAM, CUSTOMER, checkpoint=folder)
+    assert (again.total, again.commit, again.waiting) == (0, report.commit, False)
+    check_purges(lived, report, again)
+
+
+def check_purges(tables: Tables, report: ForgetReport, again: ForgetReport) -> None:
+    kept = {purge.table: purge for purge in report.purges}
+    assert set(kept) == set(report.rows)
+    assert kept["alerts"].statements == (f"VACUUM {tables.identifier('alerts')}",)
+    now = dt.datetime.now(dt.timezone.utc)
+    for name, days in ((STREAM.name, 30), ("alerts", 7)):
+        assert dt.timedelta(0) < now + dt.timedelta(days=days) - kept[name].after < dt.timedelta(minutes=5)
+    # Made again, it says the same, to the time of the commits.
+    assert {purge.table for purge in again.purges} == set(kept)
+    for purge in again.purges:
+        assert abs(purge.after - kept[purge.table].after) < dt.timedelta(minutes=2)
+    assert "has not judged" not in str(again)
+    assert f"has not judged commit {report.commit} yet" in str(report)
+    assert tables.spark.sql(kept["alerts"].statements[0]).columns == ["path"]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
+    lived: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = forgetting._Request._retried, 0
+
+    def stopping(self: Any, name: str, act: Any) -> None:
+        nonlocal left
+        if not left:
+            raise Killed
+        left -= 1
+        real(self, name, act)
+
+    monkeypatch.setattr(forgetting._Request, "_retried", stopping)
+    deleted = 0
+    for steps in (2, 3):
+        left = steps
+        with pytest.raises(Killed):
+            forget(lived, STREAM, CUSTOMER)
+        deleted += steps
+    assert deleted == 5
+    # Only the events are left; and, killed just after they went, what the evaluation wrote before it judged that commit.
+    left = 1
+    written = lived.read("alerts").where("event_id = 'e5'").withColumn("event_id", F.lit("e1")).collect()
+    dependents = forgetting._Request._dependents
+    schema = lived.read("alerts").schema
+
+    def killed_after_the_events(self: Any) -> Any:
+        if lived.read(STREAM.name).where(CUSTOMER).isEmpty():
+            raise Killed
+        return dependents(self)
+
+    monkeypatch.setattr(forgetting._Request, "_dependents", killed_after_the_events)
+    with pytest.raises(Killed):
+        forget(lived, STREAM, CUSTOMER)
+    monkeypatch.setattr(forgetting._Request, "_dependents", dependents)
+    monkeypatch.setattr(forgetting._Request, "_retried", real)
+    lived.append(lived.spark.createDataFrame(written, schema), "alerts")
+    report = forget(lived, STREAM, CUSTOMER)
+    assert report.rows["alerts"] == 4  # both rules' row of e5, whose id they were given, and what bears the same id
+    assert report.rows[STREAM.name] == 0
+    assert lived.read("alerts").where("event_id = 'e1'").isEmpty()
+
+
+@pytest.mark.long
+def test_a_request_goes_through_while_others_write(lived: Tables) -> None:
+    stop, wrote, failures = threading.Event(), [], []
+
+    def write() -> None:
+        try:
+            # As far apart as batches of an ingest are.
+            while not stop.wait(1):
+                append(lived, [event(f"w{len(wrote)}", 5, 5, 1)])
+                reject(lived, "{}")
+                wrote.append(1)
+        except Exception as error:  # noqa: BLE001 - told by the test
+            failures.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        report = forget(lived, STREAM, CUSTOMER)
+    finally:
+        stop.set()
+        thread.join()
+    assert not failures
+    assert report.rows[STREAM.name] == 3
+    assert lived.read(STREAM.name).where("id like 'w%'").count() == len(wrote) > 0
+    assert lived.read("rejected_events").where("raw = '{}'").count() == len(wrote)
+
+
+def test_c4_what_is_no_condition_over_the_fields_is_refused_before_anything_is_read(created: Tables) -> None:
+    for where, said in (
+        ("", "is empty"),
+        ("customer", "is of type int"),
+        ("1 = 1", "names no field"),
+        ("true", "names no field"),
+        ("custmer = 17", "did you mean 'customer'"),
+        ("customer = 17; DROP TABLE payins", "without a semicolon"),
+        ("customer = (select max(customer) from payins)", "not allowed"),
+        ("customer = 17 -- or", "customer = 17"),
+    ):
+        if "--" in where:
+            assert forgetting.forget_condition(STREAM, where).sql == said
+            continue
+        with pytest.raises(ExpressionError, match=said.replace("(", r"\(")):
+            forget(created, STREAM, where)
+    with pytest.raises(SetupError, match="lookback init"):
+        forget(created, STREAM, CUSTOMER)
+
+
+@pytest.mark.parametrize(
+    "shop",
+    [
+        "a' or 'x' = 'x",
+        "a\\' or true --",
+        "`a`; DROP TABLE x",
+        "${env:HOME}",
+        "${spark.app.name}",
+        "a\nb\x00c",
+        "\\${x}",
+        "ü\u202e",
+    ],
+)
+def test_a_literal_is_compared_and_never_run(created: Tables, shop: str) -> None:
+    frame = created.spark.createDataFrame([(shop,), ("other",)], "shop string")
+    text = shop.replace("\\", "\\\\").replace("'", "\\'")
+    condition = forgetting.forget_condition(STREAM, f"shop = '{text}'")
+    found = frame.where(F.expr(forgetting.spark_text(condition))).collect()
+    assert [row[0] for row in found] == [shop]
+
+
+def test_command_asks_before_it_deletes(
+    lived: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "conf/streams"
+    folder.mkdir(parents=True)
+    (folder / "payins.yml").write_text(json.dumps(STREAM.to_dict()))
+    command = ["--root", str(lived.root), "--conf", str(folder.parent), "forget", "payins", "--where", CUSTOMER]
+    # Not at a terminal, and nobody has said yes.
+    assert main(command) == 2
+    assert "--yes" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: "n")
+    assert main(command) == 0
+    assert "would be deleted" in (said := capsys.readouterr().out)
+    assert "nothing was deleted" in said
+    assert lived.read(STREAM.name).count() == 5
+    assert main([*command, "--yes", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rows"][STREAM.name], told["waiting"], told["dry_run"]) == (3, True, False)
+    assert told["purges"][0]["statements"][0].startswith("VACUUM delta.`")
+    assert main([*command[:-1], "1 / customer > 0", "--dry-run"]) == 0
+    append(lived, [event("zero", 9, 0, 1)])
+    assert main([*command[:-1], "1 / customer > 0", "--dry-run"]) == 2
+    assert "cannot be computed for every row" in capsys.readouterr().err

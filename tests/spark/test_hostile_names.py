@@ -1,0 +1,122 @@
+"""Names, paths and arguments that mean something to SQL, a shell or a pattern go through the whole pipeline as what they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lookback.core.errors import LookbackError, ReviewError, RuleError, SetupError
+from lookback.core.streams import Stream
+from lookback.spark.checkpoint import Checkpoint
+from lookback.spark.forget import forget
+from lookback.spark.ingest import ingest
+from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.review import explain, open_queue, record_review
+from lookback.spark.rules import RulesTable
+from lookback.spark.schemas import PRODUCT_TABLES
+from lookback.spark.status import event_account
+from lookback.spark.tables import Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+# Fields that are words of SQL, and columns of the product's own tables.
+STREAM = Stream.from_dict(
+    {
+        "stream": "select_",
+        "event_id": "event_id",
+        "event_time": "timestamp",
+        "fields": {
+            "event_id": "string", "timestamp": "timestamp", "key": "string", "value": "int", "date": "date", "user": "string",
+            "rows": "int", "raw": "string", "message": "string",
+        },
+    }
+)  # fmt: skip
+STREAMS = {STREAM.name: STREAM}
+RULE = {
+    "rule_id": "r", "stream": STREAM.name, "group_by": ["key", "user"], "window": "1 day",
+    "measures": {"n": "count(*)", "total": "sum(value)"}, "when": "n >= 2 and total > rows", "message": "{key} {message}",
+}  # fmt: skip
+KEY = "x' OR '1'='1`; DROP TABLE rules; -- $(touch ran) ${env:HOME} \\ \"q\" \u202e%s{0}"
+ARGUMENTS = ["' OR 1=1 --", "`rules`", "a; DROP TABLE rules", "../../etc/passwd", "${env:HOME}", "a\x00b", "a\nb", ""]
+
+
+def test_hostile_root_file_fields_and_values_change_nothing(created: Tables, tmp_path: Path) -> None:
+    root = tmp_path / 'it\'s `quoted`; DROP TABLE x -- $(touch ran) "q" 100% ü'
+    for name in PRODUCT_TABLES:
+        shutil.copytree(created.path_or_name(name), root / name)
+    tables = Tables.local(created.spark, root)
+    rules = RulesTable(tables, STREAMS)
+    tables.create(STREAM)
+    rules.push(RULE, author=KEY, comment=KEY)
+    events = [
+        {"event_id": f"{KEY} {at}", "timestamp": f"2026-03-01T00:00:0{at}Z", "key": KEY, "value": 5, "date": "2026-03-01",
+         "user": "u", "rows": 1, "raw": KEY, "message": KEY}
+        for at in range(3)
+    ]  # fmt: skip
+    files = root / "in 'it`s'; $(touch ran)"
+    files.mkdir()
+    lines = [json.dumps(event) for event in events] + [json.dumps({"event_id": None, "key": KEY})]
+    (files / "a 'b' `c`; $(touch ran) --.json").write_text("\n".join(lines))
+    assert (ingest(tables, STREAM, files, progress=None).ingested, tables.read("rejected_events").count()) == (3, 1)
+
+    folder = checkpoint_folder(tables, STREAM)
+    Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
+    assert event_account(tables, STREAM, Checkpoint(Path(folder)).judged_through()).closes
+    alerts = tables.read("alerts").orderBy("event_time").collect()
+    assert [(row["key"], row["message"], row["event_id"]) for row in alerts] == [
+        ({"key": KEY, "user": "u"}, f"{KEY} {KEY}", f"{KEY} {at}") for at in (1, 2)
+    ]
+    assert len(explain(tables, STREAMS, alerts[0]["alert_id"]).timeline) == 2
+    record_review(tables, alerts[0]["alert_id"], "unclear", KEY, KEY)
+    assert [row["alert_id"] for row in open_queue(tables).collect()] == [alerts[1]["alert_id"]]
+
+    for text in ARGUMENTS:
+        assert open_queue(tables, text).isEmpty()
+        for refused in (
+            lambda text=text: record_review(tables, text, "unclear", "me"),
+            lambda text=text: record_review(tables, alerts[1]["alert_id"], text, "me"),
+            lambda text=text: explain(tables, STREAMS, text),
+        ):
+            with pytest.raises(ReviewError):
+                refused()
+        for refused in (
+            lambda text=text: rules.set_status(text, "paused"),
+            lambda text=text: rules.set_status("r", text),
+            lambda text=text: rules.command(text, STREAM.name),
+            lambda text=text: rules.command("clear_state", text),
+            lambda text=text: rules.command("advance", STREAM.name, time=text),
+        ):
+            with pytest.raises(RuleError):
+                refused()
+        with pytest.raises(LookbackError):
+            forget(tables, STREAM, f"key = '{KEY}' {text or ';'}")
+        with pytest.raises(SetupError):
+            tables.read(text)
+
+    literal = KEY.replace("\\", "\\\\").replace("'", "\\'")
+    report = forget(
+        tables, STREAM, f"key = '{literal}' and value > rows and date = date '2026-03-01'".replace("date '", "'")
+    )
+    # The rejected row has no value that is greater.
+    assert dict(report.rows) == {
+        STREAM.name: 3, "reviews": 0, "alerts": 2, "late_events": 0, "rule_log": 0, "rejected_events": 0,
+    }  # fmt: skip
+    report = forget(tables, STREAM, f"key = '{literal}'")
+    assert {name: count for name, count in report.rows.items() if count} == {"rejected_events": 1}
+    assert tables.read("rules").count() == 1
+    assert not list(tmp_path.rglob("ran"))
+    assert not Path("ran").exists()
+
+
+def test_a_place_that_sql_would_read_otherwise_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    # Spark puts a setting or an environment variable there, also between quotes.
+    with pytest.raises(SetupError, match="in place of which Spark would put"):
+        Tables.local(spark, tmp_path / "${env:HOME}").identifier("rules")
+    with pytest.raises(SetupError, match="in place of which Spark would put"):
+        Tables.catalog(spark, "main", "${spark.app.name}").path_or_name("rules")

@@ -1,0 +1,99 @@
+"""One process at a time on a folder; no Spark is needed here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lookback.core.errors import SetupError
+from lookback.spark import owner
+from lookback.spark.owner import only_one
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from lookback.spark.owner import only_one
+with only_one(Path(sys.argv[1]), "checkpoint c"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def elsewhere(file: Path, beat: int) -> None:
+    file.write_text(json.dumps({"host": "far", "pid": 7, "user": "ann", "since": "2026-01-01T00:00:00Z", "beat": beat}))
+
+
+def test_c8_the_second_is_told_the_first_and_follows_it_at_once_when_it_was_killed(tmp_path: Path) -> None:
+    file = tmp_path / "a" / ".c.owner"
+    process = subprocess.Popen([sys.executable, "-c", _HOLD, str(file)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with (
+            pytest.raises(SetupError, match=rf"checkpoint c is in use by process {process.pid} of \w+ on .+, since 20"),
+            only_one(file, "checkpoint c"),
+        ):
+            pass
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    started = time.monotonic()
+    with only_one(file, "checkpoint c", 0.01) as check:
+        assert time.monotonic() - started < 1
+        # In the same process, too.
+        with pytest.raises(SetupError, match=f"process {os.getpid()} "), only_one(file, "checkpoint c"):
+            pass
+        check()
+    assert file.read_text() == ""
+    with only_one(file, "checkpoint c"):
+        pass
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_c8_an_owner_on_another_machine_is_told_by_its_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    if not locks:
+        monkeypatch.setattr(owner, "_lock", lambda file, opened: None)
+    file = tmp_path / ".c.owner"
+    elsewhere(file, 1)
+    sleep = time.sleep
+
+    def beat(seconds: float) -> None:
+        elsewhere(file, 2)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", beat)
+    with pytest.raises(SetupError, match="in use by process 7 of ann on far"), only_one(file, "checkpoint c", 0.05):
+        pass
+    monkeypatch.setattr(time, "sleep", sleep)
+    # It does not beat any more.
+    with only_one(file, "checkpoint c", 0.02) as check:
+        check()
+        elsewhere(file, 9)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                check()
+            except SetupError as error:
+                assert "process 7 of ann on far" in str(error)  # noqa: PT017 - it comes after some time
+                break
+            sleep(0.01)
+        else:
+            pytest.fail("the owner did not find that it is none any more")
+    # What another owns is not emptied.
+    assert '"far"' in file.read_text()
+
+
+def test_c8_a_file_that_names_nobody_is_nobodys(tmp_path: Path) -> None:
+    file = tmp_path / ".c.owner"
+    file.write_text('{"host": "half')
+    with only_one(file, "checkpoint c"):
+        assert json.loads(file.read_text())["pid"] == os.getpid()

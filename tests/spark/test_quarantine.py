@@ -1,0 +1,265 @@
+"""Bad rows in the rules table, rules that break, and authors who publish at once, on real Spark and Delta."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql import functions as F  # noqa: N812
+
+import lookback
+from lookback.core.errors import RuleError, SetupError
+from lookback.core.quarantine import Quarantine
+from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.quarantine import FILE, Quarantines
+from lookback.spark.rules import RulesTable
+from lookback.spark.schemas import RULES as SCHEMA
+from payins import (
+    RULES,
+    STREAM,
+    STREAMS,
+    append,
+    make_events,
+    replay_of_tables,
+    replayed_alerts,
+    rule,
+    stored_alerts,
+)
+
+if TYPE_CHECKING:
+    from lookback.core.streams import Stream
+    from lookback.spark.tables import Tables
+
+pytestmark = pytest.mark.spark
+STRICT = replace(STREAM, max_failures=5)
+GOOD = rule("good", when="n >= 1", message="")
+
+
+def evaluate(tables: Tables, stream: Stream = STREAM) -> Evaluation:
+    evaluation = Evaluation(tables, stream, {stream.name: stream}, checkpoint_folder(tables, stream), once=True)
+    evaluation.run()
+    return evaluation
+
+
+@pytest.fixture
+def ready(tables: Tables) -> Tables:
+    tables.create(STREAM)
+    return tables
+
+
+def write(tables: Tables, *rows: tuple[Any, ...]) -> None:
+    """Rows (rule_id, version, status, document) in one commit, with clocks of years past and to come."""
+    schema = "rule_id string, version long, status string, document string"
+    frame = tables.spark.createDataFrame(list(rows), schema)
+    late = F.when(F.col("version") > 1, F.lit("1999-01-01")).otherwise("2999-01-01").cast("timestamp")
+    known = frame.withColumn("author", F.lit("a person")).withColumn("comment", F.lit(None).cast("string"))
+    tables.append(known.withColumn("changed_at", late).coalesce(1), "rules")
+
+
+def shown(rule_id: str | None) -> str | None:
+    """A rule_id as the log has it."""
+    return rule_id if rule_id is None or len(rule_id) <= 103 else f"{rule_id[:100]}..."
+
+
+def log_of(tables: Tables, *actions: str) -> list[tuple[str | None, int | None, str]]:
+    rows = tables.read("rule_log").where(F.col("action").isin(*actions)).collect()
+    return sorted(((row["rule_id"], row["version"], row["action"]) for row in rows), key=repr)
+
+
+def as_row(document: dict[str, Any], version: int | None = 1, status: str = "active") -> tuple[Any, ...]:
+    return (document["rule_id"], version, status, json.dumps(document))
+
+
+def test_c4_bad_rows_are_rejected_alone_while_the_stream_judges(ready: Tables) -> None:
+    bad = [
+        ("good", 2, "active", "no json"),
+        ("good", 3, "active", "x" * 10_000_000),
+        ("good", 4, "active", "[" * 10_000 + "]" * 10_000),
+        ("good", 5, "ACTIVE", json.dumps(GOOD)),
+        ("good", 6, None, json.dumps(GOOD)),
+        ("good", 7, "active", json.dumps({**GOOD, "stream": ["payins"]})),
+        ("good", 8, "active", json.dumps(GOOD)[:-1] + ', "message": "\\ud800"}'),
+        ("good", -1, "active", json.dumps(GOOD)),
+        ("good", 2**63 - 1, "active", json.dumps(GOOD)),
+        ("r" * 1_000_000, 1, "active", "{}"),
+        ("nul\0", 1, "active", "{}"),
+        ("\u202eright", 1, "a" * 1_000_000, "{}"),
+        ("*", None, "clear_state", '{"stream": []}'),
+        ("*", None, "advance", json.dumps({"time": 10**30})),
+        (None, None, None, None),
+    ]  # fmt: skip
+    twice = [as_row({**GOOD, "rule_id": "twice", "message": message}, 2) for message in ("b", "a", "c")]
+    write(ready, as_row(GOOD), *bad, *twice)
+    # Bytes that are no text.
+    ident = ready.identifier("rules")
+    ready.spark.sql(
+        f"INSERT INTO {ident} VALUES (cast(X'FF' AS string), 1, 'active', cast(X'EDA080' AS string), NULL, NULL, NULL)"
+    )
+    events = make_events(100, seed=5)
+    append(ready, [row for row in events if row["arrival"] <= 2])
+    evaluate(ready)
+    # What a person does by SQL to rows in force: another rule_id, another version, all rows written again as they were.
+    ready.spark.sql(f"UPDATE {ident} SET rule_id = 'twenty' WHERE rule_id = 'twice' AND document LIKE '%\"a\"%'")
+    ready.spark.sql(
+        f"MERGE INTO {ident} t USING (SELECT 'good' AS id) s ON t.rule_id = s.id AND t.version = 1 "
+        f"WHEN MATCHED THEN UPDATE SET t.comment = 'checked'"
+    )
+    append(ready, [row for row in events if row["arrival"] > 2])
+    evaluate(ready)
+    rejected = ready.read("rule_log").where("action = 'rejected'").collect()
+    first = [row for row in rejected if row["arrival"] is None]
+    told = Counter((row["rule_id"], row["version"]) for row in first)
+    assert told == Counter(
+        [*((shown(rule_id), version) for rule_id, version, _, _ in bad), ("twice", 2), ("\ufffd", 1)]
+    )
+    assert max(len(row["message"]) for row in rejected) < 700
+    assert max(len(row["rule_id"] or "") for row in rejected) <= 103
+    # The renamed document still names the old rule, which has no row in force any more.
+    assert log_of(ready, "activated", "retired") == [
+        ("good", 1, "activated"), ("twice", 2, "activated"), ("twice", 2, "retired"),
+    ]  # fmt: skip
+    assert [(row["rule_id"], row["version"]) for row in rejected if row not in first] == [("twenty", 2)]
+    alerts = ready.read("alerts").where("rule_id = 'good'").count()
+    assert alerts == len(lookback.replay([GOOD], events, STREAM).alerts) > 50
+    (message,) = {row["message"] for row in ready.read("alerts").where("rule_id = 'twice'").collect()}
+    assert message == "a"
+    # The table can still be read by those who list and publish.
+    rules = RulesTable(ready, STREAMS)
+    assert {row.rule_id for row in rules.rows()} >= {"good", "twenty"}
+    with pytest.raises(RuleError, match="version 9,223,372,036,854,775,807; delete that row"):
+        rules.push(GOOD)
+
+
+def test_c4_a_rule_that_fails_too_often_or_breaks_is_quarantined_once_and_comes_back(
+    ready: Tables, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(checkpoint_folder(ready, STRICT))
+    divides = rule("divides", when="total / (n - n) > 1", message="")
+    few = rule("few", when="if(amount = 13.13, total / (n - n), total) > 1000000", message="")
+    joined = f"length(concat({', '.join(['shop'] * 100)})) >= 0"
+    breaks = rule("breaks", group_by=[], where=joined, when="n >= 1", message="")
+    write(ready, *(as_row(each) for each in (GOOD, divides, few, breaks)))
+    events = make_events(150, seed=2)
+    events[3]["amount"] = "13.13"
+    for row in events[:25]:
+        row["shop"] = "x" * 130_000
+    append(ready, [row for row in events if row["arrival"] == 1])
+    # As if it had been killed before it could publish.
+    with monkeypatch.context() as patch:
+        patch.setattr(Quarantines, "publish", lambda *_, **__: None)
+        (report,) = evaluate(ready, STRICT).reports
+    assert {failure.rule_id: failure.count for failure in report.failures}["few"] == 1
+    assert {(each["rule_id"], each["version"]) for each in json.loads((folder / FILE).read_text())} == {
+        ("breaks", 1), ("divides", 1),
+    }  # fmt: skip
+    failed = {row["rule_id"]: row["message"] for row in ready.read("rule_log").where("action = 'failed'").collect()}
+    assert set(failed) == {"few", "divides", "breaks"}
+    assert "broke with OverflowError: concat() makes more than 256,000,000 characters" in failed["breaks"]
+    # A table that cannot be written stops nothing; what waits is published with the next run, before it begins.
+    checkpoint = Evaluation(ready, STRICT, STREAMS, folder).checkpoint
+    with monkeypatch.context() as patch:
+        patch.setattr(RulesTable, "quarantine", lambda *_: (_ for _ in ()).throw(SetupError("others keep writing")))
+        Quarantines(ready, STRICT, STREAMS, checkpoint).publish(at_once=True)
+    assert "could not be quarantined, it will be tried again: others keep writing" in caplog.text
+    append(ready, [row for row in events if row["arrival"] in (2, 3)])
+    evaluate(ready, STRICT)
+    assert not (folder / FILE).exists()
+    assert log_of(ready, "quarantined") == [("breaks", 2, "quarantined"), ("divides", 2, "quarantined")]
+    published = ready.read("rules").where("status = 'quarantined'").collect()
+    assert {(row["rule_id"], row["version"], row["author"]) for row in published} == {
+        ("divides", 2, "lookback"), ("breaks", 2, "lookback"),
+    }  # fmt: skip
+    assert len(published) == 2
+    assert all("mend the rule and push it again" in row["comment"] for row in published)
+    # Saying it once more changes nothing.
+    again = Quarantines(ready, STRICT, STREAMS, checkpoint)
+    again.note(report)
+    again.publish()
+    assert ready.read("rules").where("status = 'quarantined'").count() == 2
+    # The author mends one, in the version after the engine's.
+    mended = {**divides, "when": "n >= 1"}
+    assert RulesTable(ready, STREAMS).push(mended) == 3
+    append(ready, [row for row in events if row["arrival"] > 3])
+    evaluate(ready, STRICT)
+    found = stored_alerts(ready)
+    counts = Counter(row[3] for row in found)
+    assert counts["breaks"] == 0
+    assert counts["divides"] > 30
+    assert found == replayed_alerts(replay_of_tables(ready))
+    assert ready.read("rules").where("status = 'quarantined'").count() == 2
+
+
+def test_c4_the_engine_publishes_no_quarantine_where_the_author_was_first(ready: Tables) -> None:
+    rules = RulesTable(ready, STREAMS)
+    documents = {name: rule(name) for name in ("plain", "newer", "drafted", "wrong", "unnumbered")}
+    write(
+        ready,
+        *(as_row(document, None if name == "unnumbered" else 4) for name, document in documents.items()),
+        as_row(documents["newer"], 5, "paused"), as_row(documents["drafted"], 5, "draft"), ("wrong", 5, "active", "{}"),
+    )  # fmt: skip
+    named = {name: Quarantine(name, 4, "why") for name in [*documents, "gone"]}
+    assert {name: rules.quarantine(each) for name, each in named.items()} == {
+        "plain": True, "newer": False, "drafted": True, "wrong": True, "unnumbered": True, "gone": False,
+    }  # fmt: skip
+    assert not any(rules.quarantine(each) for each in named.values())
+    quarantined = ready.read("rules").where("status = 'quarantined'").collect()
+    assert {(row["rule_id"], row["version"], json.loads(row["document"])["rule_id"]) for row in quarantined} == {
+        (name, 5, name) for name in ("plain", "drafted", "wrong", "unnumbered")
+    }
+
+
+def test_c4_authors_who_publish_at_once_lose_no_version(ready: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = RulesTable(ready, STREAMS)
+    assert rules.push(RULES[0], author="ann") == 1
+    read, meeting = RulesTable._rows_of, threading.Barrier(3)
+    met: set[int] = set()
+
+    def together(self: RulesTable, rule_id: str) -> Any:
+        rows = read(self, rule_id)
+        # Each reads before any of them writes.
+        if threading.get_ident() not in met:
+            met.add(threading.get_ident())
+            meeting.wait(60)
+        return rows
+
+    monkeypatch.setattr(RulesTable, "_rows_of", together)
+    versions: dict[str, int] = {}
+    rule_id = RULES[0]["rule_id"]
+
+    def author(name: str) -> None:
+        if name == "cat":
+            versions[name] = rules.set_status(rule_id, "paused", author=name)
+        else:
+            versions[name] = rules.push({**RULES[0], "message": name}, author=name)
+
+    threads = [threading.Thread(target=author, args=(name,)) for name in ("ann", "bob", "cat")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(versions.values()) == [2, 3, 4]
+    rows = {row["version"]: row for row in ready.read("rules").collect()}
+    assert {row["author"]: version for version, row in rows.items() if version > 1} == versions
+    # Whoever paused it paused what was there, whatever the others had published by then.
+    paused = versions["cat"]
+    before = rows[paused - 1]["document"]
+    assert json.loads(rows[paused]["document"]) == json.loads(before)
+    assert rows[paused]["status"] == "paused"
+
+
+def test_an_author_who_always_comes_second_is_told_who_was_first(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = RulesTable(tables, STREAMS)
+    rows = [Row(*SCHEMA.names)("good", 1, "active", json.dumps(GOOD), "ann", "", None)]
+    monkeypatch.setattr(RulesTable, "_rows_of", lambda *_: rows)
+    monkeypatch.setattr(RulesTable, "_insert", lambda *_: False)
+    monkeypatch.setattr("lookback.spark.rules._LONGEST_PAUSE", 0.0)
+    with pytest.raises(SetupError, match=r"at every one of 20 attempts; the last version, 1, is by ann\. Look at"):
+        rules.push(GOOD, author="bob")

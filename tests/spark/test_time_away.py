@@ -1,0 +1,127 @@
+"""Where a table's history does not reach back: switched on late, cleaned while the stream was down."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+import lookback
+from lookback.core.errors import SetupError
+from lookback.spark.checkpoint import EVENTS, Checkpoint
+from lookback.spark.history import readable_from
+from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.rules import RulesTable
+from payins import STREAM, STREAMS, append, make_events, replayed_alerts, rule, stored_alerts, window
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lookback.spark.tables import Tables
+
+pytestmark = pytest.mark.spark
+
+RULES = [
+    rule("short", window="30 seconds", when="n >= 2", suppress="20 seconds"),
+    rule("long", window="2 hours", when="n >= 9"),
+    window("tens", {"tumbling": "10 seconds"}, group_by=["shop"]),
+]
+
+
+def evaluate(tables: Tables, **options: Any) -> Evaluation:
+    evaluation = Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True, **options)
+    evaluation.run()
+    return evaluation
+
+
+def clean_log(tables: Tables, before: int) -> None:
+    """As Delta does when the retention is over: the log begins at a checkpoint."""
+    for file in Path(tables.path_or_name(STREAM.name), "_delta_log").iterdir():
+        number = file.name.lstrip(".")[:20]
+        if number.isdigit() and int(number) < before:
+            file.unlink()
+    tables.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+
+
+@pytest.mark.long
+def test_c3_1_a_history_that_does_not_reach_back(
+    tables: Tables, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "lookback")
+    name = tables.identifier(STREAM.name)
+    columns = ", ".join(f"{field} {type_}" for field, type_ in STREAM.fields.items())
+    spark.sql(f"CREATE TABLE {name} ({columns}, ingested_at timestamp) USING delta")
+    events = make_events(375, seed=5)
+    append(tables, [row for row in events if row["arrival"] <= 2])
+    with pytest.raises(
+        SetupError, match=r"has no change feed; switch it on: ALTER TABLE .*enableChangeDataFeed = true"
+    ):
+        evaluate(tables)
+    properties = ("enableChangeDataFeed = true", "enableInCommitTimestamps = true", "checkpointInterval = 3")
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({', '.join(f'delta.{each}' for each in properties)})")
+    # Commit 3 switched it on: arrivals are one more than the events say from here on.
+    later = [{**row, "arrival": row["arrival"] + 1} for row in events if row["arrival"] > 2]
+    for document in RULES:
+        RulesTable(tables, STREAMS).push(document)
+    append(tables, [row for row in later if row["arrival"] <= 5])
+    evaluate(tables)
+    checkpoint = Checkpoint(Path(checkpoint_folder(tables, STREAM)))
+    plan = checkpoint.plan()
+    assert plan is not None
+    assert plan.starts == {EVENTS: 3, "rules": 0}
+    assert "can be read from commit 3 on: what was written before is not judged" in caplog.text
+    assert stored_alerts(tables) == replayed_alerts(
+        lookback.replay(RULES, [r for r in later if r["arrival"] <= 5], STREAM)
+    )
+
+    # Down for longer than the log is kept.
+    append(tables, [row for row in later if 5 < row["arrival"] <= 11])
+    clean_log(tables, 9)
+    assert readable_from(tables, STREAM.name) == 9
+    with pytest.raises(
+        SetupError, match=r"goes on from commit 6 of .*, and commits 3 to 8 cannot be read any more: .* begins at commit 9 of "
+        r"20.*the last batch ended at 20.*lookback evaluate payins --rebuild, which makes the state anew from commit 9 on",
+    ):  # fmt: skip
+        evaluate(tables)
+    before = stored_alerts(tables)
+    caplog.clear()
+    evaluate(tables, rebuild=True)
+    assert "can be read from commit 9 on" in caplog.text
+    append(tables, [row for row in later if row["arrival"] > 11])
+    evaluate(tables)
+    found = stored_alerts(tables)
+    assert [row for row in found if row[-1] < 9] == before
+    assert max(Counter(row[:2] for row in found).values()) == 1
+
+    # As a run would have given that lost no event but those: less what begins before what was read.
+    cut = max(row["at"] for row in later if row["arrival"] < 9)
+    expected = [row for row in replayed_alerts(lookback.replay(RULES, later, STREAM)) if row[-1] >= 9]
+    new = [row for row in found if row[-1] >= 9]
+    whole = [row for row in expected if row[13] >= cut]
+
+    def told_of(rows: list[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
+        return {(row[3], row[13] - cut, row[-1], *row[:2]) for row in rows}
+
+    assert not told_of(new) - told_of(whole), sorted(told_of(new) - told_of(whole))
+    assert not told_of(whole) - told_of(new), sorted(told_of(whole) - told_of(new))
+    assert {row[3] for row in new} == {"short", "tens"}
+    assert not [row for row in new if not row[9]]
+    late = tables.read("late_events").where("arrival >= 9").withColumn("at", F.unix_micros("event_time")).collect()
+    told = [row for row in lookback.replay(RULES, later, STREAM).late_events if row.arrival >= 9]
+    assert {(row["event_id"], row["late_by_us"]) for row in late} == {(row.event_id, row.late_by_us) for row in told}
+
+    # Files that are gone, with the log still there.
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES (delta.checkpointInterval = 100)")
+    append(tables, [{**row, "id": f"x{row['id']}"} for row in later if row["arrival"] == 12])
+    file = max(Path(tables.path_or_name(STREAM.name)).glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    kept_file = file.with_suffix(".kept")
+    shutil.move(file, kept_file)
+    with pytest.raises(SetupError, match=r"cannot be read any more .*lookback evaluate payins --rebuild"):
+        evaluate(tables)
+    shutil.move(kept_file, file)
+    evaluate(tables)
