@@ -388,7 +388,8 @@ def _forget(options: argparse.Namespace) -> None:
     dry_run = not options.yes or options.dry_run
     report = forget(tables, stream, options.where, dry_run=dry_run, checkpoint=checkpoint)
     if dry_run and not options.dry_run:
-        if not _confirmed(f"{report}\nDelete these rows for good? [y/N] "):
+        print(report, file=sys.stderr if _as_json(options) else sys.stdout)
+        if not _confirmed("Delete these rows for good? [y/N] "):
             print("nothing was deleted")
             return
         report = forget(tables, stream, options.where, checkpoint=checkpoint)

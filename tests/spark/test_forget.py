@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,12 @@ from lookback.core.errors import ExpressionError, SetupError
 from lookback.spark import forget as forgetting
 from lookback.spark.forget import ForgetReport, forget
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.review import record_review
-from lookback.spark.schemas import REJECTED_EVENTS
-from lookback.spark.schemas import RULES as RULES_SCHEMA
+from lookback.spark.schemas import PRODUCT_TABLES, REJECTED_EVENTS
+from lookback.spark.tables import Tables
 from payins import START, STREAM, STREAMS, append, rule, sequence
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.spark
 CUSTOMER = "customer = 17"
@@ -61,12 +62,16 @@ def values(tables: Tables, name: str, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in tables.read(name).select(*columns).collect())
 
 
-@pytest.fixture
-def lived(tables: Tables) -> Tables:
+@pytest.fixture(scope="module")
+def made(created: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     """Tables with two customers in one shop. Of 17 are e1 (which also fails a rule), e3 and, 10 minutes late, e4."""
+    root = tmp_path_factory.mktemp("forget") / "lakehouse"
+    for name in PRODUCT_TABLES:
+        shutil.copytree(created.path_or_name(name), root / name)
+    tables = Tables.local(created.spark, root)
     tables.create(STREAM)
     rows = [(document["rule_id"], 1, "active", json.dumps(document), "ann", "", NOW) for document in RULES]
-    tables.append(tables.spark.createDataFrame(rows, RULES_SCHEMA), "rules")
+    tables.append(tables.spark.createDataFrame(rows, PRODUCT_TABLES["rules"]), "rules")
     append(
         tables,
         [
@@ -75,10 +80,19 @@ def lived(tables: Tables) -> Tables:
         ],
     )  # fmt: skip
     evaluate(tables)
-    for row in tables.read("alerts").select("alert_id").collect():
-        record_review(tables, row["alert_id"], "unclear", "ann")
+    reviews = tables.read("alerts").selectExpr(
+        "alert_id", "'unclear' disposition", "'ann' reviewer", "'' note", "current_timestamp() reviewed_at"
+    )
+    tables.append(reviews, "reviews")
     reject(tables, json.dumps({"id": "r1", "customer": "17", "amount": "x"}), json.dumps({"customer": 5}), '17,"', None)
     return tables
+
+
+@pytest.fixture
+def lived(made: Tables, tmp_path: Path) -> Tables:
+    """A copy of these tables, with the checkpoint of their evaluation."""
+    shutil.copytree(str(made.root), tmp_path / "lakehouse")
+    return Tables.local(made.spark, tmp_path / "lakehouse")
 
 
 def names(tables: Tables) -> list[tuple[Any, ...]]:
@@ -196,15 +210,16 @@ def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
 
 
 @pytest.mark.long
-def test_a_request_goes_through_while_others_write(lived: Tables) -> None:
+@contextmanager
+def writing(tables: Tables) -> Iterator[list[int]]:
+    """Others append to the events and to rejected_events meanwhile, as far apart as batches of an ingest are."""
     stop, wrote, failures = threading.Event(), [], []
 
     def write() -> None:
         try:
-            # As far apart as batches of an ingest are.
             while not stop.wait(1):
-                append(lived, [event(f"w{len(wrote)}", 5, 5, 1)])
-                reject(lived, "{}")
+                append(tables, [event(f"w{len(wrote)}", 5, 5, 1)])
+                reject(tables, "{}")
                 wrote.append(1)
         except Exception as error:  # noqa: BLE001 - told by the test
             failures.append(error)
@@ -212,14 +227,11 @@ def test_a_request_goes_through_while_others_write(lived: Tables) -> None:
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        report = forget(lived, STREAM, CUSTOMER)
+        yield wrote
     finally:
         stop.set()
         thread.join()
     assert not failures
-    assert report.rows[STREAM.name] == 3
-    assert lived.read(STREAM.name).where("id like 'w%'").count() == len(wrote) > 0
-    assert lived.read("rejected_events").where("raw = '{}'").count() == len(wrote)
 
 
 def test_c4_what_is_no_condition_over_the_fields_is_refused_before_anything_is_read(created: Tables) -> None:
@@ -263,7 +275,7 @@ def test_a_literal_is_compared_and_never_run(created: Tables, shop: str) -> None
     assert [row[0] for row in found] == [shop]
 
 
-def test_command_asks_before_it_deletes(
+def test_command_asks_then_deletes_while_others_write(
     lived: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "conf/streams"
@@ -279,7 +291,10 @@ def test_command_asks_before_it_deletes(
     assert "would be deleted" in (said := capsys.readouterr().out)
     assert "nothing was deleted" in said
     assert lived.read(STREAM.name).count() == 5
-    assert main([*command, "--yes", "--json"]) == 0
+    with writing(lived) as wrote:
+        assert main([*command, "--yes", "--json"]) == 0
+    assert lived.read(STREAM.name).where("id like 'w%'").count() == len(wrote) > 0
+    assert lived.read("rejected_events").where("raw = '{}'").count() == len(wrote)
     told = json.loads(capsys.readouterr().out)
     assert (told["rows"][STREAM.name], told["waiting"], told["dry_run"]) == (3, True, False)
     assert told["purges"][0]["statements"][0].startswith("VACUUM delta.`")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 COLUMNS = {
-    "rejected_events": "stream raw reason source ingested_at",
+    "rejected_events": "stream raw reason source ingested_at read_as",
     "rules": "rule_id version status document author comment changed_at",
     "alerts": "alert_id revision verdict rule_id rule_version mode severity stream key event_id event_time window_start "
     "window_end window_complete measures message evidence arrival decided_at",
@@ -96,7 +96,7 @@ def test_a_review_needs_an_alert_and_a_known_disposition(created: Tables, values
 
 def test_append_is_one_commit_that_carries_its_mark(tables: Tables):
     before = tables.version("rejected_events")
-    rows = tables.spark.createDataFrame([("s", "{}", "why", "f", NOW)], tables.read("rejected_events").schema)
+    rows = tables.spark.createDataFrame([("s", "{}", "why", "f", NOW, None)], tables.read("rejected_events").schema)
 
     tables.append(rows, "rejected_events", "query-1:7")
 
