@@ -56,7 +56,7 @@ def ready(tables: Tables) -> Tables:
     return tables
 
 
-@pytest.mark.parametrize("files_per_batch", ["1", "1000"])
+@pytest.mark.parametrize("files_per_batch", [pytest.param("1", marks=pytest.mark.long), "1000"])
 def test_c3_1_stream_equals_replay_however_batches_are_cut(ready: Tables, files_per_batch: str) -> None:
     rules = RulesTable(ready, STREAMS)
     for document in RULES:

@@ -170,6 +170,7 @@ def test_c3_4_both_ends_of_the_window_are_included(tables: Tables):
     assert all(explained.consistent for explained in by_event.values())
 
 
+@pytest.mark.long
 def test_what_came_before_the_rule_and_what_a_widened_window_had_forgotten_does_not_count(tables: Tables):
     short = {**SPEND, "window": "1 hour", "measures": {"total": "sum(amount)"}, "when": "total >= 1"}
     commit(tables, [event(1, 0)])
@@ -217,6 +218,7 @@ def test_an_explanation_says_rule_key_window_measures_and_limits(tables: Tables)
     assert list(explained.timeline["running"]) == [200.0, 350.0]
 
 
+@pytest.mark.long
 def test_events_deleted_before_did_not_count_and_those_deleted_since_are_missing(tables: Tables):
     commit(tables, [event(1, 0, 1000), event(2, 60), event(3, 120)])
     tables.spark.sql(f"DELETE FROM {tables.identifier(STREAM.name)} WHERE id = 1")
