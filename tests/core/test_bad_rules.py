@@ -529,7 +529,7 @@ def test_c4_the_same_batch_repeated_gives_the_same(monkeypatch: pytest.MonkeyPat
         outputs = []
         for start in range(0, 9, 3):
             rows, _ = read_events(events(3, start), TX, 1)
-            changes = [row(1, rule_id="bad"), row(1, rule_id="fine")] if not start else []
+            changes = [row(1, rule_id="bad", where="amount >= 0"), row(1, rule_id="fine")] if not start else []
             marks = {int(commit): int(time) for commit, time in zip(rows.commits, rows.times, strict=True)}
             outputs.append(evaluator.process(state, Batch(rows, marks=marks, changes=changes)))
         return outputs, state.book.to_json()

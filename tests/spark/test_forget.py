@@ -209,7 +209,6 @@ def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
     assert lived.read("alerts").where("event_id = 'e1'").isEmpty()
 
 
-@pytest.mark.long
 @contextmanager
 def writing(tables: Tables) -> Iterator[list[int]]:
     """Others append to the events and to rejected_events meanwhile, as far apart as batches of an ingest are."""
@@ -217,7 +216,7 @@ def writing(tables: Tables) -> Iterator[list[int]]:
 
     def write() -> None:
         try:
-            while not stop.wait(1):
+            while not stop.wait(2):
                 append(tables, [event(f"w{len(wrote)}", 5, 5, 1)])
                 reject(tables, "{}")
                 wrote.append(1)
@@ -275,6 +274,8 @@ def test_a_literal_is_compared_and_never_run(created: Tables, shop: str) -> None
     assert [row[0] for row in found] == [shop]
 
 
+@pytest.mark.long
+@pytest.mark.slow
 def test_command_asks_then_deletes_while_others_write(
     lived: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

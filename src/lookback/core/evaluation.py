@@ -280,7 +280,6 @@ def _alone(
             state.book.stop(entry.rule_id)
             for name in (rule.store, rule.memory):
                 state.drop_table(name)
-            state.suppressed.pop(entry.rule_id, None)
             failure = Failure(entry.rule_id, entry.version, 0, "", (commit, 0), reason)
             output.failures = merge_failures([*output.failures, failure])
 

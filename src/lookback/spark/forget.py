@@ -366,6 +366,13 @@ class _Request:
                     f"others keep writing to {self._tables.identifier(name)}; pause the ingest or the evaluation for a "
                     "minute and make the same request again"
                 )
+            self._await_commit(name)
+
+    def _await_commit(self, name: str) -> None:
+        """Waits for the others' next commit, up to two seconds: just after it there is the most time before another."""
+        until, version = time.monotonic() + 2, self._tables.version(name)
+        while time.monotonic() < until and self._tables.version(name) == version:
+            time.sleep(0.05)
 
     def _last_removal(self, name: str) -> tuple[int | None, dt.datetime | None]:
         """The last commit that deleted rows of a table and its time, among the last ones."""
