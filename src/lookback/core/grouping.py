@@ -21,7 +21,7 @@ class Queries:
     numbers: of their keys in a grouping, -1 for a key that has no event in the batch; positions: what has arrived, up to
     this event of the batch, counts; first, last: times, both included, shape (rows,). by_arrival: of an ordered key some
     row within the times may arrive after its query; by_time: some row that has arrived may be later than `last`.
-    found: what `Grouping.ranges` found.
+    found, mixed: what `Grouping.ranges` and `Grouping.mixed` found.
     """
 
     numbers: Int64s
@@ -31,6 +31,7 @@ class Queries:
     by_arrival: bool = True
     by_time: bool = True
     found: tuple[Int64s, Int64s] | None = None
+    mixed: tuple[Int64s, Queries] | None = None
 
     @cached_property
     def earliest(self) -> int:
@@ -46,7 +47,7 @@ class Queries:
         """The same windows without what lies below `floor`."""
         if floor <= self.earliest:
             return self
-        return replace(self, first=np.maximum(self.first, floor), found=None)
+        return replace(self, first=np.maximum(self.first, floor), found=None, mixed=None)
 
     def take(self, at: Int64s) -> Queries:
         """The queries at these positions."""
@@ -97,9 +98,14 @@ class Grouping:
     def _by_arrival(self) -> TimeSearch:
         return TimeSearch(self.numbers[self.in_order], self.in_order)
 
-    def mixed(self, queries: Queries) -> Int64s:
-        """The queries of keys that have late events."""
-        return np.flatnonzero((queries.numbers >= 0) & self.disordered[queries.numbers])
+    def mixed(self, queries: Queries) -> tuple[Int64s, Queries]:
+        """The queries of keys that have late events: their positions, and themselves."""
+        if queries.mixed is None:
+            at: Int64s = np.empty(0, dtype=np.int64)
+            if self.disordered.any():
+                at = np.flatnonzero((queries.numbers >= 0) & self.disordered[queries.numbers])
+            queries.mixed = at, queries.take(at)
+        return queries.mixed
 
     def ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
         """Of each window the events in it that are not late, as a range [low, high) of `in_order`; low == high is none."""
@@ -118,16 +124,16 @@ class Grouping:
                 high = np.minimum(high, by_time.first_at_least(numbers, queries.last + 1))
         else:
             high = by_time.first_at_least(numbers, queries.last + 1)
-        mixed = self.mixed(queries) if queries.by_arrival != queries.by_time and self.disordered.any() else None
-        if mixed is not None:
+        if queries.by_arrival != queries.by_time:
             # With late events among them, rows may be beyond both ends of what a query asks for.
-            asked = queries.take(mixed)
-            other = (
-                by_time.first_at_least(asked.numbers, asked.last + 1)
-                if queries.by_arrival
-                else by_arrival.first_at_least(asked.numbers, asked.positions + 1)
-            )
-            high[mixed] = np.minimum(high[mixed], other)
+            mixed, asked = self.mixed(queries)
+            if len(mixed):
+                other = (
+                    by_time.first_at_least(asked.numbers, asked.last + 1)
+                    if queries.by_arrival
+                    else by_arrival.first_at_least(asked.numbers, asked.positions + 1)
+                )
+                high[mixed] = np.minimum(high[mixed], other)
         return np.where(known, low, 0), np.where(known, np.maximum(low, high), 0)
 
 
@@ -159,8 +165,7 @@ class FeatureRows:
 
         What has arrived by a query is the first so many of them: a block of 2^k rows for every bit of that number.
         """
-        grouping = self._grouping
-        positions = self.positions[grouping.late[self.positions]]
+        grouping, positions = self._grouping, self._late_positions
         ranks = np.searchsorted(self._arrived, positions)
         keys, blocks = len(grouping.distinct.low), []
         size = 1
@@ -176,9 +181,14 @@ class FeatureRows:
         return blocks
 
     @cached_property
+    def _late_positions(self) -> Int64s:
+        """The late rows, by (key, time, arrival)."""
+        return self.positions[self._grouping.late[self.positions]]
+
+    @cached_property
     def _arrived(self) -> Int64s:
-        """The positions of the late rows in order of arrival."""
-        return np.sort(self.positions[self._grouping.late[self.positions]])
+        """The late rows in order of arrival."""
+        return np.sort(self._late_positions)
 
     def _index(self, positions: Int64s) -> Any:
         return self._aggregate.index(positions if self._of_all is None else self._of_all[positions])
@@ -190,17 +200,14 @@ class FeatureRows:
         if before is not None:
             low, high = before[low], before[high]
         partial = self._aggregate.ranges(index, low, high)
-        if self._grouping.disordered.any() and len(self._arrived):
-            mixed = self._grouping.mixed(queries)
-            if len(mixed):
-                asked = queries.take(mixed)
-                arrived = np.searchsorted(self._arrived, asked.positions, side="right")
-                keys = len(self._grouping.distinct.low)
-                for block in self._late:
-                    at, low, high = block.ranges(asked, arrived, keys)
-                    partial = merge_at(
-                        self._aggregate, partial, mixed[at], self._aggregate.ranges(block.index, low, high)
-                    )
+        mixed, asked = self._grouping.mixed(queries)
+        if len(mixed) and len(self._arrived):
+            arrived = np.searchsorted(self._arrived, asked.positions, side="right")
+            keys = len(self._grouping.distinct.low)
+            for block in self._late:
+                at, low, high = block.ranges(asked, arrived, keys)
+                more = self._aggregate.ranges(block.index, low, high)
+                partial = merge_at(self._aggregate, partial, mixed[at], more)
         return partial
 
 

@@ -28,16 +28,6 @@ from operator import and_
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from delta.exceptions import (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    DeltaConcurrentModificationException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -48,6 +38,7 @@ from lookback.core.types import BOOLEAN
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.fields import RAW, REASON
 from lookback.spark.rejected import Rejected
+from lookback.spark.tables import CONFLICTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -55,11 +46,6 @@ if TYPE_CHECKING:
     from lookback.core.streams import Stream
     from lookback.spark.tables import Tables
 
-# Siblings: none of them is an ancestor of the others.
-_CONFLICTS = (
-    ConcurrentAppendException, ConcurrentDeleteDeleteException, ConcurrentDeleteReadException, ConcurrentTransactionException,
-    ConcurrentWriteException, DeltaConcurrentModificationException, MetadataChangedException, ProtocolChangedException,
-)  # fmt: skip
 # What a row of a table is known by when it is to go. Reviews before the alerts that lead to them.
 _KNOWN_BY = {
     "reviews": ("alert_id",),
@@ -387,7 +373,7 @@ def _done(act: Callable[[], object]) -> bool:
     """Whether it went through, and no other came first."""
     try:
         act()
-    except _CONFLICTS:
+    except CONFLICTS:
         return False
     return True
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from delta.exceptions import DeltaConcurrentModificationException
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
 from lookback.spark.fields import BLOCK, CORRUPT, FILE, RAW, READ_AS, REASON, ROW, judged, ticked, wanted
 from lookback.spark.sources import CSV_DEFAULTS, FORMATS, JSON_FORMATS, Files, Source
+from lookback.spark.tables import CONFLICTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ class Rejected:
             try:
                 table = self.tables.delta(_TABLE).alias("rejected")
                 table.merge(used.alias("used"), condition).whenMatchedDelete().execute()
-            except DeltaConcurrentModificationException:  # noqa: PERF203 - rows of other streams come meanwhile
+            except CONFLICTS:  # noqa: PERF203 - rows of other streams come meanwhile
                 if attempt == _ATTEMPTS:
                     raise
             else:

@@ -12,16 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from delta.exceptions import (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    DeltaConcurrentModificationException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Row
@@ -39,17 +29,13 @@ from lookback.core.streams import Stream
 from lookback.core.windows import Lookback, Session, Window
 from lookback.rule_tests import check_rule
 from lookback.spark.schemas import RULES
+from lookback.spark.tables import CONFLICTS
 
 if TYPE_CHECKING:
     from lookback.spark.tables import Tables
 
 
 _DAY = MICROSECONDS["day"]
-# Siblings: none of them is an ancestor of the others.
-CONFLICTS = (
-    ConcurrentAppendException, ConcurrentDeleteDeleteException, ConcurrentDeleteReadException, ConcurrentTransactionException,
-    ConcurrentWriteException, DeltaConcurrentModificationException, MetadataChangedException, ProtocolChangedException,
-)  # fmt: skip
 _ATTEMPTS = 20
 # Seconds.
 _LONGEST_PAUSE = 3.0

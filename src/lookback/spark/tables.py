@@ -7,6 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    DeltaConcurrentModificationException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
 from delta.tables import DeltaTable
 
 from lookback.core import metrics
@@ -21,6 +31,11 @@ if TYPE_CHECKING:
 
     from lookback.core.streams import Stream
 
+# How a write fails that met another: it may be tried again. Siblings, none an ancestor of the others.
+CONFLICTS = (
+    ConcurrentAppendException, ConcurrentDeleteDeleteException, ConcurrentDeleteReadException, ConcurrentTransactionException,
+    ConcurrentWriteException, DeltaConcurrentModificationException, MetadataChangedException, ProtocolChangedException,
+)  # fmt: skip
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
 # Of an events table: how far back commits can be replayed and read as they stood.
 DEFAULT_HISTORY = "30 days"
