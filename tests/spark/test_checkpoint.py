@@ -83,6 +83,21 @@ def test_c8_a_torn_mark_of_a_batch_that_has_ended_is_removed_so_that_it_is_run_a
     assert checkpoint.continues_from()[EVENTS] == 3
 
 
+def test_c8_state_of_a_batch_that_was_not_finished_is_removed_for_a_torn_file_would_outlive_its_repetition(
+    checkpoint: Checkpoint,
+) -> None:
+    part = checkpoint.folder / "state/0/1"
+    part.mkdir(parents=True)
+    kept = {"1.changelog", "2.changelog", "2.zip", ".2.changelog.crc", "10.sst"}
+    for name in {*kept, "3.changelog", ".3.changelog.crc", "10.zip"}:
+        (part / name).write_text("")
+    assert checkpoint.mend(STREAM, lambda mark: True) == [
+        "2 files of state of a batch that was not finished are removed: it is run again"
+    ]
+    assert {file.name for file in part.iterdir()} == kept
+    assert checkpoint.mend(STREAM, lambda mark: True) == []
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ _REBUILD = "rebuild.json"
 # The sources of the query, in its order: lines of an offsets file after its version and its metadata.
 EVENTS, RULES = "events", "rules"
 _SOURCES = (EVENTS, RULES)
+# Saved by the state store, and how it is numbered; what a .zip needs beside it has names of its own.
+_STATE = re.compile(r"(\d+)\.(?:changelog|zip)")
 _REMEDY = "make it anew from the tables: lookback evaluate {stream} --rebuild"
 
 
@@ -209,7 +212,20 @@ class Checkpoint:
         for number in sorted(set(needed)):
             if not _is_planned(self.folder / "offsets" / str(number)):
                 raise self._torn(stream, self.folder / "offsets" / str(number))
+        if ahead := self._state_ahead(finished):
+            for file in ahead:
+                _unlink(file)
+            done.append(f"{len(ahead)} files of state of a batch that was not finished are removed: it is run again")
         return done
+
+    def _state_ahead(self, finished: list[int]) -> list[Path]:
+        """The state saved after that of the last finished batch, which a repetition of its batch may find and keep as it is.
+
+        Batch n ends with version n + 1 of the state.
+        """
+        last = finished[-1] + 1 if finished else 0
+        files = (self.folder / "state").glob("*/*/[0-9]*.*")
+        return sorted(file for file in files if (match := _STATE.fullmatch(file.name)) and int(match[1]) > last)
 
     def _mend_new(self) -> list[str]:
         file = self.folder / "metadata"
