@@ -11,7 +11,7 @@ AUDITOR = $(VENV)/audit
 FUZZER = $(VENV)/.fuzzer
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-core fuzz fuzz-coverage soak bench bench-peers audit check fix clean java
+.PHONY: help setup demo test test-long test-core fuzz fuzz-coverage soak soak-load bench bench-peers audit check fix clean java
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -42,6 +42,9 @@ fuzz-coverage: $(FUZZER) ## bytes, texts and values guided by coverage, SECONDS 
 
 soak: setup ## kill -9 of ingest, authors and evaluation, KILLS of them (200): one or two hours; then compared with a replay
 	@$(BIN)/python -m soak --kills $(or $(KILLS),200) --seed $(or $(SEED),1)
+
+soak-load: setup ## 1,000 rules, an alert for every event, a key with a million events, a burst: within the memory of 8 GB?
+	@for load in rules storm key burst; do $(BIN)/python -m soak.load $$load || failed=1; done; test -z "$$failed"
 
 bench: setup ## throughput, latency and state against the goals, about 20 minutes; nothing else should run
 	@$(BIN)/python -m bench

@@ -104,6 +104,7 @@ BEFORE = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_what_belongs_to_a_customer_leaves_every_table_and_the_state(lived: Tables) -> None:
     assert names(lived) == BEFORE
     assert values(lived, "late_events", "event_id") == [("e4",)]

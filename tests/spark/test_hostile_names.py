@@ -46,6 +46,7 @@ KEY = "x' OR '1'='1`; DROP TABLE rules; -- $(touch ran) ${env:HOME} \\ \"q\" \u2
 ARGUMENTS = ["' OR 1=1 --", "`rules`", "a; DROP TABLE rules", "../../etc/passwd", "${env:HOME}", "a\x00b", "a\nb", ""]
 
 
+@pytest.mark.long
 def test_hostile_root_file_fields_and_values_change_nothing(created: Tables, tmp_path: Path) -> None:
     root = tmp_path / 'it\'s `quoted`; DROP TABLE x -- $(touch ran) "q" 100% ü'
     for name in PRODUCT_TABLES:
