@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from lookback import pictures
-from lookback.cli import _cell, main
+from lookback.cli import main
 from lookback.config import Settings, load_rule_document, load_stream, load_streams
 from lookback.core.blocks import unpack_events, unpack_failures, unpack_table
 from lookback.core.errors import RuleError, SetupError, StateError, StreamError
@@ -29,6 +29,7 @@ from lookback.core.rules import Rule, read_document
 from lookback.core.runs import Run
 from lookback.core.state import MANIFEST, ShardState
 from lookback.core.streams import Stream
+from lookback.terminal import cell_text
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -324,7 +325,7 @@ def test_commands_refuse_a_stream_that_is_not_declared(
 
 def test_a_message_cannot_steer_the_terminal() -> None:
     # Clears the screen; sets the window's title; writes over the line; turns the text around.
-    shown = _cell("\x1b[2J\x1b]0;title\x07a\rb\nc\u202ed\x9bü")
+    shown = cell_text("\x1b[2J\x1b]0;title\x07a\rb\nc\u202ed\x9bü")
     assert shown == r"\x1b[2J\x1b]0;title\x07a\rb\nc\u202ed\x9bü"
 
 

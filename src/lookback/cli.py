@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import getpass
-import json
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from lookback.config import Settings, load_rule_document
-from lookback.core.columns import text_of
 from lookback.core.durations import parse_duration
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
+from lookback.remote.commands import DESCRIPTION as REMOTE
+from lookback.remote.commands import add_commands
 from lookback.rule_tests import check_rule
+from lookback.terminal import as_json, print_health, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.core.streams import Stream
@@ -121,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     forget.add_argument("--checkpoint", help="folder of the evaluation's checkpoint (default: below the root)")
     status = command("status", _status, "what the tables hold, and whether each stream is healthy")
     status.add_argument("--check", action="store_true", help="end with 1 where a stream needs a look, for a monitor")
+    add_commands(commands.add_parser("remote", help="jobs of a Databricks workspace", description=REMOTE), places)
     demo = command("demo", _demo, "the main job on real transactions, in a folder of its own")
     demo.add_argument("--events", help="Parquet file of transactions (default: the largest at hand)")
     return parser
@@ -209,7 +210,7 @@ def _ingest(options: argparse.Namespace) -> None:
         report = retry_rejected(_tables(settings), stream, progress=progress)
     else:
         report = ingest(_tables(settings), stream, options.path, format=options.format, progress=progress)
-    print(_json(asdict(report)) if _as_json(options) else report)
+    print(as_json(asdict(report)) if _as_json(options) else report)
 
 
 def _documents(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
@@ -258,12 +259,12 @@ def _rules_status(options: argparse.Namespace) -> None:
 def _rules_list(options: argparse.Namespace) -> None:
     rows = [asdict(row) for row in _rules_table(options).rows()]
     if _as_json(options):
-        _print_json(rows)
+        print_json(rows)
         return
     for row in rows:
         document = row["document"] or {}
         row.update(stream=document.get("stream"), when=document.get("when"))
-    _print_table(rows, ("rule_id", "version", "status", "stream", "when", "author", "changed_at"))
+    print_table(rows, ("rule_id", "version", "status", "stream", "when", "author", "changed_at"))
 
 
 def _rules_export(options: argparse.Namespace) -> None:
@@ -306,7 +307,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     def show(report: BatchReport) -> None:
         metrics.add(report)
-        print(_json(_batch(report)) if _as_json(options) else _batch_line(report), flush=True)
+        print(as_json(_batch(report)) if _as_json(options) else _batch_line(report), flush=True)
 
     evaluation = Evaluation(
         tables, stream, streams, checkpoint,
@@ -361,9 +362,9 @@ def _alerts(options: argparse.Namespace) -> None:
         frame = frame.where(F.col("rule_id") == options.rule) if options.rule else frame
     rows = [row.asDict() for row in frame.toLocalIterator()]
     if _as_json(options):
-        _print_json(rows)
+        print_json(rows)
     else:
-        _print_table(rows, ("alert_id", "event_time", "severity", "rule_id", "verdict", "message"))
+        print_table(rows, ("alert_id", "event_time", "severity", "rule_id", "verdict", "message"))
 
 
 def _review(options: argparse.Namespace) -> None:
@@ -393,7 +394,7 @@ def _forget(options: argparse.Namespace) -> None:
             print("nothing was deleted")
             return
         report = forget(tables, stream, options.where, checkpoint=checkpoint)
-    print(_json(asdict(report)) if _as_json(options) else report)
+    print(as_json(asdict(report)) if _as_json(options) else report)
 
 
 def _confirmed(question: str) -> bool:
@@ -412,7 +413,7 @@ def _status(options: argparse.Namespace) -> int:
         for stream in settings.streams().values()
     ]
     if _as_json(options):
-        _print_json(rows)
+        print_json(rows)
     else:
         columns = (
             "stream",
@@ -426,14 +427,10 @@ def _status(options: argparse.Namespace) -> int:
             "late",
             "rejected",
         )
-        _print_table(rows, columns)
+        print_table(rows, columns)
         print()
         for row in rows:
-            print(row["health"])
-            for finding in row["findings"]:
-                # It quotes what events and rules hold.
-                print("".join(map(_visible, f"  {finding['level']}: {finding['what']}")))
-                print("".join(map(_visible, f"    {finding['remedy']}")))
+            print_health(row)
     return FOUND_PROBLEMS if options.check and not all(row["healthy"] for row in rows) else 0
 
 
@@ -442,43 +439,6 @@ def _demo(options: argparse.Namespace) -> None:
 
     settings = Settings.local(getattr(options, "root", None) or "./lakehouse/demo", getattr(options, "conf", None))
     run_demo(settings, None if options.events is None else Path(options.events))
-
-
-def _print_json(rows: Iterable[Mapping[str, Any]]) -> None:
-    for row in rows:
-        print(_json(row))
-
-
-def _json(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dt.datetime) and value.tzinfo is None:
-        # Spark hands out local times without a zone.
-        value = value.astimezone(dt.timezone.utc)
-    return text_of(value)
-
-
-def _print_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    widths = [
-        max(len(name), *(len(row[at]) for row in cells), 0) if cells else len(name) for at, name in enumerate(names)
-    ]
-    for line in [list(names), *cells]:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dt.datetime):
-        value = value.astimezone(dt.timezone.utc).replace(microsecond=0)
-    text = "".join(_visible(character) for character in text_of(value) or "")
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _visible(character: str) -> str:
-    """The character, or how it is written where it would steer the terminal: events choose what a message holds."""
-    return character if character.isprintable() else ascii(character)[1:-1]
 
 
 if __name__ == "__main__":

@@ -164,6 +164,11 @@ def load_rule_document(path: str | Path) -> dict[str, Any]:
     return document
 
 
+def load_yaml(path: str | Path) -> Any:
+    """What a YAML file holds. Raises SetupError where it cannot be read, naming the line where there is one."""
+    return _read(Path(path))[1]
+
+
 def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
     """The file as YAML nodes, which know their lines, and as what they stand for.
 

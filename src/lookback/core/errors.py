@@ -9,6 +9,7 @@
     ├── EventError         rows handed to the harness or to replay that cannot be events
     ├── StateError         window state that this release cannot read
     ├── ReviewError        an alert that is not there, a disposition that is none, history that is gone
+    ├── RemoteError        a workspace that refuses, lacks what is needed or does not answer
     └── SetupError         tables, files, settings or the machine are not as needed
 
 A message names the place, the value found and what to do about it.
@@ -93,6 +94,10 @@ class StateError(LookbackError):
 
 class ReviewError(LookbackError, ValueError):
     """An alert that is not there, a disposition that is none, or history that is gone."""
+
+
+class RemoteError(LookbackError):
+    """A workspace that refuses, lacks what is needed or does not answer; the message says what to do."""
 
 
 class SetupError(LookbackError):

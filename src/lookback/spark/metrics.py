@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.alerts import moment
+from lookback.core.backlog import Backlog, Commit, backlog_of
 from lookback.core.errors import SetupError
 from lookback.core.metrics import TABLE, RuleCounts
 from lookback.spark.schemas import METRICS
@@ -25,7 +26,6 @@ from lookback.spark.schemas import METRICS
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pyspark.sql import Row
     from pyspark.sql.streaming.query import StreamingQuery
 
     from lookback.core.streams import Stream
@@ -38,64 +38,20 @@ DEFAULT_SECONDS = 30.0
 # A stream of which nothing is to be said is heard of this much less often.
 IDLE_TIMES = 10
 _LOG = logging.getLogger("lookback")
-# Operations of a Delta table that may bring rows, and the figure of the history that says how many.
-_ROWS_OF = {
-    "WRITE": ("numOutputRows",),
-    "STREAMING UPDATE": ("numOutputRows",),
-    "COPY INTO": ("numOutputRows",),
-    "CREATE TABLE AS SELECT": ("numOutputRows",),
-    "REPLACE TABLE AS SELECT": ("numOutputRows",),
-    "CREATE OR REPLACE TABLE AS SELECT": ("numOutputRows",),
-    "MERGE": ("numTargetRowsInserted", "numTargetRowsDeleted"),
-    "DELETE": ("numDeletedRows",),
-    "TRUNCATE": ("numDeletedRows",),
-}
-# How many commits are looked at, at first and at most.
-_HISTORY, _MOST_HISTORY = 50, 3_200
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """What of an events table is not judged yet.
-
-    committed: its last commit; newest: when it was made; waiting: commits after the last one judged that bring or delete
-    rows; since: when the oldest of them was made, None where none waits; of more than 3,200 commits a newer one's time.
-    """
-
-    committed: int
-    newest: dt.datetime
-    waiting: int
-    since: dt.datetime | None
-
-    def seconds(self, now: dt.datetime) -> float:
-        """How long the oldest has waited; 0 where none waits."""
-        return 0.0 if self.since is None else max(0.0, (now - self.since).total_seconds())
 
 
 def backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
     """The backlog of the events table `name`. judged: the last commit judged; None for none."""
-    last, limit = -1 if judged is None else judged, _HISTORY
-    while True:
-        history = tables.delta(name).history(limit)
-        rows = history.select(
-            "version", F.unix_micros("timestamp").alias("at"), "operation", "operationMetrics"
-        ).collect()
-        if len(rows) < limit or rows[-1]["version"] <= last + 1 or limit >= _MOST_HISTORY:
-            break
-        limit *= 8
-    waiting = [row for row in rows if row["version"] > last and _brings_rows(row)]
-    # Of the commits that were not looked at nothing is known; most bring rows.
-    unseen = max(0, rows[-1]["version"] - last - 1) if len(rows) == limit else 0
-    oldest = min((row["at"] for row in waiting), default=None)
-    since = None if oldest is None else moment(oldest)
-    return Backlog(rows[0]["version"], moment(rows[0]["at"]), len(waiting) + unseen, since)
 
+    def history(limit: int) -> list[Commit]:
+        rows = tables.delta(name).history(limit)
+        rows = rows.select("version", F.unix_micros("timestamp").alias("at"), "operation", "operationMetrics")
+        return [
+            Commit(row["version"], moment(row["at"]), row["operation"], row["operationMetrics"] or {})
+            for row in rows.collect()
+        ]
 
-def _brings_rows(commit: Row) -> bool:
-    """Whether a commit of the history has rows to judge: not one that only moves or describes them."""
-    names = _ROWS_OF.get(commit["operation"], ())
-    figures = commit["operationMetrics"] or {}
-    return any(figures.get(name, "some") != "0" for name in names)
+    return backlog_of(history, judged)
 
 
 @dataclass

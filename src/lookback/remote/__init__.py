@@ -1,0 +1,1 @@
+"""Jobs of a Databricks workspace: are they deployed, do they run, is the stream healthy."""

@@ -1,0 +1,172 @@
+"""`lookback remote`: the sub-commands, and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from lookback.core.durations import parse_duration
+from lookback.core.errors import RemoteError, SetupError
+from lookback.core.health import PROBLEM, health, health_in_words, is_healthy
+from lookback.remote.bundle import load_bundle
+from lookback.terminal import as_json, print_health, visible
+
+if TYPE_CHECKING:
+    from lookback.remote.runs import Line
+    from lookback.remote.workspace import Deployed, Workspace
+
+DESCRIPTION = "Jobs of a Databricks workspace that the bundle has deployed there."
+_FOUND_PROBLEMS = 1
+
+
+def add_commands(parser: argparse.ArgumentParser, places: argparse.ArgumentParser) -> None:
+    """Adds the sub-commands. places: the options that all commands have."""
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> Any:
+        sub = commands.add_parser(name, help=text, description=text, parents=[places])
+        sub.set_defaults(run=run)
+        sub.add_argument("--target", help="target of the bundle (DATABRICKS_BUNDLE_TARGET; the default one)")
+        sub.add_argument(
+            "--profile", help="profile of ~/.databrickscfg (DATABRICKS_CONFIG_PROFILE, or DATABRICKS_HOST)"
+        )
+        sub.add_argument("--bundle", default=".", metavar="DIR", help="folder of databricks.yml (.)")
+        sub.add_argument(
+            "--timeout",
+            metavar="DURATION",
+            default="2 minutes",
+            help="how long to ask again one that does not answer (2 minutes)",
+        )
+        return sub
+
+    check = command("deploy-check", _deploy_check, "are the jobs deployed, and is there what they need")
+    check.add_argument("--warehouse", metavar="ID", help="SQL warehouse to read by (the first that you may use)")
+    for name, run, text in (
+        ("start", _start, "start the evaluation, unless it runs"),
+        ("stop", _stop, "stop the evaluation; a continuous job is paused"),
+    ):
+        _job_option(command(name, run, text))
+    status = command("status", _status, "the state of the evaluation's job, and whether its stream is healthy")
+    _job_option(status)
+    status.add_argument("--warehouse", metavar="ID", help="SQL warehouse to read by (the first that you may use)")
+    status.add_argument("--check", action="store_true", help="end with 1 where the stream needs a look, for a monitor")
+    logs = command("logs", _logs, "what a run did: its states, and the error of a task that failed")
+    _job_option(logs)
+    logs.add_argument("--run", dest="run_id", type=int, metavar="ID", help="the run (the last one of the job)")
+    logs.add_argument("--follow", action="store_true", help="go on until the run has ended")
+
+
+def _job_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--job", default="evaluate", help="the job's key in the bundle (evaluate)")
+
+
+def _workspace(options: argparse.Namespace) -> Workspace:
+    if importlib.util.find_spec("databricks.sdk") is None:
+        raise SetupError("lookback remote needs databricks-sdk: pip install 'lookback[remote]'")
+    from lookback.remote.workspace import REQUEST_SECONDS, connect
+
+    seconds = parse_duration(options.timeout) / 1_000_000
+    if seconds <= 0:
+        raise SetupError(f"--timeout must be longer than 0 s, got {options.timeout!r}")
+    bundle = load_bundle(options.bundle, options.target)
+    return connect(bundle, options.profile, request_seconds=min(REQUEST_SECONDS, seconds), retry_seconds=seconds)
+
+
+def _is_json(options: argparse.Namespace) -> bool:
+    return bool(getattr(options, "json", False))
+
+
+def _deploy_check(options: argparse.Namespace) -> int:
+    from lookback.remote.checks import deploy_check
+
+    levels = []
+    for check in deploy_check(_workspace(options), options.warehouse):
+        levels.append(check.level)
+        if _is_json(options):
+            print(as_json(asdict(check)), flush=True)
+            continue
+        print(visible(f"{check.level + ':':<9}{check.check}: {check.what}"), flush=True)
+        if check.remedy:
+            print(visible(f"{'':<9}{check.remedy}"))
+    return _FOUND_PROBLEMS if PROBLEM in levels else 0
+
+
+def _start(options: argparse.Namespace) -> None:
+    from lookback.remote.runs import start
+
+    url = start(_workspace(options), options.job)
+    print(as_json({"job": options.job, "url": url}) if _is_json(options) else f"started {options.job}: {visible(url)}")
+
+
+def _stop(options: argparse.Namespace) -> None:
+    from lookback.remote.runs import stop
+
+    for done in stop(_workspace(options), options.job):
+        print(as_json({"job": options.job, "done": done}) if _is_json(options) else visible(done))
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from lookback.remote.runs import follow
+
+    failed = False
+    for line in follow(_workspace(options), options.job, options.run_id, until_end=options.follow):
+        failed = failed or line.state == "ERROR"
+        print(as_json(asdict(line)) if _is_json(options) else _line(line), flush=True)
+    return _FOUND_PROBLEMS if failed else 0
+
+
+def _line(line: Line) -> str:
+    clock = line.at.astimezone(dt.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    task = f" {line.task}" if line.task else ""
+    again = f" (attempt {line.attempt + 1})" if line.attempt else ""
+    first = f"{clock}{task}{again} {line.state}" + (f": {line.message}" if line.message else "")
+    return "\n".join([visible(first), *(f"  {visible(each)}" for each in line.trace.splitlines())])
+
+
+def _status(options: argparse.Namespace) -> int:
+    from lookback.remote.checks import usable_warehouse
+    from lookback.remote.figures import Place, remote_figures, warehouse_query
+
+    workspace = _workspace(options)
+    job = workspace.job(options.job)
+    place = {name: job.parameters.get(name, "") for name in ("catalog", "schema", "stream")}
+    if not all(place.values()):
+        raise RemoteError(f"{job.name!r} has no parameters catalog, schema and stream: {workspace.deploy}")
+    warehouse = usable_warehouse(workspace, options.warehouse)
+    if warehouse is None or warehouse.id is None:
+        raise RemoteError(
+            f"{workspace.host} has no SQL warehouse that you may use: name one by --warehouse, or ask for CAN_USE"
+        )
+    now = dt.datetime.fromtimestamp(time.time(), dt.timezone.utc)
+    figures = remote_figures(Place.of(**place), warehouse_query(workspace, warehouse.id), now)
+    findings = health(figures)
+    row = {
+        "stream": figures.stream, **_job_state(workspace, job), "commits": figures.committed, "judged": figures.judged,
+        "lag_commits": figures.waiting, "lag_seconds": round(figures.lag, 3), "rules": figures.rules,
+        "healthy": is_healthy(findings), "health": health_in_words(figures, findings),
+        "findings": [asdict(finding) for finding in findings],
+    }  # fmt: skip
+    if _is_json(options):
+        print(as_json(row))
+    else:
+        print(visible(f"{row['job']}: {row['job_state']} {row['run'] or ''}".rstrip()))
+        print_health(row)
+    return _FOUND_PROBLEMS if options.check and not row["healthy"] else 0
+
+
+def _job_state(workspace: Workspace, job: Deployed) -> dict[str, Any]:
+    """The job's name, what its last run does or how it ended, and that run's page."""
+    from lookback.remote.runs import is_paused, last_run, state_of
+
+    run = last_run(workspace, job)
+    state = "has not run yet" if run is None else state_of(run)
+    return {
+        "job": job.name,
+        "job_state": f"{state}, paused" if is_paused(job) else state,
+        "run": None if run is None else run.run_page_url,
+    }

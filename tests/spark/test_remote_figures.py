@@ -1,0 +1,85 @@
+"""The queries that `lookback remote status` sends to a warehouse, run by Spark on local tables."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lookback.core.streams import Stream
+from lookback.remote.figures import Place, Query, Row, remote_figures
+from lookback.spark.rules import RulesTable
+from lookback.spark.status import stream_figures
+
+if TYPE_CHECKING:
+    from lookback.spark.tables import Tables
+
+pytestmark = pytest.mark.spark
+STREAM = Stream.from_dict(
+    {"stream": "payments", "event_id": "id", "event_time": "at", "fields": {"id": "bigint", "at": "timestamp", "payer": "string"}}
+)  # fmt: skip
+RULE = {
+    "rule_id": "often",
+    "stream": "payments",
+    "group_by": ["payer"],
+    "window": "1 hour",
+    "measures": {"n": "count(*)"},
+    "when": "n > 2",
+}
+
+
+def as_text(value: Any) -> str | None:
+    """A value as the statement execution API writes it."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def test_figures_of_a_workspace_are_those_of_local_status(tables: Tables) -> None:
+    spark = tables.spark
+    tables.create(STREAM)
+    rules = RulesTable(tables, {"payments": STREAM})
+    rules.push(RULE)
+    rules.push({**RULE, "rule_id": "set-aside"})
+    rules.set_status("set-aside", "quarantined")
+    payments, metrics, log = (tables.identifier(name) for name in ("payments", "metrics", "rule_log"))
+    spark.sql(f"INSERT INTO {payments} VALUES (1, current_timestamp(), 'ann', current_timestamp())")
+    spark.sql(f"INSERT INTO {payments} VALUES (2, current_timestamp(), 'bob', current_timestamp())")
+    spark.sql(f"OPTIMIZE {payments}")
+    spark.sql(
+        f"INSERT INTO {metrics} BY NAME SELECT 'm' || id AS metrics_id, current_timestamp() - make_interval(0, 0, 0, 0, 2 * id) "
+        "AS measured_at, 'payments' AS stream, 10L + id AS events, 1L AS late, 0L AS discarded, 1.500 AS lag_seconds, "
+        "current_timestamp() AS watermark, 5L AS state_rows, 30L AS run_ms, 10L AS evaluate_ms, 5L AS write_ms, 1L AS judged, "
+        "map('often', named_struct('evaluated', 9L, 'matched', 3L, 'suppressed', 1L, 'failed', 2L)) AS by_rule FROM range(2)"
+    )
+    spark.sql(
+        f"INSERT INTO {log} VALUES ('payments', 'often', 1, 'failed', 'division by 0', 3, 1, current_timestamp()), "
+        "('payments', 'worse', 1, 'rejected', 'no window', 3, 1, current_timestamp()), "
+        "('payments', 'mended', 1, 'rejected', 'no window', 3, 1, current_timestamp() - interval 2 hours), "
+        "('payments', 'mended', 2, 'activated', '', 4, 1, current_timestamp())"
+    )
+    spark.sql(
+        f"INSERT INTO {tables.identifier('rejected_events')} VALUES "
+        "('payments', 'x', 'id is NULL', 'a.csv', current_timestamp(), NULL)"
+    )
+
+    def execute(query: Query) -> Sequence[Row]:
+        frame = spark.sql(query.text, args=dict(query.values))
+        return [{name: as_text(value) for name, value in row.asDict(recursive=True).items()} for row in frame.collect()]
+
+    now = dt.datetime.now(dt.timezone.utc)
+    found = remote_figures(Place("payments", tables.identifier), execute, now)
+    expected = stream_figures(tables, STREAM, None, now)
+    # The history's times come to the millisecond.
+    assert abs(found.lag - expected.lag) < 0.002
+    assert {**vars(found), "lag": 0, "newest": 0} == {**vars(expected), "lag": 0, "newest": 0}
+    assert (found.rules, found.quarantined, found.waiting, found.judged, found.committed) == (1, ["set-aside"], 1, 1, 3)
+    assert (len(found.samples), found.failing, found.refused) == (1, {"often": "division by 0"}, {"worse": "no window"})
+    assert (found.rejected, found.reason, found.ingested) == (1, "id is NULL", 2)

@@ -1,0 +1,109 @@
+"""A workspace on this machine: answers as the REST API does, remembers what it was asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request. query: the last value of each name; body: JSON, None without one."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    body: Any
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is answered: a body as JSON, or text as it stands. seconds: after so long."""
+
+    body: Any = field(default_factory=dict)
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def error(status: int, code: str, message: str, **headers: str) -> Answer:
+    """A refusal, as the REST API has them."""
+    return Answer(
+        {"error_code": code, "message": message}, status, {k.replace("_", "-"): v for k, v in headers.items()}
+    )
+
+
+Reply = Answer | list[Answer] | Callable[[Asked], Answer] | dict[str, Any]
+
+
+class WorkspaceServer:
+    """A context manager around the server. replies: "METHOD /path" -> what is answered; a list: one after another, the last again."""
+
+    def __init__(self) -> None:
+        self.replies: dict[str, Reply] = {}
+        self.asked: list[Asked] = []
+        self._lock = threading.Lock()
+
+    def of(self, place: str) -> list[Asked]:
+        """What was asked of a "METHOD /path"."""
+        return [asked for asked in self.asked if f"{asked.method} {asked.path}" == place]
+
+    def answer(self, asked: Asked) -> Answer:
+        with self._lock:
+            self.asked.append(asked)
+            reply = self.replies.get(f"{asked.method} {asked.path}")
+            if isinstance(reply, list):
+                reply = reply.pop(0) if len(reply) > 1 else reply[0]
+        if reply is None:
+            return error(404, "RESOURCE_DOES_NOT_EXIST", f"No API found for {asked.method} {asked.path}")
+        if callable(reply):
+            return reply(asked)
+        return reply if isinstance(reply, Answer) else Answer(reply)
+
+    def __enter__(self) -> WorkspaceServer:
+        workspace = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                parts = urlsplit(self.path)
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+                asked = Asked(self.command, parts.path, query, body, dict(self.headers))
+                self._send(workspace.answer(asked))
+
+            def _send(self, answer: Answer) -> None:
+                time.sleep(answer.seconds)
+                content = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
+                try:
+                    self.send_response(answer.status)
+                    self.send_header("Content-Length", str(len(content.encode())))
+                    for name, value in answer.headers.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(content.encode())
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # Who asked has gone.
+
+            do_POST = do_GET  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                """Says nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
