@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import getpass
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lookback.config import Settings, load_rule_document
+from lookback.config import Settings, load_receivers, load_rule_document
+from lookback.core.alerts import moment
 from lookback.core.durations import parse_duration
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
+from lookback.core.rules import parse_calendar_time
 from lookback.remote.commands import DESCRIPTION as REMOTE
 from lookback.remote.commands import add_commands
 from lookback.rule_tests import check_rule
@@ -106,6 +110,17 @@ def _parser() -> argparse.ArgumentParser:
     alerts = command("alerts", _alerts, "list alerts")
     alerts.add_argument("--rule", help="of this rule only")
     alerts.add_argument("--queue", action="store_true", help="the open queue: what nobody reviewed yet")
+    notify = command("notify", _notify, "send alerts to the receivers of CONF/notifiers.yml")
+    which = notify.add_mutually_exclusive_group(required=True)
+    which.add_argument("stream", nargs="?", help="of this stream")
+    which.add_argument("--all", action="store_true", help="of all declared streams")
+    notify.add_argument("--once", action="store_true", help="send what is there, then end; 1 where some of it failed")
+    notify.add_argument("--every", metavar="DURATION", default="10 seconds", help="how often to look (10 seconds)")
+    notify.add_argument("--since", metavar="TIME", help="from when on a receiver that is new hears of alerts (now)")
+    notify.add_argument(
+        "--catalog", help="of Unity Catalog, where it is run on Databricks; with --schema, without --root"
+    )
+    notify.add_argument("--schema", help="the schema of the tables in it")
     review = command("review", _review, "record what an alert was")
     review.add_argument("alert_id")
     review.add_argument("--disposition", required=True, choices=["confirmed", "false_positive", "unclear"])
@@ -170,11 +185,12 @@ def _settings(options: argparse.Namespace) -> Settings:
     return Settings.local(*named)
 
 
-def _tables(settings: Settings) -> Tables:
+def _tables(settings: Settings, catalog: str | None = None, schema: str | None = None) -> Tables:
     from lookback.spark.session import get_spark
     from lookback.spark.tables import Tables
 
-    return Tables.local(get_spark(settings=settings.spark), settings.root)
+    spark = get_spark(settings=settings.spark)
+    return Tables.catalog(spark, catalog, schema) if catalog and schema else Tables.local(spark, settings.root)
 
 
 def _rules_table(options: argparse.Namespace) -> RulesTable:
@@ -365,6 +381,42 @@ def _alerts(options: argparse.Namespace) -> None:
         print_json(rows)
     else:
         print_table(rows, ("alert_id", "event_time", "severity", "rule_id", "verdict", "message"))
+
+
+def _notify(options: argparse.Namespace) -> int:
+    from lookback.senders import sender_of
+    from lookback.spark.notify import Counts, Notifier
+
+    settings = _settings(options)
+    streams = settings.streams() if options.all else {options.stream: settings.stream(options.stream)}
+    senders = {receiver: sender_of(receiver) for receiver in load_receivers(settings.conf)}
+    since, every = _time(options.since), parse_duration(options.every) / 1_000_000
+    if bool(options.catalog) != bool(options.schema):
+        raise SetupError("--catalog and --schema go together")
+    tables = _tables(settings, options.catalog, options.schema)
+    for stream in streams.values():
+        tables.create(stream)
+
+    def show(counts: Counts) -> None:
+        line = (
+            f"{counts.sent:,} sent, {counts.failed:,} failed, {counts.given_up:,} given up, {counts.waiting:,} waiting"
+        )
+        print(as_json(vars(counts)) if _as_json(options) else line, flush=True)
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    notifier = Notifier(tables, list(streams), senders, since)
+    total = notifier.run(once=options.once, every=every, stop=stop, report=show)
+    return FOUND_PROBLEMS if options.once and (total.failed or total.given_up) else 0
+
+
+def _time(text: str | None) -> dt.datetime | None:
+    """A time as people write it; UTC without a zone."""
+    try:
+        return None if text is None else moment(parse_calendar_time(text))
+    except ValueError:
+        raise SetupError(f"{text!r:.100} is no time such as 2026-01-31T12:00:00Z") from None
 
 
 def _review(options: argparse.Namespace) -> None:

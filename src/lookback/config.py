@@ -12,6 +12,7 @@ import yaml
 
 from lookback.core.durations import parse_duration
 from lookback.core.errors import DurationError, Problem, SetupError, StreamError
+from lookback.core.receivers import Receiver, read_receivers
 from lookback.core.streams import Stream
 
 DEFAULT_ROOT = "./lakehouse"
@@ -77,6 +78,15 @@ class Settings:
         if name not in streams:
             raise SetupError(f"there is no stream {name!r} in {self.conf / 'streams'}; there are {', '.join(streams)}")
         return streams[name]
+
+
+def load_receivers(conf_dir: str | Path) -> tuple[Receiver, ...]:
+    """Who hears of alerts, by CONF/notifiers.yml. Raises SetupError with every problem, or where it names nobody."""
+    file = Path(conf_dir) / "notifiers.yml"
+    receivers = read_receivers(load_yaml(file), str(file))
+    if not receivers:
+        raise SetupError(f"{file} names no receiver; docs/operations.md shows how")
+    return receivers
 
 
 def _metrics(text: str, file: Path) -> float | None:

@@ -17,7 +17,9 @@ from lookback.core.types import DataType, parse_type
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 # Tables of the product, and columns that the change feed or the engine adds.
-RESERVED_TABLES = frozenset({"rules", "alerts", "late_events", "rule_log", "reviews", "rejected_events", "metrics"})
+RESERVED_TABLES = frozenset(
+    {"rules", "alerts", "late_events", "rule_log", "reviews", "rejected_events", "metrics", "notifications"}
+)
 RESERVED_FIELDS = frozenset(
     {"ingested_at", "arrival", "committed_at", "_change_type", "_commit_version", "_commit_timestamp"}
 )

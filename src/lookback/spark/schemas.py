@@ -136,6 +136,23 @@ REVIEWS = StructType(
     ]
 )
 
+NOTIFICATIONS = StructType(
+    [
+        _column("alert_id", _STRING, "The alert; NULL where a receiver began"),
+        _column("revision", IntegerType(), "Its revision"),
+        _column("receiver", _STRING, "The receiver, as conf/notifiers.yml names it", required=True),
+        _column(
+            "status",
+            _STRING,
+            "sent, failed (it is tried again), given_up, or began: hears of alerts from then on",
+            required=True,
+        ),
+        _column("attempts", IntegerType(), "How often it was tried until then"),
+        _column("error", _STRING, "Why it failed"),
+        _column("sent_at", _TIME, "When it was tried", required=True),
+    ]
+)
+
 
 def _metrics_column(column: metrics.MetricColumn) -> StructField:
     """A column of the table of metrics; without a session Spark cannot read a type from its text."""
@@ -164,6 +181,7 @@ PRODUCT_TABLES: dict[str, StructType] = {
     "rule_log": RULE_LOG,
     "reviews": REVIEWS,
     metrics.TABLE: METRICS,
+    "notifications": NOTIFICATIONS,
 }
 
 

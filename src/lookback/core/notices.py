@@ -1,0 +1,116 @@
+"""What is sent of an alert, and what becomes of an attempt to send it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lookback.core.columns import text_of
+
+# What the table `notifications` says of an alert and a receiver; BEGAN: of a receiver, from when on it hears of alerts.
+BEGAN, SENT, FAILED, GIVEN_UP = "began", "sent", "failed", "given_up"
+STATUSES = (BEGAN, SENT, FAILED, GIVEN_UP)
+# After an attempt that failed: the first pause, and the longest. Seconds.
+FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
+# What a receiver may ask for by Retry-After.
+LONGEST_WISH = 3_600.0
+_MOST_SUBJECT, _MOST_ERROR = 150, 300
+# This message is wrong, and so it stays; any other refusal may be of the receiver, or pass.
+_REFUSED = frozenset({400, 413, 422})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an attempt. status: sent, failed (again later) or given_up (never again); pause: seconds asked for."""
+
+    status: str
+    error: str = ""
+    pause: float = 0.0
+
+
+def alert_text(alert: Mapping[str, Any]) -> str:
+    """A row of the alerts table as JSON: its columns in order; times are ISO 8601 with Z."""
+    return json.dumps(dict(alert), ensure_ascii=False, default=text_of)
+
+
+def delivery_id(alert: Mapping[str, Any]) -> str:
+    """What a receiver can drop repeats by: the alert's id and revision."""
+    return f"{alert['alert_id']}-{alert['revision']}"
+
+
+def headline(alert: Mapping[str, Any]) -> str:
+    """One line on an alert, such as `[high] customer-day-spend: 1,200 by customer 17`; at most 150 characters.
+
+    What events brought into the message can begin no line of its own and steer nothing.
+    """
+    said = "" if alert["verdict"] == "raised" else f"{alert['verdict']}: "
+    message = f": {alert['message']}" if alert["message"] else ""
+    line = one_line(f"[{alert['severity']}] {said}{alert['rule_id']}{message}")
+    return line if len(line) <= _MOST_SUBJECT else line[: _MOST_SUBJECT - 3] + "..."
+
+
+def letter(alert: Mapping[str, Any]) -> str:
+    """An alert for people: a line a column, measures and key spelled out."""
+    lines = [headline(alert), ""]
+    for name, value in alert.items():
+        if name not in ("message", "severity") and value not in (None, [], {}):
+            lines.append(f"{name}: {one_line(_spelled(value))}")
+    return "\n".join(lines) + "\n"
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} = {text_of(each)}" for key, each in value.items())
+    return text_of(value) or ""
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without what would steer a terminal or a mail reader."""
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+
+
+def signature(secret: str, body: bytes, seconds: int) -> str:
+    """`t=<seconds>,v1=<hex>`: HMAC-SHA-256 by the secret over `<seconds>.<body>`. seconds: since 1970, of the sending."""
+    digest = hmac.new(secret.encode(), f"{seconds}.".encode() + body, hashlib.sha256).hexdigest()
+    return f"t={seconds},v1={digest}"
+
+
+def of_status(code: int, retry_after: str | None = None) -> Outcome:
+    """What an HTTP status says: 2xx is sent; 400, 413 and 422 refuse this very message; anything else may pass."""
+    if 200 <= code < 300:
+        return Outcome(SENT)
+    if code in _REFUSED:
+        return Outcome(GIVEN_UP, f"refused with HTTP status {code}")
+    if 300 <= code < 400:
+        return Outcome(FAILED, f"HTTP status {code} leads elsewhere, where nothing is sent; give the final URL")
+    wish = float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else 0.0
+    return Outcome(FAILED, f"HTTP status {code}", min(wish, LONGEST_WISH))
+
+
+def failed(error: BaseException) -> Outcome:
+    """An attempt that ended in an error; its words on one line."""
+    return Outcome(FAILED, f"{type(error).__name__}: {one_line(str(error))}"[:_MOST_ERROR])
+
+
+def pause_after(attempts: int) -> float:
+    """Seconds to wait after so many attempts that failed, at least one: 10, 20, 40 ... at most 600."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts - 1, 20))
+
+
+def is_over(
+    now: float, give_up_after: float, first_failed: float | None, decided_at: float, down_since: float | None
+) -> bool:
+    """Whether an alert that waits is given up: it was tried for so long, or its receiver was down for so long.
+
+    first_failed: when it was first tried in vain; None if it was not tried. down_since: the receiver's first failure with
+    no success after it. An alert that was never tried goes only where it has waited itself for so long. Seconds.
+    """
+    if first_failed is not None and now - first_failed >= give_up_after:
+        return True
+    if down_since is None or now - down_since < give_up_after:
+        return False
+    return now - decided_at >= give_up_after
