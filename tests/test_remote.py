@@ -392,6 +392,16 @@ def test_bundle_that_was_never_deployed(
     assert lines[-1]["what"] == "warehouse a1 (a1) is stopped; `lookback remote status` starts it."
 
 
+def test_bundle_that_names_no_place_is_a_line(
+    bundle: Path, server: WorkspaceServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.replies["GET /api/2.2/jobs/list"] = {"has_more": False}
+    (bundle / "databricks.yml").write_text(BUNDLE.replace("catalog: main", "catalog: ''"))
+    _, lines = checked(bundle, capsys)
+    (line,) = (line for line in lines if line["check"] == "catalog")
+    assert (line["level"], line["what"]) == ("warning", "Neither jobs nor bundle say where the tables are.")
+
+
 def test_warehouse_that_is_not_there_is_a_line(
     bundle: Path, server: WorkspaceServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

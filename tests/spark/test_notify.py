@@ -100,6 +100,7 @@ def test_each_alert_is_sent_once_to_each_receiver_also_over_restarts_and_a_kill(
     assert calls.came == [("a1", 0), ("a2", 0)] * 2
     assert desk.came == [("a1", 0), ("a2", 0), ("low", 0)] * 2
     assert passes(notifier()) == Counts()
+    clock.now += 1
     raise_alerts(tables, "a1", revision=1, verdict="retracted")
     assert passes(notifier()).sent == 2
     assert passes(notifier()) == Counts()
@@ -140,6 +141,7 @@ def test_receiver_that_is_down_stops_no_other_and_gets_what_it_missed(
     ]  # fmt: skip
     # Down for good: given up after two hours, with a warning, and another notifier knows since when.
     calls.down = True
+    clock.now += 1
     raise_alerts(tables, "b1", "b2")
     assert passes(notifier).failed == 1
     clock.now += 2 * HOUR

@@ -122,6 +122,11 @@ def _catalog(workspace: Workspace, jobs: list[Deployed]) -> Iterator[Check]:
     if not places:
         names = {name: workspace.bundle.variables.get(name, "") for name in ("catalog", "schema", "volume", "stream")}
         names = {name: workspace.bundle.resolve(value, workspace.user) for name, value in names.items()}
+        if not (names["catalog"] and names["schema"]):
+            yield Check(
+                WARNING, "catalog", "Neither jobs nor bundle say where the tables are.", f"Run {workspace.deploy}."
+            )
+            return
         places = [{**names, "root": f"/Volumes/{names['catalog']}/{names['schema']}/{names['volume']}"}]
     unity = workspace.client
     seen: set[str] = set()
@@ -142,7 +147,7 @@ def _securables(places: list[dict[str, str]]) -> Iterator[tuple[str, str, str]]:
         yield "catalog", catalog, f"Create it, or grant USE CATALOG on {catalog}."
         yield "schema", schema, f"CREATE SCHEMA {schema}, or grant USE SCHEMA on it."
         parts = place.get("root", "").split("/")
-        if parts[:2] == ["", "Volumes"] and len(parts) >= 5:
+        if parts[:2] == ["", "Volumes"] and len(parts) >= 5 and all(parts[2:5]):
             volume = ".".join(parts[2:5])
             yield "volume", volume, f"CREATE VOLUME {volume}, or grant READ VOLUME on it."
         for table in (*TABLES, place.get("stream", "")):
