@@ -617,7 +617,7 @@ def test_job_without_runs_has_no_logs(bundle: Path, server: WorkspaceServer) -> 
 
 NOW = 1772359200  # 2026-03-01T10:00:00Z
 SAMPLE = {
-    "at": str((NOW - 5) * 1_000_000), "recent": "true", "events": "1200", "late": "0", "discarded": "0",
+    "at_us": str((NOW - 5) * 1_000_000), "recent": "true", "events": "1200", "late": "0", "discarded": "0",
     "lag_seconds": "0.000", "watermark": str((NOW - 20) * 1_000_000), "state_rows": "5000", "run_ms": "300",
     "evaluate_ms": "100", "write_ms": "100", "judged": "7",
     "by_rule": '{"big":{"evaluated":1200,"matched":1500,"suppressed":100,"failed":0}}',
@@ -632,7 +632,7 @@ ROWS: dict[str, list[dict[str, str | None]]] = {
         {"version": "8", "timestamp": "2026-03-01T09:59:58.000Z", "operation": "OPTIMIZE", "operationMetrics": "{}"},
         {"version": "7", "timestamp": "2026-03-01T09:59:50Z", "operation": "WRITE", "operationMetrics": '{"numOutputRows":"9"}'},
     ],
-    "`rejected_events`": [{"rows": "0", "reason": None}],
+    "`rejected_events`": [{"counted": "0", "reason": None}],
     "`rule_log`": [],
 }  # fmt: skip
 
@@ -688,7 +688,7 @@ def test_health_is_told_in_the_words_of_local_status(
 def test_evaluation_that_has_stopped_is_told(
     bundle: Path, server: WorkspaceServer, at_ten: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = {**SAMPLE, "at": str((NOW - 7200) * 1_000_000), "recent": "false", "judged": "5"}
+    old = {**SAMPLE, "at_us": str((NOW - 7200) * 1_000_000), "recent": "false", "judged": "5"}
     history = [{**row, "timestamp": "2026-03-01T09:00:00.000Z"} for row in ROWS["DESCRIBE HISTORY"]]
     rows = {**ROWS, "`metrics`": [old], "DESCRIBE HISTORY": history}
     deploy(server, evaluate=job("evaluate", continuous={"pause_status": "PAUSED"}))

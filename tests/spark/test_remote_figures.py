@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from lookback.core.streams import Stream
 from lookback.remote.figures import Place, Query, Row, remote_figures
 from lookback.spark.rules import RulesTable
+from lookback.spark.schemas import METRICS
 from lookback.spark.status import stream_figures
 
 if TYPE_CHECKING:
@@ -49,16 +51,21 @@ def test_figures_of_a_workspace_are_those_of_local_status(tables: Tables) -> Non
     rules.push(RULE)
     rules.push({**RULE, "rule_id": "set-aside"})
     rules.set_status("set-aside", "quarantined")
-    payments, metrics, log = (tables.identifier(name) for name in ("payments", "metrics", "rule_log"))
+    payments, log = (tables.identifier(name) for name in ("payments", "rule_log"))
     spark.sql(f"INSERT INTO {payments} VALUES (1, current_timestamp(), 'ann', current_timestamp())")
     spark.sql(f"INSERT INTO {payments} VALUES (2, current_timestamp(), 'bob', current_timestamp())")
     spark.sql(f"OPTIMIZE {payments}")
-    spark.sql(
-        f"INSERT INTO {metrics} BY NAME SELECT 'm' || id AS metrics_id, current_timestamp() - make_interval(0, 0, 0, 0, 2 * id) "
-        "AS measured_at, 'payments' AS stream, 10L + id AS events, 1L AS late, 0L AS discarded, 1.500 AS lag_seconds, "
-        "current_timestamp() AS watermark, 5L AS state_rows, 30L AS run_ms, 10L AS evaluate_ms, 5L AS write_ms, 1L AS judged, "
-        "map('often', named_struct('evaluated', 9L, 'matched', 3L, 'suppressed', 1L, 'failed', 2L)) AS by_rule FROM range(2)"
-    )
+    before = dt.datetime.now(dt.timezone.utc)
+    counts = {"evaluated": 9, "matched": 3, "suppressed": 1, "failed": 2}
+    samples = [
+        {
+            "metrics_id": f"m{hours}", "measured_at": before - dt.timedelta(hours=hours), "stream": "payments",
+            "events": 10 + hours, "late": 1, "discarded": 0, "lag_seconds": Decimal("1.500"), "watermark": before,
+            "state_rows": 5, "run_ms": 30, "evaluate_ms": 10, "write_ms": 5, "judged": 1, "by_rule": {"often": counts},
+        }
+        for hours in (0, 2)
+    ]  # fmt: skip
+    tables.append(spark.createDataFrame(samples, METRICS).coalesce(1), "metrics")
     spark.sql(
         f"INSERT INTO {log} VALUES ('payments', 'often', 1, 'failed', 'division by 0', 3, 1, current_timestamp()), "
         "('payments', 'worse', 1, 'rejected', 'no window', 3, 1, current_timestamp()), "

@@ -72,7 +72,7 @@ def remote_figures(place: Place, execute: Execute, now: dt.datetime) -> Figures:
         rules=sum(1 for status in rules.values() if status in EVALUATED),
         quarantined=[rule_id for rule_id, status in rules.items() if status == "quarantined"],
         committed=waiting.committed, judged=judged, waiting=waiting.waiting, lag=waiting.seconds(now),
-        newest=waiting.newest, samples=samples, last_sample=None if last is None else _time(last["at"]),
+        newest=waiting.newest, samples=samples, last_sample=None if last is None else _time(last["at_us"]),
         failing=failing, refused=refused, rejected=rejected, reason=reason,
         ingested=reader.ingested() if rejected else 0,
     )  # fmt: skip
@@ -91,7 +91,7 @@ class _Reader:
         """The rows of `metrics` of the last hour, oldest first, and the last of all."""
         table = self.place.quote("metrics")
         rows = self._rows(
-            f"SELECT unix_micros(measured_at) AS at, measured_at >= {self._since} AS recent, events, late, discarded, "
+            f"SELECT unix_micros(measured_at) AS at_us, measured_at >= {self._since} AS recent, events, late, discarded, "
             "lag_seconds, unix_micros(watermark) AS watermark, state_rows, run_ms, evaluate_ms, write_ms, "
             f"to_json(by_rule) AS by_rule, judged FROM {table} WHERE stream = :stream AND (measured_at >= {self._since} "
             f"OR measured_at = (SELECT max(measured_at) FROM {table} WHERE stream = :stream)) ORDER BY measured_at",
@@ -102,8 +102,8 @@ class _Reader:
     def rules(self) -> dict[str, str]:
         """The rules of the stream -> the status of their last version."""
         rows = self._rows(
-            "SELECT rule_id, last.status AS status, last.document AS document FROM (SELECT rule_id, "
-            "max_by(struct(status, document), coalesce(version, 0)) AS last "
+            "SELECT rule_id, newest.status AS status, newest.document AS document FROM (SELECT rule_id, "
+            "max_by(struct(status, document), coalesce(version, 0)) AS newest "
             f"FROM {self.place.quote('rules')} WHERE rule_id <> '*' GROUP BY rule_id) ORDER BY rule_id"
         )
         found = {}
@@ -140,25 +140,25 @@ class _Reader:
     def rejected(self) -> tuple[int, str]:
         """How many rows ingest rejected within the last hour, and why the newest."""
         rows = self._rows(
-            "SELECT count(*) AS rows, max_by(reason, ingested_at) AS reason "
+            "SELECT count(*) AS counted, max_by(reason, ingested_at) AS reason "
             f"FROM {self.place.quote('rejected_events')} WHERE stream = :stream AND ingested_at >= {self._since}",
             stream=self.place.stream, since=self.since,
         )  # fmt: skip
-        return int(rows[0]["rows"] or 0), (rows[0]["reason"] or "")[:_MOST_TEXT]
+        return int(rows[0]["counted"] or 0), (rows[0]["reason"] or "")[:_MOST_TEXT]
 
     def ingested(self) -> int:
         """How many rows ingest could use within the last hour."""
         rows = self._rows(
-            f"SELECT count(*) AS rows FROM {self.place.quote(self.place.stream)} WHERE ingested_at >= {self._since}",
+            f"SELECT count(*) AS counted FROM {self.place.quote(self.place.stream)} WHERE ingested_at >= {self._since}",
             since=self.since,
         )
-        return int(rows[0]["rows"] or 0)
+        return int(rows[0]["counted"] or 0)
 
     def logged(self, now: dt.datetime) -> tuple[dict[str, str], dict[str, str]]:
         """Rules that failed within the last hour, and rules of which the last row was rejected, with what the log says."""
         rows = self._rows(
-            "SELECT rule_id, has_failed, newest.action AS action, newest.message AS message, at FROM ("
-            "SELECT rule_id, action = 'failed' AS has_failed, unix_micros(max(logged_at)) AS at, "
+            "SELECT rule_id, has_failed, newest.action AS action, newest.message AS message, at_us FROM ("
+            "SELECT rule_id, action = 'failed' AS has_failed, unix_micros(max(logged_at)) AS at_us, "
             "max_by(struct(action, message), struct(logged_at, batch_id, version)) AS newest "
             f"FROM {self.place.quote('rule_log')} WHERE stream = :stream AND rule_id IS NOT NULL "
             "GROUP BY rule_id, action = 'failed') ORDER BY rule_id",
@@ -168,7 +168,7 @@ class _Reader:
         failing = {
             rule_id: message
             for rule_id, message, row in said
-            if row["has_failed"] == "true" and _time(row["at"]) >= now - RECENT
+            if row["has_failed"] == "true" and _time(row["at_us"]) >= now - RECENT
         }
         return failing, {rule_id: message for rule_id, message, row in said if row["action"] == "rejected"}
 
@@ -239,7 +239,7 @@ def _why(answer: StatementResponse, seconds: float) -> str:
 def _sample(row: Row) -> Sample:
     counts = json.loads(row["by_rule"] or "{}")
     return Sample(
-        at=_time(row["at"]),
+        at=_time(row["at_us"]),
         events=_number(row["events"]),
         late=_number(row["late"]),
         discarded=_number(row["discarded"]),
