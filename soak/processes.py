@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -89,8 +90,14 @@ def _evaluate(tables: Tables, folder: Path, order: dict[str, list[str]]) -> int:
             failures = failures + 1 if finished == known else 1
             if failures > _MOST_FAILURES:
                 raise
-            _say(json.dumps({"broken": str(error)[:_MOST_SAID]}))
+            _say(json.dumps({"broken": _reasons(str(error))}))
             options = [option for option in options if option != "--rebuild"]
+
+
+def _reasons(text: str) -> str:
+    """The lines of a failed query's text that name an error, Java's as well as Python's."""
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if re.search(r"(Error|Exception)\b", line))[:_MOST_SAID]
 
 
 def _finished(tables: Tables) -> int:

@@ -27,6 +27,8 @@ _MOST_FILES = 3
 _LONGEST_WAIT = 120.0
 _LONGEST_CLOSE = 600.0
 _MOST_FAILURES = 3
+# Spark takes up workers that wait for work before it sees that they are gone, one a task.
+_FAILURES_OF_A_KILL = 3
 # In one life of the evaluation: a batch that fails costs seconds, a JVM that starts ten times as many.
 _WORKER_KILLS = (0, 2, 4, 8)
 
@@ -155,7 +157,7 @@ class Round:
             for _ in range(self._chance.choice(_WORKER_KILLS)):
                 if self._met(worker) and not enough():
                     worker.kill_workers()
-                    killed += 1
+                    killed += _FAILURES_OF_A_KILL
                     self._tally.kill("Python workers of the evaluation")
                     self._batches(worker, 1)
             met = self._met(worker)
