@@ -46,9 +46,3 @@ def test_commands_are_those_of_the_command_line() -> None:
     assert len(commands) >= 8
     for command in commands:
         _parser().parse_args(command)
-
-
-def test_linked_files_exist() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
