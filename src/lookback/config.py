@@ -144,7 +144,7 @@ def load_stream(path: str | Path) -> Stream:
 
 
 def load_streams(conf_dir: str | Path) -> dict[str, Stream]:
-    """The streams that CONF/streams/*.yml declare, by name, in the order of the files' names.
+    """The streams that streams/*.yml below `conf_dir` declare, by name, in the order of the files' names.
 
     Raises SetupError where there is no file or two declare one name, and what `load_stream` raises.
     """

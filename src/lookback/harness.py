@@ -55,6 +55,16 @@ class Harness:
     stream: a Stream, its document, or the path of its YAML. watermark `automatic`: after each commit it moves to the
     highest event time less max_out_of_orderness; `manual`: time moves only by `watermark(t)`.
     Times go in as aware datetimes, ISO 8601 texts or integer microseconds; naive ones are UTC.
+    Raises StreamError for a wrong stream, ValueError for another watermark.
+
+    >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
+    >>> harness = Harness({"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields})
+    >>> harness.rule({"rule_id": "twice", "stream": "uses", "group_by": ["card"], "window": "1 minute",
+    ...     "measures": {"n": "count(*)"}, "when": "n >= 2"})
+    >>> harness.events([{"id": 1, "at": "2026-03-01T10:00:00Z", "card": "x"}])
+    >>> harness.events([{"id": 2, "at": "2026-03-01T10:01:00Z", "card": "x"}])
+    >>> [(alert.event_id, alert.key, alert.measures) for alert in harness.alerts]
+    [('2', {'card': 'x'}, {'n': 2})]
     """
 
     def __init__(self, stream: Stream | Mapping[str, Any] | str | Path, watermark: str = "automatic") -> None:
@@ -100,7 +110,10 @@ class Harness:
             self._process(Batch(events, marks=marks_of(events, commits)))
 
     def watermark(self, time: object) -> None:
-        """Moves the watermark to `time`, if that is later than where it stands; what it reaches happens now."""
+        """Moves the watermark to `time`, if that is later than where it stands; what it reaches happens now.
+
+        Raises EventError where `time` is none.
+        """
         try:
             microseconds = parse_time(time)
         except ValueError as error:
@@ -140,7 +153,14 @@ def replay(
 
     rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
     arrival, the last commit judged before it (None: before the first). events: as for Harness.events; with columns
-    `arrival` and `committed_at` where they are known. Raises RuleError and EventError.
+    `arrival` and `committed_at` where they are known. Raises RuleError, EventError and StreamError.
+
+    >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
+    >>> stream = {"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields}
+    >>> rule = {"rule_id": "any", "stream": "uses", "window": "1 minute", "measures": {"n": "count(*)"}, "when": "n > 0"}
+    >>> result = replay([rule], [{"id": 7, "at": "2026-03-01T10:00:00Z", "card": "x"}], stream)
+    >>> result.alerts.to_pandas()["event_id"].tolist()
+    ['7']
     """
     declared = as_stream(stream)
     changes = [_timed_change(rule, at, declared) for at, rule in enumerate(rules)]

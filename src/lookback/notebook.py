@@ -45,7 +45,7 @@ _MOST_ALERTS = 100_000
 
 
 def parameters(**defaults: Value) -> SimpleNamespace:
-    """The notebook's parameters as attributes, each of the type of its default.
+    """The notebook's parameters as attributes, each of the type of its default in `defaults`.
 
     On Databricks a text widget per parameter is made and read, so that jobs and people can set it. Elsewhere the values
     are as given by the cell tagged `parameters`, unless the environment has LOOKBACK_PARAM_<NAME>.
@@ -150,7 +150,7 @@ def ingest_files(
 
     mode `once`: what is there; `continuous`: files as they appear, for `minutes` (0: until interrupted); `retry`: rejected
     rows and files that can be read by now. A relative path that is not here is looked for beside conf/. Returns the
-    report of modes once and retry.
+    report of modes once and retry. Raises SetupError for an unknown mode, and for `continuous` on a single file.
     """
     from lookback.spark.ingest import ingest, ingest_continuously, retry_rejected
 
@@ -304,7 +304,10 @@ def _standing(alerts: pd.DataFrame) -> pd.DataFrame:
 
 
 def recent_events(tables: Tables, stream: Stream, limit: int) -> Any:
-    """The newest events by event time as an Arrow table, with `arrival` in the order in which they were ingested."""
+    """The newest events by event time as an Arrow table, with `arrival` in the order in which they were ingested.
+
+    Raises SetupError for a limit below 1.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     if limit < 1:
@@ -494,6 +497,7 @@ def review_alert(
 ) -> None:
     """Records what a person decided about the alert that was explained; nothing where no disposition is given.
 
+    explanation: what `explain_alert` returned; None where the queue is empty.
     disposition: confirmed, false_positive or unclear. reviewer: default is who runs the notebook. Raises ReviewError.
     """
     from lookback.spark.review import record_review

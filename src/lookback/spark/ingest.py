@@ -391,7 +391,8 @@ def existing(
 ) -> DataFrame:
     """The rows of the events table that can be duplicates of a batch with these least and greatest times and ids.
 
-    The bounds are literals, both ends included, so that Delta passes over the files whose figures lie outside.
+    first_time, last_time: microseconds; `dedupe_window` of the stream is added to both sides. first_id, last_id: of the
+    field's type. The bounds are literals, both ends included, so that Delta passes over the files whose figures lie outside.
     """
     time_, id_ = F.col(stream.event_time), F.col(stream.event_id)
     first, last = _time(first_time - stream.dedupe_window), _time(last_time + stream.dedupe_window)

@@ -48,7 +48,10 @@ _DEFAULT_SHARDS = 8
 
 
 def checkpoint_folder(tables: Tables, stream: Stream) -> str:
-    """Where an evaluation of the stream keeps its checkpoint unless told otherwise: below the tables' root."""
+    """Where an evaluation of the stream keeps its checkpoint unless told otherwise: below the tables' root.
+
+    Raises SetupError for tables of a catalog, which have no folder of their own.
+    """
     if tables.root is None:
         raise SetupError("tables of a catalog need a checkpoint folder: give one in a volume, /Volumes/...")
     return f"{tables.root}/_checkpoints/evaluate_{stream.name}"

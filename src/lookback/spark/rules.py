@@ -92,7 +92,7 @@ class RulesTable:
         return self._publish(rule_id, status, document_of, author, comment)
 
     def quarantine(self, quarantine: Quarantine) -> bool:
-        """Takes a version of a rule out of service, by a version of its own. Returns whether it was published.
+        """Takes the version that `quarantine` names out of service, by another one. Returns whether that was published.
 
         Not where it was already, nor where the author has published a version since that comes into force.
         """
@@ -109,7 +109,7 @@ class RulesTable:
         raise AssertionError  # the attempts end with an error
 
     def command(self, action: str, stream: str, *, time: object = None, author: str = "", comment: str = "") -> None:
-        """Publishes a command: clear_state, retire_all, or advance with the `time` that the watermark is to reach.
+        """Publishes a command. action: clear_state, retire_all, or advance with the `time` that the watermark is to reach.
 
         Raises RuleError for an unknown command, stream or time.
         """
@@ -152,7 +152,10 @@ class RulesTable:
         return [row for row in last if row is not None]
 
     def export(self, rule_id: str | None = None) -> list[dict[str, Any]]:
-        """The documents of the last versions that are not retired, or that of one rule."""
+        """The documents of the last versions that are not retired, or that of one rule.
+
+        Raises RuleError where there is no such rule.
+        """
         rows = [row for row in self.rows() if rule_id in (None, row.rule_id)]
         if rule_id is not None and not rows:
             raise RuleError(rule_id, [Problem("rule_id", "there is no such rule in the table")])

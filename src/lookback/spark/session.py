@@ -52,7 +52,7 @@ def get_spark(
 ) -> SparkSession:
     """The active session, the workspace's on Databricks, or a new local one with Delta.
 
-    cores: threads of a local session (at least 1; default: all of the machine's, at least 2) and its shuffle
+    app_name: of a new session, as Spark's pages show it. cores: threads of a local session (at least 1; default: all of the machine's, at least 2) and its shuffle
     partitions, thus the shards of a new stream. settings: Spark settings that go before the defaults here; in a session
     that runs already only those that can be changed at run time are taken.
     Raises SetupError where Java or the Delta JARs are missing.

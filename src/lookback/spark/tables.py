@@ -87,7 +87,7 @@ class Tables:
         return f"{_quoted(str(self.catalog_name))}.{_quoted(str(self.schema_name))}.{_quoted(name)}"
 
     def read(self, name: str, version: int | None = None) -> DataFrame:
-        """The table as it stands when the query runs, or as it stood after a commit."""
+        """The table as it stands when the query runs, or as it stood after the commit `version`."""
         reader = self.spark.read if version is None else self.spark.read.option("versionAsOf", str(version))
         if self.root is not None:
             return reader.format("delta").load(self.path_or_name(name))
@@ -100,7 +100,7 @@ class Tables:
         return self.spark.catalog.tableExists(self.path_or_name(name))
 
     def append(self, df: DataFrame, name: str, user_metadata: str | None = None) -> None:
-        """Appends the rows in one commit, which carries `user_metadata` where given. Columns go by name."""
+        """Appends the rows of `df` in one commit, which carries `user_metadata` where given. Columns go by name."""
         writer = df.write.format("delta").mode("append")
         if user_metadata is not None:
             writer = writer.option("userMetadata", user_metadata)
@@ -118,7 +118,7 @@ class Tables:
     def stream_changes(
         self, name: str, starting_version: int = 0, options: Mapping[str, str] | None = None
     ) -> DataFrame:
-        """A stream of the change feed from a commit on, that commit included.
+        """A stream of the change feed from the commit `starting_version` on, that commit included.
 
         The table's columns and _change_type, _commit_version, _commit_timestamp.
         options: those of the Delta source, such as maxFilesPerTrigger.
@@ -128,7 +128,7 @@ class Tables:
         return reader.load(self.path_or_name(name)) if self.root is not None else reader.table(self.path_or_name(name))
 
     def read_changes(self, name: str, starting_version: int, ending_version: int | None = None) -> DataFrame:
-        """The change feed of the commits from one to another, both included; to the last without `ending_version`.
+        """The change feed from commit `starting_version` to `ending_version`, both included; without that to the last.
 
         The columns of `stream_changes`. No rows where the table has no such commit yet.
         """
