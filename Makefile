@@ -11,7 +11,7 @@ AUDITOR = $(VENV)/audit
 FUZZER = $(VENV)/.fuzzer
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-core fuzz fuzz-coverage soak soak-load bench bench-peers audit check fix clean java
+.PHONY: help setup demo test test-long test-core fuzz fuzz-coverage soak soak-load bench bench-peers audit docs links release-check check fix clean java
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -55,11 +55,22 @@ bench-peers: setup $(PEERS) ## the same beside other engines on the same events,
 audit: $(AUDITOR) ## look the locked packages up among known vulnerabilities; needs a network and says so
 	@$(BIN)/python tools/audit.py --auditor $(AUDITOR)/bin/pip-audit --source $(or $(SOURCE),osv)
 
-check: $(INSTALLED) ## format, lint, types, import order, repository; changes no file
+docs: $(INSTALLED) ## the Python API as HTML in build/reference, from the docstrings
+	@$(BIN)/python tools/reference.py
+
+links: $(INSTALLED) ## ask every address in the pages; needs a network and says so
+	@$(BIN)/python tools/links.py --external
+
+release-check: $(INSTALLED) ## whether VERSION can be tagged: changelog, package, repository; prints the message of the tag
+	@test -n "$(VERSION)" || { echo "Which one? make release-check VERSION=0.2.0" >&2; exit 2; }
+	@$(BIN)/python tools/release.py $(VERSION)
+
+check: $(INSTALLED) ## format, lint, types, import order, links, repository; changes no file
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python tools/links.py
 	@$(BIN)/python -m pytest -q tests/test_repository.py
 
 fix: $(INSTALLED) ## format, mend what can be mended, strip the outputs of notebooks
@@ -68,7 +79,7 @@ fix: $(INSTALLED) ## format, mend what can be mended, strip the outputs of noteb
 	@$(BIN)/nbstripout notebooks/*.ipynb
 
 clean: ## remove .venv, caches and what the demo made
-	@rm -rf $(VENV) dist lakehouse spark-warehouse metastore_db derby.log
+	@rm -rf $(VENV) build dist lakehouse spark-warehouse metastore_db derby.log
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find src tests notebooks -name __pycache__ -type d -prune -exec rm -rf {} +
 

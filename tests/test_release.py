@@ -31,6 +31,7 @@ CHANGELOG = """# Changelog
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
+    (tmp_path / ".gitignore").write_text("build/\n")
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "0.2.0"\n')
     git(tmp_path, "init", "-q")
     commit(tmp_path)
@@ -60,6 +61,7 @@ def test_message_of_the_tag_begins_with_what_becomes_of_the_state(
     assert lines[:3] == ["Lookback 0.2.0", "", "State reset: start with `lookback evaluate STREAM --rebuild`."]
     assert "- A thing. State kept." in lines
     assert "The first" not in "".join(lines)
+    assert (tree / "build/release.txt").read_text().splitlines() == lines
     (tree / "CHANGELOG.md").write_text(CHANGELOG.replace("**State reset**", "State kept"))
     commit(tree)
     assert said(tree, capsys)[1][2] == "State kept: restart on the same checkpoint."

@@ -2,7 +2,7 @@
 
 The changelog has a section of the version with its day, above all earlier ones; nothing is left under Unreleased; every
 entry says whether state is kept or reset; pyproject has the same version; the work tree is committed and the tag is new.
-What goes into the tag's message is printed: the section, led by what an upgrade does to the state.
+Then the tag's message is printed and written to build/release.txt: the section, led by what an upgrade does to the state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.version}: {problem}")
     if problems:
         return FOUND
-    print(message(options.version, sections[options.version][1]))
+    written = options.root / "build" / "release.txt"
+    written.parent.mkdir(exist_ok=True)
+    written.write_text(message(options.version, sections[options.version][1]), encoding="utf-8")
+    print(written.read_text(encoding="utf-8"), end="")
     return FINE
 
 
@@ -113,7 +116,7 @@ def message(version: str, text: str) -> str:
         if resets
         else "State kept: restart on the same checkpoint."
     )
-    return f"Lookback {version}\n\n{says}\n\n{text}"
+    return f"Lookback {version}\n\n{says}\n\n{text}\n"
 
 
 def _number(name: str) -> Version:
