@@ -205,7 +205,6 @@ KINDS: dict[str, Callable[[Block], None]] = {
     "json": read_json,
     "text": output,
     "text drawing": nothing,
-    "text tree": elsewhere("README.md"),
     "python": elsewhere("README.md", "docs/"),
     "yaml mistake": elsewhere("README.md", "docs/"),
     "yaml rule": elsewhere("README.md", "docs/"),

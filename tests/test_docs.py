@@ -266,7 +266,7 @@ def test_python_of_a_page_prints_what_stands_below_it(page: str, monkeypatch: py
     monkeypatch.chdir(ROOT)
     blocks = blocks_of(page)
     names: dict[str, Any] = {}
-    for block, after in zip(blocks, [*blocks[1:], Block("", "")], strict=True):
+    for block, after in pairwise([*blocks, Block("", "")]):
         if block.info == "python":
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
@@ -424,3 +424,17 @@ def test_check_says_what_the_pages_show(monkeypatch: pytest.MonkeyPatch, capsys:
                 assert capsys.readouterr().out == after.text
                 run += 1
     assert run >= 1
+
+
+# Sizing --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("result", ["drain-handbook-2", "drain-zipf-2", "drain-handbook-100"])
+def test_figures_of_sizing_are_those_of_the_benchmarks(result: str) -> None:
+    """Where a benchmark was run anew, docs/sizing.md says the new figure, to the hundred."""
+    measured = re.search(
+        rf"^\| {result.removeprefix('drain-').replace('-', ', ')} \|(?:[^|]*\|){{3}} ([\d,]+) \|",
+        (ROOT / "bench/results.md").read_text(encoding="utf-8"), re.MULTILINE,
+    )  # fmt: skip
+    assert measured, "bench/results.md has no such row"
+    assert f"{round(int(measured[1].replace(',', '')), -2):,}" in PAGES["sizing"]

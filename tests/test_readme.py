@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from lookback.cli import _parser
-from lookback.config import load_streams
+from lookback.config import load_rule_document, load_streams
+from lookback.core.errors import RuleError
 from lookback.rule_tests import check_rule
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +38,13 @@ def test_rule_is_the_one_that_ships(text: str) -> None:
     check_rule(rule, load_streams(ROOT / "conf"))
     shipped = yaml.safe_load((ROOT / "conf/rules" / f"{rule['rule_id']}.yml").read_text(encoding="utf-8"))
     assert rule.items() <= shipped.items()
+
+
+def test_mistake_is_told_as_it_says() -> None:
+    (mistake,), shipped = blocks("yaml mistake"), load_rule_document(ROOT / "conf/rules/customer-day-spend.yml")
+    with pytest.raises(RuleError) as caught:
+        check_rule({**shipped, **yaml.safe_load(mistake)}, load_streams(ROOT / "conf"))
+    assert f"{caught.value}\n" in blocks("text")
 
 
 def test_commands_are_those_of_the_command_line() -> None:
