@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = (
     "lookback",
     "lookback.config",
+    "lookback.core.alerts",
     "lookback.core.errors",
     "lookback.rule_tests",
     "lookback.notebook",

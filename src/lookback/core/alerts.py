@@ -74,7 +74,7 @@ def alert_id(rule_id: str, version: int, key: Mapping[str, str | None], subject:
 
 
 def moment(microseconds: int) -> dt.datetime:
-    """The aware UTC time; one beyond the years 1 to 9999 becomes the nearest that can be written."""
+    """The aware UTC time so many `microseconds` after 1970; beyond the years 1 to 9999 the nearest that can be written."""
     try:
         return _EPOCH + dt.timedelta(microseconds=int(microseconds))
     except OverflowError:

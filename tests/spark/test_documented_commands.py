@@ -1,0 +1,69 @@
+"""The commands that the pages show are run as they stand, page after page on the same tables, and end well.
+
+Those that go on until they are stopped get `--once`, one that asks gets its answer, ALERT_ID becomes that of an alert.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lookback.cli import main
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
+ROOT = Path(__file__).parents[2]
+# In an order in which each finds what it needs.
+PAGES = (
+    "README.md",
+    "docs/rule-guide.md",
+    "docs/operations.md",
+    "docs/how-time-works.md",
+    "docs/health.md",
+    "docs/threats.md",
+)
+
+
+def commands(page: str) -> list[list[str]]:
+    """The arguments of each `lookback` command in the page's blocks."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [words[1:] for words in lines if words and words[0].removeprefix(".venv/bin/") == "lookback"]
+
+
+def ending(words: list[str]) -> list[str]:
+    """The command as a test can run it."""
+    if words[0] == "evaluate" and "--once" not in words:
+        # Time that passes is for an evaluation that goes on; tests of the pipeline let it pass.
+        kept = words[: words.index("--idle-after")] if "--idle-after" in words else words
+        return [*kept, "--once"]
+    if words[0] == "forget" and "--dry-run" not in words:
+        return [*words, "--yes"]
+    return words
+
+
+def test_commands_of_the_pages_end_well(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("LOOKBACK_ROOT", str(tmp_path / "lakehouse"))
+    monkeypatch.delenv("LOOKBACK_CONF", raising=False)
+    run = []
+    for page in PAGES:
+        for words in map(ending, commands(page)):
+            if "ALERT_ID" in words:
+                assert main(["alerts", "--queue", "--json"]) == 0
+                alert = json.loads(capsys.readouterr().out.splitlines()[0])
+                words[words.index("ALERT_ID")] = alert["alert_id"]
+            code = main(words)
+            said = capsys.readouterr()
+            assert code == 0 or (words[0] == "status" and "--check" in words), f"{page}: {words}: {said.err}"
+            run.append(words[0])
+    assert {"init", "rules", "ingest", "evaluate", "alerts", "review", "status", "forget", "advance"} <= set(run)
