@@ -95,7 +95,11 @@ def test_docstring_names_what_is_raised(member: Member) -> None:
 
 @pytest.mark.parametrize("member", WRITTEN, ids=lambda member: member.name)
 def test_docstring_names_the_parameters(member: Member) -> None:
-    names = set(inspect.signature(member.value).parameters) - {"self", "cls"} - SAME_EVERYWHERE
+    names = set(inspect.signature(member.value).parameters) - {"self", "cls"}
+    if len(names) == 1:
+        # The docstring speaks of nothing else.
+        return
+    names -= SAME_EVERYWHERE
     assert {name for name in names if not re.search(rf"\b{name}\b", member.documented)} == set()
 
 
