@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 ANY = "…"
 # What these are made with reaches a person; ExpressionError, RuleError and StreamError name every problem and teach by
 # themselves, so the page tells their kinds alone.
-TOLD = {"SetupError", "StateError", "ReviewError", "EventError", "DurationError", "TypeNameError", "_LOG.warning"}
+TOLD = {"SetupError", "StateError", "RemoteError", "ReviewError", "EventError", "DurationError", "TypeNameError", "_LOG.warning"}
 # Why a row of `rules` is rejected; the reasons of rejected_events are told by columns and by files, see `_told_by`.
 REASONS = {("core/rulebook.py", "Rejected")}
 # Of a text that is put together: a piece begins or ends in the middle.
@@ -43,6 +43,7 @@ def written(node: ast.AST) -> str:
     return ANY
 
 
+@functools.cache
 def plain(text: str) -> str:
     """The text in one line; `'…'` as `…`, since a value is quoted here and not there."""
     text = re.sub(r"\s+", " ", text.replace("`", "").replace(f"'{ANY}'", ANY))
