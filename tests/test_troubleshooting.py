@@ -22,7 +22,16 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 ANY = "…"
 # What these are made with reaches a person; ExpressionError, RuleError and StreamError name every problem and teach by
 # themselves, so the page tells their kinds alone.
-TOLD = {"SetupError", "StateError", "RemoteError", "ReviewError", "EventError", "DurationError", "TypeNameError", "_LOG.warning"}
+TOLD = {
+    "SetupError",
+    "StateError",
+    "RemoteError",
+    "ReviewError",
+    "EventError",
+    "DurationError",
+    "TypeNameError",
+    "_LOG.warning",
+}
 # Why a row of `rules` is rejected; the reasons of rejected_events are told by columns and by files, see `_told_by`.
 REASONS = {("core/rulebook.py", "Rejected")}
 # Of a text that is put together: a piece begins or ends in the middle.
