@@ -29,13 +29,16 @@ PAGES = (
     "docs/health.md",
     "docs/threats.md",
 )
+# They need a workspace or a receiver; their own tests have servers for them.
+ELSEWHERE = ("notify", "remote")
 
 
 def commands(page: str) -> list[list[str]]:
     """The arguments of each `lookback` command in the page's blocks."""
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [words[1:] for words in lines if words and words[0].removeprefix(".venv/bin/") == "lookback"]
+    ours = [words[1:] for words in lines if words and words[0].removeprefix(".venv/bin/") == "lookback"]
+    return [words for words in ours if words[0] not in ELSEWHERE]
 
 
 def ending(words: list[str]) -> list[str]:
