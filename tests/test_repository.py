@@ -1,4 +1,4 @@
-"""What the repository promises about itself: pins, the bundle's paths, notebooks without outputs, text without machines."""
+"""What the repository promises about itself: pins, notebooks without outputs, text without machines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 
 if sys.version_info >= (3, 11):
@@ -19,7 +18,6 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-JOBS = sorted((ROOT / "conf" / "jobs").glob("*.yml"))
 # In pieces, so that this file may be searched as well.
 FORBIDDEN = re.compile(
     "|".join(
@@ -61,25 +59,6 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def parameter_names(notebook: Path) -> set[str]:
-    """The names that the cell tagged `parameters` assigns."""
-    cells = json.loads(notebook.read_text())["cells"]
-    tagged = [cell for cell in cells if "parameters" in cell.get("metadata", {}).get("tags", [])]
-    assert len(tagged) == 1, f"{notebook.name} needs one cell tagged parameters"
-    return set(re.findall(r"^(\w+)\s*(?::[^=]+)?=", "".join(tagged[0]["source"]), re.MULTILINE))
-
-
-def notebook_tasks() -> list[tuple[str, dict[str, object], dict[str, object]]]:
-    """(file, job, task) of every task that runs a notebook."""
-    return [
-        (path.name, job, task)
-        for path in JOBS
-        for job in yaml.safe_load(path.read_text())["resources"]["jobs"].values()
-        for task in job["tasks"]
-        if "notebook_task" in task
-    ]
-
-
 def test_lock_has_one_exact_version_of_everything_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = dict(project["optional-dependencies"])
@@ -103,54 +82,14 @@ def test_lock_names_no_index() -> None:
     assert not re.search(r"://|--(extra-)?index|--find-links|^-e|file:", (ROOT / "requirements.lock").read_text(), re.M)
 
 
-def test_bundle_gives_values_in_targets_alone() -> None:
-    bundle = yaml.safe_load((ROOT / "databricks.yml").read_text())
-    assert bundle["bundle"]["name"] == "lookback"
-    for name, variable in bundle["variables"].items():
-        assert set(variable) == {"description"}, name
-    assert list(bundle["targets"]) == ["dev", "staging", "prod"]
-    for name, target in bundle["targets"].items():
-        assert set(target["variables"]) <= set(bundle["variables"]), name
-
-
-def test_bundle_uses_every_variable_that_it_declares_and_no_other() -> None:
-    texts = [path.read_text() for path in (ROOT / "databricks.yml", *JOBS)]
-    used = {name for text in texts for name in re.findall(r"\$\{var\.(\w+)\}", text)}
-    assert used == set(yaml.safe_load(texts[0])["variables"])
-
-
-def test_bundle_includes_the_jobs() -> None:
-    bundle = yaml.safe_load((ROOT / "databricks.yml").read_text())
-    included = {path for pattern in bundle["include"] for path in ROOT.glob(pattern)}
-    assert included == set(JOBS)
-    names = [name for path in JOBS for name in yaml.safe_load(path.read_text())["resources"]["jobs"]]
-    assert sorted(names) == sorted(set(names)) == ["evaluate", "evaluate_once", "ingest"]
-
-
-def test_notebooks_of_jobs_exist() -> None:
-    missing = {
-        task["notebook_task"]["notebook_path"]
-        for _, _, task in notebook_tasks()
-        if not (ROOT / "conf" / "jobs" / task["notebook_task"]["notebook_path"]).resolve().is_file()
-    }
-    assert not missing
-
-
-def test_parameters_go_one_way_from_job_to_notebook() -> None:
-    for file, job, task in notebook_tasks():
-        passed = task["notebook_task"]["base_parameters"]
-        declared_by_job = {parameter["name"] for parameter in job["parameters"]}
-        assert passed == {name: f"{{{{job.parameters.{name}}}}}" for name in declared_by_job}, file
-        notebook = (ROOT / "conf" / "jobs" / task["notebook_task"]["notebook_path"]).resolve()
-        assert declared_by_job <= parameter_names(notebook), f"{file} passes what {notebook.name} does not declare"
-
-
-def test_notebooks_are_the_four() -> None:
+def test_notebooks_are_those_that_are_documented() -> None:
     assert [path.name for path in NOTEBOOKS] == [
+        "00_set_up.ipynb",
         "01_ingest.ipynb",
         "02_author_rules.ipynb",
         "03_evaluate_stream.ipynb",
         "04_review_alerts.ipynb",
+        "05_maintain.ipynb",
     ]
 
 

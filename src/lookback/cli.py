@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    command("init", _init, "create the tables of all declared streams")
+    command("init", _init, "create the tables of all declared streams; add comments that are missing")
     ingest = command("ingest", _ingest, "take files into a stream's events table")
     ingest.add_argument("stream")
     ingest.add_argument("path", nargs="?", help="file or folder (default: the stream's source)")
@@ -137,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     status = command("status", _status, "what the tables hold, and whether each stream is healthy")
     status.add_argument("--check", action="store_true", help="end with 1 where a stream needs a look, for a monitor")
     add_commands(commands.add_parser("remote", help="jobs of a Databricks workspace", description=REMOTE), places)
+    command("maintain", _maintain, "OPTIMIZE and VACUUM all tables within their retention, look at the checkpoints")
     demo = command("demo", _demo, "the main job on real transactions, in a folder of its own")
     demo.add_argument("--events", help="Parquet file of transactions (default: the largest at hand)")
     return parser
@@ -206,12 +207,14 @@ def _rules_table(options: argparse.Namespace) -> RulesTable:
 
 
 def _init(options: argparse.Namespace) -> None:
+    from lookback.spark.catalog import set_up
+
     settings = _settings(options)
     streams = settings.streams()
     tables = _tables(settings)
-    for stream in streams.values():
-        tables.create(stream)
-        print(f"{stream.name}: {tables.path_or_name(stream.name)}")
+    set_up(tables, streams)
+    for name in streams:
+        print(f"{name}: {tables.path_or_name(name)}")
 
 
 def _ingest(options: argparse.Namespace) -> None:
@@ -484,6 +487,23 @@ def _status(options: argparse.Namespace) -> int:
         for row in rows:
             print_health(row)
     return FOUND_PROBLEMS if options.check and not all(row["healthy"] for row in rows) else 0
+
+
+def _maintain(options: argparse.Namespace) -> int:
+    from lookback.spark.maintenance import maintain
+    from lookback.upkeep import checkpoints_of
+
+    settings = _settings(options)
+    tables, streams = _tables(settings), settings.streams()
+    done = maintain(tables, streams, checkpoints_of(str(tables.root), streams))
+    rows = [asdict(each) for each in done.tables]
+    if _as_json(options):
+        _print_json([*rows, *(asdict(each) for each in done.checkpoints)])
+    else:
+        _print_table(rows, ("table", "files", "compacted", "written", "deleted", "keeps", "note"))
+        for each in done.checkpoints:
+            print("".join(map(_visible, f"{each.level}: {each.what}")))
+    return FOUND_PROBLEMS if done.problems else 0
 
 
 def _demo(options: argparse.Namespace) -> None:

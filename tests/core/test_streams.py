@@ -41,6 +41,7 @@ def test_c4_defaults():
     [
         {},
         {"columns": {"amount": "cents / 100"}, "source": {"format": "csv", "path": "x.csv"}},
+        {"comments": {"amount": "in euros; what's left"}},
         {
             "max_future": "90 minutes",
             "dedupe_window": "0 seconds",
@@ -62,6 +63,7 @@ def test_style8_all_problems_at_once():
         event_id="idd",
         event_time="amount",
         columns={"total": "1", "amount": 2},
+        comments={"total": "1", "amount": 2},
         max_future="a while",
         max_session="1 month",
         commit_rows=0,
@@ -71,7 +73,7 @@ def test_style8_all_problems_at_once():
     )
 
     assert set(found) == {
-        "stream", "event_id", "event_time", "columns.total", "columns.amount", "max_future", "max_session", "commit_rows",
+        "stream", "event_id", "event_time", "columns.total", "columns.amount", "comments.total", "comments.amount", "max_future", "max_session", "commit_rows",
         "max_failures", "source", "lateness",
     }  # fmt: skip
     assert "did you mean 'id'?" in found["event_id"]

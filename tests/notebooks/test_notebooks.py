@@ -1,4 +1,4 @@
-"""The four notebooks under nbmake, in order, in one temporary place, each from its first cell to its last."""
+"""The notebooks under nbmake, in order, in one temporary place, each from its first cell to its last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of conf/ with a small Spark, and a few thousand of the sample's events, one of them unusable."""
     place = tmp_path_factory.mktemp("notebooks")
     shutil.copytree(ROOT / "conf", place / "conf", ignore=shutil.ignore_patterns("samples", "jobs"))
-    # Four short lives: a compiler that is done early and a collector that is small pay more than fast code later.
+    # Short lives: a compiler that is done early and a collector that is small pay more than fast code later.
     options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     settings = {"spark": {"spark.driver.memory": "1g", "spark.driver.defaultJavaOptions": options}}
     (place / "conf" / "settings.yml").write_text(yaml.safe_dump(settings))
@@ -42,6 +42,12 @@ def run(name: str, place: Path, monkeypatch: pytest.MonkeyPatch, **parameters: A
     assert result.error is None, result.error.trace
     outputs = [output for cell in result.nb.cells if cell.cell_type == "code" for output in cell.outputs]
     return "\n".join(output.get("data", {}).get("text/plain", output.get("text", "")) for output in outputs)
+
+
+def test_0_a_place_is_set_up(place: Path, monkeypatch: pytest.MonkeyPatch):
+    said = run("00_set_up.ipynb", place, monkeypatch, landing=place / "landing")
+    assert said.count(" created") == 12  # seven tables of the product, five of streams; metrics is both
+    assert (place / "landing").is_dir()
 
 
 def test_1_ingest_accounts_for_every_row(place: Path, monkeypatch: pytest.MonkeyPatch):
@@ -77,3 +83,10 @@ def test_4_the_first_alert_is_explained_reviewed_and_leaves_the_queue(place: Pat
     )
     assert after == before - 1 >= 0
     assert "is recorded as confirmed" in said
+
+
+def test_5_maintenance_says_what_it_did_and_that_the_evaluation_can_go_on(place: Path, monkeypatch: pytest.MonkeyPatch):
+    said = run("05_maintain.ipynb", place, monkeypatch)
+    assert "compacted" in said
+    assert "3650 days" in said
+    assert "judged through commit 1, nothing waits" in said

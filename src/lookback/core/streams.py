@@ -31,8 +31,9 @@ class Stream:
     """A checked stream declaration; durations in microseconds.
 
     name: the events table's name. fields: declared columns in order, name -> type. columns: field -> SQL expression
-    over the source's columns, used by ingest only. An event is late when its time is below the watermark, the highest
-    event time of all earlier commits less max_out_of_orderness.
+    over the source's columns, used by ingest only. comments: field -> what it holds, for people who read the table. An
+    event is late when its time is below the watermark, the highest event time of all earlier commits less
+    max_out_of_orderness.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Stream:
     commit_rows: int = 100_000
     source: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    comments: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Stream:
@@ -60,7 +62,7 @@ class Stream:
         """The document again, with every default written out: from_dict(to_dict(x)) == x."""
         document: dict[str, Any] = {"stream": self.name, "event_id": self.event_id, "event_time": self.event_time}
         document["fields"] = {name: str(type_) for name, type_ in self.fields.items()}
-        document["columns"] = dict(self.columns)
+        document["columns"], document["comments"] = dict(self.columns), dict(self.comments)
         document.update({name: format_duration(getattr(self, name)) for name in _DURATIONS})
         document.update({name: getattr(self, name) for name in _COUNTS})
         document["limits"] = self.limits.to_dict()
@@ -70,7 +72,7 @@ class Stream:
 
 _DURATIONS = ("max_out_of_orderness", "allowed_lateness", "max_future", "max_session", "dedupe_window")
 _COUNTS = ("max_revisions", "max_failures", "commit_rows")
-_KEYS = ("stream", "event_id", "event_time", "fields", "columns", *_DURATIONS, *_COUNTS, "limits", "source")
+_KEYS = ("stream", "event_id", "event_time", "fields", "columns", "comments", *_DURATIONS, *_COUNTS, "limits", "source")
 
 
 class _Reader:
@@ -99,7 +101,8 @@ class _Reader:
             self._wrong("stream", f"{name!r} is a table of the product; choose another name")
         event_id = self._named_field("event_id", fields, _ID_TYPES)
         event_time = self._named_field("event_time", fields, frozenset({"timestamp"}))
-        columns = self._columns(fields)
+        columns = self._by_field("columns", "SQL expression", fields)
+        comments = self._by_field("comments", "text", fields)
         values: dict[str, Any] = {}
         for key in _DURATIONS:
             if key in document:
@@ -114,7 +117,8 @@ class _Reader:
             self._wrong("source", f"a mapping of format and path is needed, got {source!r}")
         if self._problems:
             raise StreamError(str(name), self._problems)
-        return Stream(str(name), event_id, event_time, fields, columns, source=dict(source), **values)
+        values.update(comments=comments, source=dict(source))
+        return Stream(str(name), event_id, event_time, fields, columns, **values)
 
     def _wrong(self, place: str, message: str) -> None:
         self._problems.append(Problem(place, message))
@@ -174,17 +178,18 @@ class _Reader:
             self._wrong(key, f"field {name!r} is {fields[name]}; it must be one of {', '.join(sorted(types))}")
         return name
 
-    def _columns(self, fields: Mapping[str, DataType]) -> dict[str, str]:
-        columns = self._document.get("columns") or {}
-        if not isinstance(columns, Mapping):
-            self._wrong("columns", f"a mapping of field to SQL expression is needed, got {columns!r}")
+    def _by_field(self, key: str, what: str, fields: Mapping[str, DataType]) -> dict[str, str]:
+        """A mapping of declared fields to texts."""
+        texts = self._document.get(key) or {}
+        if not isinstance(texts, Mapping):
+            self._wrong(key, f"a mapping of field to {what} is needed, got {texts!r}")
             return {}
-        for name, text in columns.items():
+        for name, text in texts.items():
             if name not in fields:
-                self._wrong(f"columns.{name}", f"{name!r} is not one of the declared fields")
+                self._wrong(f"{key}.{name}", f"{name!r} is not one of the declared fields")
             if not isinstance(text, str):
-                self._wrong(f"columns.{name}", f"a SQL expression is needed, got {text!r}")
-        return {str(name): str(text) for name, text in columns.items()}
+                self._wrong(f"{key}.{name}", f"a {what} is needed, got {text!r}")
+        return {str(name): str(text) for name, text in texts.items()}
 
     def _duration(self, key: str) -> int:
         try:

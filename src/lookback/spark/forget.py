@@ -31,14 +31,13 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.durations import parse_duration
-from lookback.core.errors import DurationError, ExpressionError, SetupError
+from lookback.core.errors import ExpressionError, SetupError
 from lookback.core.expressions import Expression, compile_expression
 from lookback.core.types import BOOLEAN
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.fields import RAW, REASON
 from lookback.spark.rejected import Rejected
-from lookback.spark.tables import CONFLICTS
+from lookback.spark.tables import CONFLICTS, keeps_removed_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -59,7 +58,6 @@ _NAMING = ("failed", "revisions_limited", "session_closed")
 _REMOVING = ("DELETE", "MERGE", "UPDATE")
 # So many commits of a table's history are searched for earlier deletions.
 _HISTORY = 10_000
-_DELTA_DEFAULT = "interval 7 days"
 # How long to try again where others keep writing to the same table, seconds.
 _PATIENCE = 300.0
 
@@ -239,7 +237,7 @@ class _Request:
             if properties.get("delta.enableDeletionVectors") == "true":
                 # Rows are only marked there; this writes the files anew.
                 statements.insert(0, f"REORG TABLE {self._tables.identifier(name)} APPLY (PURGE)")
-            found.append(Purge(name, tuple(statements), removed + _retention(properties)))
+            found.append(Purge(name, tuple(statements), removed + keeps_removed_files(properties)))
         return found
 
     @property
@@ -380,15 +378,6 @@ def _done(act: Callable[[], object]) -> bool:
 
 def _same(name: str) -> Column:
     return reduce(and_, [F.col(f"t.{column}").eqNullSafe(F.col(f"k.{column}")) for column in _KNOWN_BY[name]])
-
-
-def _retention(properties: Mapping[str, str]) -> dt.timedelta:
-    """How long a table keeps removed files."""
-    text = properties.get("delta.deletedFileRetentionDuration", _DELTA_DEFAULT)
-    try:
-        return dt.timedelta(microseconds=parse_duration(text.lower().removeprefix("interval").strip()))
-    except DurationError as error:
-        raise SetupError(f"delta.deletedFileRetentionDuration is {text!r}, which is no duration: {error}") from error
 
 
 def _waits(checkpoint: Path, commit: int) -> bool:

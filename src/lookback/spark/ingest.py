@@ -359,7 +359,8 @@ class _Step:
         """Where no lock file can be, looks whether another ingest has written since this one began."""
         if _folder(self._tables) is not None:
             return
-        history = self._tables.delta(self._stream.name).history(commits + 3).select("userMetadata").collect()
+        # Maintenance may have committed since.
+        history = self._tables.delta(self._stream.name).history(commits + 50).select("userMetadata").collect()
         mine = [number for number, row in enumerate(history) if row[0] == self._mark]
         between = [row[0] for row in history[: mine[-1]] if (row[0] or "").startswith(_MARK) and row[0] != self._mark]
         if between:

@@ -28,6 +28,7 @@ from lookback.spark.quarantine import Quarantines
 from lookback.spark.rebuild import Missing
 from lookback.spark.resume import Beginning, begin
 from lookback.spark.rules import RulesTable
+from lookback.spark.session import is_connect
 from lookback.spark.shard import UncoveredError
 from lookback.spark.sink import BatchReport, Sink
 from lookback.spark.watching import RulesWatch
@@ -109,8 +110,13 @@ class Evaluation:
     def run(self) -> None:
         """Evaluates until `stop` is called or, with once, until all that was there is judged.
 
-        Raises what the query failed with.
+        Raises what the query failed with; SetupError where the session is one of Spark Connect.
         """
+        if is_connect(self.tables.spark):
+            raise SetupError(
+                "an evaluation writes its output from the process that started it, and this compute runs it elsewhere (Spark "
+                "Connect: serverless, or standard access mode); evaluate on a cluster with dedicated access mode"
+            )
         with only_one(self.checkpoint.owner_file, f"checkpoint {self.checkpoint.folder}") as self._require_ownership:
             self._beginning = begin(
                 self.tables, self.stream, self.streams, self.checkpoint,

@@ -48,7 +48,7 @@ def begin(
     document, plan = checkpoint.rebuild(), checkpoint.plan()
     made_anew = None if document is None else Rebuild.from_dict(document)
     if not checkpoint.is_new:
-        _require_sources(tables, stream, checkpoint)
+        require_sources(tables, stream, checkpoint)
         return Beginning({} if plan is None else plan.starts, None if _is_made(checkpoint, made_anew) else made_anew)
     if made_anew is None and not fresh and has_outputs(tables, stream):
         raise SetupError(
@@ -92,7 +92,8 @@ def _is_made(checkpoint: Checkpoint, rebuild: Rebuild | None) -> bool:
     return judged >= (rebuild.schedule.through or 0)
 
 
-def _require_sources(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
+def require_sources(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
+    """Raises SetupError, with the remedy, where the commits that a checkpoint goes on from cannot be read any more."""
     last = checkpoint.last_batch_at()
     ended = None if last is None else dt.datetime.fromtimestamp(last, dt.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     again = checkpoint.reads_again_from()

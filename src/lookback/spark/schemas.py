@@ -185,13 +185,34 @@ PRODUCT_TABLES: dict[str, StructType] = {
 }
 
 
+# What a table is for, of every table of the product.
+COMMENTS = {
+    "rejected_events": "Rows and files that ingest could not use, raw, with every reason",
+    "rules": "Versions of rules; appended, and obeyed by running evaluations within seconds. rule_id * carries commands",
+    "alerts": "What rules raised: one alert per triggering event or window and rule; its revisions are further rows",
+    "late_events": "Events below the watermark that a rule wants, and events beyond max_future, with what became of them",
+    "rule_log": "When each change of a rule took effect, which rows of rules were rejected and why, what failed",
+    "reviews": "What people found alerts to be; appended",
+    metrics.TABLE: "What each evaluation did and how far it is behind; best effort, at most a row every 30 seconds",
+}
+# The columns that tell rows apart; none for tables in which equal rows may stand. Nothing enforces it.
+KEYS: dict[str, tuple[str, ...]] = {
+    "alerts": ("alert_id", "revision"),
+    "late_events": ("stream", "event_id", "arrival"),
+    metrics.TABLE: (metrics.METRICS_ID,),
+}
+
+
+def events_comment(stream: Stream) -> str:
+    """What the events table of a stream is for."""
+    return f"Events of the stream {stream.name}, as ingested; a DELETE takes its rows out of the windows of rules"
+
+
 def events_schema(stream: Stream) -> StructType:
     """The columns of a stream's events table: the declared fields in order, then ingested_at. Id and time are NOT NULL."""
-    roles = {stream.event_id: "Identifies the event", stream.event_time: "When it happened"}
+    required = (stream.event_id, stream.event_time)
     fields = [
-        StructField(
-            name, DataType.fromDDL(str(type_)), name not in roles, {"comment": roles[name]} if name in roles else {}
-        )
+        _column(name, DataType.fromDDL(str(type_)), _field_comment(stream, name), required=name in required)
         for name, type_ in stream.fields.items()
     ]
     # Others who write to the table need not know it.
@@ -199,3 +220,13 @@ def events_schema(stream: Stream) -> StructType:
         "ingested_at", _TIME, "One stamp for all rows of a commit, later than those of every earlier commit"
     )
     return StructType([*fields, stamp])
+
+
+def _field_comment(stream: Stream, name: str) -> str:
+    if name in stream.comments:
+        return stream.comments[name]
+    roles = {stream.event_id: "Identifies the event", stream.event_time: "When it happened"}
+    if name in roles:
+        return roles[name]
+    made = stream.columns.get(name)
+    return f"Made by ingest: {made}" if made else "As the source has it"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -46,6 +47,8 @@ _SESSION = {
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "50",
 }
 
+_MEANING = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
+
 
 def get_spark(
     app_name: str = "lookback", *, cores: int | None = None, settings: Mapping[str, str] | None = None
@@ -69,7 +72,21 @@ def get_spark(
 def _apply(spark: SparkSession, settings: Mapping[str, str]) -> None:
     for key, value in settings.items():
         if spark.conf.isModifiable(key):
-            spark.conf.set(key, value)
+            _set(spark, key, value)
+
+
+def _set(spark: SparkSession, key: str, value: str) -> None:
+    try:
+        spark.conf.set(key, value)
+    except PySparkException:
+        # Serverless compute lets few settings be changed. Without those of the meaning results would be others.
+        if key in _MEANING:
+            raise
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect, as on serverless compute and in standard access mode."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _start(app_name: str, cores: int, settings: Mapping[str, str]) -> SparkSession:

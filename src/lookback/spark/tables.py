@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,9 @@ from delta.exceptions import (
 from delta.tables import DeltaTable
 
 from lookback.core import metrics
-from lookback.core.errors import SetupError
-from lookback.spark.schemas import PRODUCT_TABLES, events_schema
+from lookback.core.durations import parse_duration
+from lookback.core.errors import DurationError, SetupError
+from lookback.spark.schemas import COMMENTS, PRODUCT_TABLES, events_comment, events_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,11 +41,15 @@ CONFLICTS = (
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
 # Of an events table: how far back commits can be replayed and read as they stood.
 DEFAULT_HISTORY = "30 days"
+_DELTA_DEFAULT = "interval 7 days"
 _CHANGE_FEED = {"delta.enableChangeDataFeed": "true", "delta.enableInCommitTimestamps": "true"}
 # A checkpoint of a small table costs more than reading a hundred short log files.
 _HOT = {"delta.checkpointInterval": "100"}
 # Figures of few columns make an append a sixth faster; of these they help a reader.
 _FIGURES = {"alerts": "event_time,arrival", "late_events": "event_time,arrival", "rule_log": "arrival,logged_at"}
+# Catalogs of a workspace that are not Unity Catalog's.
+_OTHER_CATALOGS = ("spark_catalog", "hive_metastore")
+# Checked with every row that is written, so only where people write and a wrong value would be lost.
 _CHECKS = {"reviews": {"disposition_known": "disposition in ('confirmed', 'false_positive', 'unclear')"}}
 
 
@@ -72,10 +78,15 @@ class Tables:
         """Tables named catalog.schema.table, as in Unity Catalog. The schema must exist."""
         return cls(spark, catalog_name=catalog, schema_name=schema)
 
+    @property
+    def is_unity(self) -> bool:
+        """Whether the tables are in Unity Catalog, which has volumes, keys and grants."""
+        return self.catalog_name is not None and self.catalog_name not in _OTHER_CATALOGS
+
     def identifier(self, name: str) -> str:
         """The table as SQL names it, quoted: delta.`<root>/rules` or `catalog`.`schema`.`rules`."""
         if self.root is not None:
-            return f"delta.{_quoted(self.path_or_name(name))}"
+            return f"delta.{quoted(self.path_or_name(name))}"
         return self.path_or_name(name)
 
     def path_or_name(self, name: str) -> str:
@@ -84,7 +95,7 @@ class Tables:
             raise SetupError(f"{name!r} is not a table name; use lower-case letters, digits and _")
         if self.root is not None:
             return f"{self.root}/{name}"
-        return f"{_quoted(str(self.catalog_name))}.{_quoted(str(self.schema_name))}.{_quoted(name)}"
+        return f"{quoted(str(self.catalog_name))}.{quoted(str(self.schema_name))}.{quoted(name)}"
 
     def read(self, name: str, version: int | None = None) -> DataFrame:
         """The table as it stands when the query runs, or as it stood after the commit `version`."""
@@ -152,18 +163,35 @@ class Tables:
         """
         for name, schema in PRODUCT_TABLES.items():
             if not self.exists(name):
-                self._create(name, schema, _properties(name))
+                self._create(name, schema, _properties(name), COMMENTS[name])
         events = events_schema(stream)
         if self.exists(stream.name):
             self._require(stream.name, events)
         else:
-            self._create(stream.name, events, {**_CHANGE_FEED, **_HOT, **_retention(history), **_statistics(events)})
+            properties = {**_CHANGE_FEED, **_HOT, **_retention(history), **_statistics(events)}
+            self._create(stream.name, events, properties, events_comment(stream), stream.event_time)
 
-    def _create(self, name: str, schema: StructType, properties: Mapping[str, str]) -> None:
+    def clustering(self, name: str, event_time: str | None = None) -> str | None:
+        """The column that a table's files are laid out by when OPTIMIZE writes them anew; None for no column.
+
+        event_time: that of the stream, for its events table. What is asked of events and alerts is asked of a time:
+        duplicates, what stood behind an alert, the newest. Only tables of a catalog: an append writes its files as ever,
+        but the table then needs readers and writers that know clustering. The other tables are small.
+        """
+        if self.root is not None:
+            return None
+        return event_time or ("event_time" if name == "alerts" else None)
+
+    def _create(
+        self, name: str, schema: StructType, properties: Mapping[str, str], comment: str, event_time: str | None = None
+    ) -> None:
         columns = ", ".join(_column(field) for field in schema)
-        settings = ", ".join(f"{_literal(key)} = {_literal(value)}" for key, value in properties.items())
+        settings = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
+        clustering = self.clustering(name, event_time)
+        layout = f"CLUSTER BY ({quoted(clustering)}) " if clustering else ""
         self.spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {self.identifier(name)} ({columns}) USING delta TBLPROPERTIES ({settings})"
+            f"CREATE TABLE IF NOT EXISTS {self.identifier(name)} ({columns}) USING delta {layout}"
+            f"COMMENT {literal(comment)} TBLPROPERTIES ({settings})"
         )
 
     def _require(self, name: str, schema: StructType) -> None:
@@ -180,23 +208,38 @@ class Tables:
             )
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A name as SQL has it, in backticks. Raises SetupError where Spark would put something else in its place."""
+    return "`" + _kept(text, "name").replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """A text as SQL has it, in quotes. Raises SetupError where Spark would put something else in its place."""
+    return "'" + _kept(text, "text").replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _kept(text: str, what: str) -> str:
     if "${" in text:
         raise SetupError(
-            f"{text!r} holds ${{, in place of which Spark would put a setting or a variable; use another name"
+            f"{text!r} holds ${{, in place of which Spark would put a setting or a variable; use another {what}"
         )
-    return "`" + text.replace("`", "``") + "`"
+    return text
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def keeps_removed_files(properties: Mapping[str, str]) -> dt.timedelta:
+    """How long a table with these properties keeps files that a commit has removed: VACUUM deletes none that is younger."""
+    text = properties.get("delta.deletedFileRetentionDuration", _DELTA_DEFAULT)
+    try:
+        return dt.timedelta(microseconds=parse_duration(text.lower().removeprefix("interval").strip()))
+    except DurationError as error:
+        raise SetupError(f"delta.deletedFileRetentionDuration is {text!r}, which is no duration: {error}") from error
 
 
 def _column(field: StructField) -> str:
     comment = field.metadata.get("comment")
     required = "" if field.nullable else " NOT NULL"
-    return f"{_quoted(field.name)} {field.dataType.simpleString()}{required}" + (
-        f" COMMENT {_literal(comment)}" if comment else ""
+    return f"{quoted(field.name)} {field.dataType.simpleString()}{required}" + (
+        f" COMMENT {literal(comment)}" if comment else ""
     )
 
 

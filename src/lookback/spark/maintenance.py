@@ -1,0 +1,158 @@
+"""Keeps tables quick to read and storage small, and looks at the checkpoints; safe beside whatever runs.
+
+OPTIMIZE moves rows and changes none, so its commits bring an evaluation nothing to judge. VACUUM deletes what was
+removed for longer than the table keeps it, which is what replays and questions about old alerts need.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lookback.core.errors import SetupError
+from lookback.core.health import NOTE, PROBLEM, WARNING, health, health_in_words
+from lookback.spark.checkpoint import Checkpoint
+from lookback.spark.resume import require_sources
+from lookback.spark.schemas import PRODUCT_TABLES
+from lookback.spark.status import stream_figures
+from lookback.spark.tables import CONFLICTS, keeps_removed_files
+
+if TYPE_CHECKING:
+    from lookback.core.streams import Stream
+    from lookback.spark.tables import Tables
+
+# An evaluation that waits for longer than this share of the history that is kept is in danger of losing commits.
+_MOST_WAITING = 0.5
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """What was done to a table.
+
+    files: how many it has now; compacted: those that were put together, into `written`; deleted: files that VACUUM took
+    out of storage, None where the table's history does not tell; keeps: how long removed files stay. note: what was
+    left, and why.
+    """
+
+    table: str
+    files: int
+    compacted: int
+    written: int
+    deleted: int | None
+    keeps: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class CheckpointHealth:
+    """Whether an evaluation can go on from its checkpoint. level: `problem` (it cannot), `warning`, `note` or `ok`."""
+
+    stream: str
+    level: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Maintenance:
+    """What was done to every table, and how the checkpoint of every stream is."""
+
+    tables: tuple[Upkeep, ...]
+    checkpoints: tuple[CheckpointHealth, ...]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is said of the checkpoints from which an evaluation cannot go on."""
+        return [each.what for each in self.checkpoints if each.level == PROBLEM]
+
+
+def maintain(tables: Tables, streams: Mapping[str, Stream], checkpoints: Mapping[str, str]) -> Maintenance:
+    """OPTIMIZE and VACUUM of every table that is there, and the health of every checkpoint.
+
+    checkpoints: stream -> folder of its evaluation's. VACUUM goes by each table's own `deletedFileRetentionDuration`,
+    never by less. A table whose writers keep coming first is left for the next time, and says so.
+    """
+    names = [*PRODUCT_TABLES, *(name for name in streams if name not in PRODUCT_TABLES)]
+    done = tuple(_maintain(tables, name) for name in names if tables.exists(name))
+    looked = tuple(checkpoint_health(tables, stream, checkpoints[name]) for name, stream in streams.items())
+    return Maintenance(done, looked)
+
+
+def _maintain(tables: Tables, name: str) -> Upkeep:
+    table = tables.identifier(name)
+    compacted, written, note = _optimize(tables, table)
+    before = tables.version(name)
+    # No RETAIN: the table says how long.
+    tables.spark.sql(f"VACUUM {table}")
+    files = tables.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]["numFiles"]
+    deleted = _vacuumed(tables, table, before)
+    return Upkeep(name, int(files), compacted, written, deleted, _span(_kept(tables, name)), note)
+
+
+def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:
+    """How many files were put together, into how many, and what is to be said."""
+    for _ in range(_ATTEMPTS):
+        try:
+            row = tables.spark.sql(f"OPTIMIZE {table}").collect()[0]
+        except CONFLICTS:
+            continue
+        metrics = row["metrics"]
+        return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]), ""
+    return 0, 0, "others rewrote its files at the same time; left for the next time"
+
+
+def _vacuumed(tables: Tables, table: str, before: int) -> int | None:
+    """How many files the VACUUM since a commit has deleted, where the history tells."""
+    rows: list[Any] = tables.spark.sql(f"DESCRIBE HISTORY {table} LIMIT 20").collect()
+    for row in rows:
+        if row["version"] > before and row["operation"] == "VACUUM END":
+            return int((row["operationMetrics"] or {}).get("numDeletedFiles", 0))
+    return None
+
+
+def _span(time: dt.timedelta) -> str:
+    days, rest = divmod(round(time.total_seconds()), 86_400)
+    return f"{days} days" if not rest else str(time)
+
+
+def checkpoint_health(tables: Tables, stream: Stream, folder: str) -> CheckpointHealth:
+    """Whether the evaluation of a stream can go on from its checkpoint, in words."""
+
+    def said(level: str, what: str) -> CheckpointHealth:
+        return CheckpointHealth(stream.name, level, what)
+
+    checkpoint = Checkpoint(Path(folder))
+    if not tables.exists(stream.name) or not checkpoint.folder.exists() or checkpoint.is_new:
+        return said("ok", f"{stream.name}: no evaluation has begun in {folder}.")
+    try:
+        checkpoint.require_fit(stream, None)
+        require_sources(tables, stream, checkpoint)
+        figures = stream_figures(tables, stream, checkpoint)
+    except SetupError as error:
+        return said(PROBLEM, str(error))
+    words = health_in_words(figures, health(figures))
+    kept = _kept(tables, stream.name)
+    if figures.waiting and figures.lag > _MOST_WAITING * kept.total_seconds():
+        return said(
+            WARNING,
+            f"{words} Its history is kept for {_span(kept)}: start it before what waits cannot be read any more.",
+        )
+    if aside := _set_aside(checkpoint):
+        return said(
+            NOTE, f"{words} Moved aside by --rebuild and without use once it has caught up: {', '.join(aside)}."
+        )
+    return said("ok", words)
+
+
+def _kept(tables: Tables, name: str) -> dt.timedelta:
+    detail = tables.spark.sql(f"DESCRIBE DETAIL {tables.identifier(name)}").collect()[0]
+    return keeps_removed_files(detail["properties"])
+
+
+def _set_aside(checkpoint: Checkpoint) -> list[str]:
+    """Folders that `Checkpoint.move_aside` has made of it, which end in a time."""
+    stamped = checkpoint.folder.parent.glob(f"{checkpoint.folder.name}.[0-9]*T[0-9]*Z*")
+    return sorted(path.name for path in stamped if path.is_dir())

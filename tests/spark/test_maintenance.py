@@ -1,0 +1,186 @@
+"""OPTIMIZE and VACUUM beside a running evaluation, and the health of checkpoints, on real Delta."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from delta.exceptions import ConcurrentDeleteReadException
+from pyspark.errors import PySparkException
+
+from lookback.cli import main
+from lookback.spark import maintenance
+from lookback.spark.maintenance import CheckpointHealth, Upkeep, checkpoint_health, maintain
+from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, stored_alerts
+
+if TYPE_CHECKING:
+    from lookback.spark.tables import Tables
+
+pytestmark = pytest.mark.spark
+
+
+def publish(tables: Tables) -> None:
+    rows = [(document["rule_id"], 1, "active", json.dumps(document)) for document in RULES]
+    written = tables.spark.createDataFrame(rows, "rule_id string, version bigint, status string, document string")
+    tables.append(written, "rules")
+
+
+def kept_up(tables: Tables) -> dict[str, Upkeep]:
+    """What was done to the tables, by name."""
+    done = maintain(tables, STREAMS, {STREAM.name: checkpoint_folder(tables, STREAM)})
+    return {each.table: each for each in done.tables}
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_runs_notices_nothing_of_it(tables: Tables) -> None:
+    tables.create(STREAM)
+    publish(tables)
+    events = make_events(150, seed=11)
+    append(tables, events[:75])
+    evaluation = Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), every="0 seconds").start()
+    try:
+        evaluation.wait_until(lambda report: (report.arrival or 0) >= 3, timeout=120)
+        # As many commits of alerts as batches: at least one more for the second half.
+        append(tables, events[75:100])
+        evaluation.wait_until(lambda report: (report.arrival or 0) >= 4, timeout=60)
+
+        found = kept_up(tables)
+
+        assert (found[STREAM.name].compacted, found[STREAM.name].written, found[STREAM.name].files) == (4, 1, 1)
+        assert found["alerts"].compacted >= 2
+        assert {name: each.keeps for name, each in found.items()} == {
+            "rejected_events": "7 days", "rules": "3650 days", "alerts": "7 days", "late_events": "7 days",
+            "rule_log": "7 days", "reviews": "7 days", "metrics": "30 days", STREAM.name: "30 days",
+        }  # fmt: skip
+        # What OPTIMIZE has removed is younger than that.
+        assert {each.deleted for each in found.values()} == {0}
+        append(tables, events[100:])
+        last = tables.version(STREAM.name)
+        evaluation.wait_until(lambda report: (report.arrival or 0) >= last, timeout=60)
+        assert evaluation.running
+        assert evaluation.replans == 0
+    finally:
+        evaluation.stop()
+    alerts = stored_alerts(tables)
+    assert len({row[-1] for row in alerts}) > 3
+    assert alerts == replayed_alerts(replay_of_tables(tables))
+    again = kept_up(tables)
+    assert again[STREAM.name].compacted == 3  # the one of before and the two since
+    third = kept_up(tables)
+    assert {(each.compacted, each.written) for each in third.values()} == {(0, 0)}
+
+
+def test_files_go_when_the_table_keeps_them_no_longer_and_not_before(tables: Tables) -> None:
+    tables.create(STREAM)
+    append(tables, make_events(75, seed=2))
+    folder = Path(tables.path_or_name(STREAM.name))
+    files = {path.name for path in folder.glob("*.parquet")}
+    assert len(files) == 3
+
+    assert kept_up(tables)[STREAM.name].deleted == 0
+    assert files < {path.name for path in folder.glob("*.parquet")}
+
+    kept = "set tblproperties ('delta.deletedFileRetentionDuration' = 'interval 0 hours')"
+    tables.spark.sql(f"alter table {tables.identifier(STREAM.name)} {kept}")
+    found = kept_up(tables)[STREAM.name]
+
+    assert (found.deleted, found.files, found.keeps) == (3, 1, "0 days")
+    assert not files & {path.name for path in folder.glob("*.parquet")}
+    assert tables.read(STREAM.name).count() == 75
+
+
+def health_of(tables: Tables) -> CheckpointHealth:
+    return checkpoint_health(tables, STREAM, checkpoint_folder(tables, STREAM))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_cannot_be_gone_on_with_is_a_problem_and_the_command_says_so(
+    tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "conf/streams").mkdir(parents=True)
+    (tmp_path / "conf/streams/payins.yml").write_text(json.dumps(STREAM.to_dict()))
+    command = ["--root", str(tables.root), "--conf", str(tmp_path / "conf"), "maintain"]
+    assert health_of(tables).what == f"payins: no evaluation has begun in {checkpoint_folder(tables, STREAM)}."
+    tables.create(STREAM)
+    publish(tables)
+    append(tables, make_events(25, seed=5))
+    checkpoint = Path(checkpoint_folder(tables, STREAM))
+    Evaluation(tables, STREAM, STREAMS, checkpoint, once=True).run()
+
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "compacted" in said
+    assert "ok: payins is healthy: judged through commit 1, nothing waits" in said
+
+    (checkpoint.parent / f"{checkpoint.name}.20260301T100000Z").mkdir()
+    assert health_of(tables).level == "note"
+    assert health_of(tables).what.endswith(f"once it has caught up: {checkpoint.name}.20260301T100000Z.")
+
+    (checkpoint / "lookback.json").write_text("{")
+    assert main([*command, "--json"]) == 1
+    *_, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (last["stream"], last["level"]) == ("payins", "problem")
+    assert "lookback.json is damaged" in last["what"]
+
+
+def test_a_backlog_that_grows_as_old_as_the_history_is_told_in_time(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables.create(STREAM)
+    folder = Path(checkpoint_folder(tables, STREAM))
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "offsets" / "0").write_text("")
+    monkeypatch.setattr(maintenance.Checkpoint, "require_fit", lambda *_: None)
+    monkeypatch.setattr(maintenance, "require_sources", lambda *_: None)
+    monkeypatch.setattr(maintenance, "health_in_words", lambda *_: "payins needs a look.")
+    monkeypatch.setattr(maintenance, "health", lambda _: [])
+    day = 86_400.0
+    for waiting, lag, level in ((1, 15 * day, "ok"), (1, 15 * day + 1, "warning"), (0, 20 * day, "ok")):
+        figures = SimpleNamespace(waiting=waiting, lag=lag)
+        monkeypatch.setattr(maintenance, "stream_figures", lambda *_, figures=figures: figures)
+        found = health_of(tables)
+        assert found.level == level, (waiting, lag)
+    assert found.what == "payins needs a look."
+
+
+def test_a_table_whose_writers_come_first_again_and_again_is_left_and_says_so() -> None:
+    asked: list[str] = []
+
+    def sql(statement: str) -> Any:
+        asked.append(statement)
+        raise ConcurrentDeleteReadException("DELTA_CONCURRENT_DELETE_READ")
+
+    tables: Any = SimpleNamespace(spark=SimpleNamespace(sql=sql))
+    left = maintenance._optimize(tables, "t")
+    assert left == (0, 0, "others rewrote its files at the same time; left for the next time")
+    assert asked == ["OPTIMIZE t"] * 3
+
+
+@pytest.mark.slow
+def test_a_table_that_gets_another_column_ends_the_run_with_an_error_and_the_next_one_goes_on(tables: Tables) -> None:
+    # A continuous job is begun again by Databricks for any error; one that is triggered has retries.
+    tables.create(STREAM)
+    publish(tables)
+    events = make_events(100, seed=7)
+    append(tables, events[:50])
+    checkpoint = checkpoint_folder(tables, STREAM)
+    evaluation = Evaluation(tables, STREAM, STREAMS, checkpoint, every="0 seconds").start()
+    evaluation.wait_until(lambda report: (report.arrival or 0) >= 2, timeout=120)
+
+    tables.spark.sql(f"alter table {tables.identifier(STREAM.name)} add columns (channel string)")
+    append(tables, events[50:])
+    deadline = time.monotonic() + 60
+    while evaluation.running and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+    with pytest.raises(PySparkException, match="SCHEMA"):
+        evaluation.stop()
+    Evaluation(tables, STREAM, STREAMS, checkpoint, once=True).run()
+    alerts = stored_alerts(tables)
+    assert {row[-1] for row in alerts} & {4, 5}
+    assert alerts == replayed_alerts(replay_of_tables(tables))

@@ -1,0 +1,190 @@
+"""What only Unity Catalog understands, as text: grants, volumes, keys. None of it has been run on a workspace here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+
+from lookback.spark.catalog import Step, Volume, _SetUp
+from lookback.spark.grants import Place, Roles, grants
+from lookback.spark.schemas import COMMENTS, KEYS, PRODUCT_TABLES
+from lookback.spark.session import _set, is_connect
+from lookback.spark.tables import Tables
+
+THREATS = Path(__file__).parents[1] / "docs" / "threats.md"
+ROLES = Roles("analysts", "engineers", "lookback-service")
+PLACE = Place("main", "fraud", "lookback", "landing")
+
+
+class Unity:
+    """Answers as Unity Catalog would, remembers what it was asked to run, and refuses grants on what it does not own."""
+
+    def __init__(self, owned: Sequence[str] = ("SCHEMA", "TABLE", "VOLUME")) -> None:
+        self.ran: list[str] = []
+        self.volumes: set[str] = set()
+        self.keys: set[str] = set()
+        self.granted: dict[str, set[str]] = {}
+        self._owned = owned
+
+    def __call__(self, statement: str) -> Sequence[Mapping[str, Any]]:
+        if statement.startswith("SHOW VOLUMES IN "):
+            return [{"database": "fraud", "volume_name": name} for name in sorted(self.volumes)]
+        if " FROM `main`.information_schema.table_constraints " in statement:
+            (table,) = re.findall(r"table_name = '(\w+)'", statement)
+            return [{"constraint_name": f"{table}_pk"}] if table in self.keys else []
+        if shown := re.fullmatch(r"SHOW GRANTS (`.+`) ON (.+)", statement):
+            given = self.granted.get(f"{shown[2]} {shown[1]}", set())
+            return [{"Principal": shown[1], "ActionType": each.replace(" ", "_")} for each in given]
+        return self._change(statement)
+
+    def _change(self, statement: str) -> Sequence[Mapping[str, Any]]:
+        if granted := re.fullmatch(r"GRANT (.+) ON ((\w+) .+) TO (`.+`)", statement):
+            if granted[3] not in self._owned:
+                raise AnalysisException("PERMISSION_DENIED: User does not own Catalog 'main'.\n\nmore")
+            self.granted.setdefault(f"{granted[2]} {granted[4]}", set()).update(granted[1].split(", "))
+        elif made := re.match(r"CREATE VOLUME IF NOT EXISTS `main`.`fraud`.`(\w+)` ", statement):
+            self.volumes.add(made[1])
+        elif keyed := re.match(r"ALTER TABLE `main`.`fraud`.`(\w+)` ADD CONSTRAINT ", statement):
+            self.keys.add(keyed[1])
+        else:
+            raise AssertionError(statement)
+        self.ran.append(statement)
+        return []
+
+
+def part(unity: Unity) -> _SetUp:
+    nothing: Any = None
+    return _SetUp(Tables.catalog(nothing, "main", "fraud"), {}, unity)
+
+
+def test_the_page_on_threats_has_the_grants_that_set_up_gives() -> None:
+    (block,) = re.findall(r"```sql\n(GRANT .*?)```", THREATS.read_text(encoding="utf-8"), re.DOTALL)
+    shown = [line for line in block.splitlines() if line and not line.startswith("--")]
+    given = [f"{grant.statement};" for grant in grants(PLACE, ROLES, ["transactions"])]
+    assert shown == given
+    # The stream that the engine writes itself is granted already.
+    assert [f"{grant.statement};" for grant in grants(PLACE, ROLES, ["transactions", "metrics"])] == given
+
+
+def test_only_the_service_writes_what_it_decides_and_analysts_see_no_raw_rows() -> None:
+    found = grants(PLACE, ROLES, ["transactions"])
+    writers = {grant.securable: grant.principal for grant in found if "MODIFY" in grant.privileges}
+    assert writers == {
+        "SCHEMA main.fraud": "lookback-service", "TABLE main.fraud.rules": "analysts", "TABLE main.fraud.reviews": "analysts",
+    }  # fmt: skip
+    assert not [grant for grant in found if grant.principal == "analysts" and "rejected" in grant.securable]
+
+
+def test_a_role_without_a_principal_gets_nothing_and_names_are_quoted_where_they_must_be() -> None:
+    assert grants(PLACE, Roles(), ["transactions"]) == []
+    (only, *_) = grants(Place("my-catalog", "fraud"), Roles(engineers="a`b"), [])
+    assert only.statement == "GRANT USE CATALOG ON CATALOG `my-catalog` TO `a``b`"
+    named = {grant.kind for grant in grants(Place("main", "fraud"), ROLES, [])}
+    assert named == {"CATALOG", "SCHEMA", "TABLE"}
+
+
+@pytest.mark.parametrize(
+    ("path", "volume"),
+    [
+        ("/Volumes/main/fraud/checkpoints", Volume("main", "fraud", "checkpoints")),
+        ("/Volumes/main/fraud/landing/transactions/", Volume("main", "fraud", "landing")),
+        ("/Volumes/main/fraud", None),
+        ("/mnt/Volumes/main/fraud/x", None),
+        ("s3://bucket/landing", None),
+        ("", None),
+    ],
+)
+def test_a_path_is_in_a_volume(path: str, volume: Volume | None) -> None:
+    assert Volume.of(path) == volume
+
+
+def test_a_volume_is_made_once_and_one_of_another_schema_is_left_alone() -> None:
+    unity = Unity()
+    volume = Volume("main", "fraud", "checkpoints")
+    assert part(unity)._volume(volume, "checkpoints", unity).done == "created"
+    assert part(unity)._volume(volume, "checkpoints", unity).done == "as it should be"
+    assert (
+        part(unity)._volume(Volume("main", "raw", "files"), "landing", unity).done == "of another schema, left as it is"
+    )
+    comment = "'Checkpoints of evaluations; nobody but the jobs reads or writes them'"
+    assert unity.ran == [f"CREATE VOLUME IF NOT EXISTS `main`.`fraud`.`checkpoints` COMMENT {comment}"]
+
+
+def test_a_key_is_added_once_and_says_nothing_that_queries_may_count_on() -> None:
+    unity = Unity()
+    (alerts,) = [table for table in part(unity)._all() if table.name == "alerts"]
+    assert part(unity)._key(alerts) == ["a primary key"]
+    assert part(unity)._key(alerts) == []
+    assert unity.ran == [
+        "ALTER TABLE `main`.`fraud`.`alerts` ADD CONSTRAINT `alerts_pk` PRIMARY KEY (`alert_id`, `revision`)"
+    ]
+    (rules,) = [table for table in part(unity)._all() if table.name == "rules"]
+    assert part(unity)._key(rules) == []
+
+
+def test_keys_are_columns_that_are_never_null() -> None:
+    for name, columns in KEYS.items():
+        required = {field.name for field in PRODUCT_TABLES[name] if not field.nullable}
+        assert set(columns) <= required, name
+    assert set(COMMENTS) == set(PRODUCT_TABLES)
+    assert all(field.metadata["comment"] for schema in PRODUCT_TABLES.values() for field in schema)
+
+
+def test_what_is_granted_is_not_granted_again_and_what_is_refused_is_left_to_somebody_else() -> None:
+    unity = Unity()
+    for round_ in ("granted", "as it should be"):
+        steps = [part(unity)._grant(grant, unity) for grant in grants(PLACE, ROLES, ["transactions"])]
+        refused = [step for step in steps if step.to_do]
+        assert [step.to_do for step in refused] == [
+            f"GRANT USE CATALOG ON CATALOG main TO `{role}`" for role in ("analysts", "engineers", "lookback-service")
+        ]
+        assert {step.done for step in refused} == {"refused: PERMISSION_DENIED: User does not own Catalog 'main'."}
+        # The service has SELECT on the schema, and what it was given before.
+        assert {step.done for step in steps if not step.to_do} == {round_}
+    assert len(unity.ran) == len(set(unity.ran)) == len(grants(PLACE, ROLES, ["transactions"])) - 3
+
+
+def test_unity_catalog_is_every_catalog_but_those_that_came_before_it() -> None:
+    nothing: Any = None
+    assert Tables.catalog(nothing, "main", "fraud").is_unity
+    assert not Tables.catalog(nothing, "hive_metastore", "fraud").is_unity
+    assert not Tables.catalog(nothing, "spark_catalog", "fraud").is_unity
+    assert not Tables.local(nothing, "lakehouse").is_unity
+    assert Step("x", "created").to_do == ""
+
+
+class Refusing:
+    """Settings of compute that lets none be changed."""
+
+    conf: Any
+
+    def __init__(self) -> None:
+        self.conf = self
+
+    def set(self, key: str, _value: str) -> None:
+        raise AnalysisException(f"[CONFIG_NOT_AVAILABLE] Configuration {key} is not available.")
+
+
+def test_serverless_compute_may_refuse_settings_but_none_that_results_depend_on() -> None:
+    spark: Any = Refusing()
+    _set(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", "100000")
+    with pytest.raises(AnalysisException):
+        _set(spark, "spark.sql.session.timeZone", "UTC")
+
+
+def test_an_evaluation_is_refused_where_its_output_would_be_written_elsewhere(tmp_path: Path) -> None:
+    from lookback.core.errors import SetupError
+    from lookback.spark.pipeline import Evaluation
+
+    session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    assert is_connect(session)
+    assert not is_connect(object())  # type: ignore[arg-type]
+    stream: Any = None
+    with pytest.raises(SetupError, match="dedicated access mode"):
+        Evaluation(Tables.local(session, tmp_path), stream, {}, tmp_path / "checkpoint").run()
+    assert not (tmp_path / "checkpoint").exists()
