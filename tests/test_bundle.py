@@ -117,7 +117,7 @@ def tasks() -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:
 
 
 def test_the_bundle_has_no_key_that_is_not_one_of_a_bundle() -> None:
-    assert set(BUNDLE) == {"bundle", "include", "variables", "artifacts", "targets"}
+    assert set(BUNDLE) == {"bundle", "include", "sync", "variables", "artifacts", "targets"}
     assert BUNDLE["bundle"] == {"name": "lookback", "engine": "direct"}
     for document in FILES.values():
         assert set(document) == {"resources"}
@@ -132,6 +132,15 @@ def test_the_bundle_includes_every_job_once() -> None:
     names = [name for document in FILES.values() for name in document["resources"]["jobs"]]
     assert sorted(names) == ["evaluate", "evaluate_once", "ingest", "maintain", "set_up"]
     assert all(path.stem in document["resources"]["jobs"] for path, document in FILES.items())
+
+
+def test_what_is_uploaded_is_what_jobs_need() -> None:
+    left = {pattern.removesuffix("/**") for pattern in BUNDLE["sync"]["exclude"]}
+    assert set(BUNDLE["sync"]) == {"exclude"}
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "dist"))}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {name for name in folders if f"\n{name}/" in f"\n{tracked}"} - left == {"conf", "notebooks"}
+    assert left <= folders
 
 
 def test_variables_say_what_they_are_and_values_stand_in_targets_alone() -> None:

@@ -148,17 +148,27 @@ def test_a_backlog_that_grows_as_old_as_the_history_is_told_in_time(
     assert found.what == "payins needs a look."
 
 
-def test_a_table_whose_writers_come_first_again_and_again_is_left_and_says_so() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConcurrentDeleteReadException("of another writer"),
+        PySparkException("[DELTA_CONCURRENT_DELETE_READ] ConcurrentDeleteReadException: of another writer"),
+    ],
+)
+def test_a_table_whose_writers_come_first_again_and_again_is_left_and_says_so(error: Exception) -> None:
     asked: list[str] = []
 
     def sql(statement: str) -> Any:
         asked.append(statement)
-        raise ConcurrentDeleteReadException("DELTA_CONCURRENT_DELETE_READ")
+        raise error
 
     tables: Any = SimpleNamespace(spark=SimpleNamespace(sql=sql))
     left = maintenance._optimize(tables, "t")
     assert left == (0, 0, "others rewrote its files at the same time; left for the next time")
     assert asked == ["OPTIMIZE t"] * 3
+    error = PySparkException("[TABLE_OR_VIEW_NOT_FOUND] t")
+    with pytest.raises(PySparkException, match="NOT_FOUND"):
+        maintenance._optimize(tables, "t")
 
 
 @pytest.mark.slow

@@ -215,9 +215,7 @@ def _faster(figures: Figures) -> str:
         stages.update(sample.stages)
     run, judging, writing = stages["run"], stages["evaluate"], stages["write"]
     if writing > run:
-        return (
-            "Most of the time goes into writing alerts: see which rule raises so many, and OPTIMIZE the table alerts."
-        )
+        return "Most of the time goes into writing alerts: see which rule raises so many, and run lookback maintain."
     if judging > run - judging:
         return (
             "Most of the time goes into judging: give it more cores (lookback repartition), or see which rules have windows "

@@ -38,6 +38,8 @@ CONFLICTS = (
     ConcurrentAppendException, ConcurrentDeleteDeleteException, ConcurrentDeleteReadException, ConcurrentTransactionException,
     ConcurrentWriteException, DeltaConcurrentModificationException, MetadataChangedException, ProtocolChangedException,
 )  # fmt: skip
+# The same by name: Spark Connect tells of them by a class of its own.
+_CONFLICT = re.compile(r"DELTA_(CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
 # Of an events table: how far back commits can be replayed and read as they stood.
 DEFAULT_HISTORY = "30 days"
@@ -206,6 +208,11 @@ class Tables:
                 f"table {self.identifier(name)} does not fit the stream's declaration: {'; '.join(wrong)}. "
                 "Change the declaration, or alter the table."
             )
+
+
+def is_conflict(error: Exception) -> bool:
+    """Whether a write failed because it met another one, so that it may be tried again."""
+    return isinstance(error, CONFLICTS) or _CONFLICT.search(str(error)) is not None
 
 
 def quoted(text: str) -> str:
