@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException
 from lookback.spark.catalog import Step, Volume, _SetUp
 from lookback.spark.grants import Place, Roles, grants
 from lookback.spark.schemas import COMMENTS, KEYS, PRODUCT_TABLES
-from lookback.spark.session import _set, is_connect
+from lookback.spark.session import _set
 from lookback.spark.tables import Tables
 
 THREATS = Path(__file__).parents[1] / "docs" / "threats.md"
@@ -175,16 +175,3 @@ def test_serverless_compute_may_refuse_settings_but_none_that_results_depend_on(
     _set(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", "100000")
     with pytest.raises(AnalysisException):
         _set(spark, "spark.sql.session.timeZone", "UTC")
-
-
-def test_an_evaluation_is_refused_where_its_output_would_be_written_elsewhere(tmp_path: Path) -> None:
-    from lookback.core.errors import SetupError
-    from lookback.spark.pipeline import Evaluation
-
-    session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    assert is_connect(session)
-    assert not is_connect(object())  # type: ignore[arg-type]
-    stream: Any = None
-    with pytest.raises(SetupError, match="dedicated access mode"):
-        Evaluation(Tables.local(session, tmp_path), stream, {}, tmp_path / "checkpoint").run()
-    assert not (tmp_path / "checkpoint").exists()

@@ -46,7 +46,7 @@ def watch(
 
 def commit_times(tables: Tables, stream: Stream) -> dict[int, dt.datetime]:
     """When the last commits of the events table were made, by version; aware."""
-    history = tables.delta(stream.name).history(_COMMITS).select("version", "timestamp").toArrow().to_pylist()
+    history = tables.history(stream.name, _COMMITS).select("version", "timestamp").toArrow().to_pylist()
     return {row["version"]: row["timestamp"] for row in history}
 
 

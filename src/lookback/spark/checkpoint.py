@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,15 @@ class Checkpoint:
         """The id that the query keeps over restarts; None before its first start."""
         file = self.folder / "metadata"
         return str(json.loads(file.read_text())["id"]) if file.exists() else None
+
+    def ensure_query_id(self) -> str:
+        """The id of the query, chosen before its first start where there is none: Spark takes what it finds."""
+        known = self.query_id
+        if known is not None:
+            return known
+        chosen = str(uuid.uuid4())
+        self._write("metadata", {"id": chosen})
+        return chosen
 
     @property
     def owner_file(self) -> Path:

@@ -96,7 +96,7 @@ def _has_feed_from_the_start(tables: Tables, name: str) -> bool:
 
 def _first_recorded(tables: Tables, name: str) -> int:
     """The first commit whose log is there and had a change feed, and all after it."""
-    versions = sorted(row[0] for row in tables.delta(name).history().select("version").collect())
+    versions = sorted(row[0] for row in tables.history(name).select("version").collect())
     while versions:
         at = bisect_left(versions, True, key=lambda version: _can_read(tables, name, version))
         if at == len(versions):
@@ -131,7 +131,7 @@ def _gap(tables: Tables, name: str, version: int) -> int | None:
 
 
 def _commit_time(tables: Tables, name: str, version: int) -> str | None:
-    rows = tables.delta(name).history().where(f"version = {version:d}").selectExpr("unix_micros(timestamp)").collect()
+    rows = tables.history(name).where(f"version = {version:d}").selectExpr("unix_micros(timestamp)").collect()
     return str(text_of(moment(rows[0][0]))) if rows else None
 
 

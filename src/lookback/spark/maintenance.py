@@ -10,7 +10,7 @@ import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
@@ -90,7 +90,7 @@ def _maintain(tables: Tables, name: str) -> Upkeep:
     # No RETAIN: the table says how long.
     tables.spark.sql(f"VACUUM {table}")
     files = tables.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]["numFiles"]
-    deleted = _vacuumed(tables, table, before)
+    deleted = _vacuumed(tables, name, before)
     return Upkeep(name, int(files), compacted, written, deleted, _span(_kept(tables, name)), note)
 
 
@@ -108,10 +108,9 @@ def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:
     return 0, 0, "others rewrote its files at the same time; left for the next time"
 
 
-def _vacuumed(tables: Tables, table: str, before: int) -> int | None:
+def _vacuumed(tables: Tables, name: str, before: int) -> int | None:
     """How many files the VACUUM since a commit has deleted, where the history tells."""
-    rows: list[Any] = tables.spark.sql(f"DESCRIBE HISTORY {table} LIMIT 20").collect()
-    for row in rows:
+    for row in tables.history(name, 20).collect():
         if row["version"] > before and row["operation"] == "VACUUM END":
             return int((row["operationMetrics"] or {}).get("numDeletedFiles", 0))
     return None

@@ -26,6 +26,7 @@ from lookback.spark.owner import only_one
 from lookback.spark.processor import ShardProcessor
 from lookback.spark.quarantine import Quarantines
 from lookback.spark.rebuild import Missing
+from lookback.spark.remote import RemoteBatches
 from lookback.spark.resume import Beginning, begin
 from lookback.spark.rules import RulesTable
 from lookback.spark.session import is_connect
@@ -110,13 +111,8 @@ class Evaluation:
     def run(self) -> None:
         """Evaluates until `stop` is called or, with once, until all that was there is judged.
 
-        Raises what the query failed with; SetupError where the session is one of Spark Connect.
+        Raises what the query failed with.
         """
-        if is_connect(self.tables.spark):
-            raise SetupError(
-                "an evaluation writes its output from the process that started it, and this compute runs it elsewhere (Spark "
-                "Connect: serverless, or standard access mode); evaluate on a cluster with dedicated access mode"
-            )
         with only_one(self.checkpoint.owner_file, f"checkpoint {self.checkpoint.folder}") as self._require_ownership:
             self._beginning = begin(
                 self.tables, self.stream, self.streams, self.checkpoint,
@@ -223,8 +219,16 @@ class Evaluation:
         return self._known_labels
 
     def _writer(self) -> Callable[[DataFrame, int], None]:
-        sink: Sink | None = None
         rebuild = self._beginning.rebuild
+        if is_connect(self.tables.spark):
+            if rebuild is not None:
+                raise SetupError(
+                    "state is made anew by the process that started the evaluation, and this compute runs what writes its "
+                    "output elsewhere (Spark Connect: serverless, or standard access mode); take a cluster with dedicated "
+                    "access mode for --rebuild"
+                )
+            return RemoteBatches.of(self.tables, self.stream, self.streams, self.checkpoint.ensure_query_id())
+        sink: Sink | None = None
         missing = None if rebuild is None else Missing(self.tables, self.stream.name, rebuild)
 
         def write(answers: DataFrame, batch_id: int) -> None:
@@ -326,7 +330,12 @@ def _no_empty_batches(tables: Tables) -> Iterator[None]:
     name = "spark.sql.streaming.noDataMicroBatches.enabled"
     conf = tables.spark.conf
     before = conf.get(name, None)
-    conf.set(name, "false")
+    try:
+        conf.set(name, "false")
+    except PySparkException:
+        # Serverless compute lets few settings be changed; there a batch without rows may come.
+        yield
+        return
     try:
         yield
     finally:

@@ -196,4 +196,4 @@ def _rows(tables: Tables, name: str, stream: Stream, columns: tuple[str, ...]) -
 
 def _are_removed(tables: Tables, name: str) -> bool:
     """Whether rows of a table have been deleted, as far as its log tells."""
-    return not tables.delta(name).history().where(F.col("operation").isin(*_REMOVING)).isEmpty()
+    return not tables.history(name).where(F.col("operation").isin(*_REMOVING)).isEmpty()

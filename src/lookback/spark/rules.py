@@ -29,7 +29,7 @@ from lookback.core.streams import Stream
 from lookback.core.windows import Lookback, Session, Window
 from lookback.rule_tests import check_rule
 from lookback.spark.schemas import RULES
-from lookback.spark.tables import CONFLICTS
+from lookback.spark.tables import is_conflict
 
 if TYPE_CHECKING:
     from lookback.spark.tables import Tables
@@ -220,10 +220,8 @@ class RulesTable:
         row = found.select(*(values[field.name].cast(field.dataType).alias(field.name) for field in RULES))
         try:
             self.tables.append(row, "rules")
-        except CONFLICTS:
-            return False
         except (PySparkException, Py4JJavaError) as error:
-            if _TAKEN not in str(error):
+            if _TAKEN not in str(error) and not is_conflict(error):
                 raise
             return False
         return True

@@ -130,7 +130,7 @@ def is_written(tables: Tables, name: str, mark: str) -> bool:
     """Whether a commit of the table carries `mark` as its user metadata."""
     limit = _HISTORY
     while True:
-        rows = tables.delta(name).history(limit).select("userMetadata").collect()
+        rows = tables.history(name, limit).select("userMetadata").collect()
         if any(row["userMetadata"] == mark for row in rows):
             return True
         # Batches of a query are written in order: an earlier one's mark ends the search.

@@ -123,7 +123,7 @@ class Tables:
             writer.saveAsTable(self.path_or_name(name))
 
     def delta(self, name: str) -> DeltaTable:
-        """The table for updates, merges and its history."""
+        """The table for updates and merges."""
         if self.root is not None:
             return DeltaTable.forPath(self.spark, self.path_or_name(name))
         return DeltaTable.forName(self.spark, self.path_or_name(name))
@@ -155,7 +155,15 @@ class Tables:
 
     def version(self, name: str) -> int:
         """The number of the last commit; a table that was just created has 0."""
-        return int(self.delta(name).history(1).select("version").head()[0])  # type: ignore[index]
+        return int(self.history(name, 1).select("version").head()[0])  # type: ignore[index]
+
+    def history(self, name: str, limit: int | None = None) -> DataFrame:
+        """The last commits of the table, newest first: version, timestamp, operation, userMetadata and more.
+
+        By SQL, which every kind of session understands.
+        """
+        bound = "" if limit is None else f" LIMIT {limit:d}"
+        return self.spark.sql(f"DESCRIBE HISTORY {self.identifier(name)}{bound}")
 
     def create(self, stream: Stream, history: str = DEFAULT_HISTORY) -> None:
         """Creates what is missing of the stream's events table and the product's tables; what is there stays as it is.
