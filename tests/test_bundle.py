@@ -130,7 +130,7 @@ def test_the_bundle_includes_every_job_once() -> None:
     included = {path for pattern in BUNDLE["include"] for path in ROOT.glob(pattern)}
     assert included == set(FILES)
     names = [name for document in FILES.values() for name in document["resources"]["jobs"]]
-    assert sorted(names) == ["evaluate", "evaluate_once", "ingest", "maintain", "set_up"]
+    assert sorted(names) == ["evaluate", "evaluate_once", "evaluate_serverless", "ingest", "maintain", "set_up"]
     assert all(path.stem in document["resources"]["jobs"] for path, document in FILES.items())
 
 
@@ -213,6 +213,7 @@ def test_a_key_that_the_model_does_not_know_is_refused_wherever_it_stands(name: 
     [
         (("trigger", "pause_status"), "unpaused"),
         (("trigger", "table_update", "condition"), "ANY"),
+        (("environments", 0, "spec", "environment_version"), 5),
         (("timeout_seconds",), "14400"),
         (("queue", "enabled"), "yes"),
         (("tasks", 0, "max_retries"), 2.5),
@@ -221,7 +222,7 @@ def test_a_key_that_the_model_does_not_know_is_refused_wherever_it_stands(name: 
     ],
 )
 def test_a_value_that_is_none_of_its_kind_is_refused(path: tuple[Any, ...], value: Any) -> None:
-    job = resolved(JOBS["evaluate_once"], "dev")
+    (job,) = [resolved(JOBS[name], "dev") for name in ("evaluate_serverless", "evaluate") if path[0] in JOBS[name]][:1]
     at(job, path[:-1])[path[-1]] = value
     with pytest.raises((ValueError, TypeError)):
         require_strict(job)
@@ -262,14 +263,14 @@ def test_jobs_begin_by_what_they_wait_for() -> None:
     kinds = ("continuous", "schedule", "trigger")
     begins = {name: [kind for kind in kinds if kind in job] for name, job in JOBS.items()}
     assert begins == {
-        "evaluate": ["continuous"], "evaluate_once": ["trigger"], "ingest": ["trigger"], "maintain": ["schedule"],
-        "set_up": [],
+        "evaluate": ["continuous"], "evaluate_once": [], "evaluate_serverless": ["trigger"], "ingest": ["trigger"],
+        "maintain": ["schedule"], "set_up": [],
     }  # fmt: skip
     table = "${var.catalog}.${var.schema}.${var.stream}"
-    assert JOBS["evaluate_once"]["trigger"]["table_update"]["table_names"] == [table]
+    assert JOBS["evaluate_serverless"]["trigger"]["table_update"]["table_names"] == [table]
     assert JOBS["ingest"]["trigger"]["file_arrival"]["url"] == "${var.source_path}"
     # Less than a minute is refused.
-    assert JOBS["evaluate_once"]["trigger"]["table_update"]["min_time_between_triggers_seconds"] >= 60
+    assert JOBS["evaluate_serverless"]["trigger"]["table_update"]["min_time_between_triggers_seconds"] >= 60
     assert JOBS["ingest"]["trigger"]["file_arrival"]["wait_after_last_change_seconds"] >= 60
 
 
@@ -355,11 +356,13 @@ def test_every_task_has_its_compute_and_all_compute_is_used() -> None:
         assert len(clusters) + len(environments) == 1, path.name
 
 
-def test_an_evaluation_has_compute_of_its_own() -> None:
-    # What writes its output runs in the process that started it: not so on Spark Connect, which serverless compute is.
-    for name in ("evaluate", "evaluate_once", "ingest"):
-        (cluster,) = JOBS[name]["job_clusters"]
-        assert cluster["new_cluster"]["data_security_mode"] == "SINGLE_USER", name
+def test_a_cluster_belongs_to_one_job_and_what_goes_on_has_one() -> None:
+    # Serverless compute ends what has judged all that was there; without end it runs nothing.
+    for path, job, _ in tasks():
+        for cluster in job.get("job_clusters", []):
+            assert cluster["new_cluster"]["data_security_mode"] == "SINGLE_USER", path.name
+        modes = {parameter["default"] for parameter in job["parameters"] if parameter["name"] == "mode"}
+        assert "environments" not in job or modes <= {"once"}, path.name
 
 
 # The wheel -----------------------------------------------------------------------------------------------------------

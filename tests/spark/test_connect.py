@@ -20,7 +20,7 @@ def test_a_place_is_set_up_evaluated_and_maintained_over_spark_connect(tmp_path:
     paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
-        [sys.executable, script, tmp_path], env=variables, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, script, tmp_path], env=variables, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr[-5_000:]
     found = json.loads(done.stdout.splitlines()[-1])
