@@ -42,6 +42,7 @@ _LOG = logging.getLogger("lookback")
 
 def backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
     """The backlog of the events table `name`. judged: the last commit judged; None for none."""
+
     def history(limit: int) -> list[Commit]:
         rows = tables.history(name, limit)
         rows = rows.select("version", F.unix_micros("timestamp").alias("at"), "operation", "operationMetrics")

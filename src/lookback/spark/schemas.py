@@ -194,6 +194,7 @@ COMMENTS = {
     "rule_log": "When each change of a rule took effect, which rows of rules were rejected and why, what failed",
     "reviews": "What people found alerts to be; appended",
     metrics.TABLE: "What each evaluation did and how far it is behind; best effort, at most a row every 30 seconds",
+    "notifications": "Which alerts were sent to which receiver, or could not be; what was sent is not sent again",
 }
 # The columns that tell rows apart; none for tables in which equal rows may stand. Nothing enforces it.
 KEYS: dict[str, tuple[str, ...]] = {
