@@ -429,7 +429,7 @@ def test_check_says_what_the_pages_show(monkeypatch: pytest.MonkeyPatch, capsys:
 # Sizing --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("result", ["drain-handbook-2", "drain-zipf-2", "drain-handbook-100"])
+@pytest.mark.parametrize("result", ["drain-handbook-2", "drain-zipf-2", "drain-handbook-100", "drain-zipf-100"])
 def test_figures_of_sizing_are_those_of_the_benchmarks(result: str) -> None:
     """Where a benchmark was run anew, docs/sizing.md says the new figure, to the hundred."""
     measured = re.search(
