@@ -23,7 +23,7 @@ from lookback.core.rules import parse_calendar_time
 from lookback.remote.commands import DESCRIPTION as REMOTE
 from lookback.remote.commands import add_commands
 from lookback.rule_tests import check_rule
-from lookback.terminal import as_json, print_health, print_json, print_table
+from lookback.terminal import as_json, print_health, print_json, print_table, visible
 
 if TYPE_CHECKING:
     from lookback.core.streams import Stream
@@ -498,11 +498,11 @@ def _maintain(options: argparse.Namespace) -> int:
     done = maintain(tables, streams, checkpoints_of(str(tables.root), streams))
     rows = [asdict(each) for each in done.tables]
     if _as_json(options):
-        _print_json([*rows, *(asdict(each) for each in done.checkpoints)])
+        print_json([*rows, *(asdict(each) for each in done.checkpoints)])
     else:
-        _print_table(rows, ("table", "files", "compacted", "written", "deleted", "keeps", "note"))
+        print_table(rows, ("table", "files", "compacted", "written", "deleted", "keeps", "note"))
         for each in done.checkpoints:
-            print("".join(map(_visible, f"{each.level}: {each.what}")))
+            print("".join(map(visible, f"{each.level}: {each.what}")))
     return FOUND_PROBLEMS if done.problems else 0
 
 
