@@ -242,7 +242,10 @@ def _kept(text: str, what: str) -> str:
 
 
 def keeps_removed_files(properties: Mapping[str, str]) -> dt.timedelta:
-    """How long a table with these properties keeps files that a commit has removed: VACUUM deletes none that is younger."""
+    """How long a table with these properties keeps files that a commit has removed: VACUUM deletes none that is younger.
+
+    Raises SetupError where the property is no duration.
+    """
     text = properties.get("delta.deletedFileRetentionDuration", _DELTA_DEFAULT)
     try:
         return dt.timedelta(microseconds=parse_duration(text.lower().removeprefix("interval").strip()))
