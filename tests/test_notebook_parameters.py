@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import datetime as dt
+import importlib.util
+import inspect
 import json
 import re
+import runpy
 import subprocess
 import sys
 from decimal import Decimal
@@ -12,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nbformat
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -21,23 +26,40 @@ from lookback.core.errors import RuleError, SetupError
 from lookback.core.evidence import Explanation, StepEvidence
 from lookback.core.streams import Stream
 
+inject = runpy.run_path(str(Path(__file__).parents[1] / "tools/pictures.py"))["inject"]
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MOST_LINES = 70
 
 
 class Widgets:
-    """What Databricks has: `text` makes a widget unless the job has set it, `get` gives its text."""
+    """What Databricks has: `text` makes a widget unless the job has set it, `get` gives its text, always a string."""
 
     def __init__(self, **job: str) -> None:
         self._values, self.made = dict(job), list[str]()
 
-    def text(self, name: str, default: str) -> None:
-        assert isinstance(default, str)
+    def text(self, name: str, defaultValue: str, label: str | None = None) -> None:  # noqa: N803 - as Databricks has it
+        assert isinstance(defaultValue, str)
         self.made.append(name)
-        self._values.setdefault(name, default)
+        self._values.setdefault(name, defaultValue)
 
     def get(self, name: str) -> str:
+        if name not in self._values:
+            raise KeyError(f"InputWidgetNotDefined: No input widget named {name} is defined")
         return self._values[name]
+
+
+def test_the_widgets_of_these_tests_take_what_those_of_databricks_take():
+    # Read, not imported: importing it looks for a workspace.
+    sdk = importlib.util.find_spec("databricks.sdk")
+    assert sdk is not None
+    assert sdk.origin is not None
+    stub = ast.parse((Path(sdk.origin).parent / "runtime/dbutils_stub.py").read_text(encoding="utf-8"))
+    (widgets,) = (node for node in ast.walk(stub) if isinstance(node, ast.ClassDef) and node.name == "widgets")
+    theirs = {
+        node.name: [each.arg for each in node.args.args] for node in widgets.body if isinstance(node, ast.FunctionDef)
+    }
+    for name in ("text", "get"):
+        assert list(inspect.signature(getattr(Widgets(), name)).parameters) == theirs[name]
 
 
 @pytest.fixture
@@ -180,7 +202,7 @@ def test_a_rule_of_any_kind_can_be_tried(kind: str, tmp_path: Path, monkeypatch:
 
     assert len(trial.alerts) >= 1
     assert (len(trial.events), len(trial.errors)) == (8, 0)
-    standing = notebook._standing(trial.alerts)
+    standing = trial.standing
     assert "retracted" not in set(standing["verdict"])
     assert ("retracted" in set(trial.alerts["verdict"])) == (len(standing) < trial.alerts["alert_id"].nunique())
     shown = capsys.readouterr().out
@@ -287,6 +309,16 @@ def test_a_watched_evaluation_is_stopped_at_its_end_and_at_an_interrupt(monkeypa
         notebook.watch(failed)
 
 
+def test_a_picture_says_what_it_is_of(capsys: pytest.CaptureFixture[str]):
+    from lookback.display import png_tag, show
+    from lookback.pictures import events_over_time
+
+    figure = events_over_time([], 'a < "b" $c$')
+    assert png_tag(figure).startswith('<img alt="a &lt; &quot;b&quot; $c$" src="data:image/png;base64,')
+    show(figure)
+    assert capsys.readouterr().out == 'a picture: a < "b" $c$\n'
+
+
 def test_what_is_shown_is_escaped():
     from lookback.display import text
 
@@ -307,3 +339,59 @@ def test_a_notebook_is_thin_and_documents_its_parameters(path: Path):
         assert f"| `{name}` |" in text
         assert f"{name}={name}" in "".join(code)
     assert len({cell["id"] for cell in document["cells"]}) == len(document["cells"])
+
+
+class Opened(Exception):
+    """Ends a notebook where it would open its workspace."""
+
+
+def parameters_of(document: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Runs the cells of a notebook up to the one that opens the workspace; its parameters."""
+
+    def opened(*_: Any) -> None:
+        raise Opened
+
+    monkeypatch.setattr(notebook, "open_workspace", opened)
+    names: dict[str, Any] = {}
+    source = "\n".join(cell.source for cell in document.cells if cell.cell_type == "code")
+    with pytest.raises(Opened):
+        exec(source, names)
+    return vars(names["p"])
+
+
+def other_than(default: Any) -> Any:
+    return not default if isinstance(default, bool) else default + 7 if not isinstance(default, str) else f"{default} x"
+
+
+@pytest.mark.parametrize("way", ["cell", "papermill", "widgets", "environment"])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_parameter_reaches_the_notebook(path: Path, way: str, databricks: Any, monkeypatch: pytest.MonkeyPatch):
+    document = nbformat.read(path, as_version=4)
+    expected = defaults = parameters_of(document, monkeypatch)
+    if way != "cell":
+        expected = {name: other_than(default) for name, default in defaults.items()}
+    if way == "papermill":
+        inject(document, **expected)
+    if way == "widgets":
+        widgets = databricks(**{name: str(value) for name, value in expected.items()})
+    if way == "environment":
+        for name, value in expected.items():
+            monkeypatch.setenv(f"LOOKBACK_PARAM_{name.upper()}", str(value))
+
+    given = parameters_of(document, monkeypatch)
+
+    assert given == expected
+    assert {name: type(value) for name, value in given.items()} == {name: type(each) for name, each in defaults.items()}
+    if way == "widgets":
+        assert widgets.made == list(expected)
+
+
+def test_what_is_injected_stands_after_the_tagged_cell_and_alone_there():
+    document = nbformat.read(NOTEBOOKS[0], as_version=4)
+    before = [cell.source for cell in document.cells]
+    tags = [cell.metadata.get("tags") for cell in document.cells]
+    inject(document, root="it's \\ here", minutes=0.5)
+    at = tags.index(["parameters"])
+    assert document.cells[at + 1].source == '# Parameters\nroot = "it\'s \\\\ here"\nminutes = 0.5'
+    assert document.cells[at + 1].metadata["tags"] == ["injected-parameters"]
+    assert [cell.source for n, cell in enumerate(document.cells) if n != at + 1] == before

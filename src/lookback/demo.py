@@ -19,13 +19,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.config import Settings, load_rule_document
 from lookback.core.errors import SetupError
-from lookback.pictures import key_timeline
 from lookback.spark.ingest import ingest
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.review import explain, open_queue, record_review
 from lookback.spark.rules import RulesTable
 from lookback.spark.session import get_spark
 from lookback.spark.tables import Tables
+from lookback.timeline import key_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -43,12 +43,20 @@ def png_tag(figure: Figure) -> str:
     """A figure as an image within markup."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
-    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"/>'
+    return f'<img alt="{html.escape(title_of(figure))}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"/>'
+
+
+def title_of(figure: Figure) -> str:
+    """A figure's title, for who cannot see it."""
+    return figure.get_suptitle().replace("\\$", "$")
 
 
 def show(*things: Any) -> None:
     """Displays text, frames and figures; prints them where there is no notebook."""
-    shown = [Markup(png_tag(thing), "a picture") if isinstance(thing, Figure) else thing for thing in things]
+    shown = [
+        Markup(png_tag(thing), f"a picture: {title_of(thing)}") if isinstance(thing, Figure) else thing
+        for thing in things
+    ]
     display = _display()
     # A person wants the whole message.
     with pd.option_context("display.max_colwidth", None, "display.max_columns", None, "display.width", 200):

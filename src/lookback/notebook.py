@@ -6,9 +6,8 @@ The same notebooks run in Jupyter and on Databricks. Whatever is shown is an ord
 from __future__ import annotations
 
 import getpass
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,10 @@ from lookback.core.health import Finding, health, health_in_words
 from lookback.core.rules import read_rule
 from lookback.core.wording import rule_in_words
 from lookback.display import code, frame_of, show, text
-from lookback.harness import replay
 from lookback.live import commit_times, watch
+from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
+from lookback.timeline import key_timeline
+from lookback.trial import Trial, tried
 
 if TYPE_CHECKING:
     from lookback.core.compiled import CompiledRule
@@ -36,51 +37,9 @@ if TYPE_CHECKING:
     from lookback.spark.sink import BatchReport
     from lookback.spark.tables import Tables
 
-Value = str | int | float | bool  # of a parameter
-_PREFIX = "LOOKBACK_PARAM_"
-_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
 _MOST_ROWS = 50
 _COUNTED = 1_000
-_MOST_ALERTS = 100_000
-
-
-def parameters(**defaults: Value) -> SimpleNamespace:
-    """The notebook's parameters as attributes, each of the type of its default in `defaults`.
-
-    On Databricks a text widget per parameter is made and read, so that jobs and people can set it. Elsewhere the values
-    are as given by the cell tagged `parameters`, unless the environment has LOOKBACK_PARAM_<NAME>.
-    Raises SetupError where a text does not fit the type.
-    """
-    widgets = _widgets()
-    values: dict[str, Value] = {}
-    for name, default in defaults.items():
-        given: str | None = os.environ.get(_PREFIX + name.upper())
-        if widgets is not None:
-            widgets.text(name, str(default).lower() if isinstance(default, bool) else str(default))
-            given = widgets.get(name)
-        values[name] = default if given is None else _parsed(name, given, default)
-    return SimpleNamespace(**values)
-
-
-def _widgets() -> Any:
-    """The widgets of Databricks, from the notebook's own names; None elsewhere."""
-    try:
-        from IPython.core.getipython import get_ipython
-    except ImportError:
-        return None
-    shell = get_ipython()  # type: ignore[no-untyped-call]
-    dbutils = None if shell is None else shell.user_ns.get("dbutils")
-    return None if dbutils is None else dbutils.widgets
-
-
-def _parsed(name: str, given: str, default: Value) -> Value:
-    try:
-        if isinstance(default, bool):
-            return _TRUTH[given.strip().lower()]
-        return given if isinstance(default, str) else type(default)(given.strip() or 0)
-    except (KeyError, ValueError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
-        raise SetupError(f"parameter {name} must be {kind}, got {given!r}") from None
+_MOST_DRAWN = 100_000
 
 
 @dataclass(frozen=True)
@@ -214,12 +173,18 @@ def show_rejected(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
 
 
 def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
-    """The newest events of the stream as its table holds them."""
+    """The newest events of the stream as its table holds them, and when the newest 100,000 happened."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    rows = workspace.tables.read(workspace.stream.name)
-    frame = frame_of(rows.orderBy(F.col(workspace.stream.event_time).desc()).limit(limit))
-    show(frame if len(frame) else text("The table holds no event yet."))
+    time = workspace.stream.event_time
+    newest = workspace.tables.read(workspace.stream.name).orderBy(F.col(time).desc())
+    frame = frame_of(newest.limit(limit))
+    if not len(frame):
+        show(text("The table holds no event yet."))
+        return frame
+    times = frame_of(newest.select(time).limit(_MOST_DRAWN))[time]
+    title = "Events over time" if len(times) < _MOST_DRAWN else "The newest events over time"
+    show(pictures.events_over_time(times, title), frame)
     return frame
 
 
@@ -265,15 +230,6 @@ def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRul
     return rule
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What a rule says of recent events. errors: rows of the kind that rule_log would have had."""
-
-    events: pd.DataFrame = field(repr=False)
-    alerts: pd.DataFrame = field(repr=False)
-    errors: pd.DataFrame = field(repr=False)
-
-
 def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50_000) -> Trial:
     """Runs a rule over the newest `events` events of its stream, publishing nothing, and draws what it would have flagged.
 
@@ -283,24 +239,16 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
     """
     stream = workspace.streams[str(document.get("stream"))]
     recent = recent_events(workspace.tables, stream, events)
-    result = replay([document], recent, stream)
-    trial = Trial(recent.to_pandas(), result.alerts.to_pandas(), result.errors.to_pandas())
+    trial = tried(document, recent, stream)
     title = f"{document.get('rule_id')}: what it would have flagged"
-    show(pictures.flagged(trial.events, _standing(trial.alerts), stream.event_time, title))
+    measured: dict[str, Any] = {"values": trial.values, "name": trial.name, "limits": trial.limits}
+    show(pictures.flagged(trial.events, trial.standing, stream.event_time, title, **measured))
     if len(trial.alerts):
         columns = ["window_start", "event_time", "severity", "key", "measures", "message", "verdict"]
         show(trial.alerts[columns].tail(10).iloc[::-1])
     if len(trial.errors):
         show(trial.errors)
     return trial
-
-
-def _standing(alerts: pd.DataFrame) -> pd.DataFrame:
-    """The last row of each alert, without those that were retracted."""
-    if not len(alerts):
-        return alerts
-    last = alerts.drop_duplicates("alert_id", keep="last")
-    return last[last["verdict"] != "retracted"]
 
 
 def recent_events(tables: Tables, stream: Stream, limit: int) -> Any:
@@ -391,13 +339,14 @@ def show_health(workspace: Workspace) -> list[Finding]:
     return findings
 
 
-def show_alerts(workspace: Workspace) -> pd.DataFrame:
-    """Alerts per rule, mode and verdict (of the newest 100,000), and when they fell."""
+def show_alerts(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:
+    """Alerts per rule, mode and verdict (of the newest 100,000), and when they fell; of one rule or of all."""
     from pyspark.sql import functions as F  # noqa: N812
 
     alerts = workspace.tables.read("alerts").where(F.col("stream") == workspace.stream.name)
+    alerts = alerts.where(F.col("rule_id") == rule_id) if rule_id else alerts
     kinds = ["rule_id", "mode", "verdict", "severity"]
-    newest = frame_of(alerts.orderBy(F.col("event_time").desc()).limit(_MOST_ALERTS).select("event_time", *kinds))
+    newest = frame_of(alerts.orderBy(F.col("event_time").desc()).limit(_MOST_DRAWN).select("event_time", *kinds))
     counts = newest.groupby(kinds).size().rename("alerts").reset_index().sort_values("alerts", ascending=False)
     show(pictures.alerts_over_time(newest), counts if len(counts) else text("There are no alerts yet."))
     return counts
@@ -456,7 +405,7 @@ def show_explanation(explanation: Explanation) -> None:
     )
     if explanation.measures:
         show(pd.DataFrame([_measure_row(measure) for measure in explanation.measures]))
-    show(pictures.key_timeline(explanation))
+    show(key_timeline(explanation))
     for measure in explanation.measures:
         if measure.name == explanation.main:
             shown = measure.events.tail(_MOST_ROWS).iloc[::-1]
@@ -508,3 +457,15 @@ def review_alert(
     alert_id = str(explanation.alert["alert_id"])
     record_review(workspace.tables, alert_id, disposition, reviewer or getpass.getuser(), note)
     show(text(f"Alert {alert_id} is recorded as {disposition}."))
+
+
+def show_precision(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:
+    """What people decided about the alerts of the stream, by rule; of each alert its last review. Of one rule or of all."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from lookback.spark.review import decisions
+
+    rows = decisions(workspace.tables).where(F.col("stream") == workspace.stream.name)
+    frame = frame_of((rows.where(F.col("rule_id") == rule_id) if rule_id else rows).drop("stream"))
+    show(pictures.precision(frame), frame if len(frame) else text("No alert has been reviewed yet."))
+    return frame

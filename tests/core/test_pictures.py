@@ -23,6 +23,7 @@ from lookback.core.events import read_events
 from lookback.core.evidence import Clock, Evidence, Explanation
 from lookback.core.explaining import explained, reach
 from lookback.core.streams import Stream
+from lookback.timeline import key_timeline
 
 START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 STREAM = Stream.from_dict(
@@ -133,7 +134,7 @@ def _nothing_outside_changes():
 def test_a_key_timeline_shows_window_measure_limit_and_alert():
     explained = explanation()
 
-    figure = pictures.key_timeline(explained)
+    figure = key_timeline(explained)
 
     assert png(figure).startswith(b"\x89PNG")
     said = texts(figure)
@@ -153,8 +154,8 @@ def test_a_key_timeline_without_events_or_limit_is_still_drawn():
     explained = explanation()
     nothing = {"rule": explained.rule, "sentence": "", "limits": {}, "timeline": explained.timeline.iloc[:0]}
     empty = Explanation({**explained.alert, "key": {}}, measures=explained.measures, main="total", **nothing)
-    assert "all events" in texts(pictures.key_timeline(empty))
-    assert png(pictures.key_timeline(empty))
+    assert "all events" in texts(key_timeline(empty))
+    assert png(key_timeline(empty))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_a_key_timeline_without_events_or_limit_is_still_drawn():
 def test_a_key_timeline_shows_the_windows_of_the_key(document: dict[str, Any], said: list[str]):
     explained = explanation(document)
 
-    figure = pictures.key_timeline(explained)
+    figure = key_timeline(explained)
 
     assert explained.consistent
     assert png(figure)
@@ -190,7 +191,7 @@ def test_a_key_timeline_shows_the_windows_of_the_key(document: dict[str, Any], s
 def test_a_key_timeline_shows_a_sequence_step_by_step(document: dict[str, Any], said: list[str]):
     explained = explanation(document)
 
-    figure = pictures.key_timeline(explained)
+    figure = key_timeline(explained)
 
     assert explained.consistent
     assert png(figure)
@@ -215,6 +216,59 @@ def test_nothing_flagged_and_no_events_are_drawn_too():
     assert "0 alerts" in texts(pictures.flagged(pd.DataFrame(rows()), none, "at"))
     assert png(pictures.flagged(pd.DataFrame(), none, "at"))
     assert "no alerts" in texts(pictures.alerts_over_time(none))
+
+
+def test_values_stand_against_the_limit_with_what_was_flagged_marked():
+    values = pd.DataFrame(
+        {
+            "event_time": [START + dt.timedelta(hours=at) for at in range(4)],
+            "value": [1.0, 6.0, math.nan, 9.0],
+            "flagged": [False, True, True, True],
+        }
+    )
+    alerts = lookback.replay([RULE], rows(), STREAM).alerts.to_pandas()
+
+    figure = pictures.flagged(pd.DataFrame(rows()), alerts, "at", values=values, name="total", limits=(5.0,))
+
+    assert png(figure)
+    upper = figure.axes[0]
+    drawn = {line.get_label(): list(line.get_ydata()) for line in upper.lines}
+    assert drawn == {"not flagged (1 shown)": [1.0], "flagged": [6.0, 9.0], "limit 5": [5.0, 5.0]}
+    assert upper.get_ylabel() == "total"
+    assert upper.get_ylim()[0] == 0
+
+
+def test_values_below_zero_are_not_cut_off():
+    values = pd.DataFrame({"event_time": [START, START], "value": [-3.0, 2.0], "flagged": [False, True]})
+    none = lookback.replay([RULE], [], STREAM).alerts.to_pandas()
+    figure = pictures.flagged(pd.DataFrame(rows()), none, "at", values=values, name="total")
+    assert figure.axes[0].get_ylim()[0] < -3
+
+
+def test_events_over_time_says_how_many_and_from_when_to_when():
+    figure = pictures.events_over_time([START, START + dt.timedelta(hours=5)])
+    assert png(figure)
+    assert "2 events, 2024-03-04 00:00:00 UTC to 2024-03-04 05:00:00 UTC" in texts(figure)
+    assert "0 events" in texts(pictures.events_over_time([]))
+
+
+def test_precision_is_of_what_was_decided():
+    reviews = pd.DataFrame(
+        [
+            ("few", "unclear", 1), ("often", "confirmed", 30), ("often", "false_positive", 10), ("often", "unclear", 5),
+            ("wrong", "false_positive", 3),
+        ],
+        columns=["rule_id", "disposition", "alerts"],
+    )  # fmt: skip
+    figure = pictures.precision(reviews)
+    assert png(figure)
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["often", "wrong", "few"]
+    assert [text.get_text() for text in axes.texts if "%" in text.get_text() or text.get_text() == "undecided"] == [
+        "75%", "0%", "undecided",
+    ]  # fmt: skip
+    assert "49 alerts reviewed" in texts(figure)
+    assert "no reviews yet" in texts(pictures.precision(reviews.iloc[:0]))
 
 
 def test_alerts_over_time_names_the_frequent_rules_and_sums_up_the_rest():
@@ -275,13 +329,14 @@ def draw(folder: str) -> None:
         for number in range(1, 40)
     }
     for name, figure in {
-        "timeline": pictures.key_timeline(explanation()),
-        "tumbling": pictures.key_timeline(explanation(TUMBLING)),
-        "sliding": pictures.key_timeline(explanation(SLIDING)),
-        "session": pictures.key_timeline(explanation(SESSION)),
-        "sequence": pictures.key_timeline(explanation(SEQUENCE)),
-        "absence": pictures.key_timeline(explanation(SILENCE)),
+        "timeline": key_timeline(explanation()),
+        "tumbling": key_timeline(explanation(TUMBLING)),
+        "sliding": key_timeline(explanation(SLIDING)),
+        "session": key_timeline(explanation(SESSION)),
+        "sequence": key_timeline(explanation(SEQUENCE)),
+        "absence": key_timeline(explanation(SILENCE)),
         "flagged": pictures.flagged(pd.DataFrame(rows()), alerts, "at"),
+        "events": pictures.events_over_time(pd.DataFrame(rows())["at"]),
         "alerts": pictures.alerts_over_time(spread),
         "live": pictures.live(reports, committed),
     }.items():

@@ -12,7 +12,7 @@ import pytest
 from lookback.core.errors import ReviewError
 from lookback.core.streams import Stream
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.review import explain, open_queue, record_review, timeline_of
+from lookback.spark.review import decisions, explain, open_queue, record_review, timeline_of
 from lookback.spark.rules import RulesTable
 from lookback.spark.schemas import ALERTS, events_schema
 
@@ -367,3 +367,11 @@ def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(t
     with pytest.raises(ReviewError, match="name of who"):
         record_review(tables, f"{5:032d}", "confirmed", " ")
     assert tables.read("reviews").count() == 1
+
+    record_review(tables, f"{9:032d}", "unclear", "kim")
+    record_review(tables, f"{12:032d}", "confirmed", "kim")
+    record_review(tables, f"{10:032d}", "confirmed", "kim")
+    record_review(tables, f"{4:032d}", "confirmed", "kim", "no refund after all")
+    assert [tuple(row) for row in decisions(tables).collect()] == [
+        ("spends", "r", "confirmed", 2), ("spends", "r", "unclear", 1), ("spends", "s", "confirmed", 1),
+    ]  # fmt: skip

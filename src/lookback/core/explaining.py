@@ -53,7 +53,7 @@ def reach(rule: CompiledRule, stream: Stream, alert: Mapping[str, Any], days: fl
         since = start - _context(4 * (end - start), days)
         # Whether a late event was taken depends on the sessions that there were then.
         return since, min(since, start - stream.max_session - rule.allowed_lateness - window.gap)
-    main = _main_measure(rule)
+    main = main_measure(rule)
     time, own = parse_time(alert["event_time"]), _lookback_of(main)
     since = own.bounds(time)[0] - _context(own.size, days)
     firsts = [_lookback_of(measure).bounds(time)[0] for measure in rule.measures]
@@ -197,7 +197,7 @@ def _lookback(evidence: Evidence, rows: Sequence[Mapping[str, Any]], since: int)
     own = 0 if at is None else at + 1
     moments = evidence.moments(commit, own) if is_revised else [own]
     recorded = alert["measures"] or {}
-    view, main = view.agreeing(recorded, moments), _main_measure(rule)
+    view, main = view.agreeing(recorded, moments), main_measure(rule)
     notes = []
     if alert["verdict"] == "retracted":
         notes.append(f"Retracted: over what had arrived with commit {commit} the condition holds no more.")
@@ -219,7 +219,7 @@ def _tiles(evidence: Evidence, rows: Sequence[Mapping[str, Any]], since: int) ->
     assert isinstance(tiles, Tiles)
     start, commit, recorded = parse_time(alert["window_start"]), int(alert["arrival"]), alert["measures"] or {}
     view = _window_view(evidence, start, start + tiles.size, commit)
-    view, main = view.agreeing(recorded, evidence.moments(commit)), _main_measure(rule)
+    view, main = view.agreeing(recorded, evidence.moments(commit)), main_measure(rule)
     notes = []
     if alert["verdict"] == "retracted":
         notes.append(f"Retracted: with what came in commit {commit} the condition holds no more.")
@@ -240,7 +240,7 @@ def _window_view(evidence: Evidence, start: int, end: int, commit: int, among: M
 
 def _windows(view: _View, windows: Iterable[tuple[int, int]], own: int) -> pd.DataFrame:
     """The windows (start, exclusive end) that have events, for a picture. own: the start of the alert's."""
-    evidence, main = view.evidence, _main_measure(view.evidence.rule)
+    evidence, main = view.evidence, main_measure(view.evidence.rule)
     times = np.sort(evidence.events.times[: view.arrived][evidence.wanted[: view.arrived]])
     found = []
     for start, end in sorted(windows):
@@ -282,7 +282,7 @@ def _session(evidence: Evidence, rows: Sequence[Mapping[str, Any]], since: int) 
     everything = alive | (evidence.wanted & evidence.in_time)
     earlier = [each for each in sessions.bounds(everything, view.arrived, since) if each[1] <= start]
     pictured = _View(evidence, view.bounds, commit, view.arrived, everything)
-    main = _main_measure(evidence.rule)
+    main = main_measure(evidence.rule)
     return Found(
         timeline=view.timeline(main, since),
         measures=measures,
@@ -372,7 +372,7 @@ _FINDERS: dict[str, Callable[[Evidence, Sequence[Mapping[str, Any]], int], Found
 }
 
 
-def _main_measure(rule: CompiledRule) -> CompiledMeasure:
+def main_measure(rule: CompiledRule) -> CompiledMeasure:
     """What a picture is about: rather a measure of values than a count, rather one with a plain limit, else the first."""
     limits = limits_of(rule)
     return max(

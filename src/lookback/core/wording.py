@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sqlglot import exp
 
 from lookback.core.columns import to_python
 from lookback.core.compiled import CompiledMeasure, CompiledRule
 from lookback.core.durations import MICROSECONDS, format_duration
+from lookback.core.streams import Stream
 from lookback.core.syntax import parse, unwrapped
 from lookback.core.types import TIMESTAMP
 from lookback.core.windows import Lookback, Session, Step, Tiles, Window
@@ -80,7 +81,17 @@ def limits_of(rule: CompiledRule) -> Mapping[str, tuple[float, ...]]:
 
     Only plain comparisons of one measure with one number; a limit that depends on the event is not among them.
     """
-    names = {measure.name.lower(): measure.name for measure in rule.measures}
+    return _limits(rule, [measure.name for measure in rule.measures])
+
+
+def field_limits_of(rule: CompiledRule, stream: Stream) -> Mapping[str, tuple[float, ...]]:
+    """The same of the fields of the event itself, such as {"amount": (220.0,)}."""
+    measures = {measure.name.lower() for measure in rule.measures}
+    return _limits(rule, [name for name in stream.fields if name.lower() not in measures])
+
+
+def _limits(rule: CompiledRule, among: Iterable[str]) -> Mapping[str, tuple[float, ...]]:
+    names = {name.lower(): name for name in among}
     limits: dict[str, list[float]] = {}
     for node in parse(rule.rule.when).find_all(*_BOUNDS) if rule.rule.when else ():
         for name, number in ((node.this, node.expression), (node.expression, node.this)):

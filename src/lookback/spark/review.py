@@ -85,6 +85,18 @@ def record_review(tables: Tables, alert_id: str, disposition: str, reviewer: str
     tables.append(tables.spark.createDataFrame([row], REVIEWS).coalesce(1), "reviews")
 
 
+def decisions(tables: Tables) -> DataFrame:
+    """How many alerts of each rule people found to be what: stream, rule_id, disposition, alerts, in this order.
+
+    An alert counts once, by its last review; its revisions are one alert.
+    """
+    latest = Window.partitionBy("alert_id").orderBy(F.col("reviewed_at").desc(), "reviewer", "disposition")
+    last = tables.read("reviews").withColumn("__nth", F.row_number().over(latest)).where(F.col("__nth") == 1)
+    alerts = tables.read("alerts").select("alert_id", "stream", "rule_id").dropDuplicates(["alert_id"])
+    names = ("stream", "rule_id", "disposition")
+    return last.join(alerts, "alert_id").groupBy(*names).agg(F.count("*").alias("alerts")).orderBy(*names)
+
+
 def explain(
     tables: Tables,
     streams: Mapping[str, Stream],
