@@ -11,7 +11,7 @@ AUDITOR = $(VENV)/audit
 FUZZER = $(VENV)/.fuzzer
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-core fuzz fuzz-coverage soak soak-load bench bench-peers audit docs links release-check check fix clean java
+.PHONY: help setup demo test test-long test-core fuzz fuzz-coverage soak soak-load bench bench-peers pictures audit docs links release-check check fix clean java
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -51,6 +51,9 @@ bench: setup ## throughput, latency and state against the goals, about 20 minute
 
 bench-peers: setup $(PEERS) ## the same beside other engines on the same events, about an hour
 	@$(BIN)/python -m bench --peers all
+
+pictures: setup ## the pictures of the notebooks in docs/pictures, drawn anew from the sample, some minutes
+	@$(BIN)/python tools/pictures.py
 
 audit: $(AUDITOR) ## look the locked packages up among known vulnerabilities; needs a network and says so
 	@$(BIN)/python tools/audit.py --auditor $(AUDITOR)/bin/pip-audit --source $(or $(SOURCE),osv)

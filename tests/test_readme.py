@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -54,3 +55,16 @@ def test_commands_are_those_of_the_command_line() -> None:
     assert len(commands) >= 8
     for command in commands:
         _parser().parse_args(command)
+
+
+def test_pictures_of_the_notebooks_are_those_that_make_pictures_draws() -> None:
+    drawn = {f"{name}.png" for name in runpy.run_path(str(ROOT / "tools/pictures.py"))["NOTEBOOKS"]}
+    shown = re.findall(r"\[!\[[^\]]+\]\(docs/pictures/([^)]+)\)\]\(notebooks/([^)]+)\)", README)
+    assert {picture for picture, _ in shown} == {path.name for path in (ROOT / "docs/pictures").iterdir()} == drawn
+    assert len(shown) == len(drawn)
+    for picture, notebook in shown:
+        assert (ROOT / "notebooks" / notebook).is_file()
+        assert Path(picture).stem == Path(notebook).stem
+        content = (ROOT / "docs/pictures" / picture).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) < 150_000
