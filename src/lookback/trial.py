@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import pyarrow as pa
 
 from lookback.core.compiled import CompiledRule, compile_rule
 from lookback.core.explaining import main_measure
@@ -16,8 +17,6 @@ from lookback.core.wording import field_limits_of, limits_of
 from lookback.harness import replay
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from lookback.core.streams import Stream
 
 # A picture cannot show more apart, and each costs about 0.1 ms.
@@ -92,10 +91,12 @@ def _others(document: Mapping[str, Any], rule: CompiledRule, events: pa.Table, s
     probe.pop("when", None)
     window = rule.rule.window
     each = -(-window.size // window.slide) if isinstance(window, Tiles) else 1
-    newest = events.sort_by([(stream.event_time, "descending")]).slice(0, max(1, _MOST_VALUES // each))
+    times = pd.to_datetime(events[stream.event_time].to_pandas(), utc=True)
+    most = max(1, _MOST_VALUES // each)
+    since = times.nlargest(most).iloc[-1] if len(times) > most else None
+    newest = events if since is None else events.filter(pa.array((times >= since).to_numpy()))
     alerts = [vars(alert) for alert in replay([probe], newest, stream).alerts if alert.verdict != "retracted"]
     # What began before has lost events.
-    since = newest[stream.event_time][-1].as_py() if len(newest) < len(events) else None
     return [alert for alert in reversed(alerts) if since is None or alert["window_start"] >= since]
 
 

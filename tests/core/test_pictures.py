@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from matplotlib.figure import Figure
 
@@ -24,6 +25,7 @@ from lookback.core.evidence import Clock, Evidence, Explanation
 from lookback.core.explaining import explained, reach
 from lookback.core.streams import Stream
 from lookback.timeline import key_timeline
+from lookback.trial import tried
 
 START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 STREAM = Stream.from_dict(
@@ -252,15 +254,17 @@ def test_events_over_time_says_how_many_and_from_when_to_when():
     assert "0 events" in texts(pictures.events_over_time([]))
 
 
+REVIEWS = pd.DataFrame(
+    [
+        ("few", "unclear", 1), ("often", "confirmed", 30), ("often", "false_positive", 10), ("often", "unclear", 5),
+        ("wrong", "false_positive", 3),
+    ],
+    columns=["rule_id", "disposition", "alerts"],
+)  # fmt: skip
+
+
 def test_precision_is_of_what_was_decided():
-    reviews = pd.DataFrame(
-        [
-            ("few", "unclear", 1), ("often", "confirmed", 30), ("often", "false_positive", 10), ("often", "unclear", 5),
-            ("wrong", "false_positive", 3),
-        ],
-        columns=["rule_id", "disposition", "alerts"],
-    )  # fmt: skip
-    figure = pictures.precision(reviews)
+    figure = pictures.precision(REVIEWS)
     assert png(figure)
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["often", "wrong", "few"]
@@ -268,7 +272,7 @@ def test_precision_is_of_what_was_decided():
         "75%", "0%", "undecided",
     ]  # fmt: skip
     assert "49 alerts reviewed" in texts(figure)
-    assert "no reviews yet" in texts(pictures.precision(reviews.iloc[:0]))
+    assert "no reviews yet" in texts(pictures.precision(REVIEWS.iloc[:0]))
 
 
 def test_alerts_over_time_names_the_frequent_rules_and_sums_up_the_rest():
@@ -319,6 +323,7 @@ def draw(folder: str) -> None:
     from pathlib import Path
 
     alerts = lookback.replay([RULE], rows(), STREAM).alerts.to_pandas()
+    done = tried(TUMBLING, pa.Table.from_pandas(pd.DataFrame(rows())), STREAM)
     spread = pd.concat([alerts.assign(rule_id=f"rule-{at}") for at in range(8)])
     reports = [
         report(number, events=900 + 40 * (number % 5), alerts={"day-spend": 2, "new-terminal": 1})
@@ -336,6 +341,10 @@ def draw(folder: str) -> None:
         "sequence": key_timeline(explanation(SEQUENCE)),
         "absence": key_timeline(explanation(SILENCE)),
         "flagged": pictures.flagged(pd.DataFrame(rows()), alerts, "at"),
+        "values": pictures.flagged(
+            pd.DataFrame(rows()), done.standing, "at", values=done.values, name=done.name, limits=done.limits
+        ),
+        "precision": pictures.precision(REVIEWS),
         "events": pictures.events_over_time(pd.DataFrame(rows())["at"]),
         "alerts": pictures.alerts_over_time(spread),
         "live": pictures.live(reports, committed),
