@@ -54,6 +54,8 @@ _POINTS: dict[bool, dict[str, Any]] = {
     False: {"marker": ".", "color": BLUE, "markersize": 4, "alpha": 0.35},
     True: {"marker": "D", "color": RED, "markersize": 5, "zorder": 4},
 }
+# Up to so many do not hide each other.
+_CROWD, _APART = 500, {"markersize": 8, "alpha": 0.7}
 _MOST_KEYS = 10
 _MOST_RULES = 6
 
@@ -122,7 +124,9 @@ def _values(axes: Axes, values: pd.DataFrame, name: str, limits: Iterable[float]
         part = values[values["flagged"] == is_flagged].dropna(subset=["value"])
         if len(part):
             label = "flagged" if is_flagged else f"not flagged ({len(part):,} shown)"
-            axes.plot(DATES.date2num(utc(part["event_time"])), part["value"], linestyle="none", label=label, **style)
+            apart = {} if is_flagged or len(part) > _CROWD else _APART
+            at = DATES.date2num(utc(part["event_time"]))
+            axes.plot(at, part["value"], linestyle="none", label=label, **{**style, **apart})
     for limit in limits:
         axes.axhline(limit, color=RED, linestyle="--", linewidth=1.4, label=f"limit {thousands(limit)}")
     # From zero on, unless values lie below it.
