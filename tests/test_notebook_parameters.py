@@ -341,21 +341,15 @@ def test_a_notebook_is_thin_and_documents_its_parameters(path: Path):
     assert len({cell["id"] for cell in document["cells"]}) == len(document["cells"])
 
 
-class Opened(Exception):
-    """Ends a notebook where it would open its workspace."""
-
-
-def parameters_of(document: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Runs the cells of a notebook up to the one that opens the workspace; its parameters."""
-
-    def opened(*_: Any) -> None:
-        raise Opened
-
-    monkeypatch.setattr(notebook, "open_workspace", opened)
-    names: dict[str, Any] = {}
+def parameters_of(document: Any) -> dict[str, Any]:
+    """Runs the cells of a notebook up to where its parameters are read; these."""
     source = "\n".join(cell.source for cell in document.cells if cell.cell_type == "code")
-    with pytest.raises(Opened):
-        exec(source, names)
+    body = ast.parse(source).body
+    (read,) = (
+        at for at, each in enumerate(body) if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "p"
+    )
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module(body[: read + 1], []), "notebook", "exec"), names)
     return vars(names["p"])
 
 
@@ -367,7 +361,7 @@ def other_than(default: Any) -> Any:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_parameter_reaches_the_notebook(path: Path, way: str, databricks: Any, monkeypatch: pytest.MonkeyPatch):
     document = nbformat.read(path, as_version=4)
-    expected = defaults = parameters_of(document, monkeypatch)
+    expected = defaults = parameters_of(document)
     if way != "cell":
         expected = {name: other_than(default) for name, default in defaults.items()}
     if way == "papermill":
@@ -378,7 +372,7 @@ def test_every_parameter_reaches_the_notebook(path: Path, way: str, databricks: 
         for name, value in expected.items():
             monkeypatch.setenv(f"LOOKBACK_PARAM_{name.upper()}", str(value))
 
-    given = parameters_of(document, monkeypatch)
+    given = parameters_of(document)
 
     assert given == expected
     assert {name: type(value) for name, value in given.items()} == {name: type(each) for name, each in defaults.items()}
