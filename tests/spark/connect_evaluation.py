@@ -35,9 +35,10 @@ _SERVER = {
     "spark.ui.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
 }
 # By another key than all rules before it, so that the running plan does not send what it needs; it fails at each event.
-FAILING = rule("failing", group_by=["amount"], measures={"n": "count(*)"}, when="1 / (n - n) > 0")
+FAILING = rule("failing", group_by=["amount"], measures={"n": "count(*)"}, when="1 / (n - n) > 0", message="{n}")
 
 
 def main(folder: Path) -> None:

@@ -136,6 +136,8 @@ def _local(cores: int) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(cores),
         # Delta's own view of its log, 50 tasks by default, is small here.
         "spark.databricks.delta.snapshotPartitions": "2",
+        # VACUUM lists folders in as many tasks, 10,000 by default.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
         # Rows move between the JVM and Python faster than through TCP.
         "spark.python.unix.domain.socket.enabled": "true",
     }
