@@ -60,7 +60,7 @@ def run(name: str, place: Path, monkeypatch: pytest.MonkeyPatch, *, injected: bo
 
 def test_0_a_place_is_set_up(place: Path, monkeypatch: pytest.MonkeyPatch):
     said = run("00_set_up.ipynb", place, monkeypatch, landing=place / "landing")
-    assert said.count(" created") == 12  # seven tables of the product, five of streams; metrics is both
+    assert said.count(" created") == 13  # eight tables of the product, five of streams; metrics is both
     assert (place / "landing").is_dir()
 
 
