@@ -55,7 +55,7 @@ def test_an_evaluation_that_runs_notices_nothing_of_it(tables: Tables) -> None:
         assert found["alerts"].compacted >= 2
         assert {name: each.keeps for name, each in found.items()} == {
             "rejected_events": "7 days", "rules": "3650 days", "alerts": "7 days", "late_events": "7 days",
-            "rule_log": "7 days", "reviews": "7 days", "metrics": "30 days", STREAM.name: "30 days",
+            "rule_log": "7 days", "reviews": "7 days", "notifications": "7 days", "metrics": "30 days", STREAM.name: "30 days",
         }  # fmt: skip
         # What OPTIMIZE has removed is younger than that.
         assert {each.deleted for each in found.values()} == {0}
@@ -69,10 +69,10 @@ def test_an_evaluation_that_runs_notices_nothing_of_it(tables: Tables) -> None:
     alerts = stored_alerts(tables)
     assert len({row[-1] for row in alerts}) > 3
     assert alerts == replayed_alerts(replay_of_tables(tables))
-    again = kept_up(tables)
-    assert again[STREAM.name].compacted == 3  # the one of before and the two since
-    third = kept_up(tables)
-    assert {(each.compacted, each.written) for each in third.values()} == {(0, 0)}
+    again = maintenance._maintain(tables, STREAM.name)
+    assert again.compacted == 3  # the one of before and the two since
+    third = maintenance._maintain(tables, STREAM.name)
+    assert (third.compacted, third.written) == (0, 0)
 
 
 def test_files_go_when_the_table_keeps_them_no_longer_and_not_before(tables: Tables) -> None:
@@ -82,12 +82,12 @@ def test_files_go_when_the_table_keeps_them_no_longer_and_not_before(tables: Tab
     files = {path.name for path in folder.glob("*.parquet")}
     assert len(files) == 3
 
-    assert kept_up(tables)[STREAM.name].deleted == 0
+    assert maintenance._maintain(tables, STREAM.name).deleted == 0
     assert files < {path.name for path in folder.glob("*.parquet")}
 
     kept = "set tblproperties ('delta.deletedFileRetentionDuration' = 'interval 0 hours')"
     tables.spark.sql(f"alter table {tables.identifier(STREAM.name)} {kept}")
-    found = kept_up(tables)[STREAM.name]
+    found = maintenance._maintain(tables, STREAM.name)
 
     assert (found.deleted, found.files, found.keeps) == (3, 1, "0 days")
     assert not files & {path.name for path in folder.glob("*.parquet")}
