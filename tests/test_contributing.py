@@ -144,7 +144,7 @@ def test_window_is_one_that_rules_can_have(tree: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_source_is_one_that_ingest_reads(tree: Path, tmp_path: Path) -> None:
     (diff,) = changes("Add a source")
     apply(diff, tree)

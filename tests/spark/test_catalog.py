@@ -83,7 +83,7 @@ def catalog(spark: SparkSession) -> Iterator[Tables]:
     spark.sql(f"drop schema if exists spark_catalog.{name} cascade")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_catalog_is_set_up_once_evaluated_and_maintained(catalog: Tables, tmp_path: Path) -> None:
     recorded: list[str] = []
 

@@ -68,6 +68,7 @@ def numbered(case: dict[str, Any]) -> None:
         change["after"] = bisect_right(commits, change["after"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(CASES))
 def test_c3_the_stream_equals_the_oracle_on_generated_cases(tables: Tables, spark: SparkSession, number: int) -> None:
     case = picked(CASES)[number]

@@ -36,7 +36,7 @@ def kept_up(tables: Tables) -> dict[str, Upkeep]:
     return {each.table: each for each in done.tables}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_evaluation_that_runs_notices_nothing_of_it(tables: Tables) -> None:
     tables.create(STREAM)
     publish(tables)
@@ -98,7 +98,7 @@ def health_of(tables: Tables) -> CheckpointHealth:
     return checkpoint_health(tables, STREAM, checkpoint_folder(tables, STREAM))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_checkpoint_that_cannot_be_gone_on_with_is_a_problem_and_the_command_says_so(
     tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_table_whose_writers_come_first_again_and_again_is_left_and_says_so(er
         maintenance._optimize(tables, "t")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_table_that_gets_another_column_ends_the_run_with_an_error_and_the_next_one_goes_on(tables: Tables) -> None:
     # A continuous job is begun again by Databricks for any error; one that is triggered has retries.
     tables.create(STREAM)

@@ -277,6 +277,7 @@ EXPLAINED = {
 }
 
 
+@pytest.mark.long
 def test_a_row_of_every_kind_of_rule_is_explained_by_the_events_behind_it(tables: Tables):
     commit(tables, [event(1, 0), event(2, 60, 20), event(3, 120, 150), event(9, 60, 100, "b")])
     commit(tables, [event(4, 1800), event(5, 1860)])
