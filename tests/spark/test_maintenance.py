@@ -115,7 +115,8 @@ def test_a_checkpoint_that_cannot_be_gone_on_with_is_a_problem_and_the_command_s
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "compacted" in said
-    assert "ok: payins is healthy: judged through commit 1, nothing waits" in said
+    # Whether the stream is healthy, some of its events being late, is another question than whether it can go on.
+    assert "ok: payins needs a look (1 warning): judged through commit 1, nothing waits" in said
 
     (checkpoint.parent / f"{checkpoint.name}.20260301T100000Z").mkdir()
     assert health_of(tables).level == "note"
