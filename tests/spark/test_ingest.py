@@ -169,7 +169,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("runs", [1, 5])
+@pytest.mark.parametrize("runs", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_c4_of_one_id_within_the_dedupe_window_the_first_stays(tables: Tables, tmp_path: Path, runs: int):
     offered = {id_: [{"id": id_, "at": at(day * DAY)} for day in days] for id_, (days, _) in CHAINS.items()}
     for run in range(runs):
@@ -409,6 +409,7 @@ def _await(query: Any, condition: Any) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_the_samples_that_are_shipped_are_ingested_whole(
     tables: Tables, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ):

@@ -175,6 +175,7 @@ def test_message_that_is_refused_is_given_up_and_one_that_fails_holds_up_no_othe
     assert notes(tables, "alert_id", "status", "attempts", "error")[-1] == ("b-odd", GIVEN_UP, 3, "HTTP status 500")
 
 
+@pytest.mark.long
 def test_command_sends_by_the_file_and_goes_on_until_it_is_stopped(
     tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

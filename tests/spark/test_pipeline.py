@@ -56,7 +56,8 @@ def ready(tables: Tables) -> Tables:
     return tables
 
 
-@pytest.mark.parametrize("files_per_batch", [pytest.param("1", marks=pytest.mark.long), "1000"])
+@pytest.mark.long
+@pytest.mark.parametrize("files_per_batch", ["1", "1000"])
 def test_c3_1_stream_equals_replay_however_batches_are_cut(ready: Tables, files_per_batch: str) -> None:
     rules = RulesTable(ready, STREAMS)
     for document in RULES:
@@ -211,6 +212,7 @@ def test_c3_7_a_rule_inserted_by_sql_while_the_stream_runs_is_obeyed(
     }
 
 
+@pytest.mark.long
 def test_c3_1_state_can_be_divided_among_more_partitions(ready: Tables) -> None:
     rules, folder = RulesTable(ready, STREAMS), checkpoint_folder(ready, STREAM)
     for document in (*RULES[:2], MORE_RULES[-1]):
@@ -288,6 +290,7 @@ def test_c3_2_event_from_the_future_moves_no_watermark(ready: Tables) -> None:
     assert "future" not in {row["event_id"] for row in ready.read("alerts").collect()}
 
 
+@pytest.mark.long
 def test_c3_4_times_before_1970_are_times_like_any_other(ready: Tables) -> None:
     RulesTable(ready, STREAMS).push(RULES[0])
     events = [{**row, "at": row["at"] - 2 * START} for row in make_events(100, seed=9)]
