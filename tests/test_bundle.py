@@ -24,8 +24,8 @@ from databricks.bundles.jobs import Job
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from lookback import notebook
 from lookback.config import load_streams
+from lookback.parameters import _parsed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -344,7 +344,7 @@ def test_parameters_go_one_way_and_none_is_left_out(target: str) -> None:
         for parameter in job["parameters"]:
             text = resolved(parameter["default"], target)
             assert isinstance(text, str), f"{path.name}: {parameter['name']} reaches the job as text"
-            notebook._parsed(parameter["name"], text, parameters[parameter["name"]])
+            _parsed(parameter["name"], text, parameters[parameter["name"]])
 
 
 def test_every_task_has_its_compute_and_all_compute_is_used() -> None:
