@@ -58,6 +58,7 @@ def run(name: str, place: Path, monkeypatch: pytest.MonkeyPatch, *, injected: bo
     return "\n".join(output.get("data", {}).get("text/plain", output.get("text", "")) for output in outputs)
 
 
+@pytest.mark.long
 def test_0_a_place_is_set_up(place: Path, monkeypatch: pytest.MonkeyPatch):
     said = run("00_set_up.ipynb", place, monkeypatch, landing=place / "landing")
     assert said.count(" created") == 13  # eight tables of the product, five of streams; metrics is both

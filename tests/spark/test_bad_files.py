@@ -274,6 +274,7 @@ def test_continuous_ingest_goes_on_without_files_that_are_torn_or_gone(
     assert sorted(events(tables)) == ["3", "a", "b"]
 
 
+@pytest.mark.long
 def test_c3_2_an_event_of_the_year_2099_makes_no_other_late(tables: Tables, tmp_path: Path):
     declared = stream(max_out_of_orderness="1 second", allowed_lateness="1 minute")
     document = {

@@ -111,6 +111,7 @@ def test_each_alert_is_sent_once_to_each_receiver_also_over_restarts_and_a_kill(
     assert passes(notifier(("payments", "logins"))).sent == 2
 
 
+@pytest.mark.long
 def test_receiver_that_is_down_stops_no_other_and_gets_what_it_missed(
     tables: Tables, caplog: pytest.LogCaptureFixture
 ) -> None:

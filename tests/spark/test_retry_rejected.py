@@ -100,6 +100,7 @@ def test_mended_rows_of_every_format_go_in_and_leave_and_the_others_stay(
     assert found["at"].astimezone(dt.timezone.utc) == MICROSECONDS
 
 
+@pytest.mark.long
 def test_a_file_that_could_not_be_read_is_read_again_whole(tables: Tables, tmp_path: Path):
     folder = tmp_path / "it's [1], 100%"
     folder.mkdir()
