@@ -46,7 +46,7 @@ soak: setup ## kill -9 of ingest, authors and evaluation, KILLS of them (200): o
 soak-load: setup ## 1,000 rules, an alert for every event, a key with a million events, a burst: within the memory of 8 GB?
 	@for load in rules storm key burst; do $(BIN)/python -m soak.load $$load || failed=1; done; test -z "$$failed"
 
-bench: setup ## throughput, latency and state against the goals, about 20 minutes; nothing else should run
+bench: setup ## throughput, latency and state against the goals, about an hour; nothing else should run
 	@$(BIN)/python -m bench
 
 bench-peers: setup $(PEERS) ## the same beside other engines on the same events, about an hour

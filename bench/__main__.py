@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     changes.add_argument("--known", type=int, default=12, help="changes on a known grouping key")
     changes.add_argument("--new", type=int, default=4, help="rules on new grouping keys, at most 5")
     for live in (latency, changes):
-        live.add_argument("--warm-up", type=float, default=20.0, help="seconds that do not count")
+        live.add_argument("--warm-up", type=float, default=60.0, help="seconds that do not count")
         live.add_argument("--every", help="how often the evaluation looks for more; default: as the profile says")
         _setting_arguments(live, "latency")
     peer = commands.add_parser("peer", help="another engine on the same events with the same two rules")

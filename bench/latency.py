@@ -1,7 +1,7 @@
 """Latency: events and rule changes come while the evaluation runs; how long until the alert is committed.
 
 Moments are the modification times of the commits' files in the Delta logs, of events, rules and alerts alike: when a
-reader could first see the commit. The producer runs in the same process and JVM, as a small job beside the evaluation.
+reader could first see the commit. The producer is a process of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from bench.lakehouse import STREAMS, TRANSACTIONS, append, push, rows_of
+from bench.lakehouse import STREAMS, TRANSACTIONS, push
+from bench.producer import COMMITS_PER_SECOND, Producer
 from bench.results import percentiles, record
 from bench.rules import Document, Rules, lookback
-from bench.sets import DATA, DAY, MINUTE, SECOND, EventSet
+from bench.sets import DATA, DAY, MINUTE, EventSet
 from bench.watching import PROGRESS, Watch, say
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from lookback.spark.sink import BatchReport
     from lookback.spark.tables import Tables
 
-_COMMITS_PER_SECOND = 2
 _ALERTS_PER_SECOND = 10
 _TIMEOUT = 120.0
 _NEW_KEYS = (
@@ -80,54 +79,6 @@ class Running:
     def root(self) -> Path:
         """The folder of the tables."""
         return Path(str(self.tables.root))
-
-
-class Producer:
-    """Appends a commit of events twice a second, each event's time within the half second before its commit."""
-
-    def __init__(self, tables: Tables, events: EventSet, rate: int) -> None:
-        self._tables, self._events, self._rate = tables, events, rate
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="producer", daemon=True)
-        self._failure: BaseException | None = None
-        self.append_seconds: list[float] = []
-
-    def start(self) -> None:
-        """Appends from now on, in a thread of its own."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends after the commit that is being made. Raises what an append failed with."""
-        self._ending.set()
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
-
-    def _run(self) -> None:
-        try:
-            self._append_until_stopped()
-        except BaseException as error:  # noqa: BLE001 - raised again by stop()
-            self._failure = error
-
-    def _append_until_stopped(self) -> None:
-        """After a commit that took too long the next one comes at once; what it lost is not made up for."""
-        due, number = time.monotonic(), 0
-        while not self._ending.wait(max(0.0, due - time.monotonic())):
-            due = max(due, time.monotonic()) + 1 / _COMMITS_PER_SECOND
-            before = time.monotonic()
-            append(self._tables, TRANSACTIONS, rows_of(self._columns(number)))
-            self.append_seconds.append(time.monotonic() - before)
-            number += 1
-
-    def _columns(self, number: int) -> dict[str, np.ndarray[Any, Any]]:
-        rows = self._rate // _COMMITS_PER_SECOND
-        positions = np.arange(number * rows, (number + 1) * rows, dtype=np.int64)
-        at = positions % len(self._events.columns["event_id"])
-        columns = {name: values[at] for name, values in self._events.columns.items()}
-        now = time.time_ns() // 1_000
-        columns["event_id"] = positions
-        columns["event_time"] = now - np.linspace(SECOND // _COMMITS_PER_SECOND, 0, rows).astype(np.int64)
-        return columns
 
 
 def run(live: Live) -> Path:
@@ -268,7 +219,6 @@ def _running(live: Live, events: EventSet, rules: Rules, name: str) -> Iterator[
     root = DATA / "runs" / name
     if root.exists():
         shutil.rmtree(root)
-    assert len(events.columns["event_id"])
     spark = get_spark("lookback bench", settings={**PROGRESS, **live.settings.spark})
     tables = Tables.local(spark, root)
     tables.create(TRANSACTIONS)
@@ -278,8 +228,8 @@ def _running(live: Live, events: EventSet, rules: Rules, name: str) -> Iterator[
         tables, TRANSACTIONS, STREAMS, root / "_checkpoints" / "bench", every=live.settings.every, admission=live.settings.admission,
         on_batch=watch,
     )  # fmt: skip
-    producer = Producer(tables, events, live.rate)
-    say(f"{name}: {live.rate:,} events/s in {_COMMITS_PER_SECOND} commits a second")
+    producer = Producer(root / TRANSACTIONS.name, events, live.rate)
+    say(f"{name}: {live.rate:,} events/s in {COMMITS_PER_SECOND} commits a second")
     evaluation.start()
     producer.start()
     try:
@@ -311,7 +261,7 @@ def _latencies(verdicts: Sequence[Verdict], committed: Mapping[int, float]) -> d
 def _producer(producer: Producer, live: Live, committed: Mapping[int, float], first: float) -> dict[str, Any]:
     """Whether the events came as fast as they should."""
     times = [at for at in committed.values() if at >= first]
-    rows = live.rate // _COMMITS_PER_SECOND
+    rows = live.rate // COMMITS_PER_SECOND
     seconds = max(times) - min(times)
     p50, p99 = percentiles(producer.append_seconds, 50, 99)
     return {
