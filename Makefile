@@ -9,6 +9,7 @@ PREFETCHED = $(VENV)/.prefetched
 PEERS = $(VENV)/.peers
 AUDITOR = $(VENV)/audit
 FUZZER = $(VENV)/.fuzzer
+BROKER = $(VENV)/.broker
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-core fuzz fuzz-coverage soak soak-load bench bench-peers pictures audit docs links release-check check fix clean java
@@ -25,10 +26,10 @@ setup: java $(INSTALLED) $(PREFETCHED) ## make .venv with the locked versions an
 demo: setup ## the whole pipeline on real transactions, at most 3 minutes
 	@$(BIN)/lookback demo
 
-test: setup ## the tests, with real Spark, Delta and RocksDB
+test: setup $(BROKER) ## the tests, with real Spark, Delta and RocksDB
 	@$(BIN)/python -m pytest
 
-test-long: setup ## the tests that `make test` leaves out: some minutes each, of faults and of lost state
+test-long: setup $(BROKER) ## the tests that `make test` leaves out: some minutes each, of faults and of lost state
 	@$(BIN)/python -m pytest -m long
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
@@ -120,6 +121,10 @@ $(INSTALLED): $(LOCKED) pyproject.toml
 $(PREFETCHED): $(LOCKED) | java $(INSTALLED)
 	@$(BIN)/python -m lookback.spark.jars
 	@touch $@
+
+# Kafka, for the tests alone: 60 MB. Without them the tests that need them say so.
+$(BROKER): $(PREFETCHED)
+	@PYTHONPATH=tests $(BIN)/python -m broker && touch $@ || true
 
 # The other engines, for comparison alone: large, and on no path of the product.
 $(PEERS): $(INSTALLED)

@@ -116,7 +116,7 @@ def test_no_array_is_read_as_pickled_objects_and_no_shell_is_started() -> None:
 
 # Each makes SQL of names that it quotes, of what our parser has understood, or of what conf/ says, which is code.
 MAKES_SQL = {
-    "catalog.py", "fields.py", "forget.py", "history.py", "ingest.py", "maintenance.py", "rejected.py", "sources.py", "tables.py",
+    "catalog.py", "fields.py", "forget.py", "history.py", "ingest.py", "kafka.py", "maintenance.py", "rejected.py", "sources.py", "tables.py",
 }  # fmt: skip
 
 

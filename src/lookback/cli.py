@@ -27,6 +27,7 @@ from lookback.terminal import as_json, print_health, print_json, print_table, vi
 
 if TYPE_CHECKING:
     from lookback.core.streams import Stream
+    from lookback.spark.ingest import IngestReport
     from lookback.spark.rules import RulesTable
     from lookback.spark.sink import BatchReport
     from lookback.spark.tables import Tables
@@ -65,14 +66,26 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     command("init", _init, "create the tables of all declared streams; add comments that are missing")
-    ingest = command("ingest", _ingest, "take files into a stream's events table")
+    ingest = command("ingest", _ingest, "take files, or a Kafka topic, into a stream's events table")
     ingest.add_argument("stream")
-    ingest.add_argument("path", nargs="?", help="file or folder (default: the stream's source)")
+    ingest.add_argument("path", nargs="?", help="file or folder (default: the stream's source, which may be a topic)")
     ingest.add_argument("--format", choices=["parquet", "csv", "json"])
     ingest.add_argument(
         "--retry-rejected", action="store_true",
         help="take in the rows of rejected_events, and the files, that can be read by now; they leave that table",
     )  # fmt: skip
+    going = ingest.add_mutually_exclusive_group()
+    going.add_argument("--every", metavar="DURATION", help="go on, looking so often for new files or records")
+    going.add_argument(
+        "--new", action="store_true", help="only files that have come since the last run with --new or --every"
+    )
+    ingest.add_argument(
+        "--checkpoint",
+        help="folder that remembers files or offsets of --new, --every and topics (default: below the root)",
+    )
+    ingest.add_argument(
+        "--skip-lost", action="store_true", help="go on where Kafka has deleted records that were not read yet"
+    )
     _rules_parser(command("rules", _rules_list, "publish, check and list rules"), places)
     evaluate = command("evaluate", _evaluate, "judge a stream's events by its rules")
     evaluate.add_argument("stream")
@@ -186,12 +199,15 @@ def _settings(options: argparse.Namespace) -> Settings:
     return Settings.local(*named)
 
 
-def _tables(settings: Settings, catalog: str | None = None, schema: str | None = None) -> Tables:
+def _tables(
+    settings: Settings, *streams: Stream, catalog: str | None = None, schema: str | None = None, kafka: bool = False
+) -> Tables:
     from lookback.spark.session import get_spark
     from lookback.spark.tables import Tables
 
-    spark = get_spark(settings=settings.spark)
-    return Tables.catalog(spark, catalog, schema) if catalog and schema else Tables.local(spark, settings.root)
+    spark = get_spark(settings=settings.spark, kafka=kafka)
+    tables = Tables.catalog(spark, catalog, schema) if catalog and schema else Tables.local(spark, settings.root)
+    return tables.holding(*streams)
 
 
 def _rules_table(options: argparse.Namespace) -> RulesTable:
@@ -201,23 +217,28 @@ def _rules_table(options: argparse.Namespace) -> RulesTable:
     streams = settings.streams()
     tables = _tables(settings)
     if not tables.exists("rules"):
-        for stream in streams.values():
+        for stream in [stream for stream in streams.values() if not stream.table] or streams.values():
             tables.create(stream)
     return RulesTable(tables, streams)
 
 
-def _init(options: argparse.Namespace) -> None:
-    from lookback.spark.catalog import set_up
+def _init(options: argparse.Namespace) -> int:
+    from lookback.spark.catalog import REFUSED, set_up
 
     settings = _settings(options)
     streams = settings.streams()
-    tables = _tables(settings)
-    set_up(tables, streams)
-    for name in streams:
-        print(f"{name}: {tables.path_or_name(name)}")
+    tables = _tables(settings, *streams.values())
+    refused = [step for step in set_up(tables, streams) if step.done.startswith(REFUSED)]
+    for name, stream in streams.items():
+        print(f"{name}: {tables.path_or_name(name)}{' (others write it)' if stream.table else ''}")
+    for step in refused:
+        # Of a table that others write; the others are made.
+        print(f"{step.thing}: {step.done}", file=sys.stderr)
+    return FOUND_PROBLEMS if refused else 0
 
 
 def _ingest(options: argparse.Namespace) -> None:
+    from lookback.spark.fields import reads_kafka
     from lookback.spark.ingest import ingest, retry_rejected
 
     settings = _settings(options)
@@ -227,9 +248,51 @@ def _ingest(options: argparse.Namespace) -> None:
         raise SetupError("--retry-rejected reads what rejected_events names; leave PATH and --format out")
     if options.retry_rejected:
         report = retry_rejected(_tables(settings), stream, progress=progress)
+    elif reads_kafka(stream) and not (options.path or options.format):
+        report = _ingest_topic(options, _tables(settings, kafka=True), stream)
+    elif options.skip_lost:
+        raise SetupError(f"--skip-lost is for Kafka topics, and stream {stream.name!r} is to read files")
+    elif options.new or options.every:
+        _ingest_new_files(options, _tables(settings), stream)
+        return
     else:
         report = ingest(_tables(settings), stream, options.path, format=options.format, progress=progress)
     print(as_json(asdict(report)) if _as_json(options) else report)
+
+
+def _ingest_topic(options: argparse.Namespace, tables: Tables, stream: Stream) -> IngestReport:
+    from lookback.spark.topic_ingest import TopicIngest
+
+    run = TopicIngest(
+        tables, stream, options.checkpoint, every=options.every, skip_lost=options.skip_lost,
+        progress=None if _as_json(options) else _say,
+    )  # fmt: skip
+    _on_signals(run.request_stop)
+    return run.run()
+
+
+def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Stream) -> None:
+    from lookback.spark.ingest import ingest_continuously
+
+    checkpoint = options.checkpoint or f"{tables.root}/_checkpoints/ingest_{stream.name}"
+    query = ingest_continuously(
+        tables, stream, options.path, checkpoint=checkpoint, every=options.every, format=options.format, progress=_say
+    )
+    stopping = threading.Event()
+    _on_signals(stopping.set)
+    while not (query.awaitTermination(0.2) or stopping.is_set()):  # type: ignore[arg-type]
+        pass
+    query.stop()
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    """Both ways of ending a command leave a batch that is half done to the next start."""
+    signal.signal(signal.SIGTERM, lambda *_: stop())
+    signal.signal(signal.SIGINT, lambda *_: stop())
 
 
 def _documents(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
@@ -318,7 +381,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     idle_after = None if options.idle_after is None else parse_duration(options.idle_after)
     if idle_after is not None and options.once:
         raise SetupError("--idle-after waits for time to pass, and --once does not wait; leave one of them out")
-    tables = _tables(settings)
+    tables = _tables(settings, *streams.values())
     tables.create(stream)
 
     checkpoint = options.checkpoint or checkpoint_folder(tables, stream)
@@ -333,9 +396,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         once=options.once, every=options.every or settings.every, admission=settings.admission, on_batch=show,
         idle_after=idle_after, shards=options.shards, rebuild=options.rebuild, fresh=options.fresh,
     )  # fmt: skip
-    # Both ways of ending it leave a batch that is half done to the next start.
-    signal.signal(signal.SIGTERM, lambda *_: evaluation.request_stop())
-    signal.signal(signal.SIGINT, lambda *_: evaluation.request_stop())
+    _on_signals(evaluation.request_stop)
     with metrics:
         evaluation.run()
 
@@ -396,7 +457,7 @@ def _notify(options: argparse.Namespace) -> int:
     since, every = _time(options.since), parse_duration(options.every) / 1_000_000
     if bool(options.catalog) != bool(options.schema):
         raise SetupError("--catalog and --schema go together")
-    tables = _tables(settings, options.catalog, options.schema)
+    tables = _tables(settings, catalog=options.catalog, schema=options.schema)
     for stream in streams.values():
         tables.create(stream)
 
@@ -439,7 +500,7 @@ def _forget(options: argparse.Namespace) -> None:
     forget_condition(stream, options.where)
     if not (options.dry_run or options.yes or sys.stdin.isatty()):
         raise SetupError("forget deletes for good: say --yes, or --dry-run to see what it would delete")
-    tables = _tables(settings)
+    tables = _tables(settings, stream)
     checkpoint = options.checkpoint or checkpoint_folder(tables, stream)
     dry_run = not options.yes or options.dry_run
     report = forget(tables, stream, options.where, dry_run=dry_run, checkpoint=checkpoint)
@@ -462,10 +523,11 @@ def _status(options: argparse.Namespace) -> int:
     from lookback.spark.status import stream_status
 
     settings = _settings(options)
-    tables = _tables(settings)
+    streams = settings.streams()
+    tables = _tables(settings, *streams.values())
     rows = [
         stream_status(tables, stream, Checkpoint(Path(checkpoint_folder(tables, stream))))
-        for stream in settings.streams().values()
+        for stream in streams.values()
     ]
     if _as_json(options):
         print_json(rows)

@@ -78,6 +78,7 @@ def open_workspace(
     they are folders below `root`. stream: one of conf/streams. profile: one of conf/profiles; empty: that of
     conf/settings.yml. Raises SetupError.
     """
+    from lookback.spark.fields import reads_kafka
     from lookback.spark.session import get_spark
     from lookback.spark.tables import Tables
 
@@ -88,8 +89,9 @@ def open_workspace(
     if stream not in streams:
         raise SetupError(f"there is no stream {stream!r} in {folder / 'streams'}; there are {', '.join(streams)}")
     settings = Settings.local(conf=folder, profile=profile)
-    spark = get_spark("lookback notebook", settings=settings.spark)
+    spark = get_spark("lookback notebook", settings=settings.spark, kafka=reads_kafka(streams[stream]))
     tables = Tables.catalog(spark, catalog, schema) if catalog else Tables.local(spark, root)
+    tables = tables.holding(*streams.values())
     tables.create(streams[stream])
     checkpoints = f"{tables.root or root.rstrip('/')}/_checkpoints"
     where = f"{catalog}.{schema}" if catalog else str(tables.root)
@@ -105,16 +107,21 @@ def ingest_files(
     every: str = "1 second",
     minutes: float = 0,
 ) -> IngestReport | None:
-    """Takes in the files at `path` (empty: where the stream's `source` says) and shows the account of their rows.
+    """Takes in the files at `path` (empty: where the stream's `source` says, also a Kafka topic); shows the account.
 
-    mode `once`: what is there; `continuous`: files as they appear, for `minutes` (0: until interrupted); `retry`: rejected
-    rows and files that can be read by now. A relative path that is not here is looked for beside conf/. Returns the
-    report of modes once and retry. Raises SetupError for an unknown mode, and for `continuous` on a single file.
+    mode `once`: what is there; of a topic what came since the last run; `new`: files that came since the last run in
+    mode new or continuous; `continuous`: files or records as they appear, for `minutes` (0: until interrupted); `retry`:
+    rejected rows and files that can be read by now. A relative path that is not here is looked for beside conf/.
+    Returns the report of modes once and retry. Raises SetupError for an unknown mode, and where new files of a single
+    file are asked for.
     """
+    from lookback.spark.fields import reads_kafka
     from lookback.spark.ingest import ingest, ingest_continuously, retry_rejected
 
+    if _mode(mode, "once", "new", "continuous", "retry") != "retry" and reads_kafka(workspace.stream) and not path:
+        return _ingest_topic(workspace, every if mode == "continuous" else None, minutes)
     found = _source_path(workspace, path)
-    if _mode(mode, "once", "continuous", "retry") != "continuous":
+    if mode in ("once", "retry"):
         report = (
             retry_rejected(workspace.tables, workspace.stream, progress=None)
             if mode == "retry"
@@ -125,9 +132,10 @@ def ingest_files(
         show(_account(report), text(str(report)))
         return report
     if Path(found).is_file():
-        raise SetupError(f"mode continuous watches a folder for new files, and {found} is one file; name its folder")
+        raise SetupError(f"mode {mode} watches a folder for new files, and {found} is one file; name its folder")
     query = ingest_continuously(
-        workspace.tables, workspace.stream, found, checkpoint=workspace.checkpoint("ingest"), every=every,
+        workspace.tables, workspace.stream, found, checkpoint=workspace.checkpoint("ingest"),
+        every=every if mode == "continuous" else None,
         format=_format(workspace, path, format), progress=lambda line: show(text(line)),
     )  # fmt: skip
     try:
@@ -137,6 +145,29 @@ def ingest_files(
     finally:
         query.stop()
     return None
+
+
+def _ingest_topic(workspace: Workspace, every: str | None, minutes: float) -> IngestReport:
+    from threading import Timer
+
+    from lookback.spark.topic_ingest import TopicIngest
+
+    run = TopicIngest(
+        workspace.tables,
+        workspace.stream,
+        workspace.checkpoint("kafka"),
+        every=every,
+        progress=lambda line: show(text(line)),
+    )
+    timer = Timer(minutes * 60, run.request_stop)
+    if every is not None and minutes:
+        timer.start()
+    try:
+        report = run.run()
+    finally:
+        timer.cancel()
+    show(_account(report), text(str(report)))
+    return report
 
 
 def _account(report: IngestReport) -> pd.DataFrame:

@@ -184,3 +184,41 @@ def test_settings_come_from_arguments_then_environment_then_defaults(monkeypatch
 def test_a_stream_that_is_not_declared():
     with pytest.raises(SetupError, match=r"there are .*transactions"):
         Settings.local(conf=CONF).stream("transaction")
+
+
+@pytest.mark.parametrize(
+    ("table", "is_place"),
+    [
+        ("main.sales.orders", False),
+        ("prod-lake.sales.orders_2", False),
+        ("/lake/orders", True),
+        ("s3://bucket/orders", True),
+        ("dbfs:/lake/orders", True),
+    ],
+)
+def test_a_table_that_others_write_is_a_whole_path_or_a_name_of_three_parts(table: str, is_place: bool) -> None:
+    stream = Stream.from_dict({**MINIMAL, "table": table})
+    assert (stream.table, stream.table_is_place) == (table, is_place)
+    assert Stream.from_dict(stream.to_dict()) == stream
+
+
+@pytest.mark.parametrize(
+    "table", ["orders", "sales.orders", "./orders", "lake/orders", "", 7, "a.b.c.d", "a. b.c", "/"]
+)
+def test_a_table_that_could_be_meant_in_two_ways_is_refused(table: object) -> None:
+    with pytest.raises(StreamError, match=r"a whole path, such as /lake/orders, or catalog\.schema\.table is needed"):
+        Stream.from_dict({**MINIMAL, "table": table})
+
+
+def test_a_table_that_others_write_goes_with_nothing_of_ingest() -> None:
+    document = {**MINIMAL, "table": "a.b.c", "source": {"path": "x"}, "columns": {"id": "x"}}
+    with pytest.raises(StreamError) as refused:
+        Stream.from_dict(document)
+    assert [problem.place for problem in refused.value.problems] == ["source", "columns"]
+
+
+def test_the_metrics_are_never_elsewhere() -> None:
+    fields = {"metrics_id": "string", "measured_at": "timestamp"}
+    document = {"stream": "metrics", "event_id": "metrics_id", "event_time": "measured_at", "fields": fields}
+    with pytest.raises(StreamError, match="is a table of the product; leave `table` out"):
+        Stream.from_dict({**document, "table": "/x"})

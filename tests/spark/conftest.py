@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from lookback.core.errors import SetupError
 from lookback.core.streams import Stream
+from lookback.spark.jars import kafka_jars
 from lookback.spark.schemas import PRODUCT_TABLES
 from lookback.spark.session import get_spark
 from lookback.spark.tables import Tables
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
+
+    from broker import Broker
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -32,12 +36,33 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
-    session = get_spark("lookback tests", cores=2, settings=settings)
+    session = get_spark("lookback tests", cores=2, settings=settings, kafka=_has_kafka())
     yield session
     # A query that outlives the interpreter ends in a page of Java errors.
     for query in session.streams.active:
         query.stop()
     session.stop()
+
+
+def _has_kafka() -> bool:
+    """Whether the session can read Kafka; where its JARs cannot be fetched, only the tests that need them fail."""
+    try:
+        return bool(kafka_jars())
+    except SetupError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One Kafka broker for all tests; each has topics of its own, and who ends the broker starts it again."""
+    from broker import Broker
+
+    found = Broker(tmp_path_factory.mktemp("kafka"))
+    try:
+        found.start()
+        yield found
+    finally:
+        found.remove()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,9 @@ from lookback.core.types import DataType, parse_type
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+# A table that others write: where it is, or catalog.schema.table.
+_PLACE = re.compile(r"/[^\0]*[^/\0]|dbfs:/.+|[a-z][a-z0-9]*://.+", re.ASCII)
+_TABLE = re.compile(r"\w[\w-]{0,254}(\.\w[\w-]{0,254}){2}")
 # Tables of the product, and columns that the change feed or the engine adds.
 RESERVED_TABLES = frozenset(
     {"rules", "alerts", "late_events", "rule_log", "reviews", "rejected_events", "metrics", "notifications"}
@@ -33,7 +36,8 @@ class Stream:
     name: the events table's name. fields: declared columns in order, name -> type. columns: field -> SQL expression
     over the source's columns, used by ingest only. comments: field -> what it holds, for people who read the table. An
     event is late when its time is below the watermark, the highest event time of all earlier commits less
-    max_out_of_orderness.
+    max_out_of_orderness. table: the Delta table of the events where others write it, a path or catalog.schema.table;
+    empty: Lookback's own, which ingest fills.
     """
 
     name: str
@@ -52,6 +56,12 @@ class Stream:
     source: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     comments: Mapping[str, str] = field(default_factory=dict)
+    table: str = ""
+
+    @property
+    def table_is_place(self) -> bool:
+        """Whether `table` is a path, not a name in a catalog."""
+        return bool(_PLACE.fullmatch(self.table))
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Stream:
@@ -67,12 +77,26 @@ class Stream:
         document.update({name: getattr(self, name) for name in _COUNTS})
         document["limits"] = self.limits.to_dict()
         document["source"] = dict(self.source)
+        if self.table:
+            document["table"] = self.table
         return document
 
 
 _DURATIONS = ("max_out_of_orderness", "allowed_lateness", "max_future", "max_session", "dedupe_window")
 _COUNTS = ("max_revisions", "max_failures", "commit_rows")
-_KEYS = ("stream", "event_id", "event_time", "fields", "columns", "comments", *_DURATIONS, *_COUNTS, "limits", "source")
+_KEYS = (
+    "stream",
+    "event_id",
+    "event_time",
+    "fields",
+    "columns",
+    "comments",
+    *_DURATIONS,
+    *_COUNTS,
+    "limits",
+    "source",
+    "table",
+)
 
 
 class _Reader:
@@ -115,9 +139,10 @@ class _Reader:
         source = document.get("source") or {}
         if not isinstance(source, Mapping):
             self._wrong("source", f"a mapping of format and path is needed, got {source!r}")
+        table = self._table()
         if self._problems:
             raise StreamError(str(name), self._problems)
-        values.update(comments=comments, source=dict(source))
+        values.update(comments=comments, source=dict(source), table=table)
         return Stream(str(name), event_id, event_time, fields, columns, **values)
 
     def _wrong(self, place: str, message: str) -> None:
@@ -132,6 +157,23 @@ class _Reader:
                 f"{metrics.TABLE!r} is a table of the product, written by every evaluation; declare it as "
                 "conf/streams/metrics.yml does, or choose another name",
             )
+
+    def _table(self) -> str:
+        """The table that others write; empty where there is none."""
+        table = self._document.get("table")
+        if table is None:
+            return ""
+        if not (isinstance(table, str) and (_PLACE.fullmatch(table) or _TABLE.fullmatch(table))):
+            self._wrong(
+                "table", f"a whole path, such as /lake/orders, or catalog.schema.table is needed, got {table!r}"
+            )
+            return ""
+        if self._document.get("stream") == metrics.TABLE:
+            self._wrong("table", f"{metrics.TABLE!r} is a table of the product; leave `table` out")
+        for key in ("source", "columns"):
+            if self._document.get(key):
+                self._wrong(key, f"ingest reads by it, and into {table} others write; leave it out, or `table`")
+        return table
 
     def _unknown(self, key: str) -> None:
         near = difflib.get_close_matches(key, _KEYS, 1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 
+from lookback.core.errors import SetupError
 from lookback.spark.grants import Grant, Place, Roles, grants
 from lookback.spark.schemas import COMMENTS, KEYS, PRODUCT_TABLES, events_comment, events_schema
 from lookback.spark.tables import literal, quoted
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables import Tables
 
 AS_IT_SHOULD_BE = "as it should be"
+REFUSED = "refused: "
 Run = Callable[[str], Sequence[Mapping[str, Any]]]
 _VOLUME = re.compile(r"/Volumes/([^/]+)/([^/]+)/([^/]+)(?:/.*)?")
 _VOLUMES = {
@@ -81,14 +83,15 @@ def set_up(
     schema), primary keys, which nothing enforces, and the grants of `roles`. What the caller has no right to grant is a
     step with `to_do`.
     unity: runs what only Unity Catalog understands; by default the session, where the tables are there.
-    Raises SetupError where a table does not fit its stream's declaration.
+    A table that others write is left as it is; where it is missing or unfit, its step is `refused` and says why.
+    Raises SetupError where a table of Lookback's own does not fit its stream's declaration.
     """
     if unity is None and tables.is_unity:
 
         def unity(statement: str) -> Sequence[Mapping[str, Any]]:
             return [row.asDict() for row in tables.spark.sql(statement).collect()]
 
-    return _SetUp(tables, streams, unity).steps(checkpoints, landing, roles or Roles())
+    return _SetUp(tables.holding(*streams.values()), streams, unity).steps(checkpoints, landing, roles or Roles())
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class _Table:
 class _SetUp:
     def __init__(self, tables: Tables, streams: Mapping[str, Stream], unity: Run | None) -> None:
         self._tables, self._streams, self._unity = tables, streams, unity
+        self._own = {name: stream for name, stream in streams.items() if not stream.table}
 
     def steps(self, checkpoints: str, landing: str, roles: Roles) -> list[Step]:
         found: list[Step] = []
@@ -114,22 +118,31 @@ class _SetUp:
         if self._unity is not None:
             found += [self._volume(volume, use, self._unity) for use, volume in volumes.items() if volume is not None]
         there = {table.name for table in self._all() if self._tables.exists(table.name)}
-        for stream in self._streams.values():
+        for stream in self._own.values():
             self._tables.create(stream)
+        found += [self._written_by_others(stream) for stream in self._streams.values() if stream.table]
         found += [self._table(table, table.name not in there) for table in self._all()]
         if self._unity is not None:
             own = {use: volume.name for use, volume in volumes.items() if volume is not None and self._is_own(volume)}
             place = Place(str(self._tables.catalog_name), str(self._tables.schema_name), **own)
-            found += [self._grant(grant, self._unity) for grant in grants(place, roles, list(self._streams))]
+            found += [self._grant(grant, self._unity) for grant in grants(place, roles, list(self._own))]
         return found
 
     def _all(self) -> list[_Table]:
         product = [_Table(name, schema, COMMENTS[name], KEYS.get(name, ())) for name, schema in PRODUCT_TABLES.items()]
         return product + [
             _Table(stream.name, events_schema(stream), events_comment(stream), (stream.event_id,), stream.event_time)
-            for stream in self._streams.values()
+            for stream in self._own.values()
             if stream.name not in PRODUCT_TABLES
         ]
+
+    def _written_by_others(self, stream: Stream) -> Step:
+        thing = f"table {self._tables.identifier(stream.name)}"
+        try:
+            self._tables.create(stream)
+        except SetupError as error:
+            return Step(thing, f"{REFUSED}{error}")
+        return Step(thing, "written by others, left as it is")
 
     def _schema(self) -> Step:
         name = f"{quoted(str(self._tables.catalog_name))}.{quoted(str(self._tables.schema_name))}"
@@ -206,7 +219,7 @@ class _SetUp:
                 return Step(thing, AS_IT_SHOULD_BE)
             unity(grant.statement)
         except PySparkException as error:
-            return Step(thing, f"refused: {str(error).strip().splitlines()[0][:_MOST_TEXT]}", grant.statement)
+            return Step(thing, f"{REFUSED}{str(error).strip().splitlines()[0][:_MOST_TEXT]}", grant.statement)
         return Step(thing, "granted")
 
 

@@ -26,7 +26,7 @@ _MOST_TEXT = 300
 
 def explained(error: Exception, stream: str, checkpoint: Path) -> Exception:
     """The error to raise in place of a failed query's: with the remedy where one is known, else the error itself."""
-    text = _whole_text(error)
+    text = whole_text(error)
     remedy = f"make the state anew from the tables: lookback evaluate {stream} --rebuild"
     if own := _STATE_ERROR.search(text):
         return StateError(f"{checkpoint}: {own[1].strip()}: lookback evaluate {stream} --rebuild")
@@ -51,7 +51,7 @@ def explained(error: Exception, stream: str, checkpoint: Path) -> Exception:
     return error
 
 
-def _whole_text(error: Exception) -> str:
+def whole_text(error: Exception) -> str:
     """What an error and its causes say, down to Java's."""
     texts, at = [], 0
     found: object = error

@@ -25,8 +25,20 @@ if TYPE_CHECKING:
 # Columns beside the stream's fields. REASON is NULL for a usable row; FILE, BLOCK, ROW give the order in the files;
 # READ_AS says how to read RAW again.
 REASON, RAW, READ_AS, FILE, BLOCK, ROW = "__reason", "__raw", "__read_as", "__file", "__block", "__row"
+# The format of a source that is a topic.
+KAFKA = "kafka"
 # Beside the source's columns: the whole of a row that is not made of them.
 CORRUPT = "__corrupt"
+# Of a stream that reads Kafka: what its fields may be made of besides the keys of a record's value. A value's own keys of
+# these names are not seen. Of headers that repeat the last.
+BESIDE = {
+    "kafka_key": "string",
+    "kafka_timestamp": "timestamp",
+    "kafka_topic": "string",
+    "kafka_partition": "int",
+    "kafka_offset": "bigint",
+    "kafka_headers": "map<string,string>",
+}
 # Characters of a value that a reason quotes; the row itself is kept whole.
 QUOTED_CHARACTERS = 100
 # Functions that raise an error for a value that they cannot read, and have a try_ form that gives NULL.
@@ -53,22 +65,26 @@ _OPERATORS: dict[Any, str] = {
 }
 
 
-def judged(rows: DataFrame, stream: Stream, *, text: bool, place: str) -> DataFrame:
+def judged(rows: DataFrame, stream: Stream, *, text: bool, place: str, malformed: Column | None = None) -> DataFrame:
     """Rows of source columns with RAW, READ_AS, FILE, BLOCK, ROW -> the stream's fields as declared, these, and REASON.
 
     Columns that the fields are made of and that are not there count as NULL. Where there is a column CORRUPT, a row in
-    which it is not NULL is malformed. text: arrays stand in text columns as JSON. place: what messages name.
+    which it is not NULL is malformed; malformed: the reason. text: arrays stand in text columns as JSON. place: what
+    messages name.
     Raises SetupError where Spark cannot make a field of such columns.
     """
     there = {name.lower() for name in rows.columns}
-    lacking = [name for name in wanted(stream) if name.lower() not in there]
-    rows = rows.select("*", *[F.lit(None).cast("string").alias(name) for name in lacking])
+    lacking = dict.fromkeys(wanted(stream), "string") | (BESIDE if reads_kafka(stream) else {})
+    nulls = [F.lit(None).cast(type_).alias(name) for name, type_ in lacking.items() if name.lower() not in there]
+    rows = rows.select("*", *nulls)
     fields = [_Field(stream, name, type_, text) for name, type_ in stream.fields.items()]
     try:
         problems = F.concat_ws("; ", *[field.problem for field in fields])
         reason = F.when(problems != "", problems)
         if CORRUPT in rows.columns:
-            reason = F.when(F.col(CORRUPT).isNotNull(), F.lit("malformed line")).otherwise(reason)
+            reason = F.when(
+                F.col(CORRUPT).isNotNull(), F.lit("malformed line") if malformed is None else malformed
+            ).otherwise(reason)
         others = [READ_AS, FILE, BLOCK, ROW]
         return rows.select(*[field.value for field in fields], reason.alias(REASON), RAW, *others)
     except AnalysisException:
@@ -78,8 +94,14 @@ def judged(rows: DataFrame, stream: Stream, *, text: bool, place: str) -> DataFr
 
 
 def wanted(stream: Stream) -> list[str]:
-    """The source's columns that the stream's fields are made of, in order."""
-    return sorted({name for field in stream.fields for name in read_by(stream, field)})
+    """The columns that the stream's fields are made of, in order, without those BESIDE a record's value."""
+    names = sorted({name for field in stream.fields for name in read_by(stream, field)})
+    return [name for name in names if name.lower() not in BESIDE] if reads_kafka(stream) else names
+
+
+def reads_kafka(stream: Stream) -> bool:
+    """Whether the stream's `source` is a Kafka topic."""
+    return stream.source.get("format") == KAFKA
 
 
 def require(stream: Stream, there: set[str], place: str) -> None:

@@ -137,7 +137,7 @@ def forget(
     Raises ExpressionError where the condition is none, and SetupError where a table is missing, the condition fails on a
     value, or others kept writing for five minutes.
     """
-    condition = forget_condition(stream, where)
+    condition, tables = forget_condition(stream, where), tables.holding(stream)
     for name in (stream.name, *_KNOWN_BY):
         if not tables.exists(name):
             raise SetupError(f"there is no table {tables.identifier(name)}; `lookback init` creates what is missing")

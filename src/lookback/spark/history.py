@@ -76,10 +76,10 @@ def is_unwritten(tables: Tables, name: str) -> bool:
 
 def local_folder(tables: Tables, name: str) -> Path | None:
     """The folder of a table where it is one of this machine."""
-    root = tables.root
-    if root is None or "://" in root or root.startswith("dbfs:"):
+    place = tables.path_or_name(name)
+    if not tables.is_place(name) or "://" in place or place.startswith("dbfs:"):
         return None
-    return Path(tables.path_or_name(name))
+    return Path(place)
 
 
 def _has_feed_from_the_start(tables: Tables, name: str) -> bool:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
 import time
 import uuid
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
@@ -18,12 +15,14 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
-from lookback.spark.fields import BLOCK, FILE, REASON, ROW
-from lookback.spark.rejected import Rejected
+from lookback.spark.fields import BLOCK, FILE, REASON, ROW, reads_kafka
+from lookback.spark.ingest_lock import local_root, only_one_ingest
+from lookback.spark.rejected import Rejected, options_key
 from lookback.spark.sources import Files, Source, planned, same_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
@@ -60,6 +59,12 @@ class IngestReport:
         """Whether every row offered is accounted for."""
         return self.offered == self.ingested + self.duplicates + self.rejected
 
+    def plus(self, more: IngestReport) -> IngestReport:
+        """This and a further round together, their versions left out."""
+        counts = ("offered", "ingested", "duplicates", "rejected", "commits", "seconds")
+        sums = {name: getattr(self, name) + getattr(more, name) for name in counts}
+        return IngestReport(self.stream, **sums)
+
     def __str__(self) -> str:
         known = self.first_version is not None
         where = f" (versions {self.first_version} to {self.last_version})" if known else ""
@@ -84,10 +89,10 @@ def ingest(
     progress: is given a line per commit. Events that the table has already, from an earlier run or one that was
     killed, are duplicates. Raises SetupError where the files or the table do not fit, or another ingest is running.
     """
-    source = Source.find(tables.spark, stream, None if path is None else str(path), format, options)
-    with _only_one(tables, stream):
+    source = _source(tables, stream, path, format, options)
+    with only_one_ingest(tables, stream):
         tables.create(stream)
-        step = _Step(tables, stream, progress)
+        step = Step(tables, stream, progress)
         return step.versions(step.take(source.files(tables.spark, stream)))
 
 
@@ -105,10 +110,11 @@ def retry_rejected(
     that were wrong before. Killed at any moment and run again, it loses nothing and takes nothing in twice.
     Raises SetupError where the table does not fit, or another ingest is running.
     """
-    with _only_one(tables, stream):
+    require_own_table(stream)
+    with only_one_ingest(tables, stream):
         tables.create(stream)
-        step = _Step(tables, stream, progress)
-        changed = {**dict(stream.source.get("options") or {}), **dict(options or {})}
+        step = Step(tables, stream, progress)
+        changed = {**dict(stream.source.get(options_key(stream)) or {}), **dict(options or {})}
         return step.versions(step.take_again(changed))
 
 
@@ -129,17 +135,17 @@ def ingest_continuously(
     when they are complete. checkpoint: the folder that remembers them. every: how often to look; None: take what is there, then end.
     progress: is given the report of each batch. Raises SetupError as `ingest` does.
     """
-    source = Source.find(tables.spark, stream, None if path is None else str(path), format, options)
-    lock = _only_one(tables, stream)
+    source = _source(tables, stream, path, format, options)
+    lock = only_one_ingest(tables, stream)
     lock.__enter__()
     try:
         tables.create(stream)
-        step = _Step(tables, stream, None)
+        step = Step(tables, stream, None)
 
         def take(rows: DataFrame, batch_id: int) -> None:
             names = {same_place(row[0]) for row in rows.collect()}
             names |= {same_place(name) for name in planned(tables.spark, str(checkpoint), batch_id)}
-            report = step.take(Files(tables.spark, source, stream, sorted(names)))
+            report = step.take(Files(tables.spark, source, stream, sorted(filter(source.means, names))))
             if progress is not None:
                 progress(str(report))
 
@@ -152,6 +158,24 @@ def ingest_continuously(
         raise
     threading.Thread(target=_release_after, args=(query, lock), daemon=True).start()
     return query
+
+
+def require_own_table(stream: Stream) -> None:
+    """Raises SetupError where others write the stream's events table."""
+    if stream.table:
+        raise SetupError(
+            f"the events of stream {stream.name!r} are in {stream.table}, which others write: nothing is ingested into it. "
+            "Leave `table` out of the declaration to have a table of Lookback's own"
+        )
+
+
+def _source(
+    tables: Tables, stream: Stream, path: str | Path | None, format_: str | None, options: Mapping[str, str] | None
+) -> Source:
+    require_own_table(stream)
+    if path is None and reads_kafka(stream):
+        raise SetupError(f"stream {stream.name!r} reads a Kafka topic, which is taken in by `topic_ingest.TopicIngest`")
+    return Source.find(tables.spark, stream, None if path is None else str(path), format_, options)
 
 
 def _release_after(query: StreamingQuery, lock: Any) -> None:
@@ -170,8 +194,8 @@ class _Unread(Exception):
         self.error = error
 
 
-class _Step:
-    """One round: the rows that were found together, sorted and written."""
+class Step:
+    """One round: the rows that were found together, sorted and written. Its maker holds the lock of the stream."""
 
     def __init__(self, tables: Tables, stream: Stream, progress: Callable[[str], None] | None) -> None:
         self._tables, self._stream, self._progress = tables, stream, progress
@@ -200,8 +224,12 @@ class _Step:
     def take_again(self, options: Mapping[str, str]) -> IngestReport:
         """Takes in what was rejected and can be used now."""
         again = self._rejected.again(options)
+        return self.take_judged(again.rows, again.remove)
+
+    def take_judged(self, rows: DataFrame, then: Callable[[DataFrame], None] | None = None) -> IngestReport:
+        """Takes in judged rows (see fields), whatever they came from; at last hands them to `then`."""
         try:
-            return self._take(again.rows, time.monotonic(), again.remove)
+            return self._take(rows, time.monotonic(), then)
         except _Unread as failure:
             raise failure.error from None
 
@@ -357,7 +385,7 @@ class _Step:
 
     def _alone(self, commits: int) -> None:
         """Where no lock file can be, looks whether another ingest has written since this one began."""
-        if _folder(self._tables) is not None:
+        if local_root(self._tables) is not None:
             return
         # Maintenance may have committed since.
         history = self._tables.delta(self._stream.name).history(commits + 50).select("userMetadata").collect()
@@ -445,57 +473,3 @@ def _time(microseconds: int) -> Column:
 
 def _now() -> int:
     return time.time_ns() // 1_000
-
-
-def _folder(tables: Tables) -> Path | None:
-    """The root where it is a folder of this machine."""
-    root = tables.root
-    if root is None or ("://" in root and not root.startswith("file://")) or root.startswith("dbfs:/"):
-        return None
-    return Path(root.removeprefix("file://"))
-
-
-@contextmanager
-def _only_one(tables: Tables, stream: Stream) -> Iterator[None]:
-    """Holds the stream's ingest lock, a file next to its table.
-
-    The operating system frees the lock of a process that has died; the text in it says who holds it. Raises SetupError
-    where another holds it. Without local folders there is no file: see `_Step._alone`.
-    """
-    root = _folder(tables)
-    if root is None:
-        yield
-        return
-    root.mkdir(parents=True, exist_ok=True)
-    path = root / f".ingest-{stream.name}.lock"
-    with path.open("a+", encoding="utf-8") as file:
-        _lock(file, path, stream)
-        try:
-            yield
-        finally:
-            # Emptied, not removed: another process may have it open already.
-            file.truncate(0)
-
-
-def _lock(file: Any, path: Path, stream: Stream) -> None:
-    import fcntl  # noqa: PLC0415 - only where there are local folders; Windows has none
-
-    file.seek(0)
-    text = file.read()
-    holder: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Locks may not reach other machines of a shared folder; a name left there by one of them counts.
-        elsewhere = holder.get("host", socket.gethostname()) != socket.gethostname()
-    except OSError:
-        elsewhere = True
-    if elsewhere:
-        who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}, since {holder.get('since', '?')}"
-        raise SetupError(
-            f"stream {stream.name!r} is being ingested by {who}; one ingest at a time. "
-            f"Wait for it or stop it; if that process is gone, delete {path}."
-        )
-    file.truncate(0)
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
-    file.flush()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -17,7 +18,22 @@ from lookback.core.errors import SetupError
 # Spark 4.2 runs on 17, 21 and 25, and on what lies between.
 OLDEST_JAVA, NEWEST_JAVA = 17, 25
 # Of all that Ivy brings, Spark lacks these alone.
-_NEEDED = re.compile(r"(io\.delta|io\.unitycatalog|com\.globalmentor)_.+\.jar", re.ASCII)
+_ANY = r".+\.jar"
+_DELTA = r"(io\.delta|io\.unitycatalog|com\.globalmentor)_.+\.jar"
+_KAFKA = (
+    r"(org\.apache\.kafka_kafka-clients|org\.apache\.commons_commons-pool2|org\.apache\.spark_spark-sql-kafka-).+\.jar"
+)
+# Spark's own of its Kafka source. Some repositories have it of few versions; it differs little from one to the next, and
+# without delegation tokens (Kerberos) the source asks it for nothing but whether there are any.
+_TOKENS = ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13")
+_TOKENS_JAR = r"org\.apache\.spark_spark-token-provider-kafka-.+\.jar"
+_OTHER_TOKENS = "4.1.0-preview1"
+# What Spark has already, or needs only on Hadoop's own clusters: 60 MB that need not be fetched.
+_HAS = (
+    "com.github.luben:zstd-jni", "com.google.code.findbugs:jsr305", "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime", "org.lz4:lz4-java", "at.yawk.lz4:lz4-java", "org.scala-lang:scala-library",
+    "org.scala-lang.modules:scala-parallel-collections_2.13", "org.slf4j:slf4j-api", "org.xerial.snappy:snappy-java",
+)  # fmt: skip
 # Local files by Java's own calls. Hadoop starts a `chmod` for each file that it makes, some 20 of them in a micro-batch.
 _LOCAL_FILES = ("com.globalmentor", "hadoop-bare-naked-local-fs", "0.1.0")
 _INSTALL = "install Java 17, such as with `sudo apt-get install openjdk-17-jre-headless` or `brew install openjdk@17`"
@@ -28,6 +44,45 @@ from pyspark import SparkConf, SparkContext
 SparkContext._ensure_initialized()
 print({_MARK!r} + SparkConf().get("spark.jars"))
 """
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """JARs of a Maven repository that are fetched together. name: the folder that keeps them, their versions in it.
+
+    coordinates: of each its group, name and version; what these need comes with them. kept: a pattern of the names of
+    those that are kept; excluded: group:name of what is not fetched.
+    """
+
+    name: str
+    coordinates: tuple[tuple[str, str, str], ...]
+    kept: str = _ANY
+    excluded: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return ",".join(":".join(artifact) for artifact in self.coordinates)
+
+    @property
+    def folder(self) -> Path:
+        """Where they lie once they are fetched: below LOOKBACK_JARS, or in ~/.cache/lookback/jars."""
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lookback" / "jars"
+        return Path(os.environ.get("LOOKBACK_JARS") or cache).expanduser() / self.name
+
+    def fetched(self, *, quiet: bool = True) -> list[Path]:
+        """The JARs on disk; fetched first if need be. Raises SetupError where they are missing and cannot be fetched."""
+        chosen = os.environ.get("LOOKBACK_JARS")
+        # A folder of one's own may hold those of a session side by side.
+        beside = self._in(Path(chosen).expanduser()) if chosen and self.kept != _ANY else []
+        jars = beside or self._in(self.folder)
+        if jars:
+            return jars
+        if not quiet:
+            print(f"Fetching {self} ...", file=sys.stderr, flush=True)
+        _keep(_resolve(self), self.folder)
+        return self._in(self.folder)
+
+    def _in(self, folder: Path) -> list[Path]:
+        return sorted(jar for jar in folder.glob("*.jar") if re.fullmatch(self.kept, jar.name, re.ASCII))
 
 
 def check_java() -> int:
@@ -55,14 +110,18 @@ def extra_jars(*, quiet: bool = True) -> list[Path]:
     They lie in LOOKBACK_JARS, or in a folder of their versions below ~/.cache/lookback/jars.
     Raises SetupError where they are missing and cannot be fetched.
     """
-    folder = _folder()
-    jars = sorted(folder.glob("*.jar"))
-    if jars:
-        return jars
-    if not quiet:
-        print(f"Fetching {_coordinates()} ...", file=sys.stderr, flush=True)
-    _keep(_resolve(), folder)
-    return sorted(folder.glob("*.jar"))
+    chosen = os.environ.get("LOOKBACK_JARS")
+    # Whatever is in a folder of one's own goes into the session.
+    jars = sorted(Path(chosen).expanduser().glob("*.jar")) if chosen else []
+    return jars or _delta().fetched(quiet=quiet)
+
+
+def kafka_jars(*, quiet: bool = True) -> list[Path]:
+    """The JARs of Spark's Kafka source on disk; fetched first if need be (some seconds, once), where a stream needs them.
+
+    They lie beside Delta's. Raises SetupError where they are missing and cannot be fetched.
+    """
+    return [*_kafka().fetched(quiet=quiet), *_tokens(quiet)]
 
 
 def local_files_jar(jars: Iterable[Path]) -> Path | None:
@@ -95,45 +154,57 @@ def _told_by(java: Path) -> str:
         return ""
 
 
-def _folder() -> Path:
-    chosen = os.environ.get("LOOKBACK_JARS")
-    if chosen:
-        return Path(chosen).expanduser()
-    *_, delta = _delta()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "lookback" / "jars" / f"delta-{delta}-spark-{_spark_version()}-files-{_LOCAL_FILES[-1]}"
-
-
 def _spark_version() -> str:
     return metadata.version("pyspark")
 
 
-def _delta() -> tuple[str, str, str]:
+def _delta() -> Artifacts:
     # Delta publishes one artifact for each minor version of Spark.
-    minor = ".".join(_spark_version().split(".")[:2])
-    return "io.delta", f"delta-spark_{minor}_2.13", metadata.version("delta-spark")
+    spark, delta = _spark_version(), metadata.version("delta-spark")
+    minor = ".".join(spark.split(".")[:2])
+    name = f"delta-{delta}-spark-{spark}-files-{_LOCAL_FILES[-1]}"
+    return Artifacts(name, (("io.delta", f"delta-spark_{minor}_2.13", delta), _LOCAL_FILES), _DELTA)
 
 
-def _coordinates() -> str:
-    return ",".join(":".join(artifact) for artifact in (_delta(), _LOCAL_FILES))
+def _kafka() -> Artifacts:
+    spark = _spark_version()
+    coordinates = (("org.apache.spark", "spark-sql-kafka-0-10_2.13", spark),)
+    return Artifacts(f"kafka-spark-{spark}", coordinates, _KAFKA, (*_HAS, ":".join(_TOKENS)))
 
 
-def _resolve() -> list[Path]:
+def _tokens(quiet: bool) -> list[Path]:
+    """The part of Spark's Kafka source that knows delegation tokens, of Spark's version or the nearest one there is."""
+    versions = (_spark_version(), _OTHER_TOKENS)
+    known = [Artifacts(f"kafka-tokens-{version}", ((*_TOKENS, version),), _TOKENS_JAR, _HAS) for version in versions]
+    there = [artifacts for artifacts in known if artifacts.folder.is_dir()]
+    try:
+        return (there or known)[0].fetched(quiet=quiet)
+    except SetupError:
+        if there:
+            raise
+        return known[1].fetched(quiet=quiet)
+
+
+def _resolve(artifacts: Artifacts) -> list[Path]:
     """The JARs that Ivy finds for the coordinates; its report is shown only when it fails."""
-    packages = _coordinates()
-    environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"--master local[1] --packages {packages} pyspark-shell"}
+    excluded = f"--exclude-packages {','.join(artifacts.excluded)} " if artifacts.excluded else ""
+    arguments = f"--master local[1] --packages {artifacts} {excluded}pyspark-shell"
     done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", _RESOLVE], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-c", _RESOLVE],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": arguments},
+        check=False,
     )
     lines = [line.removeprefix(_MARK) for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode or not lines:
         report = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
         raise SetupError(
-            f"{packages} cannot be fetched; is a Maven repository within reach? On a machine without one, copy the "
-            f"JARs of another machine's {_folder()} and set LOOKBACK_JARS to their folder. Ivy said:\n{report}"
+            f"{artifacts} cannot be fetched; is a Maven repository within reach? On a machine without one, copy the "
+            f"JARs of another machine's {artifacts.folder} and set LOOKBACK_JARS to their folder. Ivy said:\n{report}"
         )
     paths = [Path(re.sub(r"^file:(//)?", "", jar)) for jar in lines[-1].split(",")]
-    return [path for path in paths if _NEEDED.fullmatch(path.name)]
+    return [path for path in paths if re.fullmatch(artifacts.kept, path.name, re.ASCII)]
 
 
 def _keep(jars: list[Path], folder: Path) -> None:
@@ -155,14 +226,14 @@ def _keep(jars: list[Path], folder: Path) -> None:
 
 
 def main() -> int:
-    """Fetches the JARs if they are not there and says where they are. Returns the exit code."""
+    """Fetches the JARs if they are not there, with `--kafka` those for Kafka too, and says where they are; the exit code."""
     try:
         check_java()
-        jars = extra_jars(quiet=False)
+        for jars in (extra_jars(quiet=False), *([kafka_jars(quiet=False)] if "--kafka" in sys.argv[1:] else [])):
+            print(f"{len(jars)} JARs in {jars[0].parent}")
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{len(jars)} JARs in {jars[0].parent}")
     return 0
 
 

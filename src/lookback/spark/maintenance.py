@@ -75,9 +75,11 @@ def maintain(tables: Tables, streams: Mapping[str, Stream], checkpoints: Mapping
     """OPTIMIZE and VACUUM of every table that is there, and the health of every checkpoint.
 
     checkpoints: stream -> folder of its evaluation's. VACUUM goes by each table's own `deletedFileRetentionDuration`,
-    never by less. A table whose writers keep coming first is left for the next time, and says so.
+    never by less. A table whose writers keep coming first is left for the next time, and says so; one that others write
+    is left to them.
     """
-    names = [*PRODUCT_TABLES, *(name for name in streams if name not in PRODUCT_TABLES)]
+    tables = tables.holding(*streams.values())
+    names = [*PRODUCT_TABLES, *(name for name, s in streams.items() if name not in PRODUCT_TABLES and not s.table)]
     done = tuple(_maintain(tables, name) for name in names if tables.exists(name))
     looked = tuple(checkpoint_health(tables, stream, checkpoints[name]) for name, stream in streams.items())
     return Maintenance(done, looked)

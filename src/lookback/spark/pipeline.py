@@ -92,7 +92,7 @@ class Evaluation:
         rebuild: bool = False,
         fresh: bool = False,
     ) -> None:
-        self.tables, self.stream, self.streams = tables, stream, dict(streams)
+        self.tables, self.stream, self.streams = tables.holding(stream), stream, dict(streams)
         self.checkpoint = Checkpoint(Path(checkpoint))
         self.reports: deque[BatchReport] = deque(maxlen=1_000)
         self.replans = 0

@@ -11,7 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
-from lookback.spark.fields import BLOCK, CORRUPT, FILE, RAW, READ_AS, REASON, ROW, judged, ticked, wanted
+from lookback.spark.fields import BLOCK, CORRUPT, FILE, RAW, READ_AS, REASON, ROW, judged, reads_kafka, ticked, wanted
+from lookback.spark.kafka import alike, beside_value, is_record, source_of
 from lookback.spark.sources import CSV_DEFAULTS, FORMATS, JSON_FORMATS, Files, Source
 from lookback.spark.tables import CONFLICTS
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 _TABLE = "rejected_events"
 _ATTEMPTS = 5
+_ALIKE = "__alike"
+
+
+def options_key(stream: Stream) -> str:
+    """The key of the stream's `source` with the options by which lines are read."""
+    return "value_options" if reads_kafka(stream) else "options"
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Rejected:
             F.lit(self.stream.name).alias("stream"),
             F.col(RAW).alias("raw"),
             F.col(REASON).alias("reason"),
-            F.col(FILE).alias("source"),
+            source_of().alias("source"),
             now.alias("ingested_at"),
             F.col(READ_AS).alias("read_as"),
         )
@@ -56,10 +63,10 @@ class Rejected:
 
     def kept(self, options: Mapping[str, str]) -> list[DataFrame]:
         """The rows of which the text was kept, judged anew: those that were read alike together. No file is read."""
-        kept = self._with_read_as().where("raw is not null")
+        kept = self._with_read_as().where("raw is not null").withColumn(_ALIKE, alike(F.col("read_as")))
         return [
-            _opened(kept.where(F.col("read_as").eqNullSafe(F.lit(row[0]))), _ReadAs.of(row[0], options), self.stream)
-            for row in kept.select("read_as").distinct().collect()
+            _opened(kept.where(F.col(_ALIKE).eqNullSafe(F.lit(row[0]))), _ReadAs.of(row[0], options), self.stream)
+            for row in kept.select(_ALIKE).distinct().collect()
         ]
 
     def again(self, options: Mapping[str, str]) -> Again:
@@ -70,6 +77,7 @@ class Rejected:
         parts = self.kept(options)
         rows = self._with_read_as()
         files = rows.where("raw is null and source is not null and read_as is not null")
+        files = files.where(~is_record(F.col("source")))
         names: list[str] = []
         for read_as, sources in files.groupBy("read_as").agg(F.collect_set("source")).collect():
             source = _ReadAs.of(read_as, options).source
@@ -125,11 +133,11 @@ class Again:
 
 @dataclass(frozen=True)
 class _ReadAs:
-    """How rows were read. columns: of the source; None where it had none, or is not known."""
+    """How rows were read. columns: of the source; None where it had none, or is not known. record: of Kafka."""
 
-    text: str | None
     source: Source
     columns: StructType | None
+    record: bool
 
     @classmethod
     def of(cls, text: str | None, options: Mapping[str, str]) -> _ReadAs:
@@ -138,20 +146,20 @@ class _ReadAs:
             found = json.loads(text or "{}")
             columns = StructType.fromDDL(found["columns"]) if found.get("columns") else None
             given = {str(name): str(value) for name, value in dict(found.get("options") or {}).items()}
-            format_ = found.get("format", "json")
+            format_, record = found.get("format", "json"), found.get("kafka") is True
         except (AttributeError, PySparkException, TypeError, ValueError):
-            columns, given, format_ = None, {}, "json"
+            columns, given, format_, record = None, {}, "json", False
         if format_ not in FORMATS:
             columns, format_ = None, "json"
         source = Source(_TABLE, format_, {**given, **options})
-        return cls(text, source, columns if isinstance(columns, StructType) else None)
+        return cls(source, columns if isinstance(columns, StructType) else None, record)
 
 
 def _opened(rows: DataFrame, read_as: _ReadAs, stream: Stream) -> DataFrame:
     """Rows of rejected_events as source columns again, judged."""
     rows = rows.orderBy("ingested_at").select(
         F.col("raw").alias(RAW),
-        F.lit(read_as.text).cast("string").alias(READ_AS),
+        F.col("read_as").alias(READ_AS),
         F.col("source").alias(FILE),
         F.lit(0).cast("bigint").alias(BLOCK),
         F.monotonically_increasing_id().alias(ROW),
@@ -163,6 +171,8 @@ def _opened(rows: DataFrame, read_as: _ReadAs, stream: Stream) -> DataFrame:
         opened = _csv(source.parsed(rows, columns.names), columns.names, source.options)
     else:
         opened = _typed(rows, columns)
+    if read_as.record:
+        opened = beside_value(opened)
     return judged(opened, stream, text=source.format != "parquet", place=_TABLE)
 
 

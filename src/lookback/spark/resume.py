@@ -60,6 +60,7 @@ def begin(
     # A first start that was cut short has found them already.
     starts = plan.starts if plan is not None and plan.starts else _starts(tables, stream)
     _warn_of_starts(tables, stream, starts)
+    _warn_of_no_events(tables, stream)
     return Beginning(starts, made_anew)
 
 
@@ -100,6 +101,15 @@ def require_sources(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> N
     for source, commit in checkpoint.continues_from().items():
         name = stream.name if source == EVENTS else "rules"
         require_commits(tables, name, again[source], commit, stream.name, ended)
+
+
+def _warn_of_no_events(tables: Tables, stream: Stream) -> None:
+    passed_over = tables.passed_over(stream)
+    if passed_over:
+        _LOG.warning(
+            f"{passed_over:,} rows of {tables.identifier(stream.name)} are no events and are passed over: {stream.event_id} is "
+            f"NULL, or {stream.event_time} is NULL or not in the years 1 to 9999. So will be others of that kind"
+        )
 
 
 def _warn_of_starts(tables: Tables, stream: Stream, starts: Mapping[str, int]) -> None:

@@ -113,6 +113,7 @@ def explain(
     deleted since count there and are not shown. Raises ReviewError where there is no such alert or revision, its rule's
     version cannot be found, or the events' history is gone.
     """
+    tables = tables.holding(*streams.values())
     rows = _rows(tables, alert_id)
     if revision is not None:
         revisions = [row["revision"] for row in rows]
@@ -305,13 +306,10 @@ def _equal(table: pa.Table, kind: str) -> pa.Array[Any]:
 
 def _feed(tables: Tables, name: str, since: int | None = None) -> DataFrame:
     """The table's change feed to its last commit, as a batch: from the first commit, or from those made at `since` on."""
-    reader = tables.spark.read.format("delta").option("readChangeFeed", "true")
-    if since is None:
-        reader = reader.option("startingVersion", "0")
-    else:
-        reader = reader.option("startingTimestamp", moment(since).replace(tzinfo=None).isoformat(sep=" "))
-    at = tables.path_or_name(name)
-    return _history(lambda: reader.load(at) if tables.root is not None else reader.table(at), name)
+    start = {"startingVersion": "0"}
+    if since is not None:
+        start = {"startingTimestamp": moment(since).replace(tzinfo=None).isoformat(sep=" ")}
+    return _history(lambda: tables.changes(name, start), name)
 
 
 def _history(read: Callable[[], _Read], name: str) -> _Read:

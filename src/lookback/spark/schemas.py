@@ -48,7 +48,10 @@ REJECTED_EVENTS = StructType(
     [
         _column("stream", _STRING, "The stream that ingest was for", required=True),
         _column(
-            "raw", _STRING, "The row as it came: the line, or its columns as JSON; NULL for a file that cannot be read"
+            "raw",
+            _STRING,
+            "The row as it came: the line, its columns as JSON, or a record's value; NULL for a file that cannot be read and "
+            "for a record without a value",
         ),
         _column(
             "reason",
@@ -56,9 +59,13 @@ REJECTED_EVENTS = StructType(
             "Every field that could not be used, with the value found; or why the file cannot be read",
             required=True,
         ),
-        _column("source", _STRING, "The file that it came from"),
+        _column("source", _STRING, "The file that it came from, or kafka:TOPIC/PARTITION/OFFSET"),
         _column("ingested_at", _TIME, "When it was rejected", required=True),
-        _column("read_as", _STRING, "How it was read, as JSON: format, options, columns; for another attempt"),
+        _column(
+            "read_as",
+            _STRING,
+            "How it was read, as JSON, for another attempt: format, options, columns; of a record also key, time, headers",
+        ),
     ]
 )
 

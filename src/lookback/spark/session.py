@@ -17,10 +17,10 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from lookback.spark.jars import check_java, extra_jars, local_files_jar
+from lookback.spark.jars import check_java, extra_jars, kafka_jars, local_files_jar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 _CHATTER = (
@@ -51,22 +51,32 @@ _MEANING = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
 
 
 def get_spark(
-    app_name: str = "lookback", *, cores: int | None = None, settings: Mapping[str, str] | None = None
+    app_name: str = "lookback",
+    *,
+    cores: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    kafka: bool = False,
 ) -> SparkSession:
     """The active session, the workspace's on Databricks, or a new local one with Delta.
 
     app_name: of a new session, as Spark's pages show it. cores: threads of a local session (at least 1; default: all of the machine's, at least 2) and its shuffle
     partitions, thus the shards of a new stream. settings: Spark settings that go before the defaults here; in a session
-    that runs already only those that can be changed at run time are taken.
-    Raises SetupError where Java or the Delta JARs are missing.
+    that runs already only those that can be changed at run time are taken. kafka: a new local session can read Kafka from
+    its start; one that runs already learns it when it first reads a topic.
+    Raises SetupError where Java or the JARs are missing.
     """
     spark = SparkSession.getActiveSession()
-    if spark is None and "DATABRICKS_RUNTIME_VERSION" in os.environ:
+    if spark is None and on_databricks():
         spark = SparkSession.builder.getOrCreate()
     if spark is not None:
         _apply(spark, {**_SESSION, **(settings or {})})
         return spark
-    return _start(app_name, cores or max(2, os.cpu_count() or 2), settings or {})
+    return _start(app_name, cores or max(2, os.cpu_count() or 2), settings or {}, kafka_jars() if kafka else [])
+
+
+def on_databricks() -> bool:
+    """Whether this process runs in a Databricks runtime, which has its own Spark, Kafka and Auto Loader."""
+    return "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
 def _apply(spark: SparkSession, settings: Mapping[str, str]) -> None:
@@ -89,12 +99,12 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def _start(app_name: str, cores: int, settings: Mapping[str, str]) -> SparkSession:
+def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequence[Path]) -> SparkSession:
     check_java()
     # Workers must be this interpreter, not the first `python3` on the PATH.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     conf = SparkConf().setMaster(f"local[{cores}]").setAppName(app_name)
-    conf.setAll(list({**_SESSION, **_local(cores), **settings}.items()))
+    conf.setAll(list({**_SESSION, **_local(cores, more), **settings}.items()))
     if getattr(SparkContext, "_gateway", None) is None:
         gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
         threading.Thread(target=_pass_on, args=(gateway.proc.stderr,), name="jvm-stderr", daemon=True).start()
@@ -113,12 +123,12 @@ def _pass_on(lines: IO[bytes]) -> None:
             sys.stderr.flush()
 
 
-def _local(cores: int) -> dict[str, str]:
+def _local(cores: int, more: Sequence[Path]) -> dict[str, str]:
     # Named by user, so that nothing is left in the working directory and users of one machine do not meet.
     scratch = Path(tempfile.gettempdir(), f"lookback-{getpass.getuser()}")
     jars = extra_jars()
     local = {
-        "spark.jars": ",".join(str(jar) for jar in jars),
+        "spark.jars": ",".join(str(jar) for jar in [*jars, *more]),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # No port is opened for a page that nobody looks at, and no progress bar is drawn into the output.

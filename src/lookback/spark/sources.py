@@ -33,6 +33,7 @@ from lookback.spark.fields import (
     ticked,
     wanted,
 )
+from lookback.spark.session import on_databricks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,6 +59,9 @@ _NOTHING_SKIPPED = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"
 # Reader options that say which files are meant.
 _WHICH_FILES = frozenset({"recursivefilelookup", "pathglobfilter", "modifiedbefore", "modifiedafter"})
 _FILE = "path string, modificationTime timestamp, length bigint, content binary"
+# Options of a file stream, by the names that Auto Loader has for them.
+_BOUNDS = ("maxFilesPerTrigger", "maxBytesPerTrigger")
+_AUTO_LOADER = "cloudFiles."
 # A double keeps no more digits than these of a JSON number.
 _LONG_NUMBER = "[0-9][0-9.]{15}"
 _OF_FILES = re.compile(r"FAILED_READ_FILE|CANNOT_MERGE_|FileNotFoundException|PARQUET_TYPE_|UNABLE_TO_INFER_SCHEMA")
@@ -86,6 +90,9 @@ class Source:
         Raises SetupError where nothing is there or the format is unknown.
         """
         declared = stream.source
+        if path is not None and declared.get("format") not in (None, *FORMATS):
+            # The declared source is none of files, and these come beside it.
+            declared = {}
         chosen = path or declared.get("path")
         if not chosen:
             raise SetupError(f"stream {stream.name!r} declares no source: name the file or folder to ingest")
@@ -102,12 +109,47 @@ class Source:
         return Files(spark, self, stream, None)
 
     def watch(self, spark: SparkSession) -> DataFrame:
-        """A stream of the names of files as they appear, one row a file; none is opened."""
-        # Spark forgets files of the last week by default, and takes none that is older than those: however old, a new
-        # name is a new file. One that has vanished is told by `planned`.
-        options = {"maxFileAge": "36500d", **self.options, "ignoreMissingFiles": "true"}
-        reader = spark.readStream.format("binaryFile").schema(_FILE).options(**options)
+        """A stream of the names of files as they appear, one row a file; none is opened. On Databricks by Auto Loader."""
+        reader = spark.readStream.format("cloudFiles" if on_databricks() else "binaryFile")
+        reader = reader.schema(_FILE).options(**self.watch_options(on_databricks()))
         return reader.load(self.path).select("_metadata.file_path")
+
+    def watch_options(self, auto_loader: bool) -> dict[str, str]:
+        """The options of the reader that finds files; how they are read is not its business.
+
+        A file is known by its name, however old it is, and taken once, also where it is written anew later. The schema
+        is given, so that Auto Loader needs no place to remember one and has nothing to rescue.
+        """
+        own = {name: value for name, value in self.options.items() if name.startswith(_AUTO_LOADER)}
+        others = {name: value for name, value in self.options.items() if name not in own}
+        if not auto_loader:
+            # Spark forgets files of the last week by default, and takes none that is older than those: however old, a new
+            # name is a new file. One that has vanished is told by `planned`.
+            return {"maxFileAge": "36500d", **others, "ignoreMissingFiles": "true"}
+        which = {name: value for name, value in others.items() if name.lower() in _WHICH_FILES}
+        bounds = {f"{_AUTO_LOADER}{name}": others[name] for name in _BOUNDS if name in others}
+        fixed = {f"{_AUTO_LOADER}format": "binaryFile", f"{_AUTO_LOADER}allowOverwrites": "false"}
+        return {
+            f"{_AUTO_LOADER}includeExistingFiles": "true",
+            **which,
+            **bounds,
+            **own,
+            **fixed,
+            "ignoreMissingFiles": "true",
+        }
+
+    def means(self, name: str) -> bool:
+        """Whether a file that was found is one that a batch read of the path takes too.
+
+        Auto Loader goes into every folder; Spark's readers only into those such as `day=2026-01-31`, unless
+        `recursiveFileLookup` says otherwise, and pass over names that begin with `_` or `.`.
+        """
+        recursive = any(n.lower() == "recursivefilelookup" and v.lower() == "true" for n, v in self.options.items())
+        base = re.sub(r"^\w+:/*", "/", self.path).rstrip("/") + "/"
+        if recursive or re.search(r"[*?\[{]", self.path) or base not in unquote(name):
+            return True
+        *folders, file = unquote(name).partition(base)[2].split("/")
+        return all("=" in folder for folder in folders) and not file.startswith(("_", "."))
 
     def line(self, row: Column) -> Column:
         """A row of source columns as one JSON object."""
@@ -127,6 +169,16 @@ class Source:
         lines = lines.withColumn(CORRUPT, F.when(F.coalesce(one, F.lit(False)), F.lit(None)).otherwise(F.col(RAW)))
         columns = [_json_text(name).alias(name) for name in names]
         return lines.select(*[ticked(name) for name in lines.columns if name != _OBJECTS], *columns)
+
+    def split(self, lines: DataFrame, names: Sequence[str]) -> DataFrame:
+        """Lines of CSV in a column RAW, and others, -> the same with the named columns as text, and CORRUPT.
+
+        CORRUPT is the line where it has not as many values as there are names.
+        """
+        schema = ", ".join(f"{ticked(name)} string" for name in [*names, CORRUPT])
+        options = {**CSV_DEFAULTS, **self.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        lines = lines.withColumn(_OBJECTS, F.from_csv(RAW, schema, options))
+        return lines.select("*", f"{_OBJECTS}.*").drop(_OBJECTS)
 
     def read_as(self, schema: StructType | None) -> str:
         """How the files are read, as JSON, to read their rejected rows again: format, options, columns."""

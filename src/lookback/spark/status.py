@@ -54,7 +54,7 @@ class EventAccount:
 
 def event_account(tables: Tables, stream: Stream, through: int | None) -> EventAccount:
     """The account of a stream's events by its tables. through: the last commit judged; None for none."""
-    last = -1 if through is None else through
+    last, tables = -1 if through is None else through, tables.holding(stream)
     inserts = tables.read_changes(stream.name, 0).where("_change_type = 'insert'")
     events = inserts.select(
         F.col(stream.event_id).cast("string").alias("event_id"),
@@ -86,10 +86,14 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
     queue; late and rejected events; healthy, health: a sentence; findings: level, check, what, remedy of each.
     checkpoint: that of the stream's evaluation, where it can be reached.
     """
+    tables = tables.holding(stream)
     zeros = dict.fromkeys(("events", "commits", "rules", "alerts", "open", "late", "rejected", "lag_commits"), 0)
     status: dict[str, Any] = {"stream": stream.name, **zeros, "judged": None, "lag_seconds": 0.0}
     if not tables.exists(stream.name):
-        return {**status, "healthy": True, "health": f"{stream.name} has no table yet: lookback init.", "findings": []}
+        missing = (
+            "has no table yet: lookback init." if not stream.table else f"is in {stream.table}, which is not there."
+        )
+        return {**status, "healthy": True, "health": f"{stream.name} {missing}", "findings": []}
 
     def count(name: str) -> int:
         return tables.read(name).where(F.col("stream") == stream.name).count()
@@ -118,7 +122,7 @@ def stream_figures(
     tables: Tables, stream: Stream, checkpoint: Checkpoint | None = None, now: dt.datetime | None = None
 ) -> Figures:
     """What health goes by, from the tables of a stream that is there. now: aware; the clock's time unless given."""
-    now = now or dt.datetime.now(dt.timezone.utc)
+    now, tables = now or dt.datetime.now(dt.timezone.utc), tables.holding(stream)
     rows = RulesTable(tables, {stream.name: stream}).rows()
     own = [row for row in rows if row.document is not None and row.document.get("stream") == stream.name]
     samples, last = _samples(tables, stream.name, now)

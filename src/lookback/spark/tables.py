@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from delta.exceptions import (
     ProtocolChangedException,
 )
 from delta.tables import DeltaTable
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core import metrics
 from lookback.core.durations import parse_duration
@@ -28,7 +29,7 @@ from lookback.spark.schemas import COMMENTS, PRODUCT_TABLES, events_comment, eve
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
 
     from lookback.core.streams import Stream
@@ -45,6 +46,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
 DEFAULT_HISTORY = "30 days"
 _DELTA_DEFAULT = "interval 7 days"
 _CHANGE_FEED = {"delta.enableChangeDataFeed": "true", "delta.enableInCommitTimestamps": "true"}
+_WHAT_FOR = {
+    "delta.enableChangeDataFeed": "a change feed, from which events are read",
+    "delta.enableInCommitTimestamps": "in-commit timestamps, by which `max_future` is told",
+}
 # A checkpoint of a small table costs more than reading a hundred short log files.
 _HOT = {"delta.checkpointInterval": "100"}
 # Of what an evaluation commits in every batch: a checkpoint of the log keeps alerts waiting for 1.7 s, and without one a
@@ -52,6 +57,8 @@ _HOT = {"delta.checkpointInterval": "100"}
 _OUTPUT = {"delta.checkpointInterval": "1000"}
 # Figures of few columns make an append a sixth faster; of these they help a reader.
 _FIGURES = {"alerts": "event_time,arrival", "late_events": "event_time,arrival", "rule_log": "arrival,logged_at"}
+# What an event of a table that others write must have, as ingest sees to it elsewhere.
+_FIRST_DAY, _LAST_DAY = "0001-01-02", "9999-12-31"
 # Catalogs of a workspace that are not Unity Catalog's.
 _OTHER_CATALOGS = ("spark_catalog", "hive_metastore")
 # Checked with every row that is written, so only where people write and a wrong value would be lost.
@@ -62,13 +69,15 @@ _CHECKS = {"reviews": {"disposition_known": "disposition in ('confirmed', 'false
 class Tables:
     """Where the tables are: `root` (a folder or its URL) or `catalog` and `schema`, never both.
 
-    Made by `Tables.local` or `Tables.catalog`. Table names are lower-case letters, digits and _.
+    Made by `Tables.local` or `Tables.catalog`. Table names are lower-case letters, digits and _. elsewhere: the streams
+    whose events are in tables that others write, by name; see `holding`.
     """
 
     spark: SparkSession
     root: str | None = None
     catalog_name: str | None = None
     schema_name: str | None = None
+    elsewhere: Mapping[str, Stream] = field(default_factory=dict, hash=False)
 
     @classmethod
     def local(cls, spark: SparkSession, root: str | Path) -> Tables:
@@ -88,9 +97,19 @@ class Tables:
         """Whether the tables are in Unity Catalog, which has volumes, keys and grants."""
         return self.catalog_name is not None and self.catalog_name not in _OTHER_CATALOGS
 
+    def holding(self, *streams: Stream) -> Tables:
+        """These tables, with the events of the streams where their declarations say."""
+        elsewhere = {stream.name: stream for stream in streams if stream.table}
+        return replace(self, elsewhere={**self.elsewhere, **elsewhere}) if elsewhere else self
+
+    def is_place(self, name: str) -> bool:
+        """Whether the table is found by its path, not by its name in a catalog."""
+        stream = self.elsewhere.get(name)
+        return self.root is not None if stream is None else stream.table_is_place
+
     def identifier(self, name: str) -> str:
         """The table as SQL names it, quoted: delta.`<root>/rules` or `catalog`.`schema`.`rules`."""
-        if self.root is not None:
+        if self.is_place(name):
             return f"delta.{quoted(self.path_or_name(name))}"
         return self.path_or_name(name)
 
@@ -98,6 +117,9 @@ class Tables:
         """The folder of a local table, or the quoted three-part name. Raises SetupError where `name` is no table name."""
         if not _NAME.fullmatch(name):
             raise SetupError(f"{name!r} is not a table name; use lower-case letters, digits and _")
+        if name in self.elsewhere:
+            table = self.elsewhere[name].table
+            return table.rstrip("/") if self.is_place(name) else ".".join(map(quoted, table.split(".")))
         if self.root is not None:
             return f"{self.root}/{name}"
         return f"{quoted(str(self.catalog_name))}.{quoted(str(self.schema_name))}.{quoted(name)}"
@@ -105,13 +127,31 @@ class Tables:
     def read(self, name: str, version: int | None = None) -> DataFrame:
         """The table as it stands when the query runs, or as it stood after the commit `version`."""
         reader = self.spark.read if version is None else self.spark.read.option("versionAsOf", str(version))
-        if self.root is not None:
-            return reader.format("delta").load(self.path_or_name(name))
-        return reader.table(self.path_or_name(name))
+        place = self.path_or_name(name)
+        return self._events(reader.format("delta").load(place) if self.is_place(name) else reader.table(place), name)
+
+    def _events(self, rows: DataFrame, name: str) -> DataFrame:
+        """The rows of a table; of one that others write those that are events, with `ingested_at`."""
+        stream = self.elsewhere.get(name)
+        if stream is None:
+            return rows
+        there = {column.lower() for column in rows.columns}
+        texts = {name: F.make_valid_utf8(name) for name, type_ in stream.fields.items() if type_.name == "string"}
+        stamp = {} if "ingested_at" in there else {"ingested_at": F.lit(None).cast("timestamp")}
+        return rows.where(_is_event(stream)).withColumns({**texts, **stamp})
+
+    def passed_over(self, stream: Stream) -> int:
+        """How many rows of a stream's table, as it stands, are no events; only where others write it there can be any."""
+        if stream.name not in self.elsewhere:
+            return 0
+        place = self.path_or_name(stream.name)
+        reader = self.spark.read
+        rows = reader.format("delta").load(place) if self.is_place(stream.name) else reader.table(place)
+        return rows.where(~F.coalesce(_is_event(stream), F.lit(False))).count()
 
     def exists(self, name: str) -> bool:
         """Whether the table is there, as a Delta table."""
-        if self.root is not None:
+        if self.is_place(name):
             return DeltaTable.isDeltaTable(self.spark, self.path_or_name(name))
         return self.spark.catalog.tableExists(self.path_or_name(name))
 
@@ -120,14 +160,14 @@ class Tables:
         writer = df.write.format("delta").mode("append")
         if user_metadata is not None:
             writer = writer.option("userMetadata", user_metadata)
-        if self.root is not None:
+        if self.is_place(name):
             writer.save(self.path_or_name(name))
         else:
             writer.saveAsTable(self.path_or_name(name))
 
     def delta(self, name: str) -> DeltaTable:
         """The table for updates and merges."""
-        if self.root is not None:
+        if self.is_place(name):
             return DeltaTable.forPath(self.spark, self.path_or_name(name))
         return DeltaTable.forName(self.spark, self.path_or_name(name))
 
@@ -141,7 +181,8 @@ class Tables:
         """
         reader = self.spark.readStream.format("delta").option("readChangeFeed", "true")
         reader = reader.option("startingVersion", str(starting_version)).options(**dict(options or {}))
-        return reader.load(self.path_or_name(name)) if self.root is not None else reader.table(self.path_or_name(name))
+        place = self.path_or_name(name)
+        return self._events(reader.load(place) if self.is_place(name) else reader.table(place), name)
 
     def read_changes(self, name: str, starting_version: int, ending_version: int | None = None) -> DataFrame:
         """The change feed from commit `starting_version` to `ending_version`, both included; without that to the last.
@@ -150,11 +191,14 @@ class Tables:
         """
         if starting_version > self.version(name):
             return self.read_changes(name, self.version(name)).limit(0)
-        reader = self.spark.read.format("delta").option("readChangeFeed", "true")
-        reader = reader.option("startingVersion", str(starting_version))
-        if ending_version is not None:
-            reader = reader.option("endingVersion", str(ending_version))
-        return reader.load(self.path_or_name(name)) if self.root is not None else reader.table(self.path_or_name(name))
+        ending = {} if ending_version is None else {"endingVersion": str(ending_version)}
+        return self.changes(name, {"startingVersion": str(starting_version), **ending})
+
+    def changes(self, name: str, options: Mapping[str, str]) -> DataFrame:
+        """The change feed as a batch, with the options of the Delta source that say from where to where."""
+        reader = self.spark.read.format("delta").option("readChangeFeed", "true").options(**options)
+        place = self.path_or_name(name)
+        return self._events(reader.load(place) if self.is_place(name) else reader.table(place), name)
 
     def version(self, name: str) -> int:
         """The number of the last commit; a table that was just created has 0."""
@@ -172,13 +216,16 @@ class Tables:
         """Creates what is missing of the stream's events table and the product's tables; what is there stays as it is.
 
         history: how long commits of the events table can be read as they stood, such as `30 days`. Rules stay readable
-        for ten years. Raises SetupError where a table is there without a declared field, or with another type.
+        for ten years. A table that others write is never created or altered. Raises SetupError where a table is there
+        without a declared field, or with another type, and where one that others write is missing or has no change feed.
         """
         for name, schema in PRODUCT_TABLES.items():
             if not self.exists(name):
                 self._create(name, schema, _properties(name), COMMENTS[name])
         events = events_schema(stream)
-        if self.exists(stream.name):
+        if stream.table:
+            self.holding(stream)._require_written_by_others(stream, events)
+        elif self.exists(stream.name):
             self._require(stream.name, events)
         else:
             properties = {**_CHANGE_FEED, **_HOT, **_retention(history), **_statistics(events)}
@@ -207,6 +254,24 @@ class Tables:
             f"COMMENT {literal(comment)} TBLPROPERTIES ({settings})"
         )
 
+    def _require_written_by_others(self, stream: Stream, schema: StructType) -> None:
+        place = self.identifier(stream.name)
+        if not self.exists(stream.name):
+            raise SetupError(
+                f"table {place} of stream {stream.name!r} is not there, or is no Delta table; those who write it create "
+                "it. Mend `table` in the declaration, or leave it out to have a table of Lookback's own"
+            )
+        self._require(stream.name, schema)
+        detail = self.spark.sql(f"DESCRIBE DETAIL {place}").head()
+        properties = {} if detail is None else dict(detail["properties"] or {})
+        lacking = [name for name, value in _CHANGE_FEED.items() if properties.get(name, "").lower() != value]
+        if lacking:
+            raise SetupError(
+                f"table {place} of stream {stream.name!r} lacks {' and '.join(map(_WHAT_FOR.__getitem__, lacking))}. "
+                f"Switch it on: ALTER TABLE {place} SET TBLPROPERTIES ({', '.join(f'{name} = true' for name in lacking)}). "
+                "What is written from then on is judged"
+            )
+
     def _require(self, name: str, schema: StructType) -> None:
         found = {field.name: field.dataType.simpleString() for field in self.read(name).schema}
         wrong = [
@@ -234,6 +299,13 @@ def quoted(text: str) -> str:
 def literal(text: str) -> str:
     """A text as SQL has it, in quotes. Raises SetupError where Spark would put something else in its place."""
     return "'" + _kept(text, "text").replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _is_event(stream: Stream) -> Column:
+    """Whether a row that others wrote has an id, and a time that Python knows in every zone; NULL counts as not."""
+    time = F.col(stream.event_time)
+    first, last = (F.lit(day).cast("timestamp") for day in (_FIRST_DAY, _LAST_DAY))
+    return F.col(stream.event_id).isNotNull() & (time >= first) & (time < last)
 
 
 def _kept(text: str, what: str) -> str:

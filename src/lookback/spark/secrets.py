@@ -1,0 +1,81 @@
+"""Secrets that a declaration names and does not hold: ${env:NAME} and ${secret:SCOPE/KEY}."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lookback.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_REFERENCE = re.compile(r"\$\{(env|secret):([^}]*)\}")
+_HIDDEN = "***"
+# Names of options whose whole value is a secret, and words of one that stands inside another text.
+_SECRET_NAME = re.compile(r"(password|secret|token|\.key|api[._-]?key)$", re.IGNORECASE)
+_SECRET_PART = re.compile(r"\b(\w*(?:password|secret))\s*=\s*(?!\s*[\"']?\$\{)[\"']?[^\s\"';]", re.IGNORECASE)
+
+
+@dataclass
+class Secrets:
+    """Puts secrets in place of references, and takes them out of what is said.
+
+    ${env:NAME} is an environment variable, ${secret:SCOPE/KEY} a secret of the Databricks workspace.
+    """
+
+    spark: SparkSession | None = None
+    _known: set[str] = field(default_factory=set, repr=False)
+
+    def resolved(self, text: str, place: str) -> str:
+        """The text with the secrets. Raises SetupError, naming the place, where one is not there."""
+
+        def value(match: re.Match[str]) -> str:
+            found = _variable(match[2], place) if match[1] == "env" else _of_workspace(self.spark, match[2], place)
+            # Inside quotes, as in sasl.jaas.config, quotes of its own would end it.
+            quoted = found.replace("\\", "\\\\").replace('"', '\\"')
+            self._known |= {found, quoted}
+            return quoted if text[match.start() - 1 : match.start()] == '"' else found
+
+        return _REFERENCE.sub(value, text)
+
+    def hidden(self, text: str) -> str:
+        """The text without any secret that was resolved."""
+        for secret in sorted(self._known, key=len, reverse=True):
+            text = text.replace(secret, _HIDDEN) if secret else text
+        return text
+
+
+def written_out(options: Mapping[str, str]) -> list[str]:
+    """The names of options that hold a secret where a reference belongs."""
+    return [
+        name
+        for name, value in options.items()
+        if (_SECRET_NAME.search(name) and not _REFERENCE.search(value)) or _SECRET_PART.search(value)
+    ]
+
+
+def _variable(name: str, place: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise SetupError(f"{place} reads the environment variable {name}, which is not set; set it and start again")
+    return value
+
+
+def _of_workspace(spark: SparkSession | None, text: str, place: str) -> str:
+    scope, _, key = text.partition("/")
+    if not (scope and key):
+        raise SetupError(f"{place}: a secret of the workspace is written ${{secret:SCOPE/KEY}}, got ${{secret:{text}}}")
+    try:
+        from pyspark.dbutils import DBUtils  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
+    except ImportError:
+        raise SetupError(
+            f"{place} reads the secret {text}, and only Databricks has such; here write ${{env:NAME}}"
+        ) from None
+    try:
+        return str(DBUtils(spark).secrets.get(scope, key))
+    except Exception as error:
+        raise SetupError(f"{place}: the secret {text} cannot be read: {str(error).splitlines()[0]:.200}") from error

@@ -1,0 +1,332 @@
+"""What a source is declared as, how new files are found on Databricks, and what is said of a topic; no Spark runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from lookback import cli
+from lookback.core.errors import SetupError
+from lookback.core.streams import Stream
+from lookback.spark import kafka
+from lookback.spark.fields import BESIDE, reads_kafka
+from lookback.spark.ingest import ingest, retry_rejected
+from lookback.spark.kafka import Topic, require_kafka
+from lookback.spark.kafka_faults import Away, explained
+from lookback.spark.secrets import Secrets, written_out
+from lookback.spark.sources import Source
+from lookback.spark.topic_ingest import TopicIngest, answers, topics_of
+
+FIELDS = {"id": "string", "at": "timestamp"}
+KAFKA = {"format": "kafka", "servers": "one:9092, two:9093", "topic": "payments"}
+
+
+def stream(**source: Any) -> Stream:
+    return Stream.from_dict(
+        {"stream": "events", "event_id": "id", "event_time": "at", "fields": FIELDS, "source": source}
+    )
+
+
+# Auto Loader ---------------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Stands for Spark's reader: every call is noted and gives the reader again."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Recorder:
+            self.calls.append((name, options or (arguments[0] if arguments else None)))
+            return self
+
+        return call
+
+
+def test_on_databricks_auto_loader_finds_the_files_and_reads_none_of_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
+    given = {
+        "sep": ";", "pathGlobFilter": "*.csv", "maxFilesPerTrigger": "100", "cloudFiles.useManagedFileEvents": "true",
+        "cloudFiles.format": "csv", "cloudFiles.allowOverwrites": "true", "cloudFiles.includeExistingFiles": "false",
+    }  # fmt: skip
+    reader = Recorder()
+    Source("/Volumes/main/lake/in", "csv", given).watch(SimpleNamespace(readStream=reader))  # type: ignore[arg-type]
+
+    assert reader.calls == [
+        ("format", "cloudFiles"),
+        ("schema", "path string, modificationTime timestamp, length bigint, content binary"),
+        (
+            "options",
+            {
+                "cloudFiles.format": "binaryFile",
+                "cloudFiles.includeExistingFiles": "false",
+                "cloudFiles.allowOverwrites": "false",
+                "cloudFiles.useManagedFileEvents": "true",
+                "cloudFiles.maxFilesPerTrigger": "100",
+                "pathGlobFilter": "*.csv",
+                "ignoreMissingFiles": "true",
+            },
+        ),
+        ("load", "/Volumes/main/lake/in"),
+        ("select", "_metadata.file_path"),
+    ]
+
+
+def test_elsewhere_a_plain_file_stream_does_and_knows_nothing_of_auto_loader(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    reader = Recorder()
+    given = {"maxFilesPerTrigger": "100", "cloudFiles.useManagedFileEvents": "true"}
+    Source("in", "csv", given).watch(SimpleNamespace(readStream=reader))  # type: ignore[arg-type]
+
+    assert reader.calls[0] == ("format", "binaryFile")
+    assert reader.calls[2] == (
+        "options", {"maxFileAge": "36500d", "maxFilesPerTrigger": "100", "ignoreMissingFiles": "true"}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "options", "meant"),
+    [
+        ("/Volumes/c/s/in", "dbfs:/Volumes/c/s/in/a.csv", {}, True),
+        ("/Volumes/c/s/in/", "dbfs:/Volumes/c/s/in/day=2026-01-31/hour=7/a.csv", {}, True),
+        ("/Volumes/c/s/in", "dbfs:/Volumes/c/s/in/old/a.csv", {}, False),
+        ("/Volumes/c/s/in", "dbfs:/Volumes/c/s/in/old/a.csv", {"RecursiveFileLookup": "True"}, True),
+        ("/Volumes/c/s/in", "dbfs:/Volumes/c/s/in/_SUCCESS", {}, False),
+        ("s3://bucket/in", "s3://bucket/in/old/a%20b.csv", {}, False),
+        ("/Volumes/c/s/*/in", "dbfs:/Volumes/c/s/x/in/old/a.csv", {}, True),
+        ("/data/in", "file:/data/in/a.csv", {}, True),
+    ],
+)
+def test_what_auto_loader_finds_and_a_batch_read_does_not_take_is_left_out(
+    path: str, name: str, options: dict[str, str], meant: bool
+):
+    assert Source(path, "csv", options).means(name) is meant
+
+
+# Kafka ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_what_its_declaration_says():
+    declared = stream(**KAFKA, options={"maxOffsetsPerTrigger": 7, "startingOffsets": {"payments": {"0": 5}}})
+    topic = Topic.of(declared)
+
+    assert reads_kafka(declared)
+    assert (topic.servers, topic.subscription) == ("one:9092,two:9093", ("subscribe", "payments"))
+    assert topic.options == {"maxOffsetsPerTrigger": "7", "startingOffsets": '{"payments": {"0": 5}}'}
+    assert Topic.of(stream(**{**KAFKA, "topic": ["a", "b"]})).subscription == ("subscribe", "a,b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"servers": "broker"}, "servers is host:port, with commas between several, got 'broker'"),
+        ({"topic": None}, "either `topic`, one or a list, or `pattern` is needed"),
+        ({"pattern": "x.*"}, "either `topic`, one or a list, or `pattern` is needed"),
+        ({"topic": "a/b"}, "got 'a/b'"),
+        ({"topics": "a"}, "'topics' is not known; did you mean 'topic'?"),
+        ({"value": "avro"}, "value is json or csv, got 'avro'"),
+        ({"value": "csv"}, "name its values in order, `fields: [id, at]`"),
+        ({"fields": ["id"]}, "one of JSON needs no `fields`"),
+        ({"options": {"maxOffsetPerTrigger": 5}}, "did you mean 'maxOffsetsPerTrigger'?"),
+        ({"options": {"kafka.bootstrap.servers": "x:1"}}, "set by Lookback; say `servers`"),
+        ({"options": {"kafka.ssl.keystore.password": "hush"}}, "write ${env:NAME}"),
+        ({"options": {"kafka.sasl.jaas.config": 'x required password="hush";'}}, "${secret:SCOPE/KEY}"),
+        ({"options": ["x"]}, "options is a mapping"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_in_words_that_hold_no_secret(changes: dict[str, Any], said: str):
+    with pytest.raises(SetupError) as refused:
+        Topic.of(stream(**{**KAFKA, **changes}))
+    assert said in str(refused.value)
+    assert "hush" not in str(refused.value)
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(SetupError) as refused:
+        Topic.of(stream(format="kafka", topic="a b", value="xml", options={"x": 1}))
+    assert str(refused.value).count("; ") >= 3
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"kafka.ssl.truststore.password": "${env:TRUST}"}, []),
+        ({"kafka.sasl.jaas.config": 'X required username="u" password="${secret:a/b}";'}, []),
+        ({"kafka.sasl.jaas.config": "Krb5LoginModule required useKeyTab=true keyTab='/etc/k';"}, []),
+        ({"kafka.sasl.jaas.config": 'X required clientId="u" clientSecret="abc";'}, ["kafka.sasl.jaas.config"]),
+        ({"kafka.ssl.keystore.key": "-----BEGIN"}, ["kafka.ssl.keystore.key"]),
+    ],
+)
+def test_secrets_that_stand_in_the_file_are_found(options: dict[str, str], names: list[str]):
+    assert written_out(options) == names
+
+
+def test_secrets_take_the_place_of_their_references_and_are_hidden(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PASSWORD", 'a"b\\c')
+    secrets = Secrets()
+
+    assert secrets.resolved("${env:PASSWORD}", "here") == 'a"b\\c'
+    assert secrets.resolved('password="${env:PASSWORD}"', "here") == 'password="a\\"b\\\\c"'
+    assert secrets.hidden('it said a"b\\c and a\\"b\\\\c') == "it said *** and ***"
+    assert "PASSWORD" not in repr(secrets)
+    assert 'a"b' not in repr(secrets)
+
+
+def test_secrets_of_the_workspace_are_read_there_alone(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(SetupError, match="only Databricks has such; here write"):
+        Secrets().resolved("${secret:lake/kafka}", "options.x")
+    asked: list[Any] = []
+    module = ModuleType("pyspark.dbutils")
+    held = SimpleNamespace(get=lambda scope, key: asked.append((scope, key)) or "found")
+    module.DBUtils = lambda spark: SimpleNamespace(secrets=held)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pyspark.dbutils", module)
+
+    assert Secrets().resolved("${secret:lake/kafka}", "options.x") == "found"
+    assert asked == [("lake", "kafka")]
+    with pytest.raises(SetupError, match=r"options.x: a secret of the workspace is written \$\{secret:SCOPE/KEY\}"):
+        Secrets().resolved("${secret:lake}", "options.x")
+
+
+def test_on_databricks_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
+    monkeypatch.setattr("lookback.spark.kafka.kafka_jars", lambda: 1 / 0)
+    require_kafka(SimpleNamespace())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            (
+                "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost ... Could not read records in offset "
+                "[5, 15) for topic partition p-0\nwith consumer group spark-kafka-source-1."
+            ),
+            "of partition p-0 records from offset 5 on were to be read next, up to 15, and at least the first",
+        ),
+        (
+            (
+                "[KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED] Some data may have been lost ... Partition p-0 offset was changed "
+                "from 5 to 2.\nThis could either"
+            ),
+            "partition p-0 was read up to offset 5 and now ends at 2",
+        ),
+        (
+            "failOnDataLoss: Partition p-0's offset was changed from 5 to 2, some data",
+            "up to offset 5 and now ends at 2",
+        ),
+        (
+            "[KAFKA_DATA_LOSS.ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO] Added partition p-3 starts from 12 instead of 0.",
+            "the first 12 records of the new partition p-3",
+        ),
+        (
+            "[KAFKA_DATA_LOSS.PARTITIONS_DELETED] Reason: Partitions p-0, p-1 have been deleted.",
+            "the topic no longer has partitions p-0, p-1, which were read before: it was deleted. Begin with another",
+        ),
+        ("UnknownTopicOrPartitionException: This server does not host this topic-partition.", "there is no such topic"),
+        (
+            "org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed: Invalid username",
+            "the brokers refuse (SaslAuthenticationException: Authentication failed: Invalid username)",
+        ),
+        (
+            "TopicAuthorizationException: Not authorized to access topics: [payments]",
+            "refuse (TopicAuthorizationException",
+        ),
+        ("org.apache.kafka.common.config.ConfigException: Invalid value 7 for configuration x", "Invalid value 7"),
+    ],
+)
+def test_what_spark_says_of_a_topic_is_put_in_words(text: str, said: str):
+    declared = stream(**KAFKA)
+    told = explained(RuntimeError(text), Topic.of(declared), declared, "/checkpoint")
+    assert isinstance(told, SetupError)
+    assert "topic payments at one:9092,two:9093: " in str(told)
+    assert said in str(told)
+
+
+def test_a_checkpoint_of_another_topic_is_refused_before_anything_is_written(tmp_path: Path):
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "9").write_text('v1\n{"batchWatermarkMs":0}\n{"orders":{"0":5}}')
+    (offsets / "10").write_text('v1\n{"batchWatermarkMs":0}\n{"payments":{"0":5},"orders":{"0":7}}')
+    (offsets / ".10.crc").write_bytes(b"crc")
+    assert topics_of(str(offsets.parent)) == {"payments", "orders"}
+    assert topics_of(str(tmp_path / "none")) == set()
+    run = TopicIngest(SimpleNamespace(root=str(tmp_path)), stream(**KAFKA), offsets.parent)  # type: ignore[arg-type]
+    with pytest.raises(
+        SetupError, match="is of topic orders, and stream 'events' now reads payments: begin with another"
+    ):
+        run.run()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment. Call: describeTopics",
+        "java.util.concurrent.TimeoutException: Cannot fetch record for offset 7 in 120000 milliseconds",
+        "org.apache.kafka.common.config.ConfigException: No resolvable bootstrap urls given in bootstrap.servers",
+    ],
+)
+def test_a_broker_that_is_away_is_tried_again(text: str):
+    declared = stream(**KAFKA)
+    assert isinstance(explained(RuntimeError(text), Topic.of(declared), declared, "/checkpoint"), Away)
+
+
+def test_another_error_stays_what_it_is():
+    declared, error = stream(**KAFKA), RuntimeError("something else")
+    assert explained(error, Topic.of(declared), declared, "/checkpoint") is error
+
+
+def test_no_broker_answers_where_none_is():
+    assert not answers("127.0.0.1:9,[::1]:9")
+
+
+def test_what_only_topics_have_is_refused_for_files(capsys: pytest.CaptureFixture[str]):
+    conf = str(Path(__file__).parents[2] / "conf")
+    assert cli.main(["--conf", conf, "ingest", "items", "--skip-lost"]) == 2
+    assert "--skip-lost is for Kafka topics, and stream 'items' is to read files" in capsys.readouterr().err
+
+
+def test_files_of_a_topic_have_to_be_named():
+    with pytest.raises(SetupError, match="reads a Kafka topic"):
+        ingest(SimpleNamespace(spark=None, root="/nowhere"), stream(**KAFKA))  # type: ignore[arg-type]
+
+
+# A table that others write -------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_ingested_into_a_table_that_others_write():
+    declared = Stream.from_dict(
+        {"stream": "orders", "event_id": "id", "event_time": "at", "fields": FIELDS, "table": "main.sales.orders"}
+    )
+    tables: Any = SimpleNamespace(root="/nowhere")
+    for take in (
+        lambda: ingest(tables, declared, Path("x.csv")),
+        lambda: retry_rejected(tables, declared),
+        lambda: TopicIngest(tables, declared),
+    ):
+        with pytest.raises(SetupError, match=r"are in main\.sales\.orders, which others write: nothing is ingested"):
+            take()
+
+
+def test_declarations_of_the_guide_are_fine():
+    page = (Path(__file__).parents[2] / "docs/sources.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```yaml stream\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    streams = [Stream.from_dict(yaml.safe_load(block)) for block in blocks]
+    assert [declared.name for declared in streams] == ["card_payments", "readings_by_line", "secured", "orders"]
+    topics = [Topic.of(declared) for declared in streams if reads_kafka(declared)]
+    assert len(topics) == 3
+    assert not any("${" in text for topic in topics[:2] for text in topic.options.values())
+
+
+def test_the_guide_has_every_key_and_column_of_a_topic():
+    page = (Path(__file__).parents[2] / "docs/sources.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", page))
+    assert {*kafka._KEYS} - {"format"} <= named
+    assert {*BESIDE} <= named
+    assert f"{kafka.DEFAULT_MOST:,}" in page

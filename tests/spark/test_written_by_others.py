@@ -1,0 +1,154 @@
+"""Events in a Delta table that others write: found wherever it is, judged row by row, never created or altered."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.errors import SetupError
+from lookback.spark.catalog import AS_IT_SHOULD_BE, REFUSED, set_up
+from lookback.spark.checkpoint import EVENTS, Checkpoint
+from lookback.spark.forget import forget
+from lookback.spark.maintenance import maintain
+from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.review import explain
+from lookback.spark.rules import RulesTable
+from lookback.spark.status import event_account, stream_status
+from payins import MORE_RULES, RULES, START, STREAM, make_events, replay_of_tables, replayed_alerts, stored_alerts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lookback.core.streams import Stream
+    from lookback.spark.tables import Tables
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+PROPERTIES = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
+COLUMNS = ", ".join(f"{name} {type_}" for name, type_ in STREAM.fields.items())
+
+
+def elsewhere(place: Path | str) -> Stream:
+    return replace(STREAM, table=str(place))
+
+
+def write(spark: SparkSession, place: Path, rows: list[dict[str, Any]], files: int = 3) -> None:
+    """One commit of several files, in no order, with a column that nobody declared and none that ingest adds."""
+    here = [tuple(row[name] for name in STREAM.fields) for row in rows]
+    frame = spark.createDataFrame(here, "id string, at long, customer int, shop string, amount string")
+    frame = frame.withColumn("at", F.timestamp_micros("at")).withColumn("amount", F.col("amount").cast("decimal(18,2)"))
+    frame.withColumn("more", F.lit("x")).repartition(files, "id").write.format("delta").mode("append").save(str(place))
+
+
+def evaluate(tables: Tables, stream: Stream, **options: Any) -> Evaluation:
+    folder = checkpoint_folder(tables, stream)
+    evaluation = Evaluation(tables, stream, {stream.name: stream}, folder, once=True, **options)
+    evaluation.run()
+    return evaluation
+
+
+def test_rows_that_others_write_in_commits_of_several_files_are_judged_where_they_are(
+    tables: Tables, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING, "lookback")
+    place = tmp_path / "their lake" / "pay-ins"
+    spark.sql(f"CREATE TABLE delta.`{place}` ({COLUMNS}, more string) USING delta TBLPROPERTIES ({PROPERTIES})")
+    stream = elsewhere(place)
+    tables.create(stream)
+    rules = RulesTable(tables, {stream.name: stream})
+    documents = [*RULES, MORE_RULES[3]]
+    for document in documents:
+        rules.push(document)
+    events = make_events(100, seed=3)
+    for arrival in (1, 2, 3):
+        write(spark, place, [row for row in events if row["arrival"] == arrival])
+    # No id, no time, and an id that is there already: the first two are no events, the last is one more.
+    nothing = {"customer": 3, "shop": "a", "amount": "9999"}
+    again = {**events[60], "amount": "49.5"}
+    write(spark, place, [{**nothing, "id": None, "at": START}, {**nothing, "id": "n", "at": None}, again])
+
+    evaluate(tables, stream)
+
+    there = tables.holding(stream)
+    assert stored_alerts(tables) == replayed_alerts(replay_of_tables(there))
+    assert {row[3] for row in stored_alerts(tables)} >= {"by-customer", "by-shop", "minutes"}
+    assert f"2 rows of delta.`{place}` are no events and are passed over" in caplog.text
+
+    before = stored_alerts(tables)
+    evaluate(tables, stream, rebuild=True)
+    assert stored_alerts(tables) == before
+
+    # A commit that is cut between two batches is judged piece by piece, which is said.
+    write(spark, place, [row for row in events if row["arrival"] == 4])
+    evaluate(tables, stream, admission={"maxFilesPerTrigger": "1"})
+    assert tables.read("rule_log").where("action = 'commit_cut'").count()
+    assert event_account(tables, stream, 5).closes
+
+    # Whatever looks for the events finds them there.
+    status = stream_status(tables, stream, Checkpoint(Path(checkpoint_folder(tables, stream))))
+    assert (status["events"], status["commits"], status["judged"]) == (101, 5, 5)
+    alert = next(row for row in stored_alerts(tables) if row[3] == "by-customer")
+    told = explain(tables, {stream.name: stream}, alert[0])
+    assert told.consistent
+    assert forget(tables, stream, "customer = 3", dry_run=True).rows[stream.name] == sum(
+        row["customer"] == 3 for row in [*events, again]
+    )
+    assert not Path(str(tables.root), stream.name).exists()
+    assert "ingested_at" not in spark.read.format("delta").load(str(place)).columns
+
+
+@pytest.mark.long
+def test_a_table_that_cannot_be_followed_is_refused_with_what_to_run_and_then_followed_from_there(
+    tables: Tables, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING, "lookback")
+    place = tmp_path / "late"
+    stream = elsewhere(place)
+    with pytest.raises(SetupError, match=r"table delta.`.*late` of stream 'payins' is not there"):
+        tables.create(stream)
+    steps = {step.thing: step.done for step in set_up(tables, {stream.name: stream})}
+    assert steps[f"table delta.`{place}`"].startswith(f"{REFUSED}table delta.`{place}` of stream 'payins' is not there")
+    assert steps[f"table {tables.identifier('alerts')}"] == AS_IT_SHOULD_BE
+    events = make_events(75, seed=5)
+    write(spark, place, [row for row in events if row["arrival"] == 1])
+    with pytest.raises(SetupError) as refused:
+        tables.create(stream)
+    assert "lacks a change feed, from which events are read and in-commit timestamps, by which" in str(refused.value)
+    statement = re.search(r"ALTER TABLE .*? SET TBLPROPERTIES \(.*?\)", str(refused.value))
+    assert statement
+    spark.sql(statement[0])
+    tables.create(stream)
+    version = tables.holding(stream).version(stream.name)
+    steps = {step.thing: step.done for step in set_up(tables, {stream.name: stream})}
+    assert steps[f"table delta.`{place}`"] == "written by others, left as it is"
+    done = maintain(tables, {stream.name: stream}, {stream.name: checkpoint_folder(tables, stream)})
+    assert stream.name not in {each.table for each in done.tables}
+    assert tables.holding(stream).version(stream.name) == version
+    RulesTable(tables, {stream.name: stream}).push(RULES[2])
+    write(spark, place, [row for row in events if row["arrival"] == 2])
+
+    evaluate(tables, stream)
+
+    plan = Checkpoint(Path(checkpoint_folder(tables, stream))).plan()
+    assert plan is not None
+    assert plan.starts[EVENTS] == 1
+    assert "can be read from commit 1 on: what was written before is not judged" in caplog.text
+    assert {row[-1] for row in stored_alerts(tables)} == {2}
+
+    spark.sql(f"CREATE TABLE default.pay_ins ({COLUMNS}) USING delta TBLPROPERTIES ({PROPERTIES})")
+    try:
+        named = elsewhere("spark_catalog.default.pay_ins")
+        tables.create(named)
+        assert tables.holding(named).identifier("payins") == "`spark_catalog`.`default`.`pay_ins`"
+        assert tables.holding(named).read("payins").columns == [*STREAM.fields, "ingested_at"]
+        assert tables.holding(named).version("payins") == 0
+        other = replace(named, fields={**STREAM.fields, "shop": STREAM.fields["customer"]})
+        with pytest.raises(SetupError, match="does not fit the stream's declaration: shop is string, declared is int"):
+            tables.create(other)
+    finally:
+        spark.sql("DROP TABLE default.pay_ins")
