@@ -133,6 +133,7 @@ def test_c3_2_idle_after_moves_the_watermark_and_silence_raises_alerts(ready: Ta
     assert {row[3] for row in stored_alerts(ready)} == {"minutes", "silent"}
 
 
+@pytest.mark.long
 def test_c3_7_changes_of_rules_between_runs_equal_replay_at_logged_arrivals(ready: Tables, spark: SparkSession) -> None:
     rules = RulesTable(ready, STREAMS)
     events = make_events(200, seed=11)

@@ -52,6 +52,7 @@ def evaluate(tables: Tables, stream: Stream, **options: Any) -> Evaluation:
     return evaluation
 
 
+@pytest.mark.long
 def test_rows_that_others_write_in_commits_of_several_files_are_judged_where_they_are(
     tables: Tables, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
