@@ -290,7 +290,7 @@ def _say(line: str) -> None:
 
 
 def _on_signals(stop: Callable[[], None]) -> None:
-    """Both ways of ending a command leave a batch that is half done to the next start."""
+    """Both ways of ending a command let it finish what cannot be cut; a batch that is half done is left to the next start."""
     signal.signal(signal.SIGTERM, lambda *_: stop())
     signal.signal(signal.SIGINT, lambda *_: stop())
 
@@ -468,8 +468,7 @@ def _notify(options: argparse.Namespace) -> int:
         print(as_json(vars(counts)) if _as_json(options) else line, flush=True)
 
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    _on_signals(stop.set)
     notifier = Notifier(tables, list(streams), senders, since)
     total = notifier.run(once=options.once, every=every, stop=stop, report=show)
     return FOUND_PROBLEMS if options.once and (total.failed or total.given_up) else 0
