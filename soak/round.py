@@ -138,7 +138,7 @@ class Round:
         """Of an ingest or of an author, up to the moment that it is killed at."""
         worker.begin({"seed": str(chance.random())})
         if moment.look is not None:
-            self._stopping.wait(chance.uniform(60, 300))
+            self._stopping.wait(chance.uniform(15, 90))
         if moment.wait(chance, lambda: worker.ended() or self._stopping.is_set(), _LONGEST_WAIT):
             self._tally.kill(f"{worker.role}, {moment.name}")
         elif worker.ended():

@@ -130,7 +130,15 @@ def test_the_bundle_includes_every_job_once() -> None:
     included = {path for pattern in BUNDLE["include"] for path in ROOT.glob(pattern)}
     assert included == set(FILES)
     names = [name for document in FILES.values() for name in document["resources"]["jobs"]]
-    assert sorted(names) == ["evaluate", "evaluate_once", "evaluate_serverless", "ingest", "maintain", "set_up"]
+    assert sorted(names) == [
+        "evaluate",
+        "evaluate_once",
+        "evaluate_serverless",
+        "ingest",
+        "maintain",
+        "notify",
+        "set_up",
+    ]
     assert all(path.stem in document["resources"]["jobs"] for path, document in FILES.items())
 
 
@@ -197,8 +205,8 @@ def test_a_job_is_one_of_the_model_to_the_letter(name: str, target: str) -> None
 
 @pytest.mark.parametrize("name", JOBS)
 def test_a_key_that_the_model_does_not_know_is_refused_wherever_it_stands(name: str) -> None:
-    # In these two anything may be a key.
-    free = ("base_parameters", "tags", "custom_tags")
+    # In these anything may be a key.
+    free = ("base_parameters", "tags", "custom_tags", "spark_conf")
     for path in places(resolved(JOBS[name], "dev")):
         if path and path[-1] in free:
             continue
@@ -244,7 +252,7 @@ def test_a_job_says_what_it_is_and_tells_somebody_when_it_fails(name: str) -> No
 
 
 def test_what_ends_is_queued_limited_and_retried_and_what_does_not_end_is_begun_again_by_databricks() -> None:
-    assert [name for name, job in JOBS.items() if "continuous" in job] == ["evaluate"]
+    assert [name for name, job in JOBS.items() if "continuous" in job] == ["evaluate", "notify"]
     for name, job in JOBS.items():
         (task,) = job["tasks"]
         if "continuous" in job:
@@ -264,7 +272,7 @@ def test_jobs_begin_by_what_they_wait_for() -> None:
     begins = {name: [kind for kind in kinds if kind in job] for name, job in JOBS.items()}
     assert begins == {
         "evaluate": ["continuous"], "evaluate_once": [], "evaluate_serverless": ["trigger"], "ingest": ["trigger"],
-        "maintain": ["schedule"], "set_up": [],
+        "maintain": ["schedule"], "notify": ["continuous"], "set_up": [],
     }  # fmt: skip
     table = "${var.catalog}.${var.schema}.${var.stream}"
     assert JOBS["evaluate_serverless"]["trigger"]["table_update"]["table_names"] == [table]

@@ -25,6 +25,7 @@ from lookback import notebook
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.evidence import Explanation, StepEvidence
 from lookback.core.streams import Stream
+from lookback.parameters import known_mode
 
 inject = runpy.run_path(str(Path(__file__).parents[1] / "tools/pictures.py"))["inject"]
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
@@ -271,7 +272,7 @@ def test_catalog_and_schema_go_together_and_the_mode_is_one_of_two():
     with pytest.raises(SetupError, match="go together"):
         notebook.open_workspace("root", catalog="main")
     with pytest.raises(SetupError, match="once or continuous, got 'twice'"):
-        notebook._mode("twice", "once", "continuous")
+        known_mode("twice", "once", "continuous")
 
 
 class Failing:

@@ -90,6 +90,7 @@ def test_notebooks_are_those_that_are_documented() -> None:
         "03_evaluate_stream.ipynb",
         "04_review_alerts.ipynb",
         "05_maintain.ipynb",
+        "06_notify.ipynb",
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import getpass
 import signal
 import sys
@@ -15,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lookback.config import Settings, load_receivers, load_rule_document
-from lookback.core.alerts import moment
+from lookback.config import Settings, load_rule_document
 from lookback.core.durations import parse_duration
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
-from lookback.core.rules import parse_calendar_time
 from lookback.remote.commands import DESCRIPTION as REMOTE
 from lookback.remote.commands import add_commands
 from lookback.rule_tests import check_rule
@@ -28,6 +25,7 @@ from lookback.terminal import as_json, print_health, print_json, print_table, vi
 if TYPE_CHECKING:
     from lookback.core.streams import Stream
     from lookback.spark.ingest import IngestReport
+    from lookback.spark.notify import Counts
     from lookback.spark.rules import RulesTable
     from lookback.spark.sink import BatchReport
     from lookback.spark.tables import Tables
@@ -131,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     notify.add_argument("--every", metavar="DURATION", default="10 seconds", help="how often to look (10 seconds)")
     notify.add_argument("--since", metavar="TIME", help="from when on a receiver that is new hears of alerts (now)")
     notify.add_argument(
-        "--catalog", help="of Unity Catalog, where it is run on Databricks; with --schema, without --root"
+        "--catalog", help="of Unity Catalog, where it is run on Databricks; with --schema, and a volume as --root"
     )
     notify.add_argument("--schema", help="the schema of the tables in it")
     review = command("review", _review, "record what an alert was")
@@ -199,15 +197,11 @@ def _settings(options: argparse.Namespace) -> Settings:
     return Settings.local(*named)
 
 
-def _tables(
-    settings: Settings, *streams: Stream, catalog: str | None = None, schema: str | None = None, kafka: bool = False
-) -> Tables:
+def _tables(settings: Settings, *streams: Stream, kafka: bool = False) -> Tables:
     from lookback.spark.session import get_spark
     from lookback.spark.tables import Tables
 
-    spark = get_spark(settings=settings.spark, kafka=kafka)
-    tables = Tables.catalog(spark, catalog, schema) if catalog and schema else Tables.local(spark, settings.root)
-    return tables.holding(*streams)
+    return Tables.local(get_spark(settings=settings.spark, kafka=kafka), settings.root).holding(*streams)
 
 
 def _rules_table(options: argparse.Namespace) -> RulesTable:
@@ -275,8 +269,12 @@ def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Strea
     from lookback.spark.ingest import ingest_continuously
 
     checkpoint = options.checkpoint or f"{tables.root}/_checkpoints/ingest_{stream.name}"
+
+    def show(report: IngestReport) -> None:
+        _say(as_json(asdict(report)) if _as_json(options) else str(report))
+
     query = ingest_continuously(
-        tables, stream, options.path, checkpoint=checkpoint, every=options.every, format=options.format, progress=_say
+        tables, stream, options.path, checkpoint=checkpoint, every=options.every, format=options.format, progress=show
     )
     stopping = threading.Event()
     _on_signals(stopping.set)
@@ -448,38 +446,19 @@ def _alerts(options: argparse.Namespace) -> None:
 
 
 def _notify(options: argparse.Namespace) -> int:
-    from lookback.senders import sender_of
-    from lookback.spark.notify import Counts, Notifier
+    from lookback.upkeep import notifier
 
-    settings = _settings(options)
-    streams = settings.streams() if options.all else {options.stream: settings.stream(options.stream)}
-    senders = {receiver: sender_of(receiver) for receiver in load_receivers(settings.conf)}
-    since, every = _time(options.since), parse_duration(options.every) / 1_000_000
-    if bool(options.catalog) != bool(options.schema):
-        raise SetupError("--catalog and --schema go together")
-    tables = _tables(settings, catalog=options.catalog, schema=options.schema)
-    for stream in streams.values():
-        tables.create(stream)
+    settings, every = _settings(options), parse_duration(options.every) / 1_000_000
+    place = (str(settings.root), options.catalog or "", options.schema or "", settings.conf)
+    sending = notifier(*place, options.stream or "", options.since or "")
 
     def show(counts: Counts) -> None:
-        line = (
-            f"{counts.sent:,} sent, {counts.failed:,} failed, {counts.given_up:,} given up, {counts.waiting:,} waiting"
-        )
-        print(as_json(vars(counts)) if _as_json(options) else line, flush=True)
+        print(as_json(vars(counts)) if _as_json(options) else counts, flush=True)
 
     stop = threading.Event()
     _on_signals(stop.set)
-    notifier = Notifier(tables, list(streams), senders, since)
-    total = notifier.run(once=options.once, every=every, stop=stop, report=show)
+    total = sending.run(once=options.once, every=every, stop=stop, report=show)
     return FOUND_PROBLEMS if options.once and (total.failed or total.given_up) else 0
-
-
-def _time(text: str | None) -> dt.datetime | None:
-    """A time as people write it; UTC without a zone."""
-    try:
-        return None if text is None else moment(parse_calendar_time(text))
-    except ValueError:
-        raise SetupError(f"{text!r:.100} is no time such as 2026-01-31T12:00:00Z") from None
 
 
 def _review(options: argparse.Namespace) -> None:

@@ -25,6 +25,7 @@ from lookback.core.rules import read_rule
 from lookback.core.wording import rule_in_words
 from lookback.display import code, frame_of, show, text
 from lookback.live import commit_times, watch
+from lookback.parameters import known_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
 from lookback.timeline import key_timeline
 from lookback.trial import Trial, tried
@@ -118,7 +119,7 @@ def ingest_files(
     from lookback.spark.fields import reads_kafka
     from lookback.spark.ingest import ingest, ingest_continuously, retry_rejected
 
-    if _mode(mode, "once", "new", "continuous", "retry") != "retry" and reads_kafka(workspace.stream) and not path:
+    if known_mode(mode, "once", "new", "continuous", "retry") != "retry" and reads_kafka(workspace.stream) and not path:
         return _ingest_topic(workspace, every if mode == "continuous" else None, minutes)
     found = _source_path(workspace, path)
     if mode in ("once", "retry"):
@@ -136,7 +137,7 @@ def ingest_files(
     query = ingest_continuously(
         workspace.tables, workspace.stream, found, checkpoint=workspace.checkpoint("ingest"),
         every=every if mode == "continuous" else None,
-        format=_format(workspace, path, format), progress=lambda line: show(text(line)),
+        format=_format(workspace, path, format), progress=lambda report: show(text(str(report))),
     )  # fmt: skip
     try:
         query.awaitTermination(round(minutes * 60) or None)
@@ -185,12 +186,6 @@ def _source_path(workspace: Workspace, path: str) -> str:
 def _format(workspace: Workspace, path: str, format_: str) -> str | None:
     declared = workspace.stream.source.get("format") if not path else None
     return format_ or (None if declared is None else str(declared))
-
-
-def _mode(mode: str, *known: str) -> str:
-    if mode not in known:
-        raise SetupError(f"mode is {', '.join(known[:-1])} or {known[-1]}, got {mode!r}")
-    return mode
 
 
 def show_rejected(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
@@ -340,7 +335,7 @@ def evaluate_stream(
     from lookback.spark.metrics import Metrics
     from lookback.spark.pipeline import Evaluation
 
-    once = _mode(mode, "once", "rebuild", "continuous") != "continuous"
+    once = known_mode(mode, "once", "rebuild", "continuous") != "continuous"
     if not any(row.status in ("active", "shadow") for row in workspace.rules.rows()):
         show(text("No rule is in force: publish one with 02_author_rules, or with `lookback rules push`."))
     folder = workspace.checkpoint("evaluate")

@@ -31,6 +31,13 @@ def parameters(**defaults: Value) -> SimpleNamespace:
     return SimpleNamespace(**values)
 
 
+def known_mode(mode: str, *known: str) -> str:
+    """The parameter `mode`, one of those that are known. Raises SetupError."""
+    if mode not in known:
+        raise SetupError(f"mode is {', '.join(known[:-1])} or {known[-1]}, got {mode!r}")
+    return mode
+
+
 def _widgets() -> Any:
     """The widgets of Databricks, from the notebook's own names; None elsewhere."""
     try:

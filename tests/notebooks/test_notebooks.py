@@ -14,6 +14,8 @@ import pytest
 import yaml
 from nbmake.nb_run import NotebookRun
 
+from workspace_server import Answer, WorkspaceServer
+
 pytestmark = [pytest.mark.notebook, pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 inject = runpy.run_path(str(ROOT / "tools/pictures.py"))["inject"]
@@ -111,3 +113,15 @@ def test_5_maintenance_says_what_it_did_and_that_the_evaluation_can_go_on(place:
     assert "compacted" in said
     assert "3650 days" in said
     assert "judged through commit 1, nothing waits" in said
+
+
+def test_6_alerts_are_sent_to_a_receiver(place: Path, monkeypatch: pytest.MonkeyPatch):
+    declared = {"name": "desk", "webhook": {"url_env": "DESK_URL"}, "rules": ["customer-*"]}
+    (place / "conf/notifiers.yml").write_text(yaml.safe_dump({"receivers": [declared]}))
+    with WorkspaceServer() as server:
+        monkeypatch.setenv("DESK_URL", f"{server.url}/alerts")
+        server.replies["POST /alerts"] = Answer({})
+        said = run("06_notify.ipynb", place, monkeypatch, stream="transactions", since="2026-01-01")
+    assert "customer-*" in said
+    assert {asked.body["rule_id"] for asked in server.asked} == {"customer-day"}
+    assert f"{len(server.asked):,} sent, 0 failed, 0 given up, 0 waiting." in said

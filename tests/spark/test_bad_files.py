@@ -238,7 +238,7 @@ def test_continuous_ingest_goes_on_without_files_that_are_torn_or_gone(
     moment = [dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)]
 
     def run() -> list[str]:
-        said: list[str] = []
+        said: list[IngestReport] = []
         query = ingest_continuously(
             tables, stream(), str(folder).replace("[", "\\[").replace("]", "\\]"), checkpoint=checkpoint, every=None,
             format="parquet", progress=said.append,
@@ -250,14 +250,14 @@ def test_continuous_ingest_goes_on_without_files_that_are_torn_or_gone(
             deadline = time.monotonic() + 30
             while lock.read_text() and time.monotonic() < deadline:
                 time.sleep(0.05)
-        return [text.partition(";")[0] for text in said]
+        return [str(report).partition(";")[0] for report in said]
 
     for name in ("a", "gone", "torn"):
         parquet(folder / f"{name}.parquet", id=[name], at=moment)
     written(folder / "torn.parquet", half((folder / "a.parquet").read_bytes()))
     with monkeypatch.context() as patch:
         # As if it were killed: the batch is planned and not done.
-        patch.setattr(module._Step, "take", lambda *_: 1 / 0)
+        patch.setattr(module.Step, "take", lambda *_: 1 / 0)
         with pytest.raises(Exception, match="division by zero"):
             run()
     (folder / "gone.parquet").unlink()

@@ -186,7 +186,7 @@ def test_command_sends_by_the_file_and_goes_on_until_it_is_stopped(
     (conf / "streams/payments.yml").write_text(shipped.read_text(encoding="utf-8"))
     (conf / "notifiers.yml").write_text("receivers: [{name: calls, webhook: {url_env: CALLS_URL}, timeout: 2 seconds}]")
     command = ["notify", "--root", str(tables.root), "--conf", str(conf), "--since", "2026-03-01", "--json"]
-    monkeypatch.setattr("lookback.spark.session.get_spark", lambda **_: tables.spark)
+    monkeypatch.setattr("lookback.spark.session.get_spark", lambda *_, **__: tables.spark)
     monkeypatch.setattr("lookback.cli.signal.signal", lambda *_: None)
     with WorkspaceServer() as server:
         monkeypatch.setenv("CALLS_URL", f"{server.url}/alerts")

@@ -14,6 +14,7 @@ import pytest
 
 from lookback.core.errors import SetupError
 from lookback.spark import owner
+from lookback.spark.locks import only_one_notifier
 from lookback.spark.owner import only_one
 
 _HOLD = """
@@ -97,3 +98,15 @@ def test_c8_a_file_that_names_nobody_is_nobodys(tmp_path: Path) -> None:
     file.write_text('{"host": "half')
     with only_one(file, "checkpoint c"):
         assert json.loads(file.read_text())["pid"] == os.getpid()
+
+
+def test_a_second_notifier_of_one_of_the_streams_is_refused_where_there_is_a_folder(tmp_path: Path) -> None:
+    with only_one_notifier(str(tmp_path), ["b", "a"]) as check:
+        check()
+        said = f"the notifier of stream 'a' is in use by process {os.getpid()} of"
+        with pytest.raises(SetupError, match=said), only_one_notifier(str(tmp_path), ["c", "a"]):
+            pass
+        with only_one_notifier(f"file://{tmp_path}", ["c"]), only_one_notifier("s3://there", ["a"]):
+            pass
+    with only_one_notifier(str(tmp_path), ["a"]):
+        pass

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.spark.fields import BLOCK, FILE, REASON, ROW, reads_kafka
-from lookback.spark.ingest_lock import local_root, only_one_ingest
+from lookback.spark.locks import local_root, only_one_ingest
 from lookback.spark.rejected import Rejected, options_key
 from lookback.spark.sources import Files, Source, planned, same_place
 
@@ -127,7 +127,7 @@ def ingest_continuously(
     every: str | None = "1 second",
     format: str | None = None,
     options: Mapping[str, str] | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[IngestReport], None] | None = None,
 ) -> StreamingQuery:
     """Takes in files as they appear at `path`, those that are there first; files taken once are not read again.
 
@@ -147,7 +147,7 @@ def ingest_continuously(
             names |= {same_place(name) for name in planned(tables.spark, str(checkpoint), batch_id)}
             report = step.take(Files(tables.spark, source, stream, sorted(filter(source.means, names))))
             if progress is not None:
-                progress(str(report))
+                progress(report)
 
         writer = source.watch(tables.spark).writeStream.foreachBatch(take)
         writer = writer.option("checkpointLocation", str(checkpoint)).queryName(f"ingest {stream.name}")
@@ -385,7 +385,7 @@ class Step:
 
     def _alone(self, commits: int) -> None:
         """Where no lock file can be, looks whether another ingest has written since this one began."""
-        if local_root(self._tables) is not None:
+        if local_root(self._tables.root) is not None:
             return
         # Maintenance may have committed since.
         history = self._tables.delta(self._stream.name).history(commits + 50).select("userMetadata").collect()

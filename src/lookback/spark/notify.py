@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.notices import BEGAN, FAILED, GIVEN_UP, SENT, Outcome, is_over, pause_after
 from lookback.core.receivers import Receiver
 from lookback.core.rules import SEVERITIES
+from lookback.spark.locks import only_one_notifier
 from lookback.spark.schemas import ALERTS, NOTIFICATIONS
 
 if TYPE_CHECKING:
@@ -59,6 +60,14 @@ class Counts:
     given_up: int = 0
     waiting: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.sent:,} sent, {self.failed:,} failed, {self.given_up:,} given up, {self.waiting:,} waiting"
+
+    def add(self, later: Counts) -> None:
+        """Counts what a later pass did as well."""
+        self.sent, self.failed = self.sent + later.sent, self.failed + later.failed
+        self.given_up, self.waiting = self.given_up + later.given_up, later.waiting
+
 
 @dataclass
 class _Pause:
@@ -74,13 +83,15 @@ class Notifier:
 
     At least once: what was sent is recorded in the table `notifications` after that, by receiver, and never sent again; a
     notifier that is killed between the two sends again. Each receiver has a thread of its own and a pause of its own when
-    it fails. A receiver that is new hears of alerts from `since` on (aware; now, unless given). clock: seconds since 1970.
+    it fails. A receiver that is new hears of alerts from `since` on (aware; now, unless given). root: where a second
+    notifier of a stream learns of this one; the tables' own, unless given. clock: seconds since 1970.
     """
 
     tables: Tables
     streams: Sequence[str]
     senders: Mapping[Receiver, Send]
     since: dt.datetime | None = None
+    root: str | None = None
     clock: Callable[[], float] = time.time
     _pauses: dict[str, _Pause] = field(default_factory=dict)
     # Alerts from before are settled; the version of the alerts table that was looked at; when to look again all the same.
@@ -91,25 +102,27 @@ class Notifier:
     def run(self, *, once: bool, every: float, stop: Event, report: Callable[[Counts], None]) -> Counts:
         """Passes until `stop` is set, or with `once` until all that can be sent now is. every: seconds between two looks.
 
-        report: is handed the counts of each pass that did something. Returns those of all.
+        report: is handed the counts of each pass that did something. Returns those of all. Raises SetupError where another
+        notifier of one of the streams runs.
         """
-        total = Counts()
-        self._begin()
-        while not stop.is_set():
-            version = self.tables.version("alerts")
-            if version != self._seen or self.clock() >= self._due:
-                counts = self.send()
-                self._seen = version
-                if counts.sent or counts.failed or counts.given_up:
-                    report(counts)
-                total.sent, total.failed = total.sent + counts.sent, total.failed + counts.failed
-                total.given_up, total.waiting = total.given_up + counts.given_up, counts.waiting
-                if counts.sent and counts.waiting:
-                    continue
-            if once:
-                break
-            stop.wait(every)
-        return total
+        with only_one_notifier(self.root or self.tables.root, self.streams) as require_alone:
+            total = Counts()
+            self._begin()
+            while not stop.is_set():
+                require_alone()
+                version = self.tables.version("alerts")
+                if version != self._seen or self.clock() >= self._due:
+                    counts = self.send()
+                    self._seen = version
+                    if counts.sent or counts.failed or counts.given_up:
+                        report(counts)
+                    total.add(counts)
+                    if counts.sent and counts.waiting:
+                        continue
+                if once:
+                    break
+                stop.wait(every)
+            return total
 
     def send(self) -> Counts:
         """One pass: sends what is due, each receiver beside the others, then records all of it in one commit."""

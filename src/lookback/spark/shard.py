@@ -30,7 +30,7 @@ from lookback.core.state import MANIFEST, ShardState, page_text, text_page
 from lookback.core.streams import Stream
 from lookback.spark.dispatch import EVENTS
 
-ALERTS, LATE, LOG, FAILURES, REPORT = "alerts", "late", "log", "failures", "report"
+ALERTS, LATE, LOG, NOTES, FAILURES, REPORT = "alerts", "late", "log", "notes", "failures", "report"
 # What this Python worker holds of the shards that it worked on, by (query, shard). Only ever a copy: it is used
 # when the manifest in the state store is, byte for byte, the one that it was written with.
 _IN_MEMORY: dict[tuple[str, str], ShardState] = {}
@@ -233,10 +233,12 @@ def _answer(label: str, output: Output, report: dict[str, Any], *, with_log: boo
         rows.append((LATE, pack_late(output.late)))
     if output.failures:
         rows.append((FAILURES, pack_failures(output.failures)))
-    # All shards log the same; one of them is heard. What a shard notes, it alone knows.
-    log = [*(output.log if with_log else ()), *output.notes]
-    if log:
-        rows.append((LOG, json.dumps([vars(row) for row in log]).encode()))
+    # All shards log the same; one of them is heard. What a shard notes, it alone or a few of them know.
+    rows += [
+        (kind, json.dumps([vars(row) for row in said]).encode())
+        for kind, said in ((LOG, output.log if with_log else []), (NOTES, output.notes))
+        if said
+    ]
     return pd.DataFrame(
         {"shard": label, "kind": [kind for kind, _ in rows], "payload": [payload for _, payload in rows]}
     )

@@ -19,7 +19,7 @@ from lookback.core.coverage import Coverage
 from lookback.core.metrics import RuleCounts
 from lookback.core.quarantine import failure_text
 from lookback.core.stretch import merge_failures
-from lookback.spark.shard import ALERTS, FAILURES, LATE, LOG, REPORT
+from lookback.spark.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -171,12 +171,16 @@ def _failures(answers: pa.Table) -> list[Failure]:
     return merge_failures([f for payload in _payloads(answers, FAILURES) for f in unpack_failures(payload)])
 
 
+def _said(answers: pa.Table, kind: str) -> list[dict[str, Any]]:
+    return [row for payload in _payloads(answers, kind) for row in json.loads(payload)]
+
+
 def _log(
     answers: pa.Table, failures: Sequence[Failure], stream: str, batch_id: int, logged_at: dt.datetime
 ) -> pa.Table:
-    said = [row for payload in _payloads(answers, LOG) for row in json.loads(payload)]
-    # Several shards may note the same of one rule and commit.
-    rows = list({json.dumps(row): row for row in said}.values())
+    # Equal commands of one batch have equal rows, each its own. Several shards may note the same of one rule and commit.
+    rows = _said(answers, LOG)
+    rows += {json.dumps(row): row for row in _said(answers, NOTES)}.values()
     rows += [
         {
             "stream": stream, "rule_id": failure.rule_id, "version": failure.version, "action": "failed",

@@ -15,9 +15,9 @@ from pyspark.errors import PySparkException
 
 from lookback.core.errors import LookbackError, SetupError
 from lookback.spark.ingest import IngestReport, Step, require_own_table
-from lookback.spark.ingest_lock import only_one_ingest
 from lookback.spark.kafka import Topic
 from lookback.spark.kafka_faults import Away, explained
+from lookback.spark.locks import only_one_ingest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
