@@ -178,9 +178,17 @@ def test_what_others_use_runs_as_the_service_and_is_looked_after_by_groups(targe
     document = BUNDLE["targets"][target]
     assert document["mode"] == "production"
     assert document["run_as"] == {"service_principal_name": "${var.service_principal}"}
-    levels = {entry["group_name"]: entry["level"] for entry in document["permissions"]}
-    assert levels == {"${var.engineers}": "CAN_MANAGE", "${var.analysts}": "CAN_VIEW"}
-    assert document["workspace"] == {"root_path": "/Workspace/Shared/.bundle/${bundle.name}/${bundle.target}"}
+    levels = {
+        entry.get("group_name", entry.get("service_principal_name")): entry["level"]
+        for entry in document["permissions"]
+    }
+    assert levels == {
+        "${var.service_principal}": "CAN_MANAGE", "${var.engineers}": "CAN_MANAGE", "${var.analysts}": "CAN_VIEW",
+    }  # fmt: skip
+    # Whatever is under /Workspace/Shared anybody may change, and the service would run it.
+    assert document["workspace"] == {
+        "root_path": "/Workspace/Users/${var.service_principal}/.bundle/${bundle.name}/${bundle.target}"
+    }
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -298,6 +306,20 @@ def wrong_cron(text: str) -> str | None:
             if any(each is not None and not least <= int(each) <= most for each in numbers.groups()[:2]):
                 return part
     return None
+
+
+@pytest.mark.parametrize("target", ["dev", "staging"])
+def test_nothing_begins_by_itself_but_in_production(target: str) -> None:
+    document = BUNDLE["targets"][target]
+    # Both pause what says nothing of it itself; what says UNPAUSED runs.
+    assert document["mode"] == "development" or document["presets"]["trigger_pause_status"] == "PAUSED"
+    said = [
+        resolved(job[kind]["pause_status"], target)
+        for job in JOBS.values()
+        for kind in ("continuous", "schedule", "trigger")
+        if "pause_status" in job.get(kind, {})
+    ]
+    assert set(said) == {"PAUSED"}
 
 
 def test_a_schedule_is_a_time_of_quartz_in_a_zone_that_there_is() -> None:

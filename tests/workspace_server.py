@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 @dataclass(frozen=True)
 class Asked:
-    """A request. query: the last value of each name; body: JSON, None without one."""
+    """A request. query: the last value of each name; body: JSON, bytes where it is none, None without one."""
 
     method: str
     path: str
@@ -38,6 +38,13 @@ def error(status: int, code: str, message: str, **headers: str) -> Answer:
     return Answer(
         {"error_code": code, "message": message}, status, {k.replace("_", "-"): v for k, v in headers.items()}
     )
+
+
+def _plain(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body
 
 
 Reply = Answer | list[Answer] | Callable[[Asked], Answer] | dict[str, Any]
@@ -74,7 +81,7 @@ class WorkspaceServer:
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
                 length = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
+                body = _plain(self.rfile.read(length)) if length else None
                 query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
                 asked = Asked(self.command, parts.path, query, body, dict(self.headers))
                 self._send(workspace.answer(asked))
@@ -92,7 +99,7 @@ class WorkspaceServer:
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # Who asked has gone.
 
-            do_POST = do_GET  # noqa: N815
+            do_POST = do_PUT = do_GET  # noqa: N815
 
             def log_message(self, *_: Any) -> None:
                 """Says nothing."""

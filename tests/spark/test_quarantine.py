@@ -155,6 +155,7 @@ def test_c4_a_rule_that_fails_too_often_or_breaks_is_quarantined_once_and_comes_
         patch.setattr(Quarantines, "publish", lambda *_, **__: None)
         (report,) = evaluate(ready, STRICT).reports
     assert {failure.rule_id: failure.count for failure in report.failures}["few"] == 1
+    assert [report.by_rule[name].failed for name in ("few", "breaks", "good")] == [1, 1, 0]
     assert {(each["rule_id"], each["version"]) for each in json.loads((folder / FILE).read_text())} == {
         ("breaks", 1), ("divides", 1),
     }  # fmt: skip

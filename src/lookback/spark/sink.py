@@ -209,7 +209,8 @@ def _by_rule(
     for report in reports:
         evaluated.update(report["evaluated"])
     for failure in failures:
-        failed[failure.rule_id] += failure.count
+        # A rule that broke has failed once more, whatever it was about to judge.
+        failed[failure.rule_id] += failure.count + bool(failure.reason)
     none: Counter[str] = Counter()
     return {
         rule_id: RuleCounts(
