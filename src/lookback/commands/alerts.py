@@ -1,0 +1,80 @@
+"""Commands on alerts: list, review, notify."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import threading
+from typing import TYPE_CHECKING
+
+from lookback.commands.asked import FOUND_PROBLEMS, Command, on_signals, settings_of, tables_of, wants_json
+from lookback.core.durations import parse_duration
+from lookback.terminal import as_json, print_json, print_table
+
+if TYPE_CHECKING:
+    from lookback.spark.notify import Counts
+
+
+def add_commands(command: Command) -> None:
+    """Adds these commands."""
+    alerts = command("alerts", _alerts, "list alerts")
+    alerts.add_argument("--rule", help="of this rule only")
+    alerts.add_argument("--queue", action="store_true", help="the open queue: what nobody reviewed yet")
+    review = command("review", _review, "record what an alert was")
+    review.add_argument("alert_id")
+    review.add_argument("--disposition", required=True, choices=["confirmed", "false_positive", "unclear"])
+    review.add_argument("--note", default="")
+    review.add_argument("--reviewer", default=None)
+    notify = command("notify", _notify, "send alerts to the receivers of CONF/notifiers.yml")
+    which = notify.add_mutually_exclusive_group(required=True)
+    which.add_argument("stream", nargs="?", help="of this stream")
+    which.add_argument("--all", action="store_true", help="of all declared streams")
+    notify.add_argument("--once", action="store_true", help="send what is there, then end; 1 where some of it failed")
+    notify.add_argument("--every", metavar="DURATION", default="10 seconds", help="how often to look (10 seconds)")
+    notify.add_argument("--since", metavar="TIME", help="from when on a receiver that is new hears of alerts (now)")
+    notify.add_argument(
+        "--catalog", help="of Unity Catalog, where it is run on Databricks; with --schema, and a volume as --root"
+    )
+    notify.add_argument("--schema", help="the schema of the tables in it")
+
+
+def _alerts(options: argparse.Namespace) -> None:
+    tables = tables_of(settings_of(options))
+    if options.queue:
+        from lookback.spark.review import open_queue
+
+        frame = open_queue(tables, options.rule)
+    else:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        frame = tables.read("alerts").orderBy("arrival", "event_time", "event_id", "rule_id", "revision")
+        frame = frame.where(F.col("rule_id") == options.rule) if options.rule else frame
+    rows = [row.asDict() for row in frame.toLocalIterator()]
+    if wants_json(options):
+        print_json(rows)
+    else:
+        print_table(rows, ("alert_id", "event_time", "severity", "rule_id", "verdict", "message"))
+
+
+def _review(options: argparse.Namespace) -> None:
+    from lookback.spark.review import record_review
+
+    reviewer = options.reviewer or getpass.getuser()
+    record_review(tables_of(settings_of(options)), options.alert_id, options.disposition, reviewer, options.note)
+    print(f"{options.alert_id}: {options.disposition}")
+
+
+def _notify(options: argparse.Namespace) -> int:
+    from lookback.upkeep import notifier
+
+    settings, every = settings_of(options), parse_duration(options.every) / 1_000_000
+    place = (str(settings.root), options.catalog or "", options.schema or "", settings.conf)
+    sending = notifier(*place, options.stream or "", options.since or "")
+
+    def show(counts: Counts) -> None:
+        print(as_json(vars(counts)) if wants_json(options) else counts, flush=True)
+
+    stop = threading.Event()
+    on_signals(stop.set)
+    total = sending.run(once=options.once, every=every, stop=stop, report=show)
+    return FOUND_PROBLEMS if options.once and (total.failed or total.given_up) else 0

@@ -1,0 +1,64 @@
+"""What all commands share: what is asked for, where it is, and how a command ends."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lookback.config import Settings
+
+if TYPE_CHECKING:
+    from lookback.core.streams import Stream
+    from lookback.spark.tables import Tables
+
+FOUND_PROBLEMS, WRONG_USE = 1, 2
+
+
+class Command(Protocol):
+    """Adds a command of this name, which runs `run`, and returns its parser."""
+
+    def __call__(self, name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> Any:
+        """text: what it does, for --help."""
+
+
+def adding(commands: Any, places: argparse.ArgumentParser) -> Command:
+    """What adds commands to the sub-parsers `commands`. places: the options that all commands have."""
+
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> Any:
+        sub = commands.add_parser(name, help=text, description=text, parents=[places])
+        sub.set_defaults(run=run)
+        return sub
+
+    return command
+
+
+def wants_json(options: argparse.Namespace) -> bool:
+    """Whether --json was given, before or after the command."""
+    return bool(getattr(options, "json", False))
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The settings of --root, --conf and --profile. Raises SetupError."""
+    named = (getattr(options, name, None) for name in ("root", "conf", "profile"))
+    return Settings.local(*named)
+
+
+def tables_of(settings: Settings, *streams: Stream, kafka: bool = False) -> Tables:
+    """Starts or finds Spark. Returns the tables below the root. kafka: with what reads topics."""
+    from lookback.spark.session import get_spark
+    from lookback.spark.tables import Tables
+
+    return Tables.local(get_spark(settings=settings.spark, kafka=kafka), settings.root).holding(*streams)
+
+
+def say(line: str) -> None:
+    """A line that is seen at once, also through a pipe."""
+    print(line, flush=True)
+
+
+def on_signals(stop: Callable[[], None]) -> None:
+    """Both ways of ending a command let it finish what cannot be cut; a batch that is half done is left to the next start."""
+    signal.signal(signal.SIGTERM, lambda *_: stop())
+    signal.signal(signal.SIGINT, lambda *_: stop())

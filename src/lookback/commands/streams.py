@@ -1,0 +1,185 @@
+"""Commands that move events: ingest, evaluate, repartition."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lookback.commands.asked import Command, on_signals, say, settings_of, tables_of, wants_json
+from lookback.core.durations import parse_duration
+from lookback.core.errors import SetupError
+from lookback.terminal import as_json
+
+if TYPE_CHECKING:
+    from lookback.core.streams import Stream
+    from lookback.spark.ingest import IngestReport
+    from lookback.spark.sink import BatchReport
+    from lookback.spark.tables import Tables
+
+
+def add_commands(command: Command) -> None:
+    """Adds these commands."""
+    ingest = command("ingest", _ingest, "take files, or a Kafka topic, into a stream's events table")
+    ingest.add_argument("stream")
+    ingest.add_argument("path", nargs="?", help="file or folder (default: the stream's source, which may be a topic)")
+    ingest.add_argument("--format", choices=["parquet", "csv", "json"])
+    ingest.add_argument(
+        "--retry-rejected", action="store_true",
+        help="take in the rows of rejected_events, and the files, that can be read by now; they leave that table",
+    )  # fmt: skip
+    going = ingest.add_mutually_exclusive_group()
+    going.add_argument("--every", metavar="DURATION", help="go on, looking so often for new files or records")
+    going.add_argument(
+        "--new", action="store_true", help="only files that have come since the last run with --new or --every"
+    )
+    ingest.add_argument(
+        "--checkpoint",
+        help="folder that remembers files or offsets of --new, --every and topics (default: below the root)",
+    )
+    ingest.add_argument(
+        "--skip-lost", action="store_true", help="go on where Kafka has deleted records that were not read yet"
+    )
+    evaluate = command("evaluate", _evaluate, "judge a stream's events by its rules")
+    evaluate.add_argument("stream")
+    how = evaluate.add_mutually_exclusive_group()
+    how.add_argument("--once", action="store_true", help="judge what is there, then end")
+    how.add_argument("--every", metavar="DURATION", help="how often to look for more (default: as the profile says)")
+    evaluate.add_argument(
+        "--profile", metavar="NAME", help="settings of CONF/profiles/NAME.yml (default: as conf/settings.yml says)"
+    )
+    evaluate.add_argument(
+        "--idle-after", metavar="DURATION",
+        help="after so much time without a new commit, and again each time, move the watermark on by as much",
+    )  # fmt: skip
+    evaluate.add_argument("--checkpoint", help="folder of the checkpoint (default: below the root)")
+    evaluate.add_argument(
+        "--shards", type=int, metavar="N",
+        help="of a new checkpoint: into how many parts the keys are divided, for good (default: one for each core)",
+    )  # fmt: skip
+    begin = evaluate.add_mutually_exclusive_group()
+    begin.add_argument(
+        "--rebuild", action="store_true",
+        help="move the checkpoint aside and make the state anew from the tables; what they have is not written again",
+    )  # fmt: skip
+    begin.add_argument(
+        "--fresh", action="store_true",
+        help="let a new checkpoint begin where alerts are already: all of them are written once more",
+    )  # fmt: skip
+    spread = command("repartition", _repartition, "divide the state of a stopped evaluation among more or fewer cores")
+    spread.add_argument("stream")
+    spread.add_argument("partitions", type=int, help="at most as many as the checkpoint has shards")
+    spread.add_argument("--checkpoint", help="folder of the checkpoint (default: below the root)")
+
+
+def _ingest(options: argparse.Namespace) -> None:
+    from lookback.spark.fields import reads_kafka
+    from lookback.spark.ingest import ingest, retry_rejected
+
+    settings = settings_of(options)
+    stream = settings.stream(options.stream)
+    progress = None if wants_json(options) else print
+    if options.retry_rejected and (options.path or options.format):
+        raise SetupError("--retry-rejected reads what rejected_events names; leave PATH and --format out")
+    if options.retry_rejected:
+        report = retry_rejected(tables_of(settings), stream, progress=progress)
+    elif reads_kafka(stream) and not (options.path or options.format):
+        report = _ingest_topic(options, tables_of(settings, kafka=True), stream)
+    elif options.skip_lost:
+        raise SetupError(f"--skip-lost is for Kafka topics, and stream {stream.name!r} is to read files")
+    elif options.new or options.every:
+        _ingest_new_files(options, tables_of(settings), stream)
+        return
+    else:
+        report = ingest(tables_of(settings), stream, options.path, format=options.format, progress=progress)
+    print(as_json(asdict(report)) if wants_json(options) else report)
+
+
+def _ingest_topic(options: argparse.Namespace, tables: Tables, stream: Stream) -> IngestReport:
+    from lookback.spark.topic_ingest import TopicIngest
+
+    run = TopicIngest(
+        tables, stream, options.checkpoint, every=options.every, skip_lost=options.skip_lost,
+        progress=None if wants_json(options) else say,
+    )  # fmt: skip
+    on_signals(run.request_stop)
+    return run.run()
+
+
+def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Stream) -> None:
+    from lookback.spark.ingest import ingest_continuously
+
+    checkpoint = options.checkpoint or f"{tables.root}/_checkpoints/ingest_{stream.name}"
+
+    def show(report: IngestReport) -> None:
+        say(as_json(asdict(report)) if wants_json(options) else str(report))
+
+    query = ingest_continuously(
+        tables, stream, options.path, checkpoint=checkpoint, every=options.every, format=options.format, progress=show
+    )
+    stopping = threading.Event()
+    on_signals(stopping.set)
+    while not (query.awaitTermination(0.2) or stopping.is_set()):  # type: ignore[arg-type]
+        pass
+    query.stop()
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from lookback.spark.checkpoint import Checkpoint
+    from lookback.spark.metrics import Metrics
+    from lookback.spark.pipeline import Evaluation, checkpoint_folder
+
+    settings = settings_of(options)
+    streams = settings.streams()
+    stream = settings.stream(options.stream)
+    idle_after = None if options.idle_after is None else parse_duration(options.idle_after)
+    if idle_after is not None and options.once:
+        raise SetupError("--idle-after waits for time to pass, and --once does not wait; leave one of them out")
+    tables = tables_of(settings, *streams.values())
+    tables.create(stream)
+
+    checkpoint = options.checkpoint or checkpoint_folder(tables, stream)
+    metrics = Metrics(tables, stream, Checkpoint(Path(checkpoint)), settings.metrics)
+
+    def show(report: BatchReport) -> None:
+        metrics.add(report)
+        print(as_json(_batch(report)) if wants_json(options) else _batch_line(report), flush=True)
+
+    evaluation = Evaluation(
+        tables, stream, streams, checkpoint,
+        once=options.once, every=options.every or settings.every, admission=settings.admission, on_batch=show,
+        idle_after=idle_after, shards=options.shards, rebuild=options.rebuild, fresh=options.fresh,
+    )  # fmt: skip
+    on_signals(evaluation.request_stop)
+    with metrics:
+        evaluation.run()
+
+
+def _repartition(options: argparse.Namespace) -> None:
+    from lookback.spark.checkpoint import repartition
+    from lookback.spark.pipeline import checkpoint_folder
+
+    settings = settings_of(options)
+    stream, tables = settings.stream(options.stream), tables_of(settings)
+    folder = options.checkpoint or checkpoint_folder(tables, stream)
+    repartition(tables.spark, folder, options.partitions)
+    print(f"the state in {folder} has {options.partitions} partitions now")
+
+
+def _batch(report: BatchReport) -> dict[str, Any]:
+    return asdict(report)
+
+
+def _batch_line(report: BatchReport) -> str:
+    alerts = ", ".join(f"{rule} {count}" for rule, count in sorted(report.alerts.items())) or "none"
+    changes = "".join(f"\n  {row['rule_id']} v{row['version']} {row['action']} {row['message']}" for row in report.log)
+    seconds = (report.run_ms + report.write_ms) / 1_000
+    late = f", {report.late:,} late ({report.discarded:,} discarded)" if report.late else ""
+    failed = [f"{rule_id} {counts.failed:,}" for rule_id, counts in sorted(report.by_rule.items()) if counts.failed]
+    return (
+        f"batch {report.batch_id}: {report.events:,} events in {seconds:.1f} s, alerts: {alerts}, "
+        f"{report.rules} rules, {report.state_rows:,} rows of state{late}"
+        f"{', failed: ' + ', '.join(failed) if failed else ''}{changes}"
+    )

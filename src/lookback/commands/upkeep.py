@@ -1,0 +1,120 @@
+"""Commands of who looks after a place: init, status, maintain, forget."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from lookback.commands.asked import FOUND_PROBLEMS, Command, settings_of, tables_of, wants_json
+from lookback.core.errors import SetupError
+from lookback.terminal import as_json, print_health, print_json, print_table, visible
+
+
+def add_commands(command: Command) -> None:
+    """Adds these commands."""
+    command("init", _init, "create the tables of all declared streams; add comments that are missing")
+    status = command("status", _status, "what the tables hold, and whether each stream is healthy")
+    status.add_argument("--check", action="store_true", help="end with 1 where a stream needs a look, for a monitor")
+    command("maintain", _maintain, "OPTIMIZE and VACUUM all tables within their retention, look at the checkpoints")
+    forget = command("forget", _forget, "delete what the tables hold of some events, for a privacy request")
+    forget.add_argument("stream")
+    forget.add_argument(
+        "--where", required=True, help="a condition over the stream's fields, such as 'customer_id = 17'"
+    )
+    forget.add_argument("--dry-run", action="store_true", help="count the rows; delete nothing")
+    forget.add_argument("--yes", action="store_true", help="do not ask")
+    forget.add_argument("--checkpoint", help="folder of the evaluation's checkpoint (default: below the root)")
+
+
+def _init(options: argparse.Namespace) -> int:
+    from lookback.spark.catalog import REFUSED, set_up
+
+    settings = settings_of(options)
+    streams = settings.streams()
+    tables = tables_of(settings, *streams.values())
+    refused = [step for step in set_up(tables, streams) if step.done.startswith(REFUSED)]
+    for name, stream in streams.items():
+        print(f"{name}: {tables.path_or_name(name)}{' (others write it)' if stream.table else ''}")
+    for step in refused:
+        # Of a table that others write; the others are made.
+        print(f"{step.thing}: {step.done}", file=sys.stderr)
+    return FOUND_PROBLEMS if refused else 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from lookback.spark.checkpoint import Checkpoint
+    from lookback.spark.pipeline import checkpoint_folder
+    from lookback.spark.status import stream_status
+
+    settings = settings_of(options)
+    streams = settings.streams()
+    tables = tables_of(settings, *streams.values())
+    rows = [
+        stream_status(tables, stream, Checkpoint(Path(checkpoint_folder(tables, stream))))
+        for stream in streams.values()
+    ]
+    if wants_json(options):
+        print_json(rows)
+    else:
+        columns = (
+            "stream",
+            "events",
+            "commits",
+            "judged",
+            "lag_commits",
+            "rules",
+            "alerts",
+            "open",
+            "late",
+            "rejected",
+        )
+        print_table(rows, columns)
+        print()
+        for row in rows:
+            print_health(row)
+    return FOUND_PROBLEMS if options.check and not all(row["healthy"] for row in rows) else 0
+
+
+def _maintain(options: argparse.Namespace) -> int:
+    from lookback.spark.maintenance import maintain
+    from lookback.upkeep import checkpoints_of
+
+    settings = settings_of(options)
+    tables, streams = tables_of(settings), settings.streams()
+    done = maintain(tables, streams, checkpoints_of(str(tables.root), streams))
+    rows = [asdict(each) for each in done.tables]
+    if wants_json(options):
+        print_json([*rows, *(asdict(each) for each in done.checkpoints)])
+    else:
+        print_table(rows, ("table", "files", "compacted", "written", "deleted", "keeps", "note"))
+        for each in done.checkpoints:
+            print("".join(map(visible, f"{each.level}: {each.what}")))
+    return FOUND_PROBLEMS if done.problems else 0
+
+
+def _forget(options: argparse.Namespace) -> None:
+    from lookback.spark.forget import forget, forget_condition
+    from lookback.spark.pipeline import checkpoint_folder
+
+    settings = settings_of(options)
+    stream = settings.stream(options.stream)
+    forget_condition(stream, options.where)
+    if not (options.dry_run or options.yes or sys.stdin.isatty()):
+        raise SetupError("forget deletes for good: say --yes, or --dry-run to see what it would delete")
+    tables = tables_of(settings, stream)
+    checkpoint = options.checkpoint or checkpoint_folder(tables, stream)
+    dry_run = not options.yes or options.dry_run
+    report = forget(tables, stream, options.where, dry_run=dry_run, checkpoint=checkpoint)
+    if dry_run and not options.dry_run:
+        print(report, file=sys.stderr if wants_json(options) else sys.stdout)
+        if not _confirmed("Delete these rows for good? [y/N] "):
+            print("nothing was deleted")
+            return
+        report = forget(tables, stream, options.where, checkpoint=checkpoint)
+    print(as_json(asdict(report)) if wants_json(options) else report)
+
+
+def _confirmed(question: str) -> bool:
+    return input(question).strip().lower() in ("y", "yes")
