@@ -63,7 +63,7 @@ class Load:
                     "at": times,
                     "customer": pa.array((number * 2_654_435_761 % self.customers).astype(np.int32)),
                     "shop": pa.array(["a"] * len(number)),
-                    "amount": pa.array(number % 1_000).cast(pa.decimal128(18, 2)),
+                    "amount": pa.array(number % 1_000).cast(pa.decimal128(21, 2)).cast(pa.decimal128(18, 2)),
                     "ingested_at": pa.array([dt.datetime.now(dt.timezone.utc)] * len(number)),
                 }
             )

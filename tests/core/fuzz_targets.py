@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import lookback
-from lookback.core.blocks import unpack_events, unpack_failures, unpack_table
+from lookback.core.blocks import unpack_events, unpack_failures, unpack_late
 from lookback.core.columns import Column, from_values
 from lookback.core.compiled import compile_rule
 from lookback.core.durations import parse_duration
@@ -162,7 +162,7 @@ def block(data: bytes) -> None:
         found, _ = unpack_events(data, STREAM)
         found.in_order_of_arrival()
     with contextlib.suppress(StateError):
-        unpack_table(data).to_pylist()
+        unpack_late(data)
     with contextlib.suppress(StateError):
         unpack_failures(data)
 

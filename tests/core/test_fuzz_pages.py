@@ -21,7 +21,7 @@ from fuzz_targets import STREAM, block, page, state
 
 import lookback
 from lookback.core.alerts import Alert, Failure, LateEvent
-from lookback.core.blocks import COMMIT, pack_alerts, pack_events, pack_failures, pack_late, unpack_events
+from lookback.core.blocks import COMMIT, pack_alerts, pack_events, pack_failures, pack_late, unpack_events, unpack_late
 from lookback.core.columns import arrow_type
 from lookback.core.errors import StateError
 from lookback.core.pages import PAGE_VERSION, decode_page, encode_page
@@ -120,6 +120,14 @@ def test_half_a_block_and_half_a_manifest_are_named() -> None:
     manifest = json.dumps({"high": 1})
     with pytest.raises(StateError, match=r"manifest: what a shard keeps is damaged \(KeyError: 'advanced'\)"):
         shard.load(_Store({"manifest": encode_page([_objects([manifest])])}))
+
+
+def test_a_late_event_of_a_year_that_there_is_not_is_refused() -> None:
+    block = bytearray(BLOCKS[2])
+    time = int(_TIME.timestamp() * 1_000_000).to_bytes(8, "little")
+    block[(at := block.index(time)) : at + 8] = (2**62).to_bytes(8, "little")
+    with pytest.raises(StateError, match="a block between two operators is damaged"):
+        unpack_late(bytes(block))
 
 
 _JSON = st.recursive(

@@ -76,6 +76,14 @@ def pack_late(late: Sequence[LateEvent]) -> bytes:
     return _ipc(pa.Table.from_pylist([asdict(each) for each in late], schema=LATE_SCHEMA))
 
 
+def unpack_late(block: bytes) -> list[dict[str, Any]]:
+    """The late events of a block, by the columns of LATE_SCHEMA."""
+    table = unpack_table(block)
+    with _refused():
+        rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
 def pack_failures(failures: Sequence[Failure]) -> bytes:
     """A block of failures."""
     return json.dumps([asdict(failure) for failure in failures]).encode()
@@ -101,7 +109,16 @@ def _refused() -> Iterator[None]:
     """Turns what reading damaged bytes can raise into a StateError."""
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, MemoryError, RecursionError) as error:
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        MemoryError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise StateError(
             f"a block between two operators is damaged ({type(error).__name__}: {error}); start the evaluation again"
         ) from error

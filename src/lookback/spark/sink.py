@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from lookback.core.alerts import Failure, moment
-from lookback.core.blocks import ALERTS_SCHEMA, LATE_SCHEMA, unpack_failures, unpack_table
+from lookback.core.blocks import ALERTS_SCHEMA, LATE_SCHEMA, unpack_failures, unpack_late, unpack_table
 from lookback.core.columns import text_of
 from lookback.core.coverage import Coverage
 from lookback.core.metrics import RuleCounts
@@ -158,7 +158,7 @@ def _late(answers: pa.Table) -> pa.Table:
     """One row per late event: the most that any shard did with it."""
     best: dict[tuple[str, int], dict[str, Any]] = {}
     for payload in _payloads(answers, LATE):
-        for row in unpack_table(payload).to_pylist():
+        for row in unpack_late(payload):
             known = best.get((row["event_id"], row["arrival"]))
             if known is None or _STRENGTH[row["action"]] > _STRENGTH[known["action"]]:
                 best[row["event_id"], row["arrival"]] = row
