@@ -170,3 +170,83 @@ def notify(
     if once and (total.failed or total.given_up):
         raise SetupError(f"{total}: the table notifications says why; what failed is tried again by the next run")
     return total
+
+
+def notifier(
+    root: str, catalog: str = "", schema: str = "", conf: str | Path = "../conf", stream: str = "", since: str = ""
+) -> Notifier:
+    """What sends alerts to the receivers of CONF/notifiers.yml; it makes the tables that are missing.
+
+    stream: whose alerts; empty: of all declared streams. since: from when on a receiver that is new hears of alerts, UTC
+    without a zone; empty: from now on. Raises SetupError.
+    """
+    from lookback.spark.notify import Notifier
+
+    senders = {receiver: sender_of(receiver) for receiver in load_receivers(conf)}
+    try:
+        start = moment(parse_calendar_time(since)) if since else None
+    except ValueError:
+        raise SetupError(f"{since!r:.100} is no time such as 2026-01-31T12:00:00Z") from None
+    declared = load_streams(conf)
+    if stream and stream not in declared:
+        raise SetupError(f"there is no stream {stream!r} in {Path(conf) / 'streams'}; there are {', '.join(declared)}")
+    tables, _ = open_place(root, catalog, schema, conf)
+    names = [stream] if stream else list(declared)
+    for name in names:
+        tables.create(declared[name])
+    return Notifier(tables, names, senders, start, root)
+
+
+def show_receivers(conf: str = "../conf") -> None:
+    """Who hears of which alerts, by CONF/notifiers.yml, as a table. Raises SetupError."""
+    rows = [
+        {
+            "receiver": each.name,
+            "way": "webhook" if isinstance(each.way, Webhook) else ", ".join(each.way.to),
+            "severity": f"{each.severity} and graver",
+            "rules": ", ".join(each.rules),
+            "streams": ", ".join(each.streams),
+            "verdicts": ", ".join(each.verdicts),
+            "modes": ", ".join(each.modes),
+        }
+        for each in load_receivers(conf)
+    ]
+    show(pd.DataFrame(rows))
+
+
+def notify(
+    root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", mode: str = "once",
+    every: str = "10 seconds", minutes: float = 0, since: str = "",
+) -> Counts:  # fmt: skip
+    """Sends alerts, and shows how many.
+
+    mode `once`: what is there; `continuous`: as alerts come, looking so often, until `minutes` are over (0: no limit) or
+    an interrupt, after which what was just being sent may be sent again. The rest as `notifier`. Raises SetupError; in
+    mode `once` also, at the end, where an alert could not be sent.
+    """
+    from lookback.spark.notify import Counts
+
+    if mode not in ("once", "continuous"):
+        raise SetupError(f"mode is once or continuous, got {mode!r}")
+    pause = parse_duration(every) / 1_000_000
+    sending, total, stop = notifier(root, catalog, schema, conf, stream, since), Counts(), Event()
+
+    def report(counts: Counts) -> None:
+        total.add(counts)
+        clear()
+        show(text(f"{total}; the last at {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC"))
+
+    timer = Timer(minutes * 60, stop.set)
+    if minutes:
+        timer.start()
+    try:
+        sending.run(once=mode == "once", every=pause, stop=stop, report=report)
+    except KeyboardInterrupt:
+        pass  # the person at the notebook has seen enough
+    finally:
+        timer.cancel()
+    clear()
+    show(text(f"{total}."))
+    if mode == "once" and (total.failed or total.given_up):
+        raise SetupError(f"{total}: the table notifications says why; what failed is tried again by the next run")
+    return total

@@ -132,9 +132,12 @@ def test_rows_of_a_closed_bucket_become_one_and_those_of_an_open_one_stay() -> N
     shard = Shard(rule(12, 4))
     for at in (1, 2, 5, 8, 15):
         shard.commit([row(at, n=at)])
-    # 15 has just come: its run is the only one that is not merged.
-    assert shard.rows() == [(0, 2, 3), (4, 1, 5), (8, 1, 8), (15, 15)]
-    assert shard.measured()[-1] == ("e15", 5, 31, 6.2, pytest.approx(5.630275))
+    # 1 and 2 became one when four runs were merged, at W = 8. 15 has just come: its run is the only one that is not merged.
+    assert shard.rows() == [(0, 2, 3), (5, 1, 5), (8, 1, 8), (15, 15)]
+    # Half of what was left of the merged run can be combined only when 8 can be too.
+    shard.commit([row(16, n=16)])
+    assert shard.rows() == [(0, 2, 3), (4, 1, 5), (8, 1, 8), (15, 15), (16, 16)]
+    assert shard.measured()[-2] == ("e15", 5, 31, 6.2, pytest.approx(5.630275))
 
 
 def test_an_event_that_is_just_late_enough_never_meets_a_combined_bucket_that_it_splits() -> None:

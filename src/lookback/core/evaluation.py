@@ -166,12 +166,13 @@ class Evaluator:
         state.stretches += 1
         stretch = Stretch(self.stream, state, batch.events, self._timeline(state, batch.marks), self.shard, self.shards)
         _take(output, stretch, rules)
-        _keep_rows(output, stretch, _sound(state, rules))
         highs = [high for high in batch.marks.values() if high is not None]
         if highs:
             state.high = max(highs) if state.high is None else max(state.high, *highs)
         state.last_commit = max(batch.marks)
         self._pass_time(state)
+        # The floors are those after the batch: of a long one, only what later windows can hold is kept.
+        _keep_rows(output, stretch, _sound(state, rules))
 
     def _timeline(self, state: ShardState, marks: Mapping[int, int | None]) -> Timeline:
         commits = np.array(sorted(marks), dtype=np.int64)
