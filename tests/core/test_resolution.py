@@ -140,6 +140,13 @@ def test_rows_of_a_closed_bucket_become_one_and_those_of_an_open_one_stay() -> N
     assert shard.measured()[-2] == ("e15", 5, 31, 6.2, pytest.approx(5.630275))
 
 
+def test_of_a_long_batch_only_what_later_windows_can_hold_is_kept() -> None:
+    # A window of 12 and events that are 4 late: what is 16 before the watermark still counts.
+    shard = Shard(rule(12, None), tidy=False)
+    shard.commit([row(at) for at in range(1_000)])
+    assert [[stored.rows for stored in feature.runs] for feature in shard.state.features.values()] == [[17]] * 4
+
+
 def test_an_event_that_is_just_late_enough_never_meets_a_combined_bucket_that_it_splits() -> None:
     # W = 16: closed up to 12, and what is at 12 is still taken. It sees all of [8, 12) and 12 itself.
     shard = Shard(rule(4, 4))

@@ -75,8 +75,8 @@ class Measuring:
         self.state, self.events, self.watermarks = state, events, watermarks
         self._shard, self._shards, self._stored = shard, shards, stored
         self._groupings: dict[tuple[str, ...], Grouping] = {}
-        self._rows: dict[str, FeatureRows] = {}
         # These are as long as the batch. Rules that ask alike ask one after another (see `CompiledRule.asks`).
+        self._rows = _Recent[str, FeatureRows](64)
         self._queries = _Recent[Hashable, Queries](16)
         self._columns = _Recent[Hashable, Column](32)
         self._distincts = _Recent[Hashable, Distinct](4)
@@ -102,14 +102,14 @@ class Measuring:
 
     def rows(self, feature: Feature) -> FeatureRows:
         """The rows that a feature keeps of the events."""
-        if feature.feature_id not in self._rows:
+
+        def made() -> FeatureRows:
             grouping = self.grouping(feature.group_by)
             selected = grouping.mine & self.taken(feature.allowed_lateness, feature.tiles) & kept(feature, self.events)
             values = values_kept(feature, self.events)
-            self._rows[feature.feature_id] = FeatureRows(
-                grouping, feature.aggregate, selected, None if values is None else values.values
-            )
-        return self._rows[feature.feature_id]
+            return FeatureRows(grouping, feature.aggregate, selected, None if values is None else values.values)
+
+        return self._rows.get(feature.feature_id, made)
 
     def lookbacks(self, window: Lookback, group_by: tuple[str, ...], counted: Int64s, counted_as: Hashable) -> Queries:
         """The windows of the counted events. counted_as: what tells them apart; those who ask alike get the same object."""
