@@ -292,7 +292,8 @@ def _number(text: str, negated: bool) -> Node:
         raise Refused("a number has more than 38 digits")
     number = int(sign + text)
     if LONG_MIN <= number <= LONG_MAX:
-        return constant(INT if -(2**31) <= number < 2**31 else BIGINT, number, str(number), level, literal=number)
+        type_ = INT if -(2**31) <= number < 2**31 else BIGINT
+        return constant(type_, number, f"{sign}{abs(number)}", level, literal=number)
     return _decimal(text, negated, level)
 
 

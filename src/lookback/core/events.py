@@ -256,6 +256,9 @@ def _stored(type_: DataType, value: Any) -> Any:
 
 
 def _integer(type_: DataType, value: Any) -> int:
+    if isinstance(value, Decimal) and value.is_finite() and value.adjusted() > 40:
+        # As an integer it would take as many digits as its exponent says.
+        raise ValueError(f"beyond the range of {type_}")
     if isinstance(value, bool) or int(value) != (Decimal(value) if isinstance(value, str) else value):
         raise ValueError("an integer is needed")
     return _bounded(type_, int(value), type_.bits)
