@@ -106,7 +106,7 @@ def test_an_expression_has_type_fields_and_canonical_text() -> None:
         ("(i + j) + 1", "i + j + 1"),
         ("(i + j) * 2", "(i + j) * 2"),
         ("i - (-5)", "i - -5"),
-        ("-(5)", "-5"),
+        ("-(5)", "-(5)"),
         ("- -5", "-(-5)"),
         ("ok AND (i = 1 OR j = 2)", "ok and (i = 1 or j = 2)"),
         ("ok and (i = 1 and j = 2)", "ok and i = 1 and j = 2"),

@@ -97,7 +97,14 @@ def test_any_text_is_an_expression_that_runs_or_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["-(-(0))", "-(cast(1.50 as tinyint))", "-(try_cast('1' as int))", "n + -(cast('1' as int))"]
+    "text",
+    [
+        "-(-(0))",
+        "cast(w as decimal(38,38)) + -(0)",
+        "-(cast(1.50 as tinyint))",
+        "-(try_cast('1' as int))",
+        "n + -(cast('1' as int))",
+    ],
 )
 def test_what_is_printed_of_an_expression_is_read_again(text: str) -> None:
     compiled = compile_expression(text, STREAM.fields)
@@ -216,7 +223,8 @@ def test_any_rows_are_events_or_refused(rows: Any) -> None:
     [
         ({"n": np.array([1])}, "n must be int"),  # passed for its one element
         ({"d": np.array([0.5])}, "d must be double"),
-        ({"n": Decimal("1E+999999")}, "beyond the range of int"),
+        ({"n": Decimal("1E+999999")}, "beyond the range of an integer"),
+        ({"arrival": Decimal("1E+999999")}, "beyond the range of an integer"),
         ({"at": 2**63}, "beyond the range of timestamp"),
         ({"f": 1e39}, "beyond the range of float"),
         ({"k": "\ud800"}, "surrogates not allowed"),

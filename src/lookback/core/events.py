@@ -150,7 +150,7 @@ def _commits(arrivals: Any, count: int, next_commit: int) -> Int64s:
     if arrivals is None:
         return np.arange(next_commit, next_commit + count, dtype=np.int64)
     try:
-        commits = np.array([int(arrival) for arrival in _listed(arrivals)], dtype=np.int64)
+        commits = np.array([_whole(arrival) for arrival in _listed(arrivals)], dtype=np.int64)
     except (ValueError, TypeError, OverflowError) as error:
         raise EventError(f"arrival must be the number of a commit ({error})") from None
     if len(commits) and int(commits.min()) < next_commit - 1:
@@ -256,12 +256,17 @@ def _stored(type_: DataType, value: Any) -> Any:
 
 
 def _integer(type_: DataType, value: Any) -> int:
-    if isinstance(value, Decimal) and value.is_finite() and value.adjusted() > 40:
-        # As an integer it would take as many digits as its exponent says.
-        raise ValueError(f"beyond the range of {type_}")
-    if isinstance(value, bool) or int(value) != (Decimal(value) if isinstance(value, str) else value):
+    number = _whole(value)
+    if isinstance(value, bool) or number != (Decimal(value) if isinstance(value, str) else value):
         raise ValueError("an integer is needed")
-    return _bounded(type_, int(value), type_.bits)
+    return _bounded(type_, number, type_.bits)
+
+
+def _whole(value: Any) -> int:
+    """int(value), save for a decimal that would take as many digits as its exponent says."""
+    if isinstance(value, Decimal) and value.is_finite() and value.adjusted() > 40:
+        raise ValueError("beyond the range of an integer")
+    return int(value)
 
 
 def _bounded(type_: DataType, number: int, bits: int) -> int:

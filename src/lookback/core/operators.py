@@ -452,9 +452,10 @@ def negative(node: Node) -> Node:
     """-node of a number. Raises Refused."""
     if not node.type.is_numeric:
         raise Refused(f"'-' takes a number, but {node.sql!r} is of type {node.type}; cast it")
-    # A minus before the cast of a literal is refused (see syntax): what is printed must be read again.
-    cast = not node.fields and node.sql.startswith(("cast(", "try_cast("))
-    sql = f"-({node.sql})" if cast else f"-{node.within(UNARY)}"
+    # A minus before the cast of a literal is refused (see syntax), and one before a number makes a literal of both, which
+    # has a type of its own beside decimals: what is printed must be read again as it was.
+    alone = not node.fields and (node.sql.startswith(("cast(", "try_cast(")) or node.sql[0].isdigit())
+    sql = f"-({node.sql})" if alone else f"-{node.within(UNARY)}"
     if node.type.is_integer:
         bits = node.type.bits
         return strict(node.type, sql, [node], lambda values: negate_integers(values, bits), UNARY)
