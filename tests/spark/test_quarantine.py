@@ -115,9 +115,9 @@ def test_c4_bad_rows_are_rejected_alone_while_the_stream_judges(ready: Tables) -
     rejected = ready.read("rule_log").where("action = 'rejected'").collect()
     first = [row for row in rejected if row["arrival"] is None]
     told = Counter((row["rule_id"], row["version"]) for row in first)
-    assert told == Counter(
-        [*((shown(rule_id), version) for rule_id, version, _, _ in bad), ("twice", 2), ("\ufffd", 1)]
-    )
+    # Of the three rows of one version the first in order is taken, and each of the two others is told.
+    others = [("twice", 2), ("twice", 2), ("\ufffd", 1)]
+    assert told == Counter([*((shown(rule_id), version) for rule_id, version, _, _ in bad), *others])
     assert max(len(row["message"]) for row in rejected) < 700
     assert max(len(row["rule_id"] or "") for row in rejected) <= 103
     # The renamed document still names the old rule, which has no row in force any more.
