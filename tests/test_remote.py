@@ -658,7 +658,7 @@ def told(asked: Asked, rows: dict[str, list[dict[str, str | None]]] = ROWS) -> A
 @pytest.fixture
 def at_ten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock stands at NOW."""
-    monkeypatch.setattr("lookback.remote.commands.time.time", lambda: NOW)
+    monkeypatch.setattr("lookback.commands.remote.time.time", lambda: NOW)
 
 
 def test_health_is_told_in_the_words_of_local_status(

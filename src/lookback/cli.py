@@ -7,12 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lookback.commands import alerts, rules, streams, upkeep
+from lookback.commands import alerts, remote, rules, streams, upkeep
 from lookback.commands.asked import FOUND_PROBLEMS, WRONG_USE, adding
 from lookback.config import Settings
 from lookback.core.errors import LookbackError, RuleError, StreamError
-from lookback.remote.commands import DESCRIPTION as REMOTE
-from lookback.remote.commands import add_commands as add_remote_commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,9 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     rules.add_commands(command, places)
     streams.add_commands(command)
     alerts.add_commands(command)
-    add_remote_commands(
-        commands.add_parser("remote", help="jobs of a Databricks workspace", description=REMOTE), places
-    )
+    remote.add_commands(commands, places)
     demo = command("demo", _demo, "the main job on real transactions, in a folder of its own")
     demo.add_argument("--events", help="Parquet file of transactions (default: the largest at hand)")
     return parser

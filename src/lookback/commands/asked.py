@@ -14,19 +14,21 @@ if TYPE_CHECKING:
     from lookback.spark.tables import Tables
 
 FOUND_PROBLEMS, WRONG_USE = 1, 2
+# Returns the exit code; None is 0.
+Run = Callable[[argparse.Namespace], "int | None"]
 
 
 class Command(Protocol):
     """Adds a command of this name, which runs `run`, and returns its parser."""
 
-    def __call__(self, name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> Any:
+    def __call__(self, name: str, run: Run, text: str) -> Any:
         """text: what it does, for --help."""
 
 
 def adding(commands: Any, places: argparse.ArgumentParser) -> Command:
     """What adds commands to the sub-parsers `commands`. places: the options that all commands have."""
 
-    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> Any:
+    def command(name: str, run: Run, text: str) -> Any:
         sub = commands.add_parser(name, help=text, description=text, parents=[places])
         sub.set_defaults(run=run)
         return sub

@@ -6,10 +6,10 @@ import argparse
 import datetime as dt
 import importlib.util
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from lookback.commands.asked import FOUND_PROBLEMS, Run, adding, wants_json
 from lookback.core.durations import parse_duration
 from lookback.core.errors import RemoteError, SetupError
 from lookback.core.health import PROBLEM, health, health_in_words, is_healthy
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
     from lookback.remote.runs import Line
     from lookback.remote.workspace import Deployed, Workspace
 
-DESCRIPTION = "Jobs of a Databricks workspace that the bundle has deployed there."
-_FOUND_PROBLEMS = 1
+_DESCRIPTION = "Jobs of a Databricks workspace that the bundle has deployed there."
 
 
-def add_commands(parser: argparse.ArgumentParser, places: argparse.ArgumentParser) -> None:
-    """Adds the sub-commands. places: the options that all commands have."""
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+def add_commands(commands: Any, places: argparse.ArgumentParser) -> None:
+    """Adds `remote` with its sub-commands to the sub-parsers `commands`. places: the options that all commands have."""
+    parser = commands.add_parser("remote", help="jobs of a Databricks workspace", description=_DESCRIPTION)
+    add = adding(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)
 
-    def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> Any:
-        sub = commands.add_parser(name, help=text, description=text, parents=[places])
-        sub.set_defaults(run=run)
+    def command(name: str, run: Run, text: str) -> Any:
+        sub = add(name, run, text)
         sub.add_argument("--target", help="target of the bundle (DATABRICKS_BUNDLE_TARGET; the default one)")
         sub.add_argument(
             "--profile", help="profile of ~/.databrickscfg (DATABRICKS_CONFIG_PROFILE, or DATABRICKS_HOST)"
@@ -77,37 +76,35 @@ def _workspace(options: argparse.Namespace) -> Workspace:
     return connect(bundle, options.profile, request_seconds=min(REQUEST_SECONDS, seconds), retry_seconds=seconds)
 
 
-def _is_json(options: argparse.Namespace) -> bool:
-    return bool(getattr(options, "json", False))
-
-
 def _deploy_check(options: argparse.Namespace) -> int:
     from lookback.remote.checks import deploy_check
 
     levels = []
     for check in deploy_check(_workspace(options), options.warehouse):
         levels.append(check.level)
-        if _is_json(options):
+        if wants_json(options):
             print(as_json(asdict(check)), flush=True)
             continue
         print(visible(f"{check.level + ':':<9}{check.check}: {check.what}"), flush=True)
         if check.remedy:
             print(visible(f"{'':<9}{check.remedy}"))
-    return _FOUND_PROBLEMS if PROBLEM in levels else 0
+    return FOUND_PROBLEMS if PROBLEM in levels else 0
 
 
 def _start(options: argparse.Namespace) -> None:
     from lookback.remote.runs import start
 
     url = start(_workspace(options), options.job)
-    print(as_json({"job": options.job, "url": url}) if _is_json(options) else f"started {options.job}: {visible(url)}")
+    print(
+        as_json({"job": options.job, "url": url}) if wants_json(options) else f"started {options.job}: {visible(url)}"
+    )
 
 
 def _stop(options: argparse.Namespace) -> None:
     from lookback.remote.runs import stop
 
     for done in stop(_workspace(options), options.job):
-        print(as_json({"job": options.job, "done": done}) if _is_json(options) else visible(done))
+        print(as_json({"job": options.job, "done": done}) if wants_json(options) else visible(done))
 
 
 def _logs(options: argparse.Namespace) -> int:
@@ -116,8 +113,8 @@ def _logs(options: argparse.Namespace) -> int:
     failed = False
     for line in follow(_workspace(options), options.job, options.run_id, until_end=options.follow):
         failed = failed or line.state == "ERROR"
-        print(as_json(asdict(line)) if _is_json(options) else _line(line), flush=True)
-    return _FOUND_PROBLEMS if failed else 0
+        print(as_json(asdict(line)) if wants_json(options) else _line(line), flush=True)
+    return FOUND_PROBLEMS if failed else 0
 
 
 def _line(line: Line) -> str:
@@ -151,12 +148,12 @@ def _status(options: argparse.Namespace) -> int:
         "healthy": is_healthy(findings), "health": health_in_words(figures, findings),
         "findings": [asdict(finding) for finding in findings],
     }  # fmt: skip
-    if _is_json(options):
+    if wants_json(options):
         print(as_json(row))
     else:
         print(visible(f"{row['job']}: {row['job_state']} {row['run'] or ''}".rstrip()))
         print_health(row)
-    return _FOUND_PROBLEMS if options.check and not row["healthy"] else 0
+    return FOUND_PROBLEMS if options.check and not row["healthy"] else 0
 
 
 def _job_state(workspace: Workspace, job: Deployed) -> dict[str, Any]:
