@@ -131,6 +131,21 @@ def read_events(rows: object, stream: Stream, next_commit: int) -> tuple[Events,
     return events, None if made is None else _times(made, "committed_at")
 
 
+def problems_of_rows(rows: Sequence[Mapping[str, Any]], stream: Stream) -> list[str]:
+    """Sentences on all cells that cannot be values of their fields; rows are counted from 1, as people count them."""
+    problems = []
+    for number, row in enumerate(rows, 1):
+        for name, type_ in stream.fields.items():
+            try:
+                value = _stored_or_null(name, type_, number, row.get(name))
+            except EventError as error:
+                problems.append(str(error))
+                continue
+            if value is None and name in (stream.event_id, stream.event_time):
+                problems.append(f"row {number}: {name} is missing or NULL; every event needs one")
+    return problems
+
+
 def _as_columns(rows: object) -> dict[str, Any]:
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
