@@ -222,3 +222,48 @@ def test_the_metrics_are_never_elsewhere() -> None:
     document = {"stream": "metrics", "event_id": "metrics_id", "event_time": "measured_at", "fields": fields}
     with pytest.raises(StreamError, match="is a table of the product; leave `table` out"):
         Stream.from_dict({**document, "table": "/x"})
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "said"),
+    [
+        ({"path": "x", "sep": ";"}, "sep", "'sep' is an option of the reader; write it below options: {sep: \";\"}"),
+        ({"path": "x", "Delimiter": "|"}, "Delimiter", 'write it below options: {delimiter: "|"}'),
+        ({"path": "x", "value_options": {}}, "value_options", "is for topics, with `format: kafka`; files take format"),
+        ({"path": "x", "pathh": "y"}, "pathh", "unknown key 'pathh'; did you mean 'path'?"),
+        ({"path": "x", "colour": 1}, "colour", "unknown key 'colour'; known are format, path, options"),
+        ({"path": 7}, "path", "a text is needed, got 7"),
+        ({"format": ["csv"]}, "format", "a text is needed"),
+        ({"options": ["x"]}, "options", "a mapping of option to value is needed"),
+        (
+            {"format": "csv", "options": {"seperator": ";"}},
+            "options.seperator",
+            "is no option of Spark's reader of csv",
+        ),
+        ({"format": "csv", "options": {"headr": True}}, "options.headr", "did you mean 'header'?"),
+        ({"format": "parquet", "options": {"sep": ";"}}, "options.sep", "no option of Spark's reader of parquet files"),
+        ({"options": {"mergeShema": "true"}}, "options.mergeShema", "did you mean 'mergeSchema'?"),
+        ({"format": "kafka", "topics": "a"}, "topics", "unknown key 'topics'; did you mean 'topic'?"),
+        ({"format": "kafka", "sep": ";"}, "sep", 'write it below value_options: {sep: ";"}'),
+        ({"format": "kafka", "options": ["x"]}, "options", "a mapping of option to value is needed"),
+        (
+            {"format": "kafka", "value": "csv", "value_options": {"sepp": ";"}},
+            "value_options.sepp",
+            "did you mean 'sep'?",
+        ),
+    ],
+)
+def test_what_a_source_would_ignore_is_refused(source: dict[str, object], place: str, said: str) -> None:
+    found = problems(source=source)
+    assert list(found) == [f"source.{place}"]
+    assert said in found[f"source.{place}"]
+
+
+def test_options_of_readers_are_taken_whatever_their_capitals() -> None:
+    options = {"SEP": ";", "Header": True, "pathglobfilter": "*.csv", "cloudFiles.useManagedFileEvents": "true"}
+    source = {"format": "csv", "path": "x", "options": options}
+    assert Stream.from_dict({**MINIMAL, "source": source}).source == source
+
+
+def test_an_unknown_limit_is_told_with_the_near_one() -> None:
+    assert problems(limits={"measure": 3})["limits.measure"] == "unknown limit 'measure'; did you mean 'measures'?"

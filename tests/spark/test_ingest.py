@@ -6,6 +6,7 @@ import datetime as dt
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from lookback.config import load_streams
 from lookback.core.errors import SetupError
+from lookback.core.source_keys import READER_OPTIONS
 from lookback.core.streams import Stream
 from lookback.spark import fields
 from lookback.spark import ingest as module
@@ -445,3 +448,29 @@ def test_rows_of_a_commit_are_cut_across_partitions():
 )
 def test_what_raises_an_error_in_spark_gives_null(expression: str, lenient: str):
     assert fields._lenient(expression)[0] == lenient
+
+
+def test_the_options_of_a_source_are_those_that_spark_knows(spark: SparkSession):
+    """A newer Spark may know more; none that it knows may be refused, and none be taken that it does not know."""
+    package = spark._jvm.org.apache.spark.sql  # type: ignore[union-attr]
+    known = {
+        "csv": package.catalyst.csv.CSVOptions,
+        "json": package.catalyst.json.JSONOptions,
+        "parquet": package.execution.datasources.parquet.ParquetOptions,
+    }
+    for format_, options in known.items():
+        names = set(str(options.getAllOptions().mkString(" ")).split())
+        assert {name for name in names if "." not in name} == set(READER_OPTIONS[format_])
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_a_file_with_another_separator_is_told_with_the_option_that_reads_it(
+    tables: Tables, tmp_path: Path, separator: str
+):
+    file = tmp_path / "in.csv"
+    file.write_text(f"id{separator}at{separator}note\na{separator}{at(1)}{separator}x\n")
+    with pytest.raises(SetupError, match="the header is one column") as refused:
+        ingest(tables, stream(), file, progress=None)
+    (option,) = re.findall(r"`(options: .*)`", str(refused.value))
+    source = {"format": "csv", "path": str(file), **yaml.safe_load(option)}
+    assert ingest(tables, stream(source=source), progress=None).ingested == 1

@@ -6,6 +6,7 @@ more is refused with the name of the limit.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -51,7 +52,9 @@ class Limits:
         for key, value in document.items():
             limit = LIMITS.get(key)
             if limit is None:
-                wrong[str(key)] = f"unknown limit {key!r:.100}; known are {', '.join(LIMITS)}"
+                near = difflib.get_close_matches(str(key), LIMITS, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(LIMITS)}"
+                wrong[str(key)] = f"unknown limit {key!r:.100}; {hint}"
                 continue
             number = _number(limit, value)
             if number is None or not limit.least <= number <= limit.most:

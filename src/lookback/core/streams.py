@@ -12,6 +12,7 @@ from lookback.core import metrics
 from lookback.core.durations import format_duration, parse_duration
 from lookback.core.errors import DurationError, Problem, StreamError, TypeNameError
 from lookback.core.limits import Limits
+from lookback.core.source_keys import problems_of_source
 from lookback.core.types import DataType, parse_type
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
@@ -139,6 +140,8 @@ class _Reader:
         source = document.get("source") or {}
         if not isinstance(source, Mapping):
             self._wrong("source", f"a mapping of format and path is needed, got {source!r}")
+        else:
+            self._problems += problems_of_source(source)
         table = self._table()
         if self._problems:
             raise StreamError(str(name), self._problems)

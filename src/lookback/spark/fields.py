@@ -5,6 +5,7 @@ No row stops anything: what does not fit becomes NULL, and `REASON` says why.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import sqlglot
@@ -13,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from sqlglot import exp
 
 from lookback.core.errors import SetupError
+from lookback.core.source_keys import KAFKA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 # Columns beside the stream's fields. REASON is NULL for a usable row; FILE, BLOCK, ROW give the order in the files;
 # READ_AS says how to read RAW again.
 REASON, RAW, READ_AS, FILE, BLOCK, ROW = "__reason", "__raw", "__read_as", "__file", "__block", "__row"
-# The format of a source that is a topic.
-KAFKA = "kafka"
 # Beside the source's columns: the whole of a row that is not made of them.
 CORRUPT = "__corrupt"
 # Of a stream that reads Kafka: what its fields may be made of besides the keys of a record's value. A value's own keys of
@@ -110,11 +110,21 @@ def require(stream: Stream, there: set[str], place: str) -> None:
         for name in read_by(stream, field):
             if name.lower() not in there:
                 role = "event_id" if field == stream.event_id else "event_time"
+                if separator := _separator_of(there):
+                    raise SetupError(
+                        f"{place}: the header is one column, {min(there)!r:.100}; where {separator!r} separates the values, "
+                        f"write it into the source of stream {stream.name!r}: `options: {{sep: {json.dumps(separator)}}}`"
+                    )
                 raise SetupError(
                     f"{place}: column {name!r}, which the {role} of stream {stream.name!r} is made of, is missing; "
                     f"there are {', '.join(sorted(there))}. Name the right one in the stream's `columns`, such as "
                     f'`columns: {{{field}: "other_name"}}`.'
                 )
+
+
+def _separator_of(there: set[str]) -> str:
+    """The separator that stands in the only column's name; empty where there are more columns, or none stands there."""
+    return next((mark for mark in (";", "\t", "|", ",") if len(there) == 1 and mark in min(there)), "")
 
 
 def read_by(stream: Stream, field: str) -> list[str]:

@@ -17,12 +17,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
 from lookback.core.errors import SetupError
+from lookback.core.source_keys import KAFKA
 from lookback.spark.fields import (
     BESIDE,
     BLOCK,
     CORRUPT,
     FILE,
-    KAFKA,
     RAW,
     READ_AS,
     REASON,
@@ -58,7 +58,6 @@ _OPTIONS = (
     "databricks.serviceCredential", "databricks.serviceCredential.scope",
 )  # fmt: skip
 _OURS = ("kafka.bootstrap.servers", "kafka.key.deserializer", "kafka.value.deserializer", "kafka.enable.auto.commit")
-_KEYS = ("format", "servers", "topic", "pattern", "value", "fields", "options", "value_options")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 _SERVERS = re.compile(r"[^\s,:]+:\d{1,5}(\s*,\s*[^\s,:]+:\d{1,5})*")
 _CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
@@ -223,10 +222,7 @@ def _texts(declared: Mapping[str, Any], key: str) -> dict[str, str]:
 
 
 def _problems(declared: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with a declaration."""
-    for key in declared:
-        if key not in _KEYS:
-            yield f"{key!r} is not known{_near(str(key), _KEYS)}"
+    """What is wrong with a declaration, whose keys are known ones."""
     if not _SERVERS.fullmatch(str(declared.get("servers", ""))):
         yield f"servers is host:port, with commas between several, got {declared.get('servers')!r}"
     yield from _problems_of_topic(declared)
@@ -237,10 +233,6 @@ def _problems(declared: Mapping[str, Any]) -> Iterator[str]:
         yield f"fields is a list of the names of a CSV line's values, got {columns!r}"
     elif (value == "csv") != bool(columns):
         yield "a value of CSV has no header: name its values in order, `fields: [id, at]`; one of JSON needs no `fields`"
-    for key in ("options", "value_options"):
-        if not isinstance(declared.get(key) or {}, Mapping):
-            yield f"{key} is a mapping of option to value, got {declared[key]!r:.100}"
-            return
     yield from _problems_of_options(_texts(declared, "options"))
 
 
