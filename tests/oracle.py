@@ -6,6 +6,7 @@ expressions (against Spark), the identity of alerts and the texts of values.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -127,7 +128,9 @@ class Oracle:
         self.hours: dict[tuple[str, Key], int] = {}
         self.memories: dict[tuple[str, int, Key, int], _Memory] = {}
         self.judged: dict[tuple[str, int], list[OracleEvent]] = {}
+        # In order, and what decides it among rows that the watermark brings: the watermark, the rule, the key.
         self.alerts: list[tuple[Any, ...]] = []
+        self.moments: list[tuple[int, str, str]] = []
         self.late: list[tuple[Any, ...]] = []
         self.failed: dict[tuple[str, int], int] = {}
         self.notes: list[tuple[str, str, int, int]] = []
@@ -269,9 +272,14 @@ class Oracle:
         now = self.watermark
         if now == NEVER:
             return
+        start = len(self.alerts)
         for rule in self.in_force():
             if self.last_commit is not None:
                 rule.reach(before, now, self.last_commit)
+        order = sorted(range(start, len(self.alerts)), key=self.moments.__getitem__)
+        self.alerts[start:], self.moments[start:] = (
+            [listed[at] for at in order] for listed in (self.alerts, self.moments)
+        )
         for state in self.states.values():
             floor = now - state.width
             state.floor = max(state.floor, floor - floor % state.resolution)
@@ -395,6 +403,9 @@ class _Kind:
             )
         )  # fmt: skip
         kind = "absence" if self.compiled.sequence and self.compiled.sequence.absent else self.spec.kind
+        # An absence is raised once the watermark is beyond its due, a window when it is at its end.
+        moment_ = about.time + (kind == "absence")
+        self.oracle.moments.append((moment_, self.rule_id, json.dumps(list(key.values()), ensure_ascii=False)))
         COVERED[f"rows: {kind} {verdict}"] += 1
         COVERED[f"rows: {kind} of a revision above 0"] += memory.rows > 0
         memory.rows, memory.held, memory.measures, memory.end = memory.rows + 1, holds, measures, about.end

@@ -16,7 +16,7 @@ import pandas as pd
 
 from lookback.config import load_stream
 from lookback.core.alerts import Alert, LateEvent
-from lookback.core.arrival import marks_of, split_future
+from lookback.core.arrival import late_place, marks_of, split_future
 from lookback.core.compiled import compile_rule
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.evaluation import Batch, Evaluator, Output
@@ -102,12 +102,14 @@ class Harness:
         commit's time; without it max_future is not checked. Raises EventError for rows that cannot be events.
         """
         events, committed_at = read_events(rows, self.stream, self._next_commit())
-        commits = events.commits
+        commits, future = events.commits, list[LateEvent]()
         if committed_at is not None:
             events, future = split_future(events, committed_at, self.stream)
-            self.late_events += future
+        known = len(self.late_events)
         if len(commits):
             self._process(Batch(events, marks=marks_of(events, commits)))
+        if future:
+            self.late_events[known:] = _in_order([*self.late_events[known:], *future], self.stream)
 
     def watermark(self, time: object) -> None:
         """Moves the watermark to `time`, if that is later than where it stands; what it reaches happens now.
@@ -179,6 +181,7 @@ def replay(
         result.alerts.extend(output.alerts)
         result.late_events.extend(output.late)
         result.errors.extend(errors_of(output, declared.name))
+    result.late_events[:] = _in_order(result.late_events, declared)
     return result
 
 
@@ -187,6 +190,10 @@ def as_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
     if isinstance(stream, Stream):
         return stream
     return Stream.from_dict(stream) if isinstance(stream, Mapping) else load_stream(Path(stream))
+
+
+def _in_order(late: Iterable[LateEvent], stream: Stream) -> list[LateEvent]:
+    return sorted(late, key=lambda row: late_place(stream, row.arrival, row.event_time, row.event_id))
 
 
 def errors_of(output: Output, stream: str) -> list[LogRow]:

@@ -201,6 +201,14 @@ def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
     return _bearing(new) if kind == "lookback" else new
 
 
+def _sharing(document: dict[str, Any], other: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The rule with the keys, events and measures of another one, so that both look at the same features."""
+    taken = ("group_by", "where", "allowed_lateness", "measures", *(() if kind == "lookback" else ("window",)))
+    shared = {key: value for key, value in document.items() if key not in taken}
+    shared |= {key: value for key, value in other.items() if key in taken}
+    return _bearing(shared) if kind == "lookback" else shared
+
+
 def _longer(document: dict[str, Any]) -> dict[str, Any]:
     """The rule with a longer memory than it had: what is forgotten does not come back."""
     new = {key: "30 microseconds" if key == "suppress" else value for key, value in document.items()}
@@ -248,7 +256,12 @@ def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
 def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> list[dict[str, Any]]:
     """Rows of the rules table, each after the commit `after`, in order. updates: rows that are written over as well."""
     last = max(row["arrival"] for row in events)
-    kinds = {f"r{at}": draw(st.sampled_from(_KINDS)) for at in range(1, 1 + draw(st.sampled_from([1, 1, 2, 3])))}
+    kinds = {f"r{at}": draw(st.sampled_from(_KINDS)) for at in range(1, 1 + draw(st.sampled_from([1, 1, 2, 2, 3])))}
+    if draw(st.booleans()):
+        # Rules of one kind look at the same features, see below; a session or sequence keeps its own.
+        kinds = dict.fromkeys(
+            kinds, draw(st.sampled_from([kinds["r1"], "lookback", "lookback", "tumbling", "sliding"]))
+        )
     # Of each rule its row in force, and the documents of its versions: it may go back to one.
     current: dict[str, dict[str, Any]] = {}
     written: dict[str, list[dict[str, Any]]] = {}
@@ -256,7 +269,11 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
     for rule_id, kind in kinds.items():
         status = draw(st.sampled_from(["active"] * 6 + ["shadow", "paused"]))
         after = min(last, draw(st.sampled_from([0, 0, 0, 0, 1, 2])))
-        written[rule_id] = [draw(documents(rule_id, kind))]
+        document = draw(documents(rule_id, kind))
+        alike = [listed[0] for other, listed in written.items() if kinds[other] == kind]
+        if alike and draw(st.sampled_from([True, True, False])):
+            document = _sharing(document, draw(st.sampled_from(alike)), kind)
+        written[rule_id] = [document]
         current[rule_id] = _row(after, "insert", rule_id, 1, status, written[rule_id][0])
         found.append(current[rule_id])
     found.sort(key=lambda change: change["after"])

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_targets import STREAM, block, page, state
 
 import lookback
-from lookback.core.alerts import Alert, Failure, LateEvent
+from lookback.core.alerts import Alert, Failure, LateEvent, Place
 from lookback.core.blocks import COMMIT, pack_alerts, pack_events, pack_failures, pack_late, unpack_events, unpack_late
 from lookback.core.columns import arrow_type
 from lookback.core.errors import StateError
@@ -195,7 +195,7 @@ def _blocks() -> list[bytes]:
     )  # fmt: skip
     return [
         pack_events(pa.record_batch(rows), {"marks": [[1, 2]]}),
-        pack_alerts([alert] * 3),
+        pack_alerts([(Place(1, 0, 1, "a", "r1", '["x"]', 0), alert)] * 3),
         pack_late([LateEvent("tx", "a", _TIME, 1, 5, "recorded")]),
         pack_failures([Failure("r1", 1, 2, "a", (1, 2))]),
     ]

@@ -60,9 +60,11 @@ def run_rebuilt(case: dict[str, Any], schedule: Schedule, batches: Sequence[int]
             state.drop_old()
             state.save()
             changes, waiting = [], unpack_waiting(pack_waiting(waiting))
-            for name in ("alerts", "late", "failures", "notes", *(["log"] if shard == 0 else [])):
+            for name in ("rows", "late", "failures", "notes", *(["log"] if shard == 0 else [])):
                 getattr(total, name).extend(getattr(output, name))
         assert not waiting
+    if case["shards"] > 1:
+        total.rows.sort(key=lambda row: row[0])
     return total
 
 
@@ -78,7 +80,7 @@ def test_c3_7_changes_bound_to_their_logged_arrivals_give_what_they_gave(case: d
     schedule = Schedule.of_log(all_changes(case), first.log, stream, {stream.name: stream}, through)
     assert Schedule.from_dict(schedule.to_dict()) == schedule
     again = run_rebuilt(case, schedule, sorted(case["cuts"]) if case["reload"] else [])
-    assert sorted(map(plain, again.alerts), key=repr) == sorted(oracle.alerts, key=repr)
+    assert list(map(plain, again.alerts)) == oracle.alerts
     assert late_of(again.late) == sorted(oracle.late)
     assert failures_of(again) == oracle.failed
     assert notes_of(again.notes) == sorted(oracle.notes)

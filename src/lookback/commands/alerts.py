@@ -47,7 +47,7 @@ def _alerts(options: argparse.Namespace) -> None:
     else:
         from pyspark.sql import functions as F  # noqa: N812
 
-        frame = tables.read("alerts").orderBy("arrival", "event_time", "event_id", "rule_id", "revision")
+        frame = tables.read("alerts").orderBy("arrival", "event_time", "event_id", "rule_id", "alert_id", "revision")
         frame = frame.where(F.col("rule_id") == options.rule) if options.rule else frame
     rows = [row.asDict() for row in frame.toLocalIterator()]
     if wants_json(options):

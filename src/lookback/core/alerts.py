@@ -7,11 +7,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _LOWEST = dt.datetime.min.replace(tzinfo=dt.timezone.utc)
 _HIGHEST = dt.datetime.max.replace(tzinfo=dt.timezone.utc)
+# Rows of one commit: those of its events come before those that the watermark brings after it.
+BY_EVENT, BY_WATERMARK = 0, 1
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
@@ -38,6 +40,28 @@ class Alert:
     evidence: Sequence[str]
     arrival: int
     decided_at: dt.datetime | None = None
+
+
+class Place(NamedTuple):
+    """Where a row stands among all alerts of a stream; places compare as the rows are ordered.
+
+    First by the commit that brought the row. Within a commit, rows that its events bring come first, in order of arrival
+    of these events: by event time, then by event id. Then come the rows that the watermark brings after the commit, by
+    the watermark that each of them waited for. Rows that one event or one watermark brings are ordered by rule_id, then
+    by key, then as their rule writes them (retractions first, then windows and revised events from the oldest on).
+    Nothing of that depends on how commits are cut into batches, or keys into shards.
+
+    time: microseconds, of the event or the watermark. event_id: as `sortable_id` writes it, empty for a watermark.
+    key: the texts of the key as JSON. rank: among the rows that agree in all else.
+    """
+
+    arrival: int
+    phase: int
+    time: int
+    event_id: str
+    rule_id: str
+    key: str
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -71,6 +95,11 @@ def alert_id(rule_id: str, version: int, key: Mapping[str, str | None], subject:
     """
     text = _CANONICAL([rule_id, version, dict(key), subject])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def sortable_id(event_id: int | str) -> str:
+    """An event id as a text that sorts as ids of its type do: integers by value, strings by code point."""
+    return f"{event_id + 2**63:020d}" if isinstance(event_id, int) else event_id
 
 
 def moment(microseconds: int) -> dt.datetime:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import numpy as np
 
-from lookback.core.alerts import LateEvent, moment
+from lookback.core.alerts import LateEvent, moment, sortable_id
 from lookback.core.events import Events
 from lookback.core.keys import Int64s
 from lookback.core.streams import Stream
@@ -24,6 +26,12 @@ def split_future(events: Events, committed_at: Int64s, stream: Stream) -> tuple[
         ahead = int(committed_at[at]) - time
         discarded.append(LateEvent(stream.name, events.id_text(at), moment(time), commit, ahead, "discarded"))
     return events.take(np.flatnonzero(~future)), discarded
+
+
+def late_place(stream: Stream, arrival: int, event_time: dt.datetime, event_id: str) -> tuple[int, dt.datetime, str]:
+    """What rows of late_events are sorted by: the order of arrival of their events. event_id: as text."""
+    integer = stream.fields[stream.event_id].is_integer
+    return arrival, event_time, sortable_id(int(event_id) if integer else event_id)
 
 
 def marks_of(events: Events, commits: Int64s) -> dict[int, int | None]:

@@ -6,7 +6,7 @@ Bytes that are no block, or a damaged one, are refused with a StateError.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lookback.core.alerts import Alert, Failure, LateEvent
+from lookback.core.alerts import Alert, Failure, LateEvent, Place
 from lookback.core.columns import from_arrow, text_of
 from lookback.core.errors import StateError
 from lookback.core.events import Events
@@ -34,6 +34,15 @@ ALERTS_SCHEMA = pa.schema(
         ("evidence", pa.list_(pa.string())), ("arrival", pa.int64()),
     ]
 )  # fmt: skip
+# What alerts of different shards are brought into one order by: of their places what the columns above do not say.
+_PLACES = pa.schema(
+    [
+        ("place_phase", pa.int8()),
+        ("place_time", pa.int64()),
+        ("place_event_id", pa.string()),
+        ("place_key", pa.string()),
+    ]
+)
 LATE_SCHEMA = pa.schema(
     [
         ("stream", pa.string()), ("event_id", pa.string()), ("event_time", _TIME), ("arrival", pa.int64()),
@@ -60,15 +69,27 @@ def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]
         return Events(columns, commits, stream.event_id, stream.event_time), header
 
 
-def pack_alerts(alerts: Sequence[Alert]) -> bytes:
-    """A block of alerts, the measures as exact texts."""
-    rows: dict[str, list[Any]] = {name: [] for name in ALERTS_SCHEMA.names}
-    for alert in alerts:
-        for name, column in rows.items():
-            column.append(getattr(alert, name))
-    rows["key"] = [list(key.items()) for key in rows["key"]]
-    rows["measures"] = [[(name, text_of(value)) for name, value in each.items()] for each in rows["measures"]]
-    return _ipc(pa.Table.from_pydict(rows, schema=ALERTS_SCHEMA))
+def pack_alerts(rows: Sequence[tuple[Place, Alert]]) -> bytes:
+    """A block of alerts and their places, the measures as exact texts."""
+    columns: dict[str, list[Any]] = {name: [getattr(alert, name) for _, alert in rows] for name in ALERTS_SCHEMA.names}
+    columns["key"] = [list(key.items()) for key in columns["key"]]
+    columns["measures"] = [[(name, text_of(value)) for name, value in each.items()] for each in columns["measures"]]
+    columns |= {
+        f"place_{name}": [getattr(place, name) for place, _ in rows] for name in ("phase", "time", "event_id", "key")
+    }
+    return _ipc(pa.Table.from_pydict(columns, schema=pa.schema([*ALERTS_SCHEMA, *_PLACES])))
+
+
+def merge_alerts(blocks: Iterable[bytes]) -> pa.Table:
+    """The alerts of all shards in order of their places, with the columns of ALERTS_SCHEMA."""
+    tables = [unpack_table(block) for block in blocks]
+    if not tables:
+        return ALERTS_SCHEMA.empty_table()
+    with _refused():
+        # Rows that agree in all of these are of one shard, which gives them in order; the sort is stable.
+        names = ("arrival", "place_phase", "place_time", "place_event_id", "rule_id", "place_key")
+        ordered = pa.concat_tables(tables).sort_by([(name, "ascending") for name in names])
+        return ordered.select(ALERTS_SCHEMA.names)
 
 
 def pack_late(late: Sequence[LateEvent]) -> bytes:

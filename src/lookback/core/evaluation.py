@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lookback.core.alerts import Alert, Failure, LateEvent
+from lookback.core.alerts import Alert, Failure, LateEvent, Place
 from lookback.core.columns import Mask
 from lookback.core.compiled import CompiledRule, Feature
 from lookback.core.coverage import Coverage, needed_by
@@ -70,7 +70,7 @@ class Batch:
 
 @dataclass
 class Output:
-    """What a batch brought. alerts: in order of arrival, of one event by rule_id; failures: one per rule and version.
+    """What a batch brought. rows: of alerts, in order of their places; failures: one per rule and version.
 
     log: what every shard says alike; notes: rows for rule_log that this shard alone knows of. evaluated: per rule how many
     events it judged, of windows those that it counted.
@@ -78,7 +78,7 @@ class Output:
     batch must be given again with `required` sent.
     """
 
-    alerts: list[Alert] = field(default_factory=list)
+    rows: list[tuple[Place, Alert]] = field(default_factory=list)
     late: list[LateEvent] = field(default_factory=list)
     log: list[LogRow] = field(default_factory=list)
     notes: list[LogRow] = field(default_factory=list)
@@ -86,6 +86,11 @@ class Output:
     evaluated: Counter[str] = field(default_factory=Counter)
     required: Coverage = field(default_factory=Coverage)
     covered: bool = True
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """The rows of alerts, in order (see `Place`)."""
+        return [alert for _, alert in self.rows]
 
 
 @dataclass(frozen=True)
@@ -239,14 +244,14 @@ class Evaluator:
 def _take(output: Output, stretch: Stretch, rules: _Rules) -> None:
     """Judges a stretch by all rules. What breaks stops alone, and what it said of the stretch is dropped."""
     commit = int(stretch.timeline.commits[0])
-    # In whichever order they are judged, alerts of one event come by rule.
-    for at, (entry, rule) in sorted(enumerate(rules), key=lambda each: each[1][1].asks):
+    # Neighbours ask for the same windows; the places of rows do not depend on who is judged first.
+    for entry, rule in sorted(rules, key=lambda each: each[1].asks):
         said = stretch.said_by(entry.rule_id)
         with _alone(output, stretch.state, [(entry, rule)], commit, partial(stretch.unsay, said)):
-            JUDGES[rule.rule.kind](stretch.case(entry, rule, at))
+            JUDGES[rule.rule.kind](stretch.case(entry, rule))
     forget_keys(stretch.state, (rule for _, rule in rules), int(stretch.timeline.after[-1]))
     gathered = stretch.finish()
-    output.alerts += [alert for _, _, alert in gathered.alerts]
+    output.rows += gathered.alerts
     output.late += gathered.late
     output.notes += gathered.notes
     output.evaluated.update(gathered.evaluated)

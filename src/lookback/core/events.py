@@ -56,6 +56,11 @@ class Events:
             self._values[expression.sql] = expression.evaluate(self.columns, len(self))
         return self._values[expression.sql]
 
+    def id_value(self, at: int) -> int | str:
+        """The id of one event: an integer or a text, as the stream declares it."""
+        value: int | str = self.columns[self._id].item(at)
+        return value
+
     def id_text(self, at: int) -> str:
         """The id of one event as text."""
         return str(text_of(self.columns[self._id].item(at)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lookback.core.alerts import BY_EVENT
 from lookback.core.columns import Column, Mask, from_values
 from lookback.core.compiled import CompiledRule
 from lookback.core.events import Events
@@ -16,7 +17,7 @@ from lookback.core.keyed import Key
 from lookback.core.keys import Int64s, Keys
 from lookback.core.measuring import Measuring
 from lookback.core.state import ShardState
-from lookback.core.stretch import BY_EVENT, Case
+from lookback.core.stretch import Case
 from lookback.core.verdicts import Memory, Subject, texts_of
 from lookback.core.windows import Lookback
 

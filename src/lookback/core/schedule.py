@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lookback.core.alerts import Alert
+from lookback.core.alerts import Alert, Place
 from lookback.core.columns import from_text, from_values, to_stored
 from lookback.core.evaluation import Batch, Evaluator, Output
 from lookback.core.keys import encode_keys
@@ -45,11 +45,11 @@ class Seed:
             halves = encode_keys(columns, 1)
             state.suppressed.setdefault(rule_id, {})[int(halves.low[0]), int(halves.high[0])] = time
 
-    def known(self, state: ShardState, alerts: Sequence[Alert]) -> list[Alert]:
-        """The alerts less those of windows that begin before what was read: of these only the tables know."""
+    def known(self, state: ShardState, rows: Sequence[tuple[Place, Alert]]) -> list[tuple[Place, Alert]]:
+        """The rows of alerts less those of windows that begin before what was read: of these only the tables know."""
         names = {name for name, feature in state.features.items() if self._cuts(feature)}
         cut = {entry.rule_id for entry, rule in state.book.in_force() if names & rule.needs.keys()}
-        return [alert for alert in alerts if alert.window_complete or alert.rule_id not in cut]
+        return [row for row in rows if row[1].window_complete or row[1].rule_id not in cut]
 
     def _cuts(self, feature: FeatureState) -> bool:
         """Whether windows of a feature may still begin before what was read."""

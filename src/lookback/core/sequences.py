@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lookback.core.alerts import BY_EVENT, BY_WATERMARK
 from lookback.core.columns import Mask, from_values, to_python
 from lookback.core.compiled import COUNT, CompiledRule, CompiledStep
 from lookback.core.events import Events
@@ -16,7 +17,7 @@ from lookback.core.expressions import Expression
 from lookback.core.keyed import NEVER_DUE, Key
 from lookback.core.keys import Int64s, Keys
 from lookback.core.state import ShardState
-from lookback.core.stretch import BY_EVENT, BY_WATERMARK, Case, Order
+from lookback.core.stretch import Case, Order
 from lookback.core.types import BIGINT, DataType, array
 from lookback.core.verdicts import Subject, texts_of
 
@@ -337,7 +338,8 @@ class _Judge:
         over = [wait for wait in value["waits"] if wait[4] is None and wait[1] < watermark]
         for rank, wait in sorted(enumerate(over), key=lambda each: (each[1][1], each[0])):
             place = bisect_right(self._after, wait[1])
-            self._over(key, value, wait, (place, BY_WATERMARK, wait[1], rank))
+            # The watermark that raises it is the first beyond its due.
+            self._over(key, value, wait, (place, BY_WATERMARK, wait[1] + 1, rank))
 
     def _over(self, key: Key, value: dict[str, Any], wait: list[Any], order: Order) -> None:
         """What was not to come did not come."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lookback.core.alerts import moment
+from lookback.core.alerts import BY_EVENT, BY_WATERMARK, moment
 from lookback.core.columns import Column, Mask, Values, from_values, text_of
 from lookback.core.compiled import CompiledRule, Feature
 from lookback.core.events import Events
@@ -18,7 +18,7 @@ from lookback.core.keys import Int64s, Keys
 from lookback.core.measuring import kept, values_kept
 from lookback.core.runs import comparable
 from lookback.core.state import ShardState
-from lookback.core.stretch import BY_EVENT, BY_WATERMARK, Case, Order
+from lookback.core.stretch import Case, Order
 from lookback.core.verdicts import Memory, Subject, texts_of
 from lookback.core.windows import Session
 

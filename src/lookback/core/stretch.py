@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lookback.core.alerts import Alert, Failure, LateEvent, moment
+from lookback.core.alerts import BY_EVENT, Alert, Failure, LateEvent, Place, moment, sortable_id
 from lookback.core.columns import Column, Mask, from_text, from_values, text_of
 from lookback.core.compiled import WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.events import Events
@@ -24,9 +25,8 @@ from lookback.core.verdicts import Voice
 
 _UNWANTED, _DISCARDED, _RECORDED, _EVALUATED = range(4)
 _ACTIONS = {_DISCARDED: "discarded", _RECORDED: "recorded", _EVALUATED: "evaluated"}
-# Rows of one commit: those of its events come before those that the watermark brings after it.
-BY_EVENT, BY_WATERMARK = 0, 1
-# Where a row stands among all of a stretch: (place of its commit, BY_EVENT or BY_WATERMARK, position or time, rest).
+# Where a row of a rule stands within a stretch: (place of its commit, BY_EVENT or BY_WATERMARK, the position of the event
+# or the watermark that brings it, rank among the rows of the rule and key that the same event or watermark brings).
 Order = tuple[int, int, int, int]
 
 
@@ -45,12 +45,12 @@ class Timeline:
 
 @dataclass
 class Gathered:
-    """What judging brought: rows of alerts with their order, what became of late events, failures and notes.
+    """What judging brought: rows of alerts with their places, what became of late events, failures and notes.
 
     evaluated: how many events each rule judged.
     """
 
-    alerts: list[tuple[Order, int, Alert]] = field(default_factory=list)
+    alerts: list[tuple[Place, Alert]] = field(default_factory=list)
     late: list[LateEvent] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notes: list[LogRow] = field(default_factory=list)
@@ -94,9 +94,9 @@ class Stretch:
         events, marks = self.events.take(positions), self.watermarks[positions]
         return Measuring(self.state, events, marks, self.shard, self.shards, stored=False)
 
-    def case(self, entry: Entry, rule: CompiledRule, at: int) -> Case:
-        """One rule, the `at`-th, over this stretch."""
-        return Case(self, entry, rule, at)
+    def case(self, entry: Entry, rule: CompiledRule) -> Case:
+        """One rule over this stretch."""
+        return Case(self, entry, rule)
 
     def note_late(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
         """Remembers the most that a rule did with each late event."""
@@ -105,7 +105,10 @@ class Stretch:
         self._actions[at] = np.maximum(self._actions[at], action)
 
     def finish(self) -> Gathered:
-        """All that was gathered: alerts in order of arrival, of one event by rule, of one moment by key."""
+        """All that was gathered, in an order that no cut shows in: alerts by `Place`, late events by arrival.
+
+        Notes are ordered by arrival, rule and text.
+        """
         events = self.events
         for at in np.flatnonzero(self._actions).tolist():
             time = int(events.times[at])
@@ -114,11 +117,10 @@ class Stretch:
             self.gathered.late.append(
                 LateEvent(self.stream.name, events.id_text(at), moment(time), int(events.commits[at]), late_by, action)
             )
-        # Of equal order are windows of several keys; an event has one.
-        self.gathered.alerts.sort(
-            key=lambda row: (*row[:2], [t or "" for t in row[2].key.values()] if row[0][1] else [])
-        )
-        return self.gathered
+        gathered = self.gathered
+        gathered.alerts.sort(key=lambda row: row[0])
+        gathered.notes.sort(key=lambda row: (row.arrival, row.rule_id, row.version, row.action, row.message))
+        return gathered
 
     def keep_rows(self, feature: Feature) -> None:
         """Adds what a feature keeps of the events to the state."""
@@ -159,8 +161,8 @@ class Case:
     mine: events of this shard; wanted: of those, the ones that the rule's `where` holds of; late: below the watermark.
     """
 
-    def __init__(self, stretch: Stretch, entry: Entry, rule: CompiledRule, at: int) -> None:
-        self.stretch, self.entry, self.rule, self.at = stretch, entry, rule, at
+    def __init__(self, stretch: Stretch, entry: Entry, rule: CompiledRule) -> None:
+        self.stretch, self.entry, self.rule = stretch, entry, rule
         self.state, self.events, self.timeline = stretch.state, stretch.events, stretch.timeline
         self.grouping = stretch.measuring.grouping(rule.group_by)
         self.voice = Voice(entry, rule, stretch.stream.name, stretch.state)
@@ -253,7 +255,13 @@ class Case:
 
     def say(self, order: Order, alert: Alert) -> None:
         """Adds a row."""
-        self.stretch.gathered.alerts.append((order, self.at, alert))
+        _, phase, at, rank = order
+        time, event_id = (
+            (int(self.events.times[at]), sortable_id(self.events.id_value(at))) if phase == BY_EVENT else (at, "")
+        )
+        key = json.dumps(list(alert.key.values()), ensure_ascii=False)
+        place = Place(alert.arrival, phase, time, event_id, alert.rule_id, key, rank)
+        self.stretch.gathered.alerts.append((place, alert))
 
     def note(self, action: str, message: str, arrival: int) -> None:
         """Adds a row for rule_log that only this shard knows of."""
@@ -285,7 +293,7 @@ class Case:
 
 
 def merge_failures(failures: Sequence[Failure]) -> list[Failure]:
-    """One failure per rule and version: counts added, the first event by arrival kept, and the first reason."""
+    """One failure per rule and version, by these: counts added, the first event by arrival kept, and the first reason."""
     merged: dict[tuple[str, int], Failure] = {}
     for failure in failures:
         slot = (failure.rule_id, failure.version)
@@ -297,4 +305,4 @@ def merge_failures(failures: Sequence[Failure]) -> list[Failure]:
         broken = [f for f in (known, failure) if f.reason]
         reason = min(broken, key=lambda f: (f.first_arrival, f.reason)).reason if broken else ""
         merged[slot] = replace(first, count=known.count + failure.count, reason=reason)
-    return list(merged.values())
+    return [merged[slot] for slot in sorted(merged)]

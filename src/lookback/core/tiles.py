@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from lookback.core.alerts import moment
+from lookback.core.alerts import BY_EVENT, BY_WATERMARK, moment
 from lookback.core.columns import Column, Mask, text_of
 from lookback.core.compiled import CompiledRule
 from lookback.core.grouping import Queries
 from lookback.core.keyed import Key
 from lookback.core.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.state import ShardState
-from lookback.core.stretch import BY_EVENT, BY_WATERMARK, Case, Order
+from lookback.core.stretch import Case, Order
 from lookback.core.verdicts import Memory, Subject, texts_of
 from lookback.core.windows import Tiles
 

@@ -236,7 +236,7 @@ class Evaluation:
             if sink is None:
                 query_id = self.checkpoint.query_id
                 assert query_id is not None
-                sink = Sink(self.tables, self.stream.name, query_id, missing=missing)
+                sink = Sink(self.tables, self.stream, query_id, missing=missing)
             started = time.perf_counter()
             table = answers.toArrow()
             if not table.num_rows:

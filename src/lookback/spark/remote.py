@@ -51,8 +51,8 @@ class RemoteBatches:
         if not table.num_rows:
             return
         milliseconds = 1_000 * (time.perf_counter() - started)
-        report = Sink(tables, self.stream, self.query_id).write(table, batch_id, milliseconds)
         streams = {name: Stream.from_dict(document) for name, document in self.streams.items()}
+        report = Sink(tables, streams[self.stream], self.query_id).write(table, batch_id, milliseconds)
         for quarantine in quarantined(report.failures, streams[self.stream].max_failures):
             try:
                 RulesTable(tables, streams).quarantine(quarantine)

@@ -135,7 +135,7 @@ class Shard:
         batch = replace(batch, changes=[change for change, after in bound if after is None])
         output, waiting = judge(self._evaluator, state, batch, waiting)
         if self._schedule.seed is not None:
-            output.alerts = self._schedule.seed.known(state, output.alerts)
+            output.rows = self._schedule.seed.known(state, output.rows)
         return output, waiting
 
     def _keep_waiting(self, waiting: list[Waiting]) -> None:
@@ -227,8 +227,8 @@ class Shard:
 
 def _answer(label: str, output: Output, report: dict[str, Any], *, with_log: bool) -> pd.DataFrame:
     rows: list[tuple[str, bytes]] = [(REPORT, json.dumps(report).encode())]
-    if output.alerts:
-        rows.append((ALERTS, pack_alerts(output.alerts)))
+    if output.rows:
+        rows.append((ALERTS, pack_alerts(output.rows)))
     if output.late:
         rows.append((LATE, pack_late(output.late)))
     if output.failures:

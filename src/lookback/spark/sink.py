@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from lookback.core.alerts import Failure, moment
-from lookback.core.blocks import ALERTS_SCHEMA, LATE_SCHEMA, unpack_failures, unpack_late, unpack_table
+from lookback.core.arrival import late_place
+from lookback.core.blocks import LATE_SCHEMA, merge_alerts, unpack_failures, unpack_late
 from lookback.core.columns import text_of
 from lookback.core.coverage import Coverage
 from lookback.core.metrics import RuleCounts
@@ -24,6 +25,7 @@ from lookback.spark.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from lookback.core.streams import Stream
     from lookback.spark.tables import Tables
 
 _STRENGTH = {"discarded": 0, "recorded": 1, "evaluated": 2}
@@ -89,7 +91,7 @@ class Sink:
     """
 
     tables: Tables
-    stream: str
+    stream: Stream
     query_id: str
     check: bool = True
     missing: Callable[[str, pa.Table], pa.Table] | None = None
@@ -102,9 +104,9 @@ class Sink:
         started = dt.datetime.now(dt.timezone.utc)
         mark = f"{self.query_id}:{batch_id}"
         alerts = _alerts(answers, started)
-        late = _late(answers)
+        late = _late(answers, self.stream)
         failures = _failures(answers)
-        log = _log(answers, failures, self.stream, batch_id, started)
+        log = _log(answers, failures, self.stream.name, batch_id, started)
         if self.missing is not None:
             alerts, late, log = (
                 self.missing(name, rows)
@@ -119,7 +121,7 @@ class Sink:
         report = _report(
             answers, batch_id, alerts, late, log, failures, run_ms, finished, (finished - started).total_seconds() * 1e3
         )
-        _LOG.info("stream=%s %s", self.stream, report)
+        _LOG.info("stream=%s %s", self.stream.name, report)
         return report
 
     def _frame(self, rows: pa.Table) -> DataFrame:
@@ -146,23 +148,21 @@ def _payloads(answers: pa.Table, kind: str) -> list[bytes]:
 
 
 def _alerts(answers: pa.Table, decided_at: dt.datetime) -> pa.Table:
-    tables = [unpack_table(payload) for payload in _payloads(answers, ALERTS)]
-    alerts = pa.concat_tables(tables) if tables else ALERTS_SCHEMA.empty_table()
-    alerts = alerts.sort_by(
-        [(name, "ascending") for name in ("arrival", "event_time", "event_id", "rule_id", "alert_id", "revision")]
-    )
+    alerts = merge_alerts(_payloads(answers, ALERTS))
     return alerts.append_column("decided_at", pa.array([decided_at] * alerts.num_rows, _TIME))
 
 
-def _late(answers: pa.Table) -> pa.Table:
-    """One row per late event: the most that any shard did with it."""
+def _late(answers: pa.Table, stream: Stream) -> pa.Table:
+    """One row per late event, in order of arrival: the most that any shard did with it."""
     best: dict[tuple[str, int], dict[str, Any]] = {}
     for payload in _payloads(answers, LATE):
         for row in unpack_late(payload):
             known = best.get((row["event_id"], row["arrival"]))
             if known is None or _STRENGTH[row["action"]] > _STRENGTH[known["action"]]:
                 best[row["event_id"], row["arrival"]] = row
-    ordered = sorted(best.values(), key=lambda row: (row["arrival"], row["event_time"], row["event_id"]))
+    ordered = sorted(
+        best.values(), key=lambda row: late_place(stream, row["arrival"], row["event_time"], row["event_id"])
+    )
     return pa.Table.from_pylist(ordered, schema=LATE_SCHEMA)
 
 
@@ -180,7 +180,10 @@ def _log(
 ) -> pa.Table:
     # Equal commands of one batch have equal rows, each its own. Several shards may note the same of one rule and commit.
     rows = _said(answers, LOG)
-    rows += {json.dumps(row): row for row in _said(answers, NOTES)}.values()
+    notes = {json.dumps(row): row for row in _said(answers, NOTES)}.values()
+    rows += sorted(
+        notes, key=lambda row: (row["arrival"], row["rule_id"], row["version"], row["action"], row["message"])
+    )
     rows += [
         {
             "stream": stream, "rule_id": failure.rule_id, "version": failure.version, "action": "failed",
