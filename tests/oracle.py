@@ -31,6 +31,7 @@ NEVER = -(10**30)
 # What all oracles of a test session have met; printed where many cases are made, to see that they were not empty.
 COVERED: Counter[str] = Counter()
 Key = tuple[Any, ...]
+Fields = tuple[str, ...]
 _T = TypeVar("_T")
 
 
@@ -124,12 +125,14 @@ class Oracle:
         self.high = self.advanced = NEVER
         self.last_commit: int | None = None
         self.arrived = 0
-        # Of the rule and key, the time of the last raised alert; of the subject, what was written about it.
-        self.hours: dict[tuple[str, Key], int] = {}
-        self.memories: dict[tuple[str, int, Key, int], _Memory] = {}
-        self.judged: dict[tuple[str, int], list[OracleEvent]] = {}
-        # In order, and what decides it among rows that the watermark brings: the watermark, the rule, the key.
+        # Of the rule, its group_by and a key, the time of the last raised alert; of the subject, what was written about it
+        # by a version of one kind.
+        self.hours: dict[tuple[str, Fields, Key], int] = {}
+        self.memories: dict[tuple[str, str, Fields, int, Key, int], _Memory] = {}
+        # Of rules that revise: the version and document that judged, and the events.
+        self.judged: dict[str, tuple[Any, list[OracleEvent]]] = {}
         self.alerts: list[tuple[Any, ...]] = []
+        # Of each alert, what decides its place among rows that the watermark brings: the watermark, the rule, the key.
         self.moments: list[tuple[int, str, str]] = []
         self.late: list[tuple[Any, ...]] = []
         self.failed: dict[tuple[str, int], int] = {}
@@ -171,6 +174,8 @@ class Oracle:
     def run(self, events: list[OracleEvent], deleted: Mapping[int, Sequence[OracleEvent]] | None = None) -> None:
         """Judges events; each commit is complete. deleted: what each of these commits deletes."""
         for commit in sorted({event.commit for event in events}):
+            for rule in self.in_force():
+                rule.begin()
             self._delete(set((deleted or {}).get(commit, ())))
             here = [event for event in events if event.commit == commit]
             before = self.watermark
@@ -192,7 +197,8 @@ class Oracle:
             for match in (*state.matches.values(), *(wait.match for wait in state.waits)):
                 match.taken = [[event for event in events if event not in gone] for events in match.taken]
             state.matches = {key: match for key, match in state.matches.items() if match.taken[0]}
-        self.judged = {slot: [event for event in events if event not in gone] for slot, events in self.judged.items()}
+        for _, judged in self.judged.values():
+            judged[:] = [event for event in judged if event not in gone]
 
     def in_force(self) -> list[_Kind]:
         """The rules with state, by rule_id."""
@@ -215,14 +221,16 @@ class Oracle:
     def _forget_unused(self) -> None:
         used = {name for rule in self.in_force() for name in rule.widths()}
         self.states = {name: state for name, state in self.states.items() if name in used}
+        revising = {f"{r.rule_id} {r.compiled.group_by}" for r in self.in_force() if r.spec.late == "revise"}
+        self.judged = {slot: judged for slot, judged in self.judged.items() if slot in revising}
         for rule in self.in_force():
             rule.forget_unused()
         # An hour is kept while an event that it suppresses may still be taken.
         spans = {r.rule_id: (r.spec.suppress, r.lateness) for r in self.in_force() if r.spec.suppress is not None}
-        for rule_id, key in list(self.hours):
-            span, lateness = spans.get(rule_id, (NEVER, 0))
-            if self.hours[rule_id, key] + span < self.watermark - lateness:
-                del self.hours[rule_id, key]
+        for slot in list(self.hours):
+            span, lateness = spans.get(slot[0], (NEVER, 0))
+            if self.hours[slot] + span < self.watermark - lateness:
+                del self.hours[slot]
 
     def _event(self, event: OracleEvent, watermark: int) -> None:
         features = {f.feature_id: f for rule in self.in_force() for f in rule.compiled.features}
@@ -306,6 +314,9 @@ class _Kind:
     def open(self) -> None:
         """Starts what the rule needs beside its states."""
 
+    def begin(self) -> None:
+        """Forgets what other versions have left, before a commit is judged."""
+
     def reach(self, before: int, now: int, arrival: int) -> None:
         """What happens when the watermark moves from `before` to `now`, after commit `arrival`."""
 
@@ -372,7 +383,11 @@ class _Kind:
 
     def memory(self, about: _Subject) -> _Memory | None:
         """What this version has written about a subject."""
-        return self.oracle.memories.get((self.rule_id, self.version, about.key, about.identity))
+        return self.oracle.memories.get(self._slot(about))
+
+    def _slot(self, about: _Subject) -> tuple[str, str, Fields, int, Key, int]:
+        kind = "tiles" if self.spec.kind in ("tumbling", "sliding") else self.spec.kind
+        return self.rule_id, kind, self.compiled.group_by, self.version, about.key, about.identity
 
     def settle(
         self,
@@ -391,7 +406,7 @@ class _Kind:
             return False
         if memory is None:
             memory = _Memory(self._base(about))
-            self.oracle.memories[self.rule_id, self.version, about.key, about.identity] = memory
+            self.oracle.memories[self._slot(about)] = memory
         verdict = memory.base if holds else "retracted"
         key = {n: self.oracle.text(n, v) for n, v in zip(self.compiled.group_by, about.key, strict=True)}
         message = self.compiled.message({**shown, **measures, "window_complete": complete})
@@ -412,7 +427,7 @@ class _Kind:
         return holds
 
     def _base(self, about: _Subject) -> str:
-        span, slot = self.spec.suppress, (self.rule_id, about.key)
+        span, slot = self.spec.suppress, (self.rule_id, self.compiled.group_by, about.key)
         if span is None:
             return "raised"
         if slot in self.oracle.hours and about.time <= self.oracle.hours[slot] + span:
@@ -441,16 +456,24 @@ class _Lookback(_Kind):
             self.fail()
         elif judged:
             self._judge(event, event.commit)
-            self._judged().append(event)
+            if self.spec.late == "revise":
+                self.oracle.judged[self._judges][1].append(event)
         return "evaluated" if judged else "recorded"
 
-    def _judged(self) -> list[OracleEvent]:
-        """The events that this version has judged."""
-        return self.oracle.judged.setdefault((self.rule_id, self.version), [])
+    @property
+    def _judges(self) -> str:
+        return f"{self.rule_id} {self.compiled.group_by}"
+
+    def begin(self) -> None:
+        mark = (self.version, self.spec.document)
+        if self.spec.late == "revise" and self.oracle.judged.get(self._judges, (None,))[0] != mark:
+            self.oracle.judged[self._judges] = (mark, [])
 
     def _revise(self, newcomer: OracleEvent) -> None:
         key = self.key(newcomer)
-        again = [e for e in self._judged() if self.key(e) == key and self._covers(e, newcomer.time)]
+        again = [
+            e for e in self.oracle.judged[self._judges][1] if self.key(e) == key and self._covers(e, newcomer.time)
+        ]
         limit = self.oracle.stream.max_revisions
         for event in sorted(again, key=lambda e: e.place)[:limit]:
             self._judge(event, newcomer.commit)

@@ -56,8 +56,10 @@ _SPANS = [3, 5, 8, 1, 2, 4, 12, 25]
 # What a later version may have from another document of the same kind.
 _REVISABLE = (
     "window", "measures", "when", "early", "late", "reset_on_alert", "suppress", "message", "where", "allowed_lateness",
-    "effective_from", "effective_until",
+    "effective_from", "effective_until", "group_by",
 )  # fmt: skip
+# An UPDATE may make a version of another kind of it once: then it has remembered nothing of that kind yet.
+_MEMORY_OF_KIND = {"tumbling": "tiles", "sliding": "tiles"}
 
 
 def _microseconds(number: int) -> str:
@@ -262,22 +264,25 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
         kinds = dict.fromkeys(
             kinds, draw(st.sampled_from([kinds["r1"], "lookback", "lookback", "tumbling", "sliding"]))
         )
-    # Of each rule its row in force, and the documents of its versions: it may go back to one.
+    # Of each rule its row in force, and the kinds and documents of its versions: it may go back to one.
     current: dict[str, dict[str, Any]] = {}
-    written: dict[str, list[dict[str, Any]]] = {}
+    written: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    # The kinds that the version in force has had.
+    had: dict[str, set[str]] = {}
     found = []
     for rule_id, kind in kinds.items():
         status = draw(st.sampled_from(["active"] * 6 + ["shadow", "paused"]))
         after = min(last, draw(st.sampled_from([0, 0, 0, 0, 1, 2])))
         document = draw(documents(rule_id, kind))
-        alike = [listed[0] for other, listed in written.items() if kinds[other] == kind]
+        alike = [listed[0][1] for other, listed in written.items() if kinds[other] == kind]
         if alike and draw(st.sampled_from([True, True, False])):
             document = _sharing(document, draw(st.sampled_from(alike)), kind)
-        written[rule_id] = [document]
-        current[rule_id] = _row(after, "insert", rule_id, 1, status, written[rule_id][0])
+        written[rule_id] = [(kind, document)]
+        had[rule_id] = {_MEMORY_OF_KIND.get(kind, kind)}
+        current[rule_id] = _row(after, "insert", rule_id, 1, status, document)
         found.append(current[rule_id])
     found.sort(key=lambda change: change["after"])
-    whats = ["version"] * 4 + ["status", "advance", "clear_state", *(["update"] * 2 if updates else [])]
+    whats = ["version"] * 4 + ["kind"] * 2 + ["status", "advance", "clear_state", *(["update"] * 2 if updates else [])]
     least = draw(st.sampled_from([0, 2, 4]))
     afters = st.lists(st.integers(found[-1]["after"], last), min_size=least, max_size=least + 4)
     for after in sorted(draw(afters)):
@@ -290,13 +295,27 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
         if what == "update" and old["status"] == "retired":
             what = "status"
         document = old["document"]
-        if what == "version":
-            if draw(st.sampled_from([True, True, False])):
-                document = draw(revised(document, kinds[rule_id]))
-                known.append(document)
-            else:
-                document = draw(st.sampled_from(known))
-        statuses = {"version": ["active"] * 6 + ["shadow", "paused", "draft"], "update": ["active", "shadow", "paused"]}
+        if what == "version" and draw(st.sampled_from([True, True, False])):
+            document = draw(revised(document, kinds[rule_id]))
+            known.append((kinds[rule_id], document))
+        elif what == "version":
+            kinds[rule_id], document = draw(st.sampled_from(known))
+        elif what == "kind":
+            kind = draw(st.sampled_from(_KINDS))
+            document = draw(documents(rule_id, kind))
+            memory = _MEMORY_OF_KIND.get(kind, kind)
+            if updates and memory not in had[rule_id] and old["status"] != "retired" and draw(st.booleans()):
+                what = "update"
+                had[rule_id].add(memory)
+            kinds[rule_id] = kind
+            known.append((kind, document))
+        if what != "update":
+            had[rule_id] = {_MEMORY_OF_KIND.get(kinds[rule_id], kinds[rule_id])}
+        statuses = {
+            "version": ["active"] * 6 + ["shadow", "paused", "draft"],
+            "kind": ["active"] * 4 + ["paused"],
+            "update": ["active", "shadow", "paused"],
+        }
         status = draw(
             st.sampled_from(statuses.get(what, ["active", "active", "shadow", "paused", "paused", "retired"]))
         )

@@ -18,7 +18,7 @@ from lookback.core.columns import text_of
 from lookback.core.evaluation import Batch, Evaluator, Output
 from lookback.core.events import Events, read_events
 from lookback.core.rulebook import LogRow, RuleBook, RuleChange
-from lookback.core.state import ShardState
+from lookback.core.state import MANIFEST, ShardState, page_text, text_page
 from lookback.core.streams import Stream
 from lookback.harness import replay
 
@@ -320,3 +320,118 @@ def test_cases_that_once_differed(case: dict[str, Any]) -> None:
     assert_engine_equals_oracle(case)
     if all(change["change"] == "insert" for change in case["changes"]):
         assert_replay_equals_oracle(case)
+
+
+_WINDOWED = {"measures": {"m0": "count(*)"}}
+_NO_SOON = [{"name": "s0", "where": "n = 0"}, {"name": "silent", "absent": "n = 1", "within": "3 microseconds"}]
+# A rule of every kind, with whatever it keeps of a key beside the rows of its windows.
+EVERY_KIND: dict[str, dict[str, Any]] = {
+    "lookback": {"window": "5 microseconds", **_WINDOWED, "when": "m0 > 1"},
+    "revise": {"window": "5 microseconds", **_WINDOWED, "when": "m0 > 1", "late": "revise"},
+    "reset": {"window": "5 microseconds", **_WINDOWED, "when": "m0 > 1", "reset_on_alert": True},
+    "suppress": {"window": "5 microseconds", **_WINDOWED, "when": "m0 > 0", "suppress": "9 microseconds"},
+    "tumbling": {"window": {"tumbling": "4 microseconds"}, **_WINDOWED},
+    "sliding": {"window": {"sliding": "6 microseconds", "slide": "2 microseconds"}, **_WINDOWED},
+    "early": {"window": {"tumbling": "4 microseconds"}, **_WINDOWED, "early": True},
+    "session": {"window": {"session": "2 microseconds"}, **_WINDOWED},
+    "early session": {"window": {"session": "2 microseconds"}, **_WINDOWED, "early": True},
+    "sequence": {"sequence": {"within": "9 microseconds", "steps": [
+        {"name": "s0", "where": "n = 0"}, {"name": "s1", "where": "n = 1"},
+    ]}},
+    "fixed": {"sequence": {"within": "9 microseconds", "expiry": "fixed", "steps": [
+        {"name": "s0", "where": "n = 0"}, {"name": "s1", "where": "n = 1"},
+    ]}},
+    "absence": {"sequence": {"within": "9 microseconds", "steps": _NO_SOON}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", EVERY_KIND)
+def test_c4_a_version_reads_nothing_that_another_kind_left(first: str) -> None:
+    """From a rule of one kind to one of each other kind, and back after it was retired."""
+    events = [
+        {"id": f"e{at:02}", "at": at - 5 * (at % 5 == 4), "n": int(at % 3 == 2), "arrival": 1 + at // 2}
+        for at in range(36)
+    ]
+    case = regression(first, [{"group_by": ["k"], **EVERY_KIND[first]} for _ in EVERY_KIND], events, cuts=(5, 11, 14))
+    for row, later in zip(list(case["changes"]), EVERY_KIND, strict=True):
+        document = {**EVERY_KIND[later], **{name: row["document"][name] for name in ("rule_id", "stream", "group_by")}}
+        case["changes"] += [
+            {**row, "after": 7, "version": 2, "document": document},
+            {**row, "after": 12, "version": 3, "status": "retired"},
+            {**row, "after": 14, "version": 4},
+        ]
+    case["changes"].sort(key=lambda change: change["after"])
+    assert_engine_equals_oracle(case)
+
+
+def test_c4_an_alert_of_a_version_with_another_key_suppresses_nothing() -> None:
+    """Customer 1 as payer is not customer 1 as payee: `suppress` is about the rule and its key."""
+    rule = {"window": "5 microseconds", "measures": {"m0": "count(*)"}, "when": "true", "suppress": "1 hour"}
+    events = [{"id": f"e{at}", "at": at, "c": 1, "n": 1, "arrival": at} for at in range(1, 5)]
+    case = regression("payer, payee", [{"group_by": ["c"], **rule}], events, cuts=(1, 3))
+    document = {"rule_id": "r1", "stream": "tx", "group_by": ["n"], **rule}
+    case["changes"].append(
+        {"after": 2, "change": "insert", "rule_id": "r1", "version": 2, "status": "active", "document": document}
+    )
+    assert_engine_equals_oracle(case)
+    found = [(alert.event_id, alert.verdict) for alert in run_engine(case).alerts]
+    assert found == [("e1", "raised"), ("e2", "suppressed"), ("e3", "raised"), ("e4", "suppressed")]
+
+
+def test_c4_an_updated_session_takes_back_what_it_wrote_of_other_measures() -> None:
+    """An UPDATE of the row in force keeps the version, and so the identity of its alerts."""
+    session = {"group_by": ["k"], "window": {"session": "2 microseconds"}, "early": True}
+    events = [{"id": f"e{at}", "at": time, "arrival": at} for at, time in enumerate((10, 14, 12), 1)]
+    case = regression("measures", [{**session, "measures": {"m0": "count(*)", "m1": "max(a)"}}], events, cuts=(1,))
+    document = {"rule_id": "r1", "stream": "tx", **session, "measures": {"m0": "avg(n)"}}
+    case["changes"].append({**case["changes"][0], "after": 2, "change": "update", "document": document})
+    found = run_engine(case)
+    assert not found.failures
+    assert [(alert.revision, alert.verdict) for alert in found.alerts if alert.window_start.microsecond == 14] == [
+        (0, "raised"), (1, "retracted"),
+    ]  # fmt: skip
+    assert_engine_equals_oracle(case)
+
+
+@pytest.mark.parametrize("kind", ["revise", "tumbling", "sliding", "early", "session", "early session"])
+def test_c8_what_release_0_1_0_remembered_is_gone_on_with(kind: str) -> None:
+    """There rules of all kinds had one table, and what they suppress did not name the fields of a key."""
+    stream, store, state = STREAMS["plain"], DictStore(), new_state(STREAMS["plain"])
+    document = {"rule_id": "r1", "stream": "tx", "group_by": ["k"], "suppress": "2 microseconds", **EVERY_KIND[kind]}
+    events, _ = read_events(
+        [{"id": f"e{at:02}", "at": at - 7 * (at % 5 == 4), "k": "x", "arrival": 1 + at // 2} for at in range(20)],
+        stream,
+        1,
+    )
+    marks = marks_of(events, events.commits)
+    alerts = []
+    for former in (False, True):
+        store, state, found = DictStore(), new_state(stream), []
+        for start, end in ((0, 6), (6, 8), (8, 20)):
+            state.begin(store)
+            change = [RuleChange("insert", 0, "r1", 1, "active", json.dumps(document))] if not start else []
+            part = {commit: high for commit, high in marks.items() if start < commit <= end}
+            here = events.take((events.commits > start) & (events.commits <= end))
+            found += Evaluator(stream).process(state, Batch(here, None, part, change)).alerts
+            state.save()
+            if former:
+                as_release_0_1_0_left_it(state, store)
+            state = new_state(stream)
+            assert state.load(store)
+        alerts.append([plain(alert) for alert in found])
+    assert alerts[0] == alerts[1]
+    assert any(row[1] for row in alerts[0]) == (kind != "session")
+
+
+def as_release_0_1_0_left_it(state: ShardState, store: DictStore) -> None:
+    (rule,) = [rule for _, rule in state.book.in_force()]
+    name, former = rule.memory, rule.former_memory
+    for page in [page for page in store.pages if page.startswith(f"keys:{name}:")]:
+        store.pages[page.replace(name, former)] = store.pages.pop(page)
+    manifest = json.loads(page_text(store.pages[MANIFEST], ""))
+    notes, buckets = manifest["tables"].pop(name)
+    notes.pop("document", None)
+    manifest["tables"][former] = [notes, buckets]
+    store.pages[MANIFEST] = text_page(json.dumps(manifest))
+    suppressed = json.loads(page_text(store.pages["suppressed"], ""))
+    store.pages["suppressed"] = text_page(json.dumps([row[:4] for row in suppressed]))

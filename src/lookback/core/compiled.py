@@ -27,11 +27,25 @@ from lookback.core.rules import Rule, first_problems, problem_at, read_rule, sho
 from lookback.core.runs import Buckets
 from lookback.core.streams import Stream
 from lookback.core.types import BIGINT, BOOLEAN, NULL, DataType, array
-from lookback.core.windows import LOOKBACK, SEQUENCE, Lookback, Session, Step, Tiles, Window
+from lookback.core.windows import (
+    LOOKBACK,
+    SEQUENCE,
+    SESSION,
+    SLIDING,
+    TUMBLING,
+    Lookback,
+    Session,
+    Step,
+    Tiles,
+    Window,
+)
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 WINDOW_COMPLETE = "window_complete"
 COUNT = "count"
+# How the names of tables begin that remember the events judged, for rules that revise, or windows, by kind of rule.
+JUDGED = "judged-"
+_MEMORIES = {TUMBLING: "windows-", SLIDING: "windows-", SESSION: "sessions-"}
 
 
 @dataclass(frozen=True)
@@ -140,8 +154,26 @@ class CompiledRule:
 
     @cached_property
     def memory(self) -> str:
-        """The name of the table that remembers, per key, what the rule has said."""
-        return f"said-{_digest([self.rule.rule_id, self.group_by])}"
+        """The name of the table that remembers, per key, what the rule has judged or written; "" if the rule needs none.
+
+        Each kind of rule has a table of its own, so that a version never reads what a version of another kind has left.
+        """
+        prefix = JUDGED if self.rule.late == "revise" else _MEMORIES.get(self.rule.kind, "")
+        return f"{prefix}{self._owner}" if prefix else ""
+
+    @cached_property
+    def former_memory(self) -> str:
+        """The name that `memory` has in state of release 0.1.0, where all kinds of rules shared one table."""
+        return f"said-{self._owner}"
+
+    @cached_property
+    def _owner(self) -> str:
+        return _digest([self.rule.rule_id, self.group_by])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A text that two rules have in common only if their documents are equal."""
+        return _digest([json.dumps(self.rule.document, sort_keys=True, default=str)])
 
     @cached_property
     def features(self) -> tuple[Feature, ...]:

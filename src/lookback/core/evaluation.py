@@ -12,16 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from lookback.core.alerts import Alert, Failure, LateEvent, Place
 from lookback.core.columns import Mask
-from lookback.core.compiled import CompiledRule, Feature
+from lookback.core.compiled import JUDGED, CompiledRule, Feature
 from lookback.core.coverage import Coverage, needed_by
 from lookback.core.events import Events, empty_events
 from lookback.core.keys import Int64s, Keys
-from lookback.core.lookbacks import delete_judged, judge_lookback
+from lookback.core.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.measuring import group_keys, kept, values_kept
 from lookback.core.quarantine import NOT_THE_RULES, reason_of
 from lookback.core.rulebook import Command, Entry, LogRow, RuleChange, in_order
@@ -31,6 +32,7 @@ from lookback.core.state import FeatureState, ShardState
 from lookback.core.streams import Stream
 from lookback.core.stretch import Case, Stretch, Timeline, merge_failures
 from lookback.core.tiles import forget_keys, judge_tiles
+from lookback.core.verdicts import are_memories
 from lookback.core.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING
 
 # Stands for "no watermark yet"; below every time that can be written.
@@ -48,6 +50,13 @@ DELETERS: dict[str, Callable[[ShardState, CompiledRule, Keys, Events, Mask], Non
     LOOKBACK: delete_judged,
     SESSION: delete_from_sessions,
     SEQUENCE: delete_from_sequences,
+}
+# Which values of a table that release 0.1.0 left are a rule's own, by its kind: there all kinds shared one table.
+IS_OWN: dict[str, Callable[[Any], bool]] = {
+    LOOKBACK: lambda value: isinstance(value, dict),
+    TUMBLING: partial(are_memories, length=5),
+    SLIDING: partial(are_memories, length=5),
+    SESSION: partial(are_memories, length=7),
 }
 _Rules = Sequence[tuple[Entry, CompiledRule]]
 
@@ -127,6 +136,9 @@ class Evaluator:
         _open_features(state, rules)
         if not batch.marks:
             return output
+        _adopt_memories(state, rules)
+        for entry, rule in rules:
+            forget_other_versions(state, entry, rule)
         commits = np.array(sorted(batch.marks), dtype=np.int64)
         if state.last_commit is not None and int(commits[0]) <= state.last_commit:
             message = f"commit {int(commits[0])} was cut between two batches; its pieces are judged one after another"
@@ -158,6 +170,7 @@ class Evaluator:
             timeline = Timeline(commits, marks, np.array([after]))
             rules = _sound(state, state.book.in_force())
             _open_features(state, rules)
+            _adopt_memories(state, rules)
             fields = {name for _, rule in rules for name in rule.fields}
             stretch = Stretch(self.stream, state, empty_events(self.stream, fields), timeline, self.shard, self.shards)
             _take(output, stretch, rules)
@@ -205,9 +218,8 @@ class Evaluator:
         elif command.action == "clear_state":
             for feature_id in list(state.features):
                 state.drop_feature(feature_id)
-            for _, rule in state.book.in_force():
-                if rule.rule.late == "revise":
-                    state.drop_table(rule.memory)
+            for name in [name for name in state.tables if name.startswith(JUDGED)]:
+                state.drop_table(name)
             state.suppressed.clear()
 
     def _delete(self, state: ShardState, rules: _Rules, deleted: Events, output: Output) -> None:
@@ -328,14 +340,23 @@ def _open_features(state: ShardState, rules: _Rules) -> None:
             state.features[feature.feature_id].buckets = feature.buckets
 
 
+def _adopt_memories(state: ShardState, rules: _Rules) -> None:
+    for _, rule in rules:
+        if rule.memory:
+            state.adopt(rule.former_memory, rule.memory, IS_OWN[rule.rule.kind])
+
+
 def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> None:
     used = {name for _, rule in rules for name in rule.needs}
     for name in [name for name in state.features if name not in used]:
         state.drop_feature(name)
-    # What a retired rule has said is remembered while it may come back and say more of it.
+    # What was written of windows is kept until it is due: its version may come back and write more.
     remembered = {rule.memory for _, rule in rules}
     for name in [name for name in state.tables if name not in used and name not in remembered]:
-        state.drop_due(name, watermark)
+        if name.startswith(JUDGED):
+            state.drop_table(name)
+        else:
+            state.drop_due(name, watermark)
     for _, rule in rules:
         if rule.store and rule.measures:
             forget_measures(state.table(rule.store), [measure.feature.feature_id for measure in rule.measures])
@@ -343,13 +364,13 @@ def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> N
 
 def _forget_suppressed(state: ShardState, rules: _Rules, watermark: int | None) -> None:
     suppress = {entry.rule_id: (rule.rule.suppress, rule.allowed_lateness) for entry, rule in rules}
-    for rule_id in list(state.suppressed):
-        span, lateness = suppress.get(rule_id, (None, 0))
-        if span is None:
-            del state.suppressed[rule_id]
-        elif watermark is not None:
-            keys = state.suppressed[rule_id]
-            state.suppressed[rule_id] = {key: at for key, at in keys.items() if at + span >= watermark - lateness}
+    kept = {}
+    for slot, keys in state.suppressed.items():
+        span, lateness = suppress.get(slot[0], (None, 0))
+        if span is not None:
+            oldest = None if watermark is None else watermark - lateness - span
+            kept[slot] = {key: at for key, at in keys.items() if oldest is None or at >= oldest}
+    state.suppressed = {slot: keys for slot, keys in kept.items() if keys}
 
 
 def _parts(batch: Batch, commits: Int64s) -> list[Batch]:

@@ -108,6 +108,11 @@ class KeyedTable:
         wakes = [bucket.wake for bucket in self._buckets.values() if bucket.wake < NEVER_DUE]
         return min(wakes) if wakes else None
 
+    def items(self) -> Iterator[tuple[Key, int, Any]]:
+        """Each key with its wake and its value."""
+        for number, bucket in sorted(self._buckets.items()):
+            yield from ((key, wake, value) for key, (wake, value) in self._entries(number, bucket).items())
+
     def values(self) -> Iterator[Any]:
         """All values."""
         for number, bucket in sorted(self._buckets.items()):

@@ -16,6 +16,7 @@ from lookback.core.grouping import Queries
 from lookback.core.keyed import Key
 from lookback.core.keys import Int64s, Keys
 from lookback.core.measuring import Measuring
+from lookback.core.rulebook import Entry
 from lookback.core.state import ShardState
 from lookback.core.stretch import Case
 from lookback.core.verdicts import Memory, Subject, texts_of
@@ -157,6 +158,18 @@ def _empty(case: Case, order: Int64s, starts: Int64s, begin: Int64s) -> None:
         case.state.reset(case.state.features[feature.feature_id], halves)
 
 
+def forget_other_versions(state: ShardState, entry: Entry, rule: CompiledRule) -> None:
+    """Forgets the events that another version, or another document of the same version, has judged."""
+    if rule.rule.late != "revise":
+        return
+    table, mark = state.table(rule.memory), {"version": entry.version, "document": rule.fingerprint}
+    # Release 0.1.0 did not note the document.
+    if table.notes not in (mark, {"version": entry.version}):
+        state.drop_table(rule.memory)
+        table = state.table(rule.memory)
+    table.notes.update(mark)
+
+
 def delete_judged(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, mine: Mask) -> None:
     """Deleted events are not judged again."""
     if rule.rule.late != "revise":
@@ -200,11 +213,7 @@ class _Revising:
         self._table = case.state.table(rule.memory)
 
     def run(self) -> None:
-        case, rule = self._case, self._case.rule
-        if self._table.notes.get("version") != case.entry.version:
-            case.state.drop_table(rule.memory)
-            self._table = case.state.table(rule.memory)
-            self._table.notes["version"] = case.entry.version
+        case = self._case
         items: list[_Item] = []
         values = [case.events.columns[name].stored() for name in self._fields]
         touched: list[tuple[Key, list[_Judged]]] = []

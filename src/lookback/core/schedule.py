@@ -43,7 +43,7 @@ class Seed:
             fields = sorted(key)
             columns = [from_values(stream.fields[name], [_value(stream.fields[name], key[name])]) for name in fields]
             halves = encode_keys(columns, 1)
-            state.suppressed.setdefault(rule_id, {})[int(halves.low[0]), int(halves.high[0])] = time
+            state.suppressed.setdefault((rule_id, tuple(fields)), {})[int(halves.low[0]), int(halves.high[0])] = time
 
     def known(self, state: ShardState, rows: Sequence[tuple[Place, Alert]]) -> list[tuple[Place, Alert]]:
         """The rows of alerts less those of windows that begin before what was read: of these only the tables know."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,8 +106,8 @@ class ShardState:
     """All that one shard keeps.
 
     high: highest event time of all commits so far; advanced: the watermark that an `advance` has set; last_commit:
-    the last commit judged; stretches: how many runs over events there were; tables: keyed tables by name; suppressed: per rule_id,
-    the time of the last raised alert of each key; timer: when the shell will be woken to drop what is old, in its own
+    the last commit judged; stretches: how many runs over events there were; tables: keyed tables by name; suppressed: per rule_id
+    and group_by, the time of the last raised alert of each key; timer: when the shell will be woken to drop what is old, in its own
     unit; manifest: the page last saved or loaded.
     origin: a text that no other state has, given when this one was first made; saves: how often it was saved.
 
@@ -122,7 +122,7 @@ class ShardState:
     stretches: int = 0
     features: dict[str, FeatureState] = field(default_factory=dict)
     tables: dict[str, KeyedTable] = field(default_factory=dict)
-    suppressed: dict[str, dict[Key, int]] = field(default_factory=dict)
+    suppressed: dict[tuple[str, tuple[str, ...]], dict[Key, int]] = field(default_factory=dict)
     origin: str = ""
     saves: int = 0
     timer: int | None = None
@@ -237,6 +237,16 @@ class ShardState:
             self._forget(feature, stored)
         self.drop_table(feature_id)
 
+    def adopt(self, former: str, name: str, is_own: Callable[[Any], bool]) -> None:
+        """Moves what is a rule's own from the table that release 0.1.0 kept for all kinds of rules."""
+        if former in self.tables:
+            own, old = self.table(name), self.tables[former]
+            own.notes.update(old.notes)
+            for key, wake, value in old.items():
+                if is_own(value):
+                    own.put(key, value, wake)
+            self.drop_table(former)
+
     def drop_due(self, name: str, watermark: int | None) -> None:
         """Forgets the keys of a table whose wake is reached, and the table with its last key."""
         table = self.tables[name]
@@ -276,7 +286,9 @@ class ShardState:
             store.put(run_id, stored.run.encode())
         self._saved_rules = _put_changed(store, _RULES, self.book.to_json(), self._saved_rules)
         suppressed = [
-            [rule, low, high, at] for rule, keys in self.suppressed.items() for (low, high), at in keys.items()
+            [rule_id, low, high, at, list(group_by)]
+            for (rule_id, group_by), keys in self.suppressed.items()
+            for (low, high), at in keys.items()
         ]
         self._saved_suppressed = _put_changed(store, _SUPPRESSED, json.dumps(suppressed), self._saved_suppressed)
         self.manifest = text_page(json.dumps(self._manifest(), separators=(",", ":")))
@@ -319,8 +331,11 @@ class ShardState:
         self.book.load(self._saved_rules)
         self._saved_suppressed = page_text(store.get(_SUPPRESSED), _SUPPRESSED)
         self.suppressed = {}
-        for rule, low, high, at in json.loads(self._saved_suppressed):
-            self.suppressed.setdefault(rule, {})[low, high] = at
+        # Release 0.1.0 did not keep the fields of a key; they are those of the version in force.
+        former = {entry.rule_id: rule.group_by for entry, rule in self.book.in_force()}
+        for rule_id, low, high, at, *group_by in json.loads(self._saved_suppressed):
+            fields = tuple(group_by[0]) if group_by else former.get(rule_id, ())
+            self.suppressed.setdefault((rule_id, fields), {})[low, high] = at
 
     def runs_in_memory(self) -> dict[str, Run]:
         """The runs that need not be read again, by id."""

@@ -20,7 +20,7 @@ from lookback.core.measuring import Measuring
 from lookback.core.rulebook import EVALUATED, Entry, LogRow
 from lookback.core.state import ShardState
 from lookback.core.streams import Stream
-from lookback.core.types import BOOLEAN
+from lookback.core.types import BOOLEAN, DataType
 from lookback.core.verdicts import Voice
 
 _UNWANTED, _DISCARDED, _RECORDED, _EVALUATED = range(4)
@@ -245,9 +245,9 @@ class Case:
         return {name: from_values(fields[name], [key[at] for key in listed]) for at, name in named}
 
     def typed(self, texts: Mapping[str, str | None]) -> dict[str, object]:
-        """Measures from the texts that are remembered of them."""
+        """Measures from the texts that are remembered of them; the text itself where the rule has no such measure any more."""
         types = {measure.name: measure.type for measure in self.rule.measures}
-        return {name: None if text is None else from_text(types[name], text) for name, text in texts.items()}
+        return {name: _typed(types.get(name), text) for name, text in texts.items()}
 
     def halves(self, at: int) -> Key:
         """Both halves of an event's key."""
@@ -290,6 +290,16 @@ class Case:
         cuts = np.flatnonzero(np.diff(numbers)) + 1
         parts = np.split(positions, cuts) if len(positions) else []
         return [(self.halves(int(part[0])), part) for part in parts]
+
+
+def _typed(type_: DataType | None, text: str | None) -> object:
+    if type_ is None or text is None:
+        return text
+    try:
+        value = from_text(type_, text)
+    except (ValueError, ArithmeticError):
+        return text
+    return value if text_of(value) == text else text
 
 
 def merge_failures(failures: Sequence[Failure]) -> list[Failure]:

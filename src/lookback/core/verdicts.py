@@ -34,12 +34,18 @@ class Subject:
     evidence: Sequence[str] = ()
 
 
+def are_memories(value: Any, length: int) -> bool:
+    """Whether a value is a list of [start, memory], as windows keep it, with memories of that length."""
+    return isinstance(value, list) and all(len(memory) == length for _, memory in value)
+
+
 class Voice:
     """The rows that one version of a rule writes. In order of arrival: what is suppressed depends on what was raised."""
 
     def __init__(self, entry: Entry, rule: CompiledRule, stream: str, state: ShardState) -> None:
         self._entry, self._rule, self._stream = entry, rule, stream
-        self._raised = state.suppressed.setdefault(entry.rule_id, {}) if rule.rule.suppress is not None else {}
+        suppresses, slot = rule.rule.suppress is not None, (entry.rule_id, rule.group_by)
+        self._raised = state.suppressed.setdefault(slot, {}) if suppresses else {}
 
     def first(self, subject: Subject) -> str:
         """The verdict of a subject of which nothing was said yet: raised or suppressed."""
