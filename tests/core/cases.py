@@ -5,6 +5,7 @@ Small numbers with many ties, so that edges are hit exactly and a case that fail
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from hypothesis import strategies as st
@@ -26,6 +27,10 @@ STREAMS = {
     "narrow": Stream.from_dict(_DECLARATION | {"max_session": "20 microseconds", "max_revisions": 2}),
     "tight": Stream.from_dict(_DECLARATION | {"max_session": "7 microseconds", "max_revisions": 1}),
 }
+# Other names of the fields: words of SQL, which an expression has in backticks.
+_RESERVED = {"c": "Case", "k": "null", "a": "select", "n": "from", "d": "TRUE"}
+_FIELDS = {_RESERVED.get(name, name): type_ for name, type_ in _DECLARATION["fields"].items()}
+STREAMS["reserved"] = Stream.from_dict(_DECLARATION | {"fields": _FIELDS})
 _KINDS = ["lookback"] * 3 + ["tumbling", "sliding"] + ["session"] * 2 + ["sequence"] * 4
 _AGGREGATES = [
     "count(*)", "count(*)", "count(a)", "count(distinct k)", "count(distinct n)", "count(distinct d)", "sum(a)", "sum(n)",
@@ -339,19 +344,48 @@ def _row(
     }  # fmt: skip
 
 
+def with_reserved_names(case: dict[str, Any]) -> dict[str, Any]:
+    """The case with fields that have words of SQL as names, whatever stream it was made for."""
+    if case["stream"] == "reserved":
+        return case
+    rows = [{_RESERVED.get(name, name): value for name, value in row.items()} for row in case["rows"]]
+    changes = [change | {"document": _renamed(change["document"])} for change in case["changes"]]
+    return case | {"stream": "reserved", "rows": rows, "changes": changes}
+
+
+def _renamed(part: Any, place: str = "") -> Any:
+    if isinstance(part, dict):
+        return {key: _renamed(value, key) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_renamed(each, place) for each in part]
+    if place == "group_by":
+        return _RESERVED.get(part, part)
+    if place in _TEXTS and isinstance(part, str):
+        quote = "{}" if place == "message" else "`{}`"
+        return _FIELD.sub(lambda match: quote.format(_RESERVED[match[0]]), part)
+    return part
+
+
+# Where names of fields stand in a document: m0, m1 and so on are the measures, on whatever key.
+_TEXTS = ("where", "when", "message", "absent", "until", "measure", "m0", "m1", "m2")
+_FIELD = re.compile(r"(?<![\w'`])[ckand](?![\w'`])")
+
+
 @st.composite
 def cases(draw: st.DrawFn, *, updates: bool) -> dict[str, Any]:
     """Plain values only, so that a case that fails can be kept as it is printed."""
     events = draw(rows())
     last = max(row["arrival"] for row in events)
-    return {
-        "stream": draw(st.sampled_from(sorted(STREAMS))),
+    stream = draw(st.sampled_from(sorted(STREAMS)))
+    case = {
+        "stream": "plain" if stream == "reserved" else stream,
         "rows": events,
         "changes": draw(changes(events, updates=updates)),
         "cuts": draw(st.lists(st.integers(1, last), unique=True, max_size=6)),
         "shards": draw(st.integers(1, 3)),
         "reload": draw(st.booleans()),
     }
+    return with_reserved_names(case) if stream == "reserved" else case
 
 
 @st.composite

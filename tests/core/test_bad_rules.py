@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import lookback
-from lookback.core import evaluation, functions
+from lookback.core import evaluation, functions, rulebook
 from lookback.core.alerts import Failure
 from lookback.core.columns import Column
 from lookback.core.compiled import compile_rule
@@ -506,6 +506,30 @@ def test_c4_a_rule_that_breaks_stops_alone_and_its_next_version_begins_anew(
     else:
         assert mended == expected
     assert said
+
+
+def test_a_rule_that_breaks_while_it_is_read_again_stops_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = lookback.Harness(TX)
+    for name in ("bad", "fine"):
+        harness.rule(document(rule_id=name))
+    harness.events(events(2))
+
+    def broken(found: dict[str, Any], stream: Stream) -> Any:
+        if found["rule_id"] == "bad":
+            raise KeyError("from")
+        return compile_rule(found, stream)
+
+    # As another process, or another release, reads what is in force.
+    rulebook._compile_cached.cache_clear()
+    try:
+        monkeypatch.setattr(rulebook, "compile_rule", broken)
+        harness.events(events(2, start=2))
+    finally:
+        monkeypatch.undo()
+        rulebook._compile_cached.cache_clear()
+    assert [(each.rule_id, each.action) for each in harness.errors] == [("bad", "failed")]
+    assert "the document cannot be read: KeyError: 'from'" in harness.errors[0].message
+    assert [alert.event_id for alert in harness.alerts if alert.rule_id == "fine"] == ["0", "1", "2", "3"]
 
 
 def test_what_a_broken_rule_said_of_late_events_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlglot.parsers.spark import SparkParser
 
 from lookback.core.columns import Column, from_values
 from lookback.core.errors import ExpressionError
-from lookback.core.expressions import AggregateCall, Expression, compile_aggregate, compile_expression
+from lookback.core.expressions import AggregateCall, Expression, compile_aggregate, compile_expression, recompiled
 from lookback.core.functions import AGGREGATES, FORMS, FUNCTIONS, matcher
+from lookback.core.syntax import LookbackSql, is_bare_name
 from lookback.core.types import (
     BIGINT,
     BOOLEAN,
@@ -136,6 +138,83 @@ def test_canonical_text_is_stable_and_reads_back(text: str, canonical: str) -> N
     expression = compiled(text)
     assert expression.sql == canonical
     assert compiled(canonical) == expression
+
+
+# Every word that the parser knows, words that Spark reserves, and names that are no words.
+_PARSERS = (SparkParser.FUNCTIONS, SparkParser.FUNCTION_PARSERS, SparkParser.NO_PAREN_FUNCTION_PARSERS)
+NAMES = {
+    word.lower()
+    for word in (*LookbackSql.Tokenizer.KEYWORDS, *(w for known in _PARSERS for w in known))
+    if word.isidentifier()
+}
+NAMES |= {
+    "anti",
+    "semi",
+    "user",
+    "time",
+    "some",
+    "check",
+    "only",
+    "leading",
+    "both",
+    "current_date",
+    "current_user",
+    "cluster",
+}
+NAMES |= {"Null", "FROM", "True", "a b", "a`b", "`", "a.b", "a..b", ".a", "a.b.c.d.e", "from.null", "1", "1.5", "\u00fc", "\u0130", "a\nb",
+          "a'b", 'a"b', "a\\", "--", "/*", "${x}", ":x", "{x}", "\0", "\U0001f600", "x" * 200}  # fmt: skip
+EVERYWHERE = (
+    "{0} + {0} * -{0} > 1 and not {0} in ({0}, 2) or {0} is null or abs({0}) = 1 "
+    "or case {0} when 1 then {0} else {0} end = if({0} = 1, {0}, 2)"
+)
+
+
+def test_every_name_of_a_field_is_printed_so_that_it_is_read_again() -> None:
+    assert len(NAMES) > 300
+    for name in NAMES:
+        schema = {name: INT}
+        expression = compile_expression(EVERYWHERE.format(in_backticks(name)), schema)
+        assert expression.fields == {name}
+        assert recompiled(expression.sql, schema) == expression
+        if not is_bare_name(name):
+            assert expression.reads_back
+            call = compile_aggregate("max({0}) filter (where {0} > 1)".format(in_backticks(name)), schema)
+            assert compile_aggregate(call.sql, schema) == call
+            at = compile_expression(f"{in_backticks(name)} - interval 1 day is null", {name: TIMESTAMP})
+            assert recompiled(at.sql, {name: TIMESTAMP}) == at
+
+
+def in_backticks(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def test_a_name_that_is_read_without_backticks_is_printed_without() -> None:
+    # The text of a condition is part of what names its state.
+    for name in (
+        "amount",
+        "Date",
+        "timestamp",
+        "user",
+        "key",
+        "value",
+        "rows",
+        "count",
+        "status",
+        "type",
+        "map",
+        "show",
+    ):
+        assert compile_expression(f"{name} = 1", {name: INT}).sql == f"{name} = 1"
+
+
+@pytest.mark.parametrize("text", ["`null` = 1", "`true`", "`current_date` is null", "`interval` = 1", "`CASE` = 1"])
+def test_a_field_named_like_a_value_is_the_field(text: str) -> None:
+    name = text.split("`")[1]
+    type_ = BOOLEAN if name == "true" else INT
+    columns = {name: from_values(type_, [1, 0, None])}
+    expected = [False, False, True] if "is null" in text else [True, False, None]
+    again = recompiled(compile_expression(text, {name: type_}).sql, {name: type_})
+    assert outcomes(again.evaluate(columns, 3)) == expected
 
 
 @pytest.mark.parametrize(

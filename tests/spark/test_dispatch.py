@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
+from lookback.core import expressions
 from lookback.core.blocks import unpack_events
 from lookback.core.compiled import compile_rule
 from lookback.core.coverage import MOST_CONDITIONS, Coverage, needed_by
+from lookback.spark import dispatch
 from lookback.spark.checkpoint import Checkpoint, Plan
 from lookback.spark.dispatch import Dispatch
 from payins import STREAM, rule
@@ -64,6 +67,39 @@ def test_an_event_that_no_rule_wants_is_not_sent_but_counts_for_the_watermark(tm
 def test_c4_an_event_whose_where_fails_is_sent_so_that_the_failure_is_logged(tmp_path: Path) -> None:
     coverage = coverage_of(rule("division", where="10 / (customer - 3) > 100", **COUNT))
     assert sent(coverage, tmp_path, changes())[0] == {f"e{n}" for n in range(40) if n % 7 == 3}
+
+
+def test_a_condition_or_a_key_that_breaks_sends_more_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_shop = rule("shops", group_by=["shop"], where="amount >= 30", **COUNT)
+    coverage = coverage_of(rule("large", where="amount >= 30", **COUNT), rule("one", where="customer = 1", **COUNT))
+    unreadable = Coverage(coverage.wants | {(("customer",), "from != 'me'")}, coverage.fields)
+    assert len(sent(unreadable, tmp_path, changes())[0]) == 40
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch, "_compiled", broken)
+        assert len(sent(coverage, tmp_path, changes())[0]) == 40
+    group_keys = dispatch.group_keys
+    patched = lambda group_by, events: broken() if "shop" in group_by else group_keys(group_by, events)  # noqa: E731
+    monkeypatch.setattr(dispatch, "group_keys", patched)
+    (blocks,) = Dispatch(STREAM, coverage_of(by_shop), LABELS, Checkpoint(tmp_path))([changes()])
+    for payload in blocks.column("payload").to_pylist():
+        events, _ = unpack_events(payload, STREAM)
+        assert set(events.id_texts) == {f"e{n}" for n in range(30, 40) if n % 4}
+
+
+def broken(*_: Any) -> Any:
+    raise KeyError("broken")
+
+
+def test_a_condition_that_cannot_be_read_again_is_not_sent_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = rule("large", where="amount >= 30 and shop = 'a'", **COUNT)
+    assert coverage_of(where).conditions(("customer",)) == ["amount >= 30 and shop = 'a'"]
+    monkeypatch.setattr(expressions, "recompiled", broken)
+    assert coverage_of(where).conditions(("customer",)) is None
+    # What is read as something else, as a field named null once was, is not sent either.
+    monkeypatch.setattr(expressions, "recompiled", lambda *_: compile_rule(rule("r", where="true"), STREAM).where)
+    assert coverage_of(where).conditions(("customer",)) is None
 
 
 def test_a_rule_without_where_wants_every_event_of_its_grouping_set(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from lookback.core.operators import (
     negation,
     negative,
 )
-from lookback.core.syntax import shortened, unwrapped
+from lookback.core.syntax import name_as_sql, shortened, unwrapped
 from lookback.core.types import BIGINT, BOOLEAN, DOUBLE, INT, NULL, STRING, DataType, decimal, parse_type
 
 _CLOCKS = {
@@ -65,7 +65,6 @@ _REMEDIES = {
 }  # fmt: skip
 _NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", re.IGNORECASE | re.ASCII)
 _SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}
-_PLAIN = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 _Handler = Callable[["Binder", exp.Expr], Node]
 
@@ -118,7 +117,7 @@ class Binder:
         name = ".".join(parts)
         found = self._names.get(name.lower(), [])
         if len(found) == 1:
-            return field(found[0], self._schema[found[0]], _printed(found[0]))
+            return field(found[0], self._schema[found[0]], name_as_sql(found[0]))
         raise Refused(_unknown_field(name, self._schema) if not found else _twofold(name, found))
 
     def _literal(self, tree: exp.Expr) -> Node:
@@ -231,10 +230,6 @@ class Binder:
         shown = " ".join(f"when {when.sql} then {then.sql}" for when, then in pairs)
         return cases(pairs, last, f"case {shown}{f' else {last.sql}' if last else ''} end")
 
-    def _if(self, tree: exp.Expr) -> Node:
-        parts = [tree.this, tree.args["true"], tree.args.get("false")]
-        return call("if", self.operands([part for part in parts if part is not None]))
-
     def _cast(self, tree: exp.Expr) -> Node:
         target = _cast_type(tree.args["to"])
         (node,) = self.operands([tree.this])
@@ -272,10 +267,6 @@ def conjuncts(tree: exp.Expr) -> list[exp.Expr]:
     """The operands of the outermost `and`, in order; the tree itself where there is none."""
     tree = unwrapped(tree)
     return _chain(tree) if isinstance(tree, exp.And) else [tree]
-
-
-def _printed(name: str) -> str:
-    return ".".join(part if _PLAIN.fullmatch(part) else f"`{part.replace('`', '``')}`" for part in name.split("."))
 
 
 def _number(text: str, negated: bool) -> Node:
@@ -438,7 +429,6 @@ _NODES: dict[type[exp.Expr], tuple[_Handler, str]] = {
     exp.Like: (Binder._plain_like, "this expression negate"),
     exp.Escape: (Binder._escaped_like, "this expression"),
     exp.Case: (Binder._case, "this ifs default"),
-    exp.If: (Binder._if, "this true false"),
     exp.Cast: (Binder._cast, "this to"),
     exp.TryCast: (Binder._cast, "this to safe"),
     exp.Anonymous: (Binder._call, "this expressions"),

@@ -75,6 +75,8 @@ def needed_by(rules: Iterable[CompiledRule]) -> Coverage:
     wants: set[Want] = set()
     fields: set[str] = set()
     for rule in rules:
-        wants.add((rule.group_by, None if rule.where is None else rule.where.sql))
+        # A condition that could be read otherwise in dispatch might lose events: all are sent then.
+        where = rule.where.sql if rule.where is not None and rule.where.reads_back else None
+        wants.add((rule.group_by, where))
         fields.update(rule.fields)
     return Coverage.of(wants, fields)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,17 @@ class Expression:
         if column.values.dtype == self.type.storage:
             return column
         return replace(column, values=column.values.astype(self.type.storage))
+
+    @cached_property
+    def reads_back(self) -> bool:
+        """Whether `sql` can be read again, with the same fields and type; if not, it must not be sent as text."""
+        try:
+            again = recompiled(self.sql, dict(self._schema))
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever reading it raises, it cannot be sent
+            return False
+        return (again.type, again.fields) == (self.type, self.fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return recompiled, (self.sql, dict(self._schema))

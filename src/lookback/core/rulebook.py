@@ -394,3 +394,7 @@ def _compile_cached(declaration: str, document: str) -> CompiledRule | RuleError
     except RuleError as error:
         # Without the frames in which it was raised, which would stay in memory.
         return RuleError(error.name, error.problems)
+    except NOT_THE_RULES:
+        raise
+    except Exception as error:  # noqa: BLE001 - a defect in reading one rule stops no other
+        return RuleError("?", [Problem("", f"the document cannot be read: {reason_of(error)}; write it otherwise")])

@@ -7,6 +7,7 @@ differently the expression is refused with the advice to put parentheses.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -42,11 +43,15 @@ class LookbackSql(Spark):
         # Since Spark 4 a doubled quote within a string is a quote.
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
         NUMERIC_LITERALS: ClassVar[dict[str, str]] = {}
+        # An expression is no statement: `call`, `show` and the like are names.
+        COMMANDS: ClassVar[set[TokenType]] = set()
 
     class Parser(SparkParser):
         FUNCTIONS: ClassVar[dict[str, Callable[..., exp.Expr]]] = {}
         FUNCTION_PARSERS = {name: SparkParser.FUNCTION_PARSERS[name] for name in ("CAST", "TRY_CAST")}
         NO_PAREN_FUNCTIONS: ClassVar[dict[TokenType, type[exp.Expr]]] = {}
+        STATEMENT_PARSERS: ClassVar[dict[TokenType, Callable[..., exp.Expr]]] = {}
+        NO_PAREN_FUNCTION_PARSERS = {"CASE": SparkParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
         # sqlglot drops a unary plus, Spark types by it: `+5` is not a literal there.
         UNARY_PARSERS = {k: v for k, v in SparkParser.UNARY_PARSERS.items() if k is not TokenType.PLUS}
 
@@ -199,10 +204,56 @@ def _parse_problem(text: str, error: SqlglotError) -> str:
     if said.startswith("Required keyword"):
         return f"something is missing at {before + found!r}; write a value on both sides of each operator"
     after = f" after {before!r}" if before else ""
+    is_keyword = _WORD.fullmatch(found) and not is_bare_name(found)
+    field = f"; if {found} is a field, write it in backticks: {_in_backticks(found)}" if is_keyword else ""
     return (
         f"the expression cannot be read at {found!r}{after}; look there for a missing operator, quote or comma, "
-        "or leave the rest out"
+        f"or leave the rest out{field}"
     )
+
+
+# A name without backticks is read as a field in all of these, or it is printed with them.
+_PLACES = (
+    "({0})", "f({0})", "{0} + {0} * {0}", "{0} - interval '1' day", "case {0} when {0} then {0} end", "not {0} and {0} in ({0})",
+    "{0} not like {0} escape '!'", "{0} is null or {0} between {0} and {0}", "cast({0} as int)", "f(1) filter (where {0})",
+)  # fmt: skip
+_WORD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
+# Above it sqlglot reads a field of a field.
+_MOST_PARTS = 4
+
+
+def name_as_sql(name: str) -> str:
+    """The name of a field as an expression has it: in backticks where it would be read as anything else."""
+    parts = name.split(".")
+    if len(parts) > _MOST_PARTS:
+        return _in_backticks(name)
+    return ".".join(part if is_bare_name(part) else _in_backticks(part) for part in parts)
+
+
+def _in_backticks(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+@functools.lru_cache(maxsize=4_096)
+def is_bare_name(word: str) -> bool:
+    """Whether a word without backticks is read as the name of a field wherever one may stand.
+
+    Asked of the parser itself: which of its keywords are names as well depends on where they stand.
+    """
+    if not _WORD.fullmatch(word):
+        return False
+    if [token.token_type for token in _DIALECT.tokenize(word)] == [TokenType.VAR]:
+        return True
+    return all(_reads_names(place.format(word), word, place.count("{0}")) for place in _PLACES)
+
+
+def _reads_names(text: str, word: str, times: int) -> bool:
+    try:
+        (tree,) = _DIALECT.parser().parse_into(exp.Condition, _DIALECT.tokenize(text), text)
+    except SqlglotError:
+        return False
+    columns = [] if tree is None else list(tree.find_all(exp.Column))
+    return [[part.name for part in column.parts] for column in columns] == [[word]] * times
 
 
 def children(node: exp.Expr) -> Iterator[exp.Expr]:

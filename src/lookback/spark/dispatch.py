@@ -21,6 +21,7 @@ from lookback.core.coverage import Coverage
 from lookback.core.errors import SetupError
 from lookback.core.events import Events
 from lookback.core.expressions import Expression, recompiled
+from lookback.core.keys import Int64s
 from lookback.core.limits import LIMITS
 from lookback.core.measuring import group_keys
 from lookback.core.quarantine import NOT_THE_RULES
@@ -171,12 +172,15 @@ class Dispatch:
 
 
 class _Wanted:
-    """Which events go where under a coverage. reads: the fields that tell it, with the event's id and time."""
+    """Which events go where under a coverage. reads: the fields that tell it, with the event's id and time.
+
+    Whatever breaks here sends more, never less, and never ends the batch: the shards judge by the rules themselves, and a
+    rule that breaks there too is quarantined alone.
+    """
 
     def __init__(self, stream: Stream, coverage: Coverage) -> None:
         self._wants = [
-            (group_by, None if conditions is None else [_condition(sql, stream) for sql in conditions])
-            for group_by, conditions in ((g, coverage.conditions(g)) for g in coverage.grouping_sets)
+            (group_by, _conditions(coverage.conditions(group_by), stream)) for group_by in coverage.grouping_sets
         ]
         self.reads = {stream.event_id, stream.event_time}
         for group_by, conditions in self._wants:
@@ -184,12 +188,12 @@ class _Wanted:
 
     def by_shard(self, events: Events, shards: int) -> Iterator[Mask]:
         """Per shard: the events whose key under a grouping set that wants them lives there."""
-        homes = [
-            np.where(self._wanted(conditions, events), group_keys(group_by, events).shard(shards), -1)
-            for group_by, conditions in self._wants
+        wants = [
+            (self._wanted(conditions, events), _homes(group_by, events, shards)) for group_by, conditions in self._wants
         ]
         for shard in range(shards):
-            yield reduce(or_, (home == shard for home in homes), np.zeros(len(events), dtype=bool))
+            here = (wanted if homes is None else wanted & (homes == shard) for wanted, homes in wants)
+            yield reduce(or_, here, np.zeros(len(events), dtype=bool))
 
     @staticmethod
     def _wanted(conditions: list[Expression] | None, events: Events) -> Mask:
@@ -207,6 +211,26 @@ class _Wanted:
             # An error counts as false, but the shard logs it.
             wanted |= False if value.error is None else value.error
         return wanted
+
+
+def _conditions(texts: list[str] | None, stream: Stream) -> list[Expression] | None:
+    """The conditions, one of which an event satisfies; None, all events, also where one of them cannot be read."""
+    try:
+        return None if texts is None else [_condition(sql, stream) for sql in texts]
+    except NOT_THE_RULES:
+        raise
+    except Exception:  # noqa: BLE001 - the shards have the rule itself
+        return None
+
+
+def _homes(group_by: tuple[str, ...], events: Events, shards: int) -> Int64s | None:
+    """The shard of each event under a grouping set; None, all shards, where its keys cannot be told."""
+    try:
+        return group_keys(group_by, events).shard(shards)
+    except NOT_THE_RULES:
+        raise
+    except Exception:  # noqa: BLE001 - the shards see the same and stop the rules of this grouping set
+        return None
 
 
 @functools.lru_cache(maxsize=1_000)
