@@ -59,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     latency = commands.add_parser("latency", help="from the commit of events to the commit of their alerts")
     latency.add_argument("--rate", type=int, default=1_000, help="events a second")
     latency.add_argument("--seconds", type=float, default=60.0)
+    latency.add_argument(
+        "--plain", action="store_true", help="in a session that somebody else started, with all of Spark's defaults"
+    )
     changes = commands.add_parser("changes", help="from the commit of a rule change to its first verdict")
     changes.add_argument("--rate", type=int, default=1_000, help="events a second")
     changes.add_argument("--known", type=int, default=12, help="changes on a known grouping key")
@@ -156,6 +159,7 @@ def _live(options: argparse.Namespace) -> int:
         options.warm_up,
         _settings(options),
         options.name,
+        getattr(options, "plain", False),
     )
     if options.command == "latency":
         latency.run(live)

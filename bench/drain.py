@@ -99,7 +99,7 @@ def run(drain: Drain) -> Path:
         "profile": drain.settings.profile,
         "admission": dict(drain.settings.admission),
         "spark": dict(drain.settings.spark),
-        "shards": int(str(spark.conf.get("spark.sql.shuffle.partitions"))),
+        "shards": _shards(root),
     }
     spark.stop()
     shutil.rmtree(root)
@@ -109,6 +109,13 @@ def run(drain: Drain) -> Path:
         f"cold total {figures['cold_events_per_s']:,.0f} events/s, {figures['alerts']:,} alerts, {seconds:.0f} s"
     )
     return file
+
+
+def _shards(root: Path) -> int:
+    from lookback.spark.checkpoint import Checkpoint  # noqa: PLC0415
+
+    plan = Checkpoint(root / _CHECKPOINT).plan()
+    return 0 if plan is None else plan.shards
 
 
 def conditions(rules: Rules) -> dict[str, str]:

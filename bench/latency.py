@@ -7,8 +7,10 @@ reader could first see the commit. The producer is a process of its own.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -45,13 +47,18 @@ _NEW_KEYS = (
 
 @dataclass(frozen=True)
 class Live:
-    """How a run goes. rate: events a second; seconds: measured, after those of warm_up; name: of the result."""
+    """How a run goes.
+
+    rate: events a second; seconds: measured, after those of warm_up; name: of the result. plain: in a session that somebody
+    else has started, with all of Spark's defaults.
+    """
 
     rate: int
     seconds: float
     warm_up: float
     settings: Settings
     name: str = ""
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def run(live: Live) -> Path:
             lookback("burst", ("terminal_id",), "count(*)", 10 * MINUTE, f"value >= 0 and amount >= {limit}"),
         )
     )
-    name = live.name or f"latency-{live.rate}"
+    name = live.name or f"latency-{live.rate}{'-plain' if live.plain else ''}"
     with _running(live, events, rules, name) as running:
         time.sleep(live.warm_up + live.seconds)
         running.producer.stop()
@@ -219,6 +226,8 @@ def _running(live: Live, events: EventSet, rules: Rules, name: str) -> Iterator[
     root = DATA / "runs" / name
     if root.exists():
         shutil.rmtree(root)
+    if live.plain:
+        _start_plain_session()
     spark = get_spark("lookback bench", settings={**PROGRESS, **live.settings.spark})
     tables = Tables.local(spark, root)
     tables.create(TRANSACTIONS)
@@ -241,6 +250,19 @@ def _running(live: Live, events: EventSet, rules: Rules, name: str) -> Iterator[
             producer.stop()
         evaluation.stop()
         spark.stop()
+
+
+def _start_plain_session() -> None:
+    """Starts Spark as its documentation says, with the two settings that Delta asks for and its JARs."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    from lookback.spark.jars import extra_jars  # noqa: PLC0415
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.appName("plain").config("spark.jars", ",".join(map(str, extra_jars())))
+    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+    builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    builder.getOrCreate().sparkContext.setLogLevel("ERROR")
 
 
 def _latencies(verdicts: Sequence[Verdict], committed: Mapping[int, float]) -> dict[str, Any]:
@@ -284,6 +306,7 @@ def _settings(live: Live) -> dict[str, Any]:
         "rate": live.rate,
         "seconds": live.seconds,
         "warm_up": live.warm_up,
+        "plain": live.plain,
         "profile": live.settings.profile,
         "every": live.settings.every,
         "admission": dict(live.settings.admission),

@@ -84,6 +84,7 @@ def _live(*, quick: bool) -> list[Step]:
     few = ("--known", "3", "--new", "1", "--warm-up", "5") if quick else ()
     return [
         *(Step("latency", "zipf", ("latency", "--rate", str(rate), *short)) for rate in (100, 1_000, 5_000)),
+        Step("latency", "zipf", ("latency", "--rate", "100", "--plain", *short)),
         Step("changes", "zipf", ("changes", *few)),
     ]
 

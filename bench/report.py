@@ -149,7 +149,7 @@ def _peers(now: Results) -> str:
 def _latencies(now: Results) -> str:
     rows = [
         (
-            result["settings"]["rate"],
+            *_rate(result),
             *(number(figures[key]) for key in ("p50_ms", "p95_ms", "p99_ms", "max_ms")),
             f"{figures['alerts']:,}",
             number(figures["events_per_s"]),
@@ -171,7 +171,16 @@ def _latencies(now: Results) -> str:
         "batches",
     )
     note = "From the commit of an event to the commit of its alert, both by the modification time of the commit's file.\n\n"
-    return note + table(head, [(f"{rate:,} events/s", *row) for rate, *row in sorted(rows)]) if rows else ""
+    return note + table(head, [(_rate_in_words(*row[:2]), *row[2:]) for row in sorted(rows)]) if rows else ""
+
+
+def _rate(result: Mapping[str, Any]) -> tuple[int, bool]:
+    """How many events a second came, and whether into a session with Spark's defaults."""
+    return result["settings"]["rate"], bool(result["settings"].get("plain"))
+
+
+def _rate_in_words(rate: int, plain: bool) -> str:
+    return f"{rate:,} events/s{', session of Spark defaults' if plain else ''}"
 
 
 def _rule_changes(now: Results) -> str:
@@ -304,14 +313,12 @@ def _draw_throughput(now: Results, file: Path) -> bool:
 
 
 def _draw_latency(now: Results, file: Path) -> bool:
-    measured = sorted(
-        (result["settings"]["rate"], result["figures"]["percentiles_ms"]) for _, result in _of(now, "latency")
-    )
+    measured = sorted((_rate(result), result["figures"]["percentiles_ms"]) for _, result in _of(now, "latency"))
     if not measured:
         return False
     figure, axes = _figure()
     for rate, values in measured:
-        axes.plot(values, range(1, len(values) + 1), label=f"{rate:,} events/s")
+        axes.plot(values, range(1, len(values) + 1), label=_rate_in_words(*rate))
     axes.set_xlim(left=0)
     axes.set_xlabel("milliseconds from the commit of an event to the commit of its alert")
     axes.set_ylabel("per cent of the alerts")

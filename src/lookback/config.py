@@ -31,7 +31,7 @@ class Settings:
     root: the folder of the local tables, or its URL; conf: the folder of streams/ and rules/. profile: the name of
     CONF/profiles/<profile>.yml, which says the other three, CONF/settings.yml going before it. every: the pause between
     two micro-batches; admission: options of the Delta source that bound one; spark: Spark settings that go before
-    Lookback's own. metrics: the seconds between two rows of the table `metrics`; None: none are written.
+    Lookback's own. shards: of the new checkpoint of a stream that declares no number itself; None: the evaluation chooses. metrics: the seconds between two rows of the table `metrics`; None: none are written.
     """
 
     root: str
@@ -41,6 +41,7 @@ class Settings:
     admission: Mapping[str, str] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
     metrics: float | None = DEFAULT_METRICS
+    shards: int | None = None
 
     @classmethod
     def local(
@@ -53,7 +54,8 @@ class Settings:
         """
         folder = Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF)
         file = folder / "settings.yml"
-        own = _run_settings(file, {"profile": "", "every": "", "admission": {}, "spark": {}, "metrics": ""})
+        keys = {"profile": "", "every": "", "admission": {}, "spark": {}, "metrics": "", "shards": ""}
+        own = _run_settings(file, keys)
         name = profile or os.environ.get("LOOKBACK_PROFILE") or own["profile"]
         chosen: dict[str, Any] = {"every": DEFAULT_EVERY, "admission": {}, "spark": {}}
         if name:
@@ -66,6 +68,7 @@ class Settings:
             {**chosen["admission"], **own["admission"]},
             {**chosen["spark"], **own["spark"]},
             _metrics(own["metrics"], file),
+            _shards(own["shards"], file),
         )
 
     def streams(self) -> dict[str, Stream]:
@@ -87,6 +90,15 @@ def load_receivers(conf_dir: str | Path) -> tuple[Receiver, ...]:
     if not receivers:
         raise SetupError(f"{file} names no receiver; docs/operations.md shows how")
     return receivers
+
+
+def _shards(text: str, file: Path) -> int | None:
+    """The number that `shards` of the settings says."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise SetupError(f"{file}: shards is a whole number from 1 on, got {text!r}; leave it out for the cores")
+    return int(text)
 
 
 def _metrics(text: str, file: Path) -> float | None:

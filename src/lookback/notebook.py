@@ -321,14 +321,15 @@ def list_rules(workspace: Workspace) -> pd.DataFrame:
 
 
 def evaluate_stream(
-    workspace: Workspace, mode: str = "once", every: str = "", minutes: float = 0, idle_after: str = ""
+    workspace: Workspace, mode: str = "once", every: str = "", minutes: float = 0, idle_after: str = "", shards: int = 0
 ) -> list[BatchReport]:
     """Judges the stream's events by the rules in force, with a live view until it ends; returns the reports of its batches.
 
     mode `once`: what has arrived, then ends; `rebuild`: the same, with the state made anew from the tables (see
     docs/operations.md); `continuous`: for `minutes`, 0 without end. every: the pause between two
     micro-batches; empty: as the profile says. idle_after: a duration; for each
-    such time without a new commit a continuous evaluation moves the watermark on by as much. An interrupt of the cell
+    such time without a new commit a continuous evaluation moves the watermark on by as much. shards: of a new checkpoint;
+    0: as the stream or conf/settings.yml says, else as many as the cluster has cores, at most 48. An interrupt of the cell
     ends it cleanly: what is half done is done again at the next start.
     """
     from lookback.spark.checkpoint import Checkpoint
@@ -344,6 +345,7 @@ def evaluate_stream(
         workspace.tables, workspace.stream, workspace.streams, folder, once=once,
         every=every or workspace.settings.every, admission=workspace.settings.admission, on_batch=metrics.add,
         idle_after=parse_duration(idle_after) if idle_after and not once else None, rebuild=mode == "rebuild",
+        default_shards=shards or workspace.stream.shards or workspace.settings.shards,
     )  # fmt: skip
     with metrics:
         watch(evaluation, minutes, commits=None if once else lambda: commit_times(workspace.tables, workspace.stream))

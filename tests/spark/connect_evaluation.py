@@ -34,7 +34,6 @@ _SERVER = {
     "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.ui.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "2",
-    "spark.sql.shuffle.partitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
 }
 # By another key than all rules before it, so that the running plan does not send what it needs; it fails at each event.
@@ -58,7 +57,10 @@ def main(folder: Path) -> None:
     events = make_events(250, seed=4)
     checkpoint = folder / "checkpoint"
     append(tables, events[:100])
+    settings = dict(spark.conf.getAll)
     Evaluation(tables, STREAM, STREAMS, checkpoint, once=True).run()
+    left = {name: value for name, value in spark.conf.getAll.items() if settings.get(name) != value}
+    partitions = [path.name for path in (checkpoint / "state" / "0").iterdir() if path.name.isdigit()]
     first = len(stored_alerts(tables))
     upkeep = {each.table: each for each in maintain(tables, STREAMS, {STREAM.name: str(checkpoint)}).tables}
     rules.push(FAILING)
@@ -70,6 +72,8 @@ def main(folder: Path) -> None:
         "connect": is_connect(spark),
         "again": sorted(again),
         "compacted": upkeep[STREAM.name].compacted,
+        "partitions": sorted(partitions),
+        "settings_left": left,
         "alerts": [first, len(alerts)],
         "equal": alerts == replayed_alerts(replay_of_tables(tables)),
         "failing": [row.status for row in rules.rows() if row.rule_id == "failing"],

@@ -30,4 +30,6 @@ def test_a_place_is_set_up_evaluated_and_maintained_over_spark_connect(tmp_path:
     assert 10 < first < last
     assert found == {
         "connect": True, "again": ["as it should be"], "compacted": 4, "equal": True, "failing": ["quarantined"],
+        # As many shards as cores, though Spark's default is 200 partitions, and nothing of it is left in the session.
+        "partitions": ["0", "1"], "settings_left": {},
     }  # fmt: skip

@@ -24,8 +24,6 @@ from cases import STREAMS, cases, with_reserved_names
 from test_equals_oracle import run_oracle
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from lookback.spark.tables import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -70,24 +68,20 @@ def numbered(case: dict[str, Any]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(CASES))
-def test_c3_the_stream_equals_the_oracle_on_generated_cases(tables: Tables, spark: SparkSession, number: int) -> None:
+def test_c3_the_stream_equals_the_oracle_on_generated_cases(tables: Tables, number: int) -> None:
     # Conditions go to dispatch as text.
     case = with_reserved_names(picked(CASES)[number])
     stream = STREAMS[case["stream"]]
     tables.create(stream)
-    spark.conf.set("spark.sql.shuffle.partitions", str(case["shards"]))
-    try:
-        edges = sorted({0, *(change["after"] for change in case["changes"])})
-        for start, end in zip(edges, [*edges[1:], 10**9], strict=True):
-            for change in case["changes"]:
-                if change["after"] == start:
-                    write_change(tables, change)
-            append(tables, [row for row in case["rows"] if start < row["arrival"] <= end], stream.fields)
-            folder = checkpoint_folder(tables, stream)
-            admission = {"maxFilesPerTrigger": str(1 + number)}
-            Evaluation(tables, stream, {stream.name: stream}, folder, once=True, admission=admission).run()
-    finally:
-        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    edges = sorted({0, *(change["after"] for change in case["changes"])})
+    for start, end in zip(edges, [*edges[1:], 10**9], strict=True):
+        for change in case["changes"]:
+            if change["after"] == start:
+                write_change(tables, change)
+        append(tables, [row for row in case["rows"] if start < row["arrival"] <= end], stream.fields)
+        folder = checkpoint_folder(tables, stream)
+        options = {"admission": {"maxFilesPerTrigger": str(1 + number)}, "default_shards": case["shards"]}
+        Evaluation(tables, stream, {stream.name: stream}, folder, once=True, **options).run()
     oracle = run_oracle(case)
     assert written(tables) == sorted(oracle.alerts, key=repr)
     late = tables.read("late_events").collect()

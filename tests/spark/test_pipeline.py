@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from lookback.core.errors import SetupError
+from lookback.spark import pipeline
 from lookback.spark.checkpoint import Checkpoint, repartition
 from lookback.spark.dispatch import shard_labels
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
@@ -86,18 +87,14 @@ def test_c3_every_kind_of_rule_gives_what_replay_gives_for_any_cut_and_shard_cou
     for document in MORE_RULES:
         rules.push(document)
     events = make_events(300, seed=24)
-    spark.conf.set("spark.sql.shuffle.partitions", str(shards))
-    try:
-        append(ready, [row for row in events if row["arrival"] <= 7])
-        evaluate(ready, admission={"maxFilesPerTrigger": files_per_batch})
-        # The watermark by command, and versions in force while windows, matches and waits are open.
-        rules.command("advance", STREAM.name, time=START + 250_000_000)
-        rules.push({**MORE_RULES[3], "message": "{n}"})
-        rules.push({**MORE_RULES[8], "severity": "low"})
-        append(ready, [row for row in events if row["arrival"] > 7])
-        evaluate(ready, admission={"maxFilesPerTrigger": files_per_batch})
-    finally:
-        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    append(ready, [row for row in events if row["arrival"] <= 7])
+    evaluate(ready, admission={"maxFilesPerTrigger": files_per_batch}, shards=shards)
+    # The watermark by command, and versions in force while windows, matches and waits are open.
+    rules.command("advance", STREAM.name, time=START + 250_000_000)
+    rules.push({**MORE_RULES[3], "message": "{n}"})
+    rules.push({**MORE_RULES[8], "severity": "low"})
+    append(ready, [row for row in events if row["arrival"] > 7])
+    evaluate(ready, admission={"maxFilesPerTrigger": files_per_batch})
     spark.sql(f"UPDATE {ready.identifier('rules')} SET version = NULL WHERE rule_id = '*'")
     found = stored_alerts(ready)
     assert found == replayed_alerts(replay_of_tables(ready))
@@ -134,7 +131,9 @@ def test_c3_2_idle_after_moves_the_watermark_and_silence_raises_alerts(ready: Ta
 
 
 @pytest.mark.long
-def test_c3_7_changes_of_rules_between_runs_equal_replay_at_logged_arrivals(ready: Tables, spark: SparkSession) -> None:
+def test_c3_7_changes_of_rules_between_runs_equal_replay_at_logged_arrivals(
+    ready: Tables, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules = RulesTable(ready, STREAMS)
     events = make_events(200, seed=11)
     rules.push(RULES[0])
@@ -151,11 +150,8 @@ def test_c3_7_changes_of_rules_between_runs_equal_replay_at_logged_arrivals(read
     rules.set_status("by-customer", "paused")
     append(ready, [row for row in events if row["arrival"] > 6])
     # A machine with other cores: the checkpoint's shards stay as they are.
-    spark.conf.set("spark.sql.shuffle.partitions", "3")
-    try:
-        evaluate(ready)
-    finally:
-        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    monkeypatch.setattr(pipeline, "cluster_cores", lambda _: 3)
+    evaluate(ready)
     log = [
         (r["rule_id"], r["version"], r["action"], r["arrival"])
         for r in ready.read("rule_log").collect()

@@ -57,7 +57,7 @@ def add_commands(command: Command) -> None:
     evaluate.add_argument("--checkpoint", help="folder of the checkpoint (default: below the root)")
     evaluate.add_argument(
         "--shards", type=int, metavar="N",
-        help="of a new checkpoint: into how many parts the keys are divided, for good (default: one for each core)",
+        help="of a new checkpoint: into how many parts the keys are divided, for good (default: as the stream or the settings say, else one for each core, at most 48)",
     )  # fmt: skip
     begin = evaluate.add_mutually_exclusive_group()
     begin.add_argument(
@@ -150,7 +150,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     evaluation = Evaluation(
         tables, stream, streams, checkpoint,
         once=options.once, every=options.every or settings.every, admission=settings.admission, on_batch=show,
-        idle_after=idle_after, shards=options.shards, rebuild=options.rebuild, fresh=options.fresh,
+        idle_after=idle_after, shards=options.shards, default_shards=stream.shards or settings.shards, rebuild=options.rebuild, fresh=options.fresh,
     )  # fmt: skip
     on_signals(evaluation.request_stop)
     with metrics:

@@ -37,7 +37,8 @@ class Stream:
     name: the events table's name. fields: declared columns in order, name -> type. columns: field -> SQL expression
     over the source's columns, used by ingest only. comments: field -> what it holds, for people who read the table. An
     event is late when its time is below the watermark, the highest event time of all earlier commits less
-    max_out_of_orderness. table: the Delta table of the events where others write it, a path or catalog.schema.table;
+    max_out_of_orderness. shards: into how many parts the keys of a new checkpoint are divided; None: the evaluation
+    chooses. table: the Delta table of the events where others write it, a path or catalog.schema.table;
     empty: Lookback's own, which ingest fills.
     """
 
@@ -58,6 +59,7 @@ class Stream:
     limits: Limits = field(default_factory=Limits)
     comments: Mapping[str, str] = field(default_factory=dict)
     table: str = ""
+    shards: int | None = None
 
     @property
     def table_is_place(self) -> bool:
@@ -80,6 +82,8 @@ class Stream:
         document["source"] = dict(self.source)
         if self.table:
             document["table"] = self.table
+        if self.shards is not None:
+            document["shards"] = self.shards
         return document
 
 
@@ -97,6 +101,7 @@ _KEYS = (
     "limits",
     "source",
     "table",
+    "shards",
 )
 
 
@@ -132,7 +137,7 @@ class _Reader:
         for key in _DURATIONS:
             if key in document:
                 values[key] = self._duration(key)
-        for key in _COUNTS:
+        for key in (*_COUNTS, "shards"):
             if key in document:
                 values[key] = self._count(key)
         if "limits" in document:

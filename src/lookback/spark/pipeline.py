@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from lookback.spark.rebuild import Missing
 from lookback.spark.remote import RemoteBatches
 from lookback.spark.resume import Beginning, begin
 from lookback.spark.rules import RulesTable
-from lookback.spark.session import is_connect
+from lookback.spark.session import beside, cluster_cores, default_shards, is_connect, query_settings
 from lookback.spark.shard import UncoveredError
 from lookback.spark.sink import BatchReport, Sink
 from lookback.spark.watching import RulesWatch
@@ -46,7 +46,6 @@ _ADMISSION = {"maxFilesPerTrigger": "1000", "maxBytesPerTrigger": "8m"}
 # When state is made anew, the first batch brings all changes of the rules, which wait for their time.
 _ALL_FILES = {"maxFilesPerTrigger": str(2**31 - 1)}
 _POLL_SECONDS = 0.02
-_DEFAULT_SHARDS = 8
 
 
 def checkpoint_folder(tables: Tables, stream: Stream) -> str:
@@ -67,8 +66,10 @@ class Evaluation:
     checkpoint: its folder. once: judge what is there, then end. every: how often to look for more. admission: options
     of the Delta source that bound a batch. on_batch: is called with the report of each batch. idle_after: for each such
     time, in microseconds, without a new commit the watermark is moved on by as much, by an `advance` in the rules table.
-    shards: into how many parts the keys of a new checkpoint are divided, for good; by default one for each state
-    partition; see `repartition`. rebuild: the checkpoint is moved aside and the state made anew from the tables;
+    shards: into how many parts the keys of a new checkpoint are divided, for good; SetupError where an existing one has
+    another number; see `repartition`. default_shards: the same as a setting, which an existing checkpoint with another
+    number is told of and keeps; without both the stream's `shards`, without that the cores of the cluster, at most 48.
+    rebuild: the checkpoint is moved aside and the state made anew from the tables;
     what they hold already is not written again. fresh: a new checkpoint may begin on tables that have outputs of the
     stream, and writes all of them once more. reports: of the last batches, newest last; replans: how often it was planned
     anew.
@@ -89,19 +90,23 @@ class Evaluation:
         on_batch: Callable[[BatchReport], None] | None = None,
         idle_after: int | None = None,
         shards: int | None = None,
+        default_shards: int | None = None,
         rebuild: bool = False,
         fresh: bool = False,
     ) -> None:
-        self.tables, self.stream, self.streams = tables.holding(stream), stream, dict(streams)
+        self.tables, self.stream = replace(tables.holding(stream), spark=beside(tables.spark)), stream
+        self.streams = dict(streams)
         self.checkpoint = Checkpoint(Path(checkpoint))
         self.reports: deque[BatchReport] = deque(maxlen=1_000)
         self.replans = 0
         self._once, self._every, self._on_batch = once, every, on_batch
         self._idle = None if idle_after is None else _Idle(self, idle_after)
         self._admission = {**_ADMISSION, **(admission or {})}
-        if shards is not None and shards < 1:
-            raise SetupError(f"an evaluation has at least one shard, got {shards}")
-        self._shards, self._rebuild, self._fresh = shards, rebuild, fresh
+        for number in (shards, default_shards):
+            if number is not None and number < 1:
+                raise SetupError(f"an evaluation has at least one shard, got {number}")
+        self._shards, self._default_shards = shards, default_shards or stream.shards
+        self._rebuild, self._fresh = rebuild, fresh
         self._query: StreamingQuery | None = None
         self._beginning = Beginning({}, None)
         self._wanted: Coverage | None = None
@@ -116,7 +121,7 @@ class Evaluation:
         with only_one(self.checkpoint.owner_file, f"checkpoint {self.checkpoint.folder}") as self._require_ownership:
             self._beginning = begin(
                 self.tables, self.stream, self.streams, self.checkpoint,
-                rebuild=self._rebuild, fresh=self._fresh, shards=self._shards,
+                rebuild=self._rebuild, fresh=self._fresh, shards=self._shards, default_shards=self._default_shards,
             )  # fmt: skip
             self._quarantines = Quarantines(self.tables, self.stream, self.streams, self.checkpoint)
             try:
@@ -185,8 +190,8 @@ class Evaluation:
         coverage = self._watch.table_needs() | (self._wanted or (before.coverage if before else Coverage()))
         if self._beginning.rebuild is not None and self.checkpoint.is_new:
             coverage |= self._watch.past_needs(self._beginning.starts[RULES])
-        partitions = _partitions(self.tables)
-        shards = before.shards if before else self._shards or partitions
+        spark = self.tables.spark
+        shards = before.shards if before else self._shards or self._default_shards or default_shards(spark)
         plan = Plan(shards, coverage, declared(self.stream), self._beginning.starts)
         self.checkpoint.record(plan)
         self._wanted = None
@@ -208,7 +213,9 @@ class Evaluation:
             .option("checkpointLocation", str(self.checkpoint.folder))
             .foreachBatch(self._writer())
         )
-        with _no_empty_batches(self.tables):
+        # More tasks than cores only cost time. A checkpoint that is not new has its number.
+        partitions = min(plan.shards, cluster_cores(self.tables.spark)) if self.checkpoint.is_new else None
+        with query_settings(self.tables.spark, partitions):
             if self._once:
                 return writer.trigger(availableNow=True).start()
             return writer.trigger(processingTime=self._every).start()
@@ -311,32 +318,3 @@ class _Idle:
         past = self._evaluation.tables.read(stream.name).where(time_ <= F.current_timestamp())
         highest = past.agg(F.max(F.unix_micros(time_)).alias("highest")).collect()[0]["highest"]
         return None if highest is None else int(highest) - stream.max_out_of_orderness
-
-
-def _partitions(tables: Tables) -> int:
-    """The state partitions of a new query: the session's shuffle partitions; set where Spark would choose them."""
-    conf, name = tables.spark.conf, "spark.sql.shuffle.partitions"
-    if not str(conf.get(name)).isdigit():
-        conf.set(name, str(_DEFAULT_SHARDS))
-    return int(str(conf.get(name)))
-
-
-@contextlib.contextmanager
-def _no_empty_batches(tables: Tables) -> Iterator[None]:
-    """A query started within runs no batch without rows.
-
-    Every batch brings each shard its marks, so timers fire with the next one; a batch of its own would only delay it.
-    """
-    name = "spark.sql.streaming.noDataMicroBatches.enabled"
-    conf = tables.spark.conf
-    before = conf.get(name, None)
-    try:
-        conf.set(name, "false")
-    except PySparkException:
-        # Serverless compute lets few settings be changed; there a batch without rows may come.
-        yield
-        return
-    try:
-        yield
-    finally:
-        conf.unset(name) if before is None else conf.set(name, str(before))

@@ -13,6 +13,7 @@ from lookback.core.errors import SetupError
 from lookback.spark.checkpoint import EVENTS, RULES, Checkpoint
 from lookback.spark.history import readable_from, require_commits
 from lookback.spark.rebuild import Rebuild, has_outputs
+from lookback.spark.session import MOST_SHARDS
 from lookback.spark.sink import is_written
 
 if TYPE_CHECKING:
@@ -33,12 +34,13 @@ class Beginning:
 
 def begin(
     tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint, *,
-    rebuild: bool, fresh: bool, shards: int | None,
+    rebuild: bool, fresh: bool, shards: int | None, default_shards: int | None = None,
 ) -> Beginning:  # fmt: skip
     """Looks whether an evaluation can begin on this checkpoint, and how.
 
     rebuild: move it aside and make the state anew from the tables. fresh: a new one may begin although outputs of the
-    stream are there, and writes all of them again. shards: as asked for, if so. Raises SetupError with the remedy.
+    stream are there, and writes all of them again. shards: the number that a checkpoint must have. default_shards: the
+    number that a new one would have by the settings. Raises SetupError with the remedy.
     """
     if rebuild:
         _prepare_rebuild(tables, stream, streams, checkpoint)
@@ -48,6 +50,8 @@ def begin(
     document, plan = checkpoint.rebuild(), checkpoint.plan()
     made_anew = None if document is None else Rebuild.from_dict(document)
     if not checkpoint.is_new:
+        if plan is not None and shards is None:
+            _warn_of_shards(checkpoint, stream, plan.shards, default_shards)
         require_sources(tables, stream, checkpoint)
         return Beginning({} if plan is None else plan.starts, None if _is_made(checkpoint, made_anew) else made_anew)
     if made_anew is None and not fresh and has_outputs(tables, stream):
@@ -62,6 +66,20 @@ def begin(
     _warn_of_starts(tables, stream, starts)
     _warn_of_no_events(tables, stream)
     return Beginning(starts, made_anew)
+
+
+def _warn_of_shards(checkpoint: Checkpoint, stream: Stream, shards: int, default: int | None) -> None:
+    remedy = f"to change it: lookback evaluate {stream.name} --rebuild --shards"
+    if default not in (None, shards):
+        _LOG.warning(
+            f"{checkpoint.folder} divides its keys into {shards} shards for good, and the setting of {default} is for a new "
+            f"checkpoint; {remedy} {default}"
+        )
+    elif default is None and shards > MOST_SHARDS:
+        _LOG.warning(
+            f"{checkpoint.folder} divides its keys into {shards} shards for good, and each costs time in every batch; "
+            f"{remedy} N, with the cores of the cluster for N"
+        )
 
 
 def _starts(tables: Tables, stream: Stream) -> dict[str, int]:

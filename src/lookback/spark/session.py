@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shlex
@@ -16,11 +17,12 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.spark.jars import check_java, extra_jars, kafka_jars, local_files_jar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 _CHATTER = (
@@ -29,16 +31,26 @@ _CHATTER = (
     b"Streaming TransformWithStateInPandas Python worker",
 )
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming"
-# What the results depend on, or the speed of a running stream: set in any session, also one that others started.
-_SESSION = {
+# The results depend on these: Lookback sets them wherever it reads or writes.
+_MEANING = {
     # Times are UTC, whatever the machine's zone.
     "spark.sql.session.timeZone": "UTC",
     # The meaning of expressions is that of ANSI mode: an overflow is an error and never a wrong number.
     "spark.sql.ansi.enabled": "true",
+}
+# Python's stateful operator works with no other; window pages also outgrow the JVM's heap.
+_STATE_STORE = {"spark.sql.streaming.stateStore.providerClass": f"{_CHECKPOINTS}.state.RocksDBStateStoreProvider"}
+# The stateful query needs these.
+_QUERY = {
+    **_MEANING,
+    **_STATE_STORE,
+    # Every batch brings each shard its marks, so timers fire with the next one; a batch of its own would only delay it.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+}
+# The speed of the stateful query depends on these; who has set one of them otherwise had a reason.
+_QUERY_SPEED = {
     # Rows to an Arrow batch: a few big ones cost less than many of the default 10,000.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
-    # Window pages outgrow the JVM's heap.
-    "spark.sql.streaming.stateStore.providerClass": f"{_CHECKPOINTS}.state.RocksDBStateStoreProvider",
     # A batch uploads what it changed, not whole state files.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     # The count costs a read for every write; nothing here uses it.
@@ -46,8 +58,16 @@ _SESSION = {
     # Changelogs are short: fewer snapshots, the same recovery.
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "50",
 }
-
-_MEANING = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
+# Of the range by which Spark Connect tells its cores.
+_MOST_CORES = 4_096
+_PARTITIONS = "spark.sql.shuffle.partitions"
+# More shards than this are never chosen here. A number that many core counts divide.
+MOST_SHARDS = 48
+# Two evaluations may start in one session at the same time.
+_SETTING = threading.Lock()
+# Marks a session of Lookback's own, and what is cloned from it.
+_OWN = "spark.lookback.session"
+_DELTA_LOG_TASKS = "spark.databricks.delta.snapshotPartitions"
 
 
 def get_spark(
@@ -57,20 +77,24 @@ def get_spark(
     settings: Mapping[str, str] | None = None,
     kafka: bool = False,
 ) -> SparkSession:
-    """The active session, the workspace's on Databricks, or a new local one with Delta.
+    """A new local session with Delta; where one runs already, as on Databricks, a session of Lookback's own beside it.
 
-    app_name: of a new session, as Spark's pages show it. cores: threads of a local session (at least 1; default: all of the machine's, at least 2) and its shuffle
-    partitions, thus the shards of a new stream. settings: Spark settings that go before the defaults here; in a session
-    that runs already only those that can be changed at run time are taken. kafka: a new local session can read Kafka from
-    its start; one that runs already learns it when it first reads a topic.
+    The session beside shares cluster, catalog and cache with the one that others started, and has a copy of its
+    settings, so that theirs stay as they are. Spark Connect has no such session; there time zone and ANSI mode are set in
+    the one that runs.
+    app_name: of a new session, as Spark's pages show it. cores: threads of a local session (at least 1; default: all of
+    the machine's, at least 2). settings: Spark settings that go before the defaults here; where a session runs already
+    only those that can be changed at run time are taken. kafka: a new local session can read Kafka from its start; one
+    that runs already learns it when it first reads a topic.
     Raises SetupError where Java or the JARs are missing.
     """
     spark = SparkSession.getActiveSession()
     if spark is None and on_databricks():
         spark = SparkSession.builder.getOrCreate()
     if spark is not None:
-        _apply(spark, {**_SESSION, **(settings or {})})
-        return spark
+        own = beside(spark)
+        _apply(own, {**_MEANING, **(settings or {})})
+        return own
     return _start(app_name, cores or max(2, os.cpu_count() or 2), settings or {}, kafka_jars() if kafka else [])
 
 
@@ -79,19 +103,84 @@ def on_databricks() -> bool:
     return "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
+def beside(spark: SparkSession) -> SparkSession:
+    """The session of Lookback's own beside one that others started; `spark` itself where it is ours.
+
+    Over Spark Connect, which has no such session, it is `spark` too.
+    """
+    if is_connect(spark) or spark.conf.get(_OWN, None) is not None:
+        return spark
+    with _SETTING:
+        own = _Beside.session
+        if own is None or own.sparkContext is not spark.sparkContext:
+            own = _Beside.session = spark.newSession()
+            # A new session has the settings of the cluster; those of this session may say how storage is reached.
+            theirs, there = spark.conf.getAll, own.conf.getAll
+            _apply(own, {key: value for key, value in theirs.items() if there.get(key) != value})
+            # Delta reads its log in 50 tasks, which on few cores takes longer than the rest of a small batch.
+            tasks = {} if _DELTA_LOG_TASKS in theirs else {_DELTA_LOG_TASKS: str(default_shards(spark))}
+            _apply(own, {**_MEANING, **tasks, _OWN: "true"})
+        return own
+
+
+class _Beside:
+    """Holds the one session beside those that others started."""
+
+    session: SparkSession | None = None
+
+
 def _apply(spark: SparkSession, settings: Mapping[str, str]) -> None:
     for key, value in settings.items():
-        if spark.conf.isModifiable(key):
-            _set(spark, key, value)
+        _set(spark, key, value)
 
 
 def _set(spark: SparkSession, key: str, value: str) -> None:
     try:
         spark.conf.set(key, value)
     except PySparkException:
-        # Serverless compute lets few settings be changed. Without those of the meaning results would be others.
-        if key in _MEANING:
+        # Some are fixed when Spark starts, and serverless compute lets few be changed. Without those of the meaning
+        # results would be others.
+        if key in _MEANING and spark.conf.get(key) != value:
             raise
+
+
+@contextlib.contextmanager
+def query_settings(spark: SparkSession, partitions: int | None) -> Iterator[None]:
+    """A stateful query that is started within runs with the settings that it needs; then the session has its own again.
+
+    A query takes a copy of the session's settings when it starts. So this is enough, it works in every kind of session,
+    and no other query keeps anything of it. partitions: of the state, which a new checkpoint freezes; None: as the
+    checkpoint has them.
+    """
+    with _SETTING:
+        before = dict(spark.conf.getAll)
+        speed = {key: value for key, value in _QUERY_SPEED.items() if key not in before}
+        frozen = {} if partitions is None else {_PARTITIONS: str(partitions)}
+        wanted = {key: value for key, value in {**_QUERY, **speed, **frozen}.items() if before.get(key) != value}
+        try:
+            _apply(spark, wanted)
+            yield
+        finally:
+            for key in wanted:
+                with contextlib.suppress(PySparkException):
+                    spark.conf.set(key, before[key]) if key in before else spark.conf.unset(key)
+
+
+def default_shards(spark: SparkSession) -> int:
+    """The number of shards for a new checkpoint where nobody has said one: the cores of the cluster, at most 48.
+
+    Never the session's shuffle partitions: Spark's default of 200 makes a batch of a few events last for minutes.
+    """
+    return min(cluster_cores(spark), MOST_SHARDS)
+
+
+def cluster_cores(spark: SparkSession) -> int:
+    """How many tasks the cluster works on at a time, as far as Spark knows its executors by now; at least 1."""
+    if not is_connect(spark):
+        return max(1, spark.sparkContext.defaultParallelism)
+    # A range has one partition for each of them.
+    partition = F.spark_partition_id().alias("partition")
+    return max(1, spark.range(_MOST_CORES).select(partition).distinct().count())
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -104,7 +193,7 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
     # Workers must be this interpreter, not the first `python3` on the PATH.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     conf = SparkConf().setMaster(f"local[{cores}]").setAppName(app_name)
-    conf.setAll(list({**_SESSION, **_local(cores, more), **settings}.items()))
+    conf.setAll(list({**_MEANING, **_STATE_STORE, **_QUERY_SPEED, **_local(cores, more), **settings}.items()))
     if getattr(SparkContext, "_gateway", None) is None:
         gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
         threading.Thread(target=_pass_on, args=(gateway.proc.stderr,), name="jvm-stderr", daemon=True).start()
@@ -142,10 +231,11 @@ def _local(cores: int, more: Sequence[Path]) -> dict[str, str]:
         # The catalog is in memory and Hive's is not used: tables are folders.
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        # Tasks of a shuffle and shards of a stream: one for each core.
+        # Tasks of a shuffle: one for each core.
         "spark.sql.shuffle.partitions": str(cores),
         # Delta's own view of its log, 50 tasks by default, is small here.
-        "spark.databricks.delta.snapshotPartitions": "2",
+        _DELTA_LOG_TASKS: "2",
+        _OWN: "true",
         # VACUUM lists folders in as many tasks, 10,000 by default.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
         # Rows move between the JVM and Python faster than through TCP.

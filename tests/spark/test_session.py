@@ -1,0 +1,146 @@
+"""Lookback in a session that somebody else started, with all of Spark's defaults: what it sets, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from lookback.core.errors import SetupError
+from lookback.core.streams import Stream
+from lookback.spark.checkpoint import Checkpoint
+from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.rules import RulesTable
+from lookback.spark.session import _OWN, _QUERY, _QUERY_SPEED, beside, default_shards, get_spark, query_settings
+from lookback.spark.tables import Tables
+from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, stored_alerts
+
+pytestmark = pytest.mark.spark
+
+_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+@pytest.fixture
+def theirs(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session as somebody else starts one: Spark's defaults, another time zone, no ANSI mode."""
+    session = spark.newSession()
+    for key in (*_QUERY, *_QUERY_SPEED, _OWN, "spark.databricks.delta.snapshotPartitions"):
+        session.conf.unset(key)
+    session.conf.set(_PARTITIONS, "200")
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    session.conf.set("spark.sql.ansi.enabled", "false")
+    yield session
+    # The session that makes a frame is the active one.
+    spark.createDataFrame([(1,)], "n int")
+
+
+def frozen(folder: str) -> dict[str, str]:
+    """The settings that the first batch of a checkpoint froze."""
+    metadata = Path(folder, "offsets", "0").read_text(encoding="utf-8").splitlines()[1]
+    return dict(json.loads(metadata)["conf"])
+
+
+def test_the_shards_are_the_cores_and_the_settings_of_the_session_stay(
+    tables: Tables, theirs: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = Tables.local(theirs, str(tables.root))
+    tables.create(STREAM)
+    rules, folder = RulesTable(tables, STREAMS), checkpoint_folder(tables, STREAM)
+    for document in RULES:
+        rules.push(document)
+    events = make_events(120, seed=6)
+    append(tables, [row for row in events if row["arrival"] <= 3])
+    before = dict(theirs.conf.getAll)
+    Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
+    assert theirs.conf.getAll == before
+    assert Checkpoint(Path(folder)).plan().shards == 2  # type: ignore[union-attr]
+    assert frozen(folder)[_PARTITIONS] == "2"
+    assert frozen(folder)["spark.sql.streaming.stateStore.providerClass"].endswith("RocksDBStateStoreProvider")
+    assert sorted(path.name for path in Path(folder, "state", "0").iterdir() if path.name.isdigit()) == ["0", "1"]
+
+    # A setting is for a new checkpoint: this one keeps its number, and says so.
+    append(tables, [row for row in events if row["arrival"] > 3])
+    with caplog.at_level(logging.WARNING, "lookback"):
+        Evaluation(tables, STREAM, STREAMS, folder, once=True, default_shards=5).run()
+    assert (
+        f"{folder} divides its keys into 2 shards for good, and the setting of 5 is for a new checkpoint; to change it: "
+        "lookback evaluate payins --rebuild --shards 5"
+    ) in caplog.text
+    assert Checkpoint(Path(folder)).plan().shards == 2  # type: ignore[union-attr]
+    assert stored_alerts(tables) == replayed_alerts(replay_of_tables(tables))
+
+
+def test_the_stream_or_a_setting_says_the_number_of_a_new_checkpoint(tables: Tables, tmp_path: Path) -> None:
+    three = Stream.from_dict({**STREAM.to_dict(), "shards": 3})
+    assert Stream.from_dict(three.to_dict()) == three
+    tables.create(three)
+    append(tables, make_events(20, seed=6))
+
+    def shards(stream: Stream, name: str, **options: int) -> tuple[int, str]:
+        folder = tmp_path / name
+        Evaluation(tables, stream, {stream.name: stream}, folder, once=True, fresh=True, **options).run()
+        plan = Checkpoint(folder).plan()
+        assert plan is not None
+        return plan.shards, frozen(str(folder))[_PARTITIONS]
+
+    # Never more tasks than cores.
+    assert shards(three, "declared") == (3, "2")
+    assert shards(three, "set", default_shards=1) == (1, "1")
+    with pytest.raises(SetupError, match="at least one shard, got 0"):
+        Evaluation(tables, STREAM, STREAMS, tmp_path / "none", default_shards=0)
+
+
+def test_a_checkpoint_of_200_shards_is_gone_on_with_and_told_of(
+    tables: Tables, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables.create(STREAM)
+    folder = checkpoint_folder(tables, STREAM)
+    Evaluation(tables, STREAM, STREAMS, folder, once=True, shards=200).run()
+    append(tables, make_events(20, seed=6))
+    Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
+    with caplog.at_level(logging.WARNING, "lookback"):
+        Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
+    assert "divides its keys into 200 shards for good, and each costs time in every batch" in caplog.text
+    assert "lookback evaluate payins --rebuild --shards N, with the cores of the cluster for N" in caplog.text
+
+
+def test_a_session_beside_theirs_has_what_lookback_needs(theirs: SparkSession) -> None:
+    theirs.conf.set("spark.hadoop.some.storage", "key")
+    before = dict(theirs.conf.getAll)
+    theirs.createDataFrame([(1,)], "n int")
+    own = get_spark(settings={"spark.sql.files.maxRecordsPerFile": "7", "spark.driver.memory": "too late"})
+    assert own.sparkContext is theirs.sparkContext
+    assert theirs.conf.getAll == before
+    assert own.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert own.conf.get("spark.sql.ansi.enabled") == "true"
+    assert own.conf.get("spark.sql.files.maxRecordsPerFile") == "7"
+    # Its own session has none beside it, and there is one for all.
+    assert beside(own) is own
+    assert beside(theirs) is own
+
+
+def test_a_query_gets_its_settings_and_the_session_has_its_own_again(theirs: SparkSession) -> None:
+    speed = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    theirs.conf.set(speed, "77")
+    before = dict(theirs.conf.getAll)
+
+    def start(found: dict[str, str]) -> None:
+        with query_settings(theirs, 7):
+            found.update(theirs.conf.getAll)
+            raise OSError("a query that could not be started")
+
+    within: dict[str, str] = {}
+    with pytest.raises(OSError, match="could not be started"):
+        start(within)
+    assert theirs.conf.getAll == before
+    assert within == {**before, **_QUERY_SPEED, **_QUERY, _PARTITIONS: "7", speed: "77"}
+    with query_settings(theirs, None):
+        assert theirs.conf.get(_PARTITIONS) == "200"
+
+
+def test_the_cores_of_the_cluster_are_the_shards(spark: SparkSession) -> None:
+    assert default_shards(spark) == 2
