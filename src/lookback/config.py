@@ -31,7 +31,8 @@ class Settings:
     root: the folder of the local tables, or its URL; conf: the folder of streams/ and rules/. profile: the name of
     CONF/profiles/<profile>.yml, which says the other three, CONF/settings.yml going before it. every: the pause between
     two micro-batches; admission: options of the Delta source that bound one; spark: Spark settings that go before
-    Lookback's own. shards: of the new checkpoint of a stream that declares no number itself; None: the evaluation chooses. metrics: the seconds between two rows of the table `metrics`; None: none are written.
+    Lookback's own. shards: of the new checkpoint of a stream that declares no number itself; None: the evaluation chooses. accept_unknown_checkpoint: go on with a
+    checkpoint whose form this release does not know. metrics: the seconds between two rows of the table `metrics`; None: none are written.
     """
 
     root: str
@@ -42,6 +43,7 @@ class Settings:
     spark: Mapping[str, str] = field(default_factory=dict)
     metrics: float | None = DEFAULT_METRICS
     shards: int | None = None
+    accept_unknown_checkpoint: bool = False
 
     @classmethod
     def local(
@@ -55,6 +57,7 @@ class Settings:
         folder = Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF)
         file = folder / "settings.yml"
         keys = {"profile": "", "every": "", "admission": {}, "spark": {}, "metrics": "", "shards": ""}
+        keys["accept_unknown_checkpoint"] = "false"
         own = _run_settings(file, keys)
         name = profile or os.environ.get("LOOKBACK_PROFILE") or own["profile"]
         chosen: dict[str, Any] = {"every": DEFAULT_EVERY, "admission": {}, "spark": {}}
@@ -69,6 +72,7 @@ class Settings:
             {**chosen["spark"], **own["spark"]},
             _metrics(own["metrics"], file),
             _shards(own["shards"], file),
+            _truth(own["accept_unknown_checkpoint"], "accept_unknown_checkpoint", file),
         )
 
     def streams(self) -> dict[str, Stream]:
@@ -99,6 +103,12 @@ def _shards(text: str, file: Path) -> int | None:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise SetupError(f"{file}: shards is a whole number from 1 on, got {text!r}; leave it out for the cores")
     return int(text)
+
+
+def _truth(text: str, key: str, file: Path) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise SetupError(f"{file}: {key} is true or false, got {text!r}")
+    return text.lower() == "true"
 
 
 def _metrics(text: str, file: Path) -> float | None:

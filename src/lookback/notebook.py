@@ -346,6 +346,7 @@ def evaluate_stream(
         every=every or workspace.settings.every, admission=workspace.settings.admission, on_batch=metrics.add,
         idle_after=parse_duration(idle_after) if idle_after and not once else None, rebuild=mode == "rebuild",
         default_shards=shards or workspace.stream.shards or workspace.settings.shards,
+        accept_unknown=workspace.settings.accept_unknown_checkpoint,
     )  # fmt: skip
     with metrics:
         watch(evaluation, minutes, commits=None if once else lambda: commit_times(workspace.tables, workspace.stream))

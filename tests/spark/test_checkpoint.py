@@ -12,7 +12,7 @@ import pytest
 from lookback.core.coverage import Coverage
 from lookback.core.errors import SetupError
 from lookback.core.streams import Stream
-from lookback.spark.checkpoint import EVENTS, RULES, Checkpoint, Plan, declared
+from lookback.spark.checkpoint import EVENTS, RULES, Checkpoint, Plan, UnknownFormError, declared
 from payins import STREAM
 
 _COVERAGE = Coverage.of([(("customer",), None)], ["amount", "customer"])
@@ -62,6 +62,49 @@ def test_c8_a_torn_plan_of_a_batch_that_wrote_nothing_is_removed(checkpoint: Che
     assert checkpoint.mend(STREAM, lambda mark: mark != "q:2") == done
     assert {"offsets/2", "offsets/.2.crc"}.isdisjoint(names(checkpoint))
     assert checkpoint.mend(STREAM, lambda mark: True) == []
+
+
+def with_ids(text: str) -> str:
+    """An offset log as Spark 4.2 writes it where it names its sources."""
+    version, metadata, *sources = text.splitlines()
+    assert version == "v1"
+    return "\n".join(["v2", metadata, *(f"{number}:{source}" for number, source in enumerate(sources))])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("offsets/2", with_ids(offsets(8)), "is of version v2"),
+        ("offsets/1", with_ids(offsets(5)), "is of version v2"),
+        ("offsets/2", "v7", "is of version v7"),
+        ("offsets/2", with_ids(offsets(8)).replace("v2", "v1"), "names its sources"),
+        ("offsets/2", offsets(8).replace("reservoirVersion", "version"), "has offsets without a version of a table"),
+        ("offsets/2", f"{offsets(8)}\n-", "has 3 sources and not 2"),
+        ("commits/1", "v9\n{", "is of version v9"),
+    ],
+)
+def test_c8_a_log_of_an_unknown_form_is_not_torn_and_nothing_is_deleted(
+    checkpoint: Checkpoint, name: str, text: str, what: str
+) -> None:
+    file = checkpoint.folder / name
+    file.write_text(text)
+    # What would be mended, were all forms known.
+    (checkpoint.folder / "state/0/1").mkdir(parents=True)
+    (checkpoint.folder / "state/0/1/9.changelog").write_text("")
+    before = {path: path.stat().st_mtime_ns for path in checkpoint.folder.rglob("*")}
+    with pytest.raises(
+        UnknownFormError, match=rf"^{file} {what}, a form that this release does not know: .*Nothing is mended"
+    ):
+        checkpoint.mend(STREAM, lambda mark: False)
+    assert {path: path.stat().st_mtime_ns for path in checkpoint.folder.rglob("*")} == before
+
+
+def test_c8_an_unknown_form_says_nothing_of_what_is_judged(checkpoint: Checkpoint) -> None:
+    (checkpoint.folder / "offsets/1").write_text(with_ids(offsets(5)))
+    with pytest.raises(
+        UnknownFormError, match="is of version v2, a form that this release does not know; it says nothing"
+    ):
+        checkpoint.judged_through()
 
 
 def test_c8_a_torn_plan_of_a_batch_that_has_written_is_refused(checkpoint: Checkpoint) -> None:

@@ -74,6 +74,29 @@ def test_the_shards_are_the_cores_and_the_settings_of_the_session_stay(
     assert stored_alerts(tables) == replayed_alerts(replay_of_tables(tables))
 
 
+def test_c8_a_checkpoint_whose_offset_log_names_its_sources_is_gone_on_with_only_if_the_settings_accept_it(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables.create(STREAM)
+    folder = Path(checkpoint_folder(tables, STREAM))
+    RulesTable(tables, STREAMS).push(RULES[0])
+    events = make_events(60, seed=8)
+    append(tables, [row for row in events if row["arrival"] <= 3])
+    with monkeypatch.context() as patched:
+        patched.setitem(_QUERY, "spark.sql.streaming.offsetLog.formatVersion", "2")
+        Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
+    log = (folder / "offsets/0").read_text(encoding="utf-8")
+    assert log.startswith("v2\n")
+    append(tables, [row for row in events if row["arrival"] > 3])
+    with pytest.raises(SetupError, match="is of version v2, a form that this release does not know"):
+        Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
+    assert (folder / "offsets/0").read_text(encoding="utf-8") == log
+    with caplog.at_level(logging.WARNING, "lookback"):
+        Evaluation(tables, STREAM, STREAMS, folder, once=True, accept_unknown=True).run()
+    assert "the settings accept a checkpoint of an unknown form, so nothing is checked" in caplog.text
+    assert stored_alerts(tables) == replayed_alerts(replay_of_tables(tables))
+
+
 def test_the_stream_or_a_setting_says_the_number_of_a_new_checkpoint(tables: Tables, tmp_path: Path) -> None:
     three = Stream.from_dict({**STREAM.to_dict(), "shards": 3})
     assert Stream.from_dict(three.to_dict()) == three

@@ -28,7 +28,15 @@ EVENTS, RULES = "events", "rules"
 _SOURCES = (EVENTS, RULES)
 # Saved by the state store, and how it is numbered; what a .zip needs beside it has names of its own.
 _STATE = re.compile(r"(\d+)\.(?:changelog|zip)")
+# The versions of Spark's logs that are known here, and a source's line as later ones have it: its id before its offset.
+_KNOWN_VERSIONS = {"offsets": ("v1",), "commits": ("v1", "v2")}
+_VERSION = re.compile(r"v\d+")
+_SOURCE_ID = re.compile(r"[^{\[\"]*:(?=[{-])")
 _REMEDY = "make it anew from the tables: lookback evaluate {stream} --rebuild"
+
+
+class UnknownFormError(SetupError):
+    """A file of Spark's in the checkpoint is whole, and of a form that this release does not know."""
 
 
 @dataclass(frozen=True)
@@ -202,10 +210,12 @@ class Checkpoint:
         """Repairs what a crash may leave of the last batch, where nothing can go wrong by it; returns what was done.
 
         is_written: whether an output table has a commit with this mark, `query id:batch`. Raises SetupError, naming the
-        file, where the checkpoint is torn otherwise.
+        file, where the checkpoint is torn otherwise, and UnknownFormError, before anything is changed, where a file has a
+        form that is not known here.
         """
         if self.is_new:
             return self._mend_new()
+        self.require_known_form()
         self._require_whole(stream, "metadata", lambda file: json.loads(file.read_text())["id"])
         self._require_whole(stream, _PLAN, lambda _: self.plan())
         planned, finished = _numbers(self.folder / "offsets"), _numbers(self.folder / "commits")
@@ -227,6 +237,19 @@ class Checkpoint:
                 _unlink(file)
             done.append(f"{len(ahead)} files of state of a batch that was not finished are removed: it is run again")
         return done
+
+    def require_known_form(self) -> None:
+        """Raises UnknownFormError where a log of Spark's is not of the form that this release reads and repairs."""
+        for kind in ("offsets", "commits"):
+            for number in _numbers(self.folder / kind)[-2:]:
+                file = self.folder / kind / str(number)
+                if unknown := _unknown_form(file, kind):
+                    raise UnknownFormError(
+                        f"{file} {unknown}, a form that this release does not know: another version of Spark may have "
+                        "written it. Nothing is mended or deleted. Evaluate with the Spark and the Lookback that wrote it; "
+                        "or, at your own risk, write accept_unknown_checkpoint: true into conf/settings.yml, and Spark "
+                        "goes on with it as it is"
+                    )
 
     def _state_ahead(self, finished: list[int]) -> list[Path]:
         """The state saved after that of the last finished batch, which a repetition of its batch may find and keep as it is.
@@ -276,6 +299,8 @@ def _numbers(folder: Path) -> list[int]:
 
 def _offsets(file: Path) -> dict[str, int | None]:
     """Per source, the commit that comes after what a batch reads. Raises SetupError where it cannot be read."""
+    if unknown := _unknown_form(file, "offsets"):
+        raise UnknownFormError(f"{file} {unknown}, a form that this release does not know; it says nothing here")
     try:
         lines = file.read_text().splitlines()[2:]
         found = [None if line == "-" else json.loads(line) for line in lines]
@@ -288,6 +313,35 @@ def _offsets(file: Path) -> dict[str, int | None]:
             f"{file} is torn or missing ({error}); start with a new checkpoint: evaluate --rebuild"
         ) from error
     return read
+
+
+def _unknown_form(file: Path, kind: str) -> str | None:
+    """What is unknown of a file of one of Spark's logs; None where it is as known here, is torn, or is not there."""
+    try:
+        version, *lines = file.read_text().splitlines() or [""]
+    except (OSError, UnicodeDecodeError):
+        return None
+    if _VERSION.fullmatch(version) and version not in _KNOWN_VERSIONS[kind]:
+        return f"is of version {version}"
+    if kind == "commits" or version not in _KNOWN_VERSIONS[kind]:
+        return None
+    sources = [line for line in lines[1:] if line != "-"]
+    if any(_SOURCE_ID.match(line) for line in sources):
+        return "names its sources"
+    read = [offset for line in sources if (offset := _json(line)) is not None]
+    if any(not isinstance(offset, dict) or "reservoirVersion" not in offset for offset in read):
+        return "has offsets without a version of a table"
+    if len(lines) - 1 > len(_SOURCES):
+        return f"has {len(lines) - 1} sources and not {len(_SOURCES)}"
+    return None
+
+
+def _json(text: str) -> Any:
+    """What a text means as JSON; None where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _is_planned(file: Path) -> bool:

@@ -71,7 +71,8 @@ class Evaluation:
     number is told of and keeps; without both the stream's `shards`, without that the cores of the cluster, at most 48.
     rebuild: the checkpoint is moved aside and the state made anew from the tables;
     what they hold already is not written again. fresh: a new checkpoint may begin on tables that have outputs of the
-    stream, and writes all of them once more. reports: of the last batches, newest last; replans: how often it was planned
+    stream, and writes all of them once more. accept_unknown: a checkpoint of a form that this release does not know is gone
+    on with as it is, unchecked. reports: of the last batches, newest last; replans: how often it was planned
     anew.
 
     One process at a time evaluates on a checkpoint: `run` raises SetupError, naming the other, where there is one.
@@ -93,6 +94,7 @@ class Evaluation:
         default_shards: int | None = None,
         rebuild: bool = False,
         fresh: bool = False,
+        accept_unknown: bool = False,
     ) -> None:
         self.tables, self.stream = replace(tables.holding(stream), spark=beside(tables.spark)), stream
         self.streams = dict(streams)
@@ -106,7 +108,7 @@ class Evaluation:
             if number is not None and number < 1:
                 raise SetupError(f"an evaluation has at least one shard, got {number}")
         self._shards, self._default_shards = shards, default_shards or stream.shards
-        self._rebuild, self._fresh = rebuild, fresh
+        self._rebuild, self._fresh, self._accept_unknown = rebuild, fresh, accept_unknown
         self._query: StreamingQuery | None = None
         self._beginning = Beginning({}, None)
         self._wanted: Coverage | None = None
@@ -122,6 +124,7 @@ class Evaluation:
             self._beginning = begin(
                 self.tables, self.stream, self.streams, self.checkpoint,
                 rebuild=self._rebuild, fresh=self._fresh, shards=self._shards, default_shards=self._default_shards,
+                accept_unknown=self._accept_unknown,
             )  # fmt: skip
             self._quarantines = Quarantines(self.tables, self.stream, self.streams, self.checkpoint)
             try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
-from lookback.spark.checkpoint import EVENTS, RULES, Checkpoint
+from lookback.spark.checkpoint import EVENTS, RULES, Checkpoint, UnknownFormError
 from lookback.spark.history import readable_from, require_commits
 from lookback.spark.rebuild import Rebuild, has_outputs
 from lookback.spark.session import MOST_SHARDS
@@ -34,25 +34,29 @@ class Beginning:
 
 def begin(
     tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint, *,
-    rebuild: bool, fresh: bool, shards: int | None, default_shards: int | None = None,
+    rebuild: bool, fresh: bool, shards: int | None, default_shards: int | None = None, accept_unknown: bool = False,
 ) -> Beginning:  # fmt: skip
     """Looks whether an evaluation can begin on this checkpoint, and how.
 
     rebuild: move it aside and make the state anew from the tables. fresh: a new one may begin although outputs of the
     stream are there, and writes all of them again. shards: the number that a checkpoint must have. default_shards: the
-    number that a new one would have by the settings. Raises SetupError with the remedy.
+    number that a new one would have by the settings. accept_unknown: go on with one whose form is not known here, and
+    mend nothing. Raises SetupError with the remedy.
     """
     if rebuild:
         _prepare_rebuild(tables, stream, streams, checkpoint)
-    for line in checkpoint.mend(stream, lambda mark: any(is_written(tables, name, mark) for name in _OUTPUTS)):
-        _LOG.warning(line)
+    is_known = not (accept_unknown and _warn_of_unknown_form(checkpoint))
+    if is_known:
+        for line in checkpoint.mend(stream, lambda mark: any(is_written(tables, name, mark) for name in _OUTPUTS)):
+            _LOG.warning(line)
     checkpoint.require_fit(stream, shards)
     document, plan = checkpoint.rebuild(), checkpoint.plan()
     made_anew = None if document is None else Rebuild.from_dict(document)
     if not checkpoint.is_new:
         if plan is not None and shards is None:
             _warn_of_shards(checkpoint, stream, plan.shards, default_shards)
-        require_sources(tables, stream, checkpoint)
+        if is_known:
+            require_sources(tables, stream, checkpoint)
         return Beginning({} if plan is None else plan.starts, None if _is_made(checkpoint, made_anew) else made_anew)
     if made_anew is None and not fresh and has_outputs(tables, stream):
         raise SetupError(
@@ -66,6 +70,16 @@ def begin(
     _warn_of_starts(tables, stream, starts)
     _warn_of_no_events(tables, stream)
     return Beginning(starts, made_anew)
+
+
+def _warn_of_unknown_form(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint is of an unknown form, which is said then."""
+    try:
+        checkpoint.require_known_form()
+    except UnknownFormError as error:
+        _LOG.warning(f"the settings accept a checkpoint of an unknown form, so nothing is checked: {error}")
+        return True
+    return False
 
 
 def _warn_of_shards(checkpoint: Checkpoint, stream: Stream, shards: int, default: int | None) -> None:
@@ -105,8 +119,13 @@ def _is_made(checkpoint: Checkpoint, rebuild: Rebuild | None) -> bool:
 
     Not where windows may still begin before what was read: of them nothing is said.
     """
-    judged = checkpoint.judged_through()
-    if rebuild is None or judged is None or not rebuild.is_exact:
+    if rebuild is None or not rebuild.is_exact:
+        return False
+    try:
+        judged = checkpoint.judged_through()
+    except UnknownFormError:
+        return False
+    if judged is None:
         return False
     return judged >= (rebuild.schedule.through or 0)
 

@@ -46,6 +46,8 @@ _QUERY = {
     **_STATE_STORE,
     # Every batch brings each shard its marks, so timers fire with the next one; a batch of its own would only delay it.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # The form of the offset log that is read and repaired here; a later one names the sources.
+    "spark.sql.streaming.offsetLog.formatVersion": "1",
 }
 # The speed of the stateful query depends on these; who has set one of them otherwise had a reason.
 _QUERY_SPEED = {
