@@ -11,6 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections import deque
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +22,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from lookback import notebook
+from lookback import notebook, pictures
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.evidence import Explanation, StepEvidence
 from lookback.core.streams import Stream
 from lookback.parameters import known_mode
+from lookback.spark.sink import BatchReport
 
 inject = runpy.run_path(str(Path(__file__).parents[1] / "tools/pictures.py"))["inject"]
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
@@ -292,14 +294,112 @@ class Failing:
             raise KeyboardInterrupt
         return self.polls < 3
 
+    def wait(self, seconds: float) -> bool:
+        return False
+
     def stop(self) -> None:
         self.stopped = True
         if self.error is ValueError:
             raise ValueError("the query failed")
 
 
-def test_a_watched_evaluation_is_stopped_at_its_end_and_at_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    monkeypatch.setattr("lookback.live._REFRESH_SECONDS", 0.0)
+class Hour:
+    """An evaluation that runs for an hour by the clock of `lookback.live` and ends a batch every second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reports: deque[Any] = deque(maxlen=1_000)
+        self.seconds, self.asked = 0.0, 0
+        monkeypatch.setattr("lookback.live.time", SimpleNamespace(monotonic=lambda: self.seconds))
+
+    def start(self) -> None:
+        pass
+
+    @property
+    def running(self) -> bool:
+        return self.seconds < 3_600
+
+    def wait(self, seconds: float) -> bool:
+        for second in range(int(self.seconds) + 1, int(self.seconds + seconds) + 1):
+            finished = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=second)
+            self.reports.append(
+                BatchReport(
+                    batch_id=second,
+                    events=10,
+                    alerts={"burst": 1},
+                    late=0,
+                    failed=0,
+                    log=(),
+                    watermark=0,
+                    arrival=second,
+                    state_rows=5,
+                    state_bytes_written=9,
+                    rules=1,
+                    evaluate_ms=1,
+                    run_ms=2,
+                    write_ms=3,
+                    shards_in_memory=1,
+                    finished_at=finished,
+                )
+            )
+        self.seconds += seconds
+        return not self.running
+
+    def commits(self) -> dict[int, dt.datetime]:
+        self.asked += 1
+        return {each.arrival: each.finished_at for each in self.reports}
+
+    def stop(self) -> None:
+        pass
+
+
+def test_an_hour_of_a_job_is_a_few_lines_and_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr("lookback.display._display", lambda: shown.append)
+    hour: Any = Hour(monkeypatch)
+    notebook.watch(hour, commits=hour.commits, view="lines")
+    drawn = [each for each in shown if "data:image/png" in each._repr_html_()]
+    assert drawn == shown[-1:]
+    # A line every 30 seconds, and one at the end.
+    assert len(shown) - 1 == 3_600 / 30 + 1
+    assert sum(len(each._repr_html_()) for each in shown[:-1]) < 50_000
+    assert "ended; 1,000 batches" in repr(shown[-2])
+    assert hour.asked <= 3_600 / 30 + 1
+
+
+def test_a_live_view_asks_for_the_times_of_commits_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr("lookback.display._display", lambda: shown.append)
+    drawn = pictures.live([])
+    monkeypatch.setattr("lookback.pictures.live", lambda *_: drawn)
+    monkeypatch.setattr("lookback.live.png_tag", lambda _: "<img/>")
+    hour: Any = Hour(monkeypatch)
+    notebook.watch(hour, minutes=5, commits=hour.commits, view="live")
+    assert len(shown) == 300 + 1
+    assert hour.asked == 300 / 10 + 1
+
+
+@pytest.mark.parametrize(
+    ("shell", "is_live"), [(None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)]
+)
+def test_a_picture_is_live_only_where_a_front_end_shows_it(
+    monkeypatch: pytest.MonkeyPatch, shell: Any, is_live: bool
+) -> None:
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: shell)
+    cleared: list[bool] = []
+    monkeypatch.setattr("lookback.live.clear", lambda: cleared.append(True))
+    monkeypatch.setattr("lookback.display._display", lambda: lambda _: None)
+    evaluation: Any = Failing(None)
+    notebook.watch(evaluation)
+    assert bool(cleared) is is_live
+
+
+def test_a_view_is_one_of_three() -> None:
+    evaluation: Any = Failing(None)
+    with pytest.raises(SetupError, match="view is auto, live or lines, got 'screen'"):
+        notebook.watch(evaluation, view="screen")
+
+
+def test_a_watched_evaluation_is_stopped_at_its_end_and_at_an_interrupt(capsys: Any):
     for error in (None, KeyboardInterrupt):
         evaluation: Any = Failing(error)
         notebook.watch(evaluation)

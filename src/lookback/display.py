@@ -73,6 +73,15 @@ def _display() -> Callable[[Any], Any]:
     return display if get_ipython() is not None else print  # type: ignore[no-untyped-call]
 
 
+def has_front_end() -> bool:
+    """Whether this runs in a notebook, where an output can be replaced; not in a script, nor in IPython in a terminal."""
+    try:
+        from IPython.core.getipython import get_ipython
+    except ImportError:
+        return False
+    return getattr(get_ipython(), "kernel", None) is not None  # type: ignore[no-untyped-call]
+
+
 def clear() -> None:
     """Lets the next thing shown take the place of what the cell has shown so far."""
     try:

@@ -1,4 +1,4 @@
-"""A running evaluation, watched: one output that is refreshed until the evaluation ends."""
+"""A running evaluation, watched: by a person, one output that is refreshed; in a job, a line now and then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lookback import pictures
-from lookback.display import Markup, clear, png_tag, show
+from lookback.core.errors import SetupError
+from lookback.display import Markup, clear, has_front_end, png_tag, show, text
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -18,30 +19,43 @@ if TYPE_CHECKING:
     from lookback.spark.sink import BatchReport
     from lookback.spark.tables import Tables
 
+VIEWS = ("auto", "live", "lines")
 _REFRESH_SECONDS = 1.0
+_LINE_SECONDS = 30.0
+# Asking for the times of commits takes a Spark job.
+_COMMITS_SECONDS = 10.0
 # Of commits, for the lag: what is older than these is not lag any more.
 _COMMITS = 200
 
 
 def watch(
-    evaluation: Evaluation, minutes: float = 0, commits: Callable[[], dict[int, dt.datetime]] | None = None
+    evaluation: Evaluation,
+    minutes: float = 0,
+    commits: Callable[[], dict[int, dt.datetime]] | None = None,
+    view: str = "auto",
 ) -> None:
-    """Starts an evaluation and shows how it goes, every second, until it ends, `minutes` are over or an interrupt.
+    """Starts an evaluation and shows how it goes until it ends, `minutes` are over or an interrupt.
 
-    commits: gives the times of commits, for the lag. Raises what the evaluation failed with.
+    commits: gives the times of commits, for the lag. view `live`: a picture that is refreshed every second; `lines`: a
+    line every 30 seconds in which a batch ended, and one picture at the end, for a run that nobody looks at; `auto`:
+    live in a notebook with a front end, else lines. Raises SetupError for another view, and what the evaluation failed
+    with.
     """
+    if view not in VIEWS:
+        raise SetupError(f"view is {', '.join(VIEWS[:-1])} or {VIEWS[-1]}, got {view!r}")
+    is_live = view == "live" or (view == "auto" and has_front_end())
+    shown = _LiveView(commits) if is_live else _Lines(commits)
     deadline = time.monotonic() + minutes * 60 if minutes else float("inf")
-    view = _LiveView(commits)
     evaluation.start()
     try:
-        while evaluation.running and time.monotonic() < deadline:
-            view.refresh(list(evaluation.reports))
-            time.sleep(_REFRESH_SECONDS)
+        while evaluation.running and (left := deadline - time.monotonic()) > 0:
+            shown.refresh(list(evaluation.reports))
+            evaluation.wait(min(left, shown.seconds))
     except KeyboardInterrupt:
         pass  # the person at the notebook has seen enough
     finally:
         evaluation.stop()
-        view.refresh(list(evaluation.reports), done=True)
+        shown.refresh(list(evaluation.reports), done=True)
 
 
 def commit_times(tables: Tables, stream: Stream) -> dict[int, dt.datetime]:
@@ -50,25 +64,30 @@ def commit_times(tables: Tables, stream: Stream) -> dict[int, dt.datetime]:
     return {row["version"]: row["timestamp"] for row in history}
 
 
-class _LiveView:
-    """One output that is replaced; the picture is drawn again only when there is something new."""
+class _View:
+    """What both ways to show an evaluation know. seconds: between two refreshes."""
+
+    seconds: float
 
     def __init__(self, commits: Callable[[], dict[int, dt.datetime]] | None) -> None:
         self._commits = commits
         self._committed: dict[int, dt.datetime] = {}
-        self._drawn = -1
-        self._picture = ""
+        self._asked = float("-inf")
+        # The last batch that was shown; before the first nothing was.
+        self._shown: int | None = -1
 
     def refresh(self, reports: Sequence[BatchReport], *, done: bool = False) -> None:
-        last = reports[-1].batch_id if reports else -2
-        if last != self._drawn:
-            if self._commits is not None:
-                self._committed = self._commits()
-            self._picture = png_tag(pictures.live(reports, self._committed or None))
-            self._drawn = last
-        state = "ended" if done else "running"
-        clear()
-        show(Markup(f"<p>{html.escape(self._status(reports, state))}</p>{self._picture}", self._status(reports, state)))
+        """Shows what is new."""
+        raise NotImplementedError
+
+    def _is_new(self, reports: Sequence[BatchReport]) -> bool:
+        """Whether batches have ended since this was asked last, or it is asked for the first time."""
+        before, self._shown = self._shown, reports[-1].batch_id if reports else None
+        return self._shown != before
+
+    def _ask_for_commits(self, *, done: bool) -> None:
+        if self._commits is not None and (done or time.monotonic() - self._asked >= _COMMITS_SECONDS):
+            self._committed, self._asked = self._commits(), time.monotonic()
 
     def _status(self, reports: Sequence[BatchReport], state: str) -> str:
         if not reports:
@@ -83,3 +102,32 @@ class _LiveView:
             parts.append(f"{max(0, max(self._committed) - last.arrival):,} commits behind")
         changes = [f"{row['rule_id']} v{row['version']} {row['action']}" for r in reports[-20:] for row in r.log][-3:]
         return "; ".join(parts + ([f"last changes: {', '.join(changes)}"] if changes else []))
+
+
+class _LiveView(_View):
+    """One output that is replaced; the picture is drawn again only when there is something new."""
+
+    seconds = _REFRESH_SECONDS
+    _picture = ""
+
+    def refresh(self, reports: Sequence[BatchReport], *, done: bool = False) -> None:
+        if self._is_new(reports) or done:
+            self._ask_for_commits(done=done)
+            self._picture = png_tag(pictures.live(reports, self._committed or None))
+        status = self._status(reports, "ended" if done else "running")
+        clear()
+        show(Markup(f"<p>{html.escape(status)}</p>{self._picture}", status))
+
+
+class _Lines(_View):
+    """A line now and then, and one picture at the end."""
+
+    seconds = _LINE_SECONDS
+
+    def refresh(self, reports: Sequence[BatchReport], *, done: bool = False) -> None:
+        if not (self._is_new(reports) or done):
+            return
+        self._ask_for_commits(done=done)
+        show(text(self._status(reports, "ended" if done else "running")))
+        if done and reports:
+            show(pictures.live(reports, self._committed or None))

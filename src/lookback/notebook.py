@@ -321,16 +321,18 @@ def list_rules(workspace: Workspace) -> pd.DataFrame:
 
 
 def evaluate_stream(
-    workspace: Workspace, mode: str = "once", every: str = "", minutes: float = 0, idle_after: str = "", shards: int = 0
-) -> list[BatchReport]:
-    """Judges the stream's events by the rules in force, with a live view until it ends; returns the reports of its batches.
+    workspace: Workspace, mode: str = "once", every: str = "", minutes: float = 0, idle_after: str = "", shards: int = 0,
+    view: str = "auto",
+) -> list[BatchReport]:  # fmt: skip
+    """Judges the stream's events by the rules in force and shows how it goes; returns the reports of its batches.
 
     mode `once`: what has arrived, then ends; `rebuild`: the same, with the state made anew from the tables (see
     docs/operations.md); `continuous`: for `minutes`, 0 without end. every: the pause between two
     micro-batches; empty: as the profile says. idle_after: a duration; for each
     such time without a new commit a continuous evaluation moves the watermark on by as much. shards: of a new checkpoint;
-    0: as the stream or conf/settings.yml says, else as many as the cluster has cores, at most 48. An interrupt of the cell
-    ends it cleanly: what is half done is done again at the next start.
+    0: as the stream or conf/settings.yml says, else as many as the cluster has cores, at most 48. view: `live`, a picture
+    that is refreshed every second; `lines`, for jobs; `auto`, see `lookback.live.watch`. An interrupt of the cell ends it
+    cleanly: what is half done is done again at the next start.
     """
     from lookback.spark.checkpoint import Checkpoint
     from lookback.spark.metrics import Metrics
@@ -349,7 +351,8 @@ def evaluate_stream(
         accept_unknown=workspace.settings.accept_unknown_checkpoint,
     )  # fmt: skip
     with metrics:
-        watch(evaluation, minutes, commits=None if once else lambda: commit_times(workspace.tables, workspace.stream))
+        commits = None if once else lambda: commit_times(workspace.tables, workspace.stream)
+        watch(evaluation, minutes, commits, view)
     return list(evaluation.reports)
 
 

@@ -45,7 +45,9 @@ DEFAULT_EVERY = "500 milliseconds"
 _ADMISSION = {"maxFilesPerTrigger": "1000", "maxBytesPerTrigger": "8m"}
 # When state is made anew, the first batch brings all changes of the rules, which wait for their time.
 _ALL_FILES = {"maxFilesPerTrigger": str(2**31 - 1)}
+# Looking for a file costs nothing; over Spark Connect each look at the query is a call to the server.
 _POLL_SECONDS = 0.02
+_SLOW_POLL_SECONDS = 0.5
 
 
 def checkpoint_folder(tables: Tables, stream: Stream) -> str:
@@ -168,6 +170,12 @@ class Evaluation:
             if self._failure is not None:
                 raise self._failure
 
+    def wait(self, seconds: float) -> bool:
+        """Waits until the evaluation ends, at most so long. Returns whether it has ended."""
+        if hasattr(self, "_thread"):
+            self._thread.join(seconds)
+        return not self.running
+
     @property
     def running(self) -> bool:
         """Whether the evaluation goes on."""
@@ -265,9 +273,10 @@ class Evaluation:
         """Waits until the query ends. Returns whether that is all: it was asked to stop, or has judged what was there."""
         query = self._query
         assert query is not None
+        seconds = _POLL_SECONDS if self._watch.is_cheap else _SLOW_POLL_SECONDS
         try:
             while not self._stopping.is_set():
-                if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
+                if query.awaitTermination(seconds):  # type: ignore[arg-type]
                     return True
                 self._require_ownership()
                 self._watch.look(self.reports[-1] if self.reports else None)

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from lookback.spark.tables import Tables
 
 _COLUMNS = ["rule_id", "version", "status", "document"]
-# Looking for a file costs nothing; asking a catalog for a table's version takes a job.
-_REMOTE_SECONDS = 1.0
+# Looking for a file costs nothing; asking a catalog for a table's version takes a job. A rule that comes between two looks
+# and needs more than is sent costs a planning anew, some two seconds.
+_REMOTE_SECONDS = 10.0
 
 
 class RulesWatch:
@@ -46,6 +47,11 @@ class RulesWatch:
         self._version = tables.version("rules")
         self._looked = time.monotonic()
         self._seen: BatchReport | None = None
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether looking asks nobody but the file system, so that it can be done many times a second."""
+        return self._folder is not None
 
     def table_needs(self) -> Coverage:
         """What dispatch must send for the last version of every rule in the table, as it stands now."""
