@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from lookback.config import load_streams
+from lookback.core.durations import parse_duration
 from lookback.parameters import _parsed
 
 if sys.version_info >= (3, 11):
@@ -253,10 +254,20 @@ def test_a_job_says_what_it_is_and_tells_somebody_when_it_fails(name: str) -> No
     assert job["tags"] == {"product": "lookback", "target": "${bundle.target}"}
     # A threshold tells nobody without an address, and an address is of no use without a threshold.
     warned = "on_duration_warning_threshold_exceeded" in job["email_notifications"]
-    assert warned == ("health" in job)
+    metrics = {rule["metric"] for rule in job.get("health", {}).get("rules", [])}
+    assert warned == ("RUN_DURATION_SECONDS" in metrics)
+    # A run without end is told by what waits, which is told for streaming queries alone.
+    behind = "on_streaming_backlog_exceeded" in job["email_notifications"]
+    assert behind == (metrics == {"STREAMING_BACKLOG_SECONDS", "STREAMING_BACKLOG_FILES"})
     if warned:
         (rule,) = job["health"]["rules"]
         assert (rule["metric"], rule["value"] < job["timeout_seconds"]) == ("RUN_DURATION_SECONDS", True)
+
+
+def test_in_prod_time_goes_on_where_nothing_comes() -> None:
+    assert parse_duration(resolved("${var.idle_after}", "prod")) == parse_duration("15 minutes")
+    parameters = {parameter["name"]: parameter["default"] for parameter in JOBS["evaluate"]["parameters"]}
+    assert parameters["idle_after"] == "${var.idle_after}"
 
 
 def test_what_ends_is_queued_limited_and_retried_and_what_does_not_end_is_begun_again_by_databricks() -> None:

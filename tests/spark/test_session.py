@@ -135,14 +135,15 @@ def test_a_checkpoint_of_too_many_shards_is_gone_on_with_and_told_of(
 
 def test_a_session_beside_theirs_has_what_lookback_needs(theirs: SparkSession) -> None:
     theirs.conf.set("spark.hadoop.some.storage", "key")
-    before = dict(theirs.conf.getAll)
     theirs.createDataFrame([(1,)], "n int")
+    before = dict(theirs.conf.getAll)
     own = get_spark(settings={"spark.sql.files.maxRecordsPerFile": "7", "spark.driver.memory": "too late"})
     assert own.sparkContext is theirs.sparkContext
     assert theirs.conf.getAll == before
     assert own.conf.get("spark.sql.session.timeZone") == "UTC"
     assert own.conf.get("spark.sql.ansi.enabled") == "true"
     assert own.conf.get("spark.sql.files.maxRecordsPerFile") == "7"
+    assert own.conf.get("spark.hadoop.some.storage") == "key"
     # Its own session has none beside it, and there is one for all.
     assert beside(own) is own
     assert beside(theirs) is own
