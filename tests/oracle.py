@@ -355,9 +355,14 @@ class _Kind:
         return (start is None or start <= time) and (end is None or time < end)
 
     def spoiled(self, event: OracleEvent) -> bool:
-        """Whether a measure's FILTER or argument has an error for the event."""
-        parts = [part for m in self.compiled.measures for part in (m.feature.filter, m.feature.argument)]
-        return any(self.oracle.value(part, event, 0) is ERROR for part in parts)
+        """Whether a measure's FILTER has an error for the event, or its argument where the FILTER lets the event pass."""
+        for measure in self.compiled.measures:
+            passes = self.oracle.value(measure.feature.filter, event, True)
+            if passes is ERROR or (passes is True and self.oracle.value(measure.feature.argument, event, 0) is ERROR):
+                return True
+            argument = self.oracle.value(measure.feature.argument, event, 0)
+            COVERED["arguments with an error that a filter leaves out"] += passes is not True and argument is ERROR
+        return False
 
     def holds(self, measured: Mapping[str, Column], own: Mapping[str, Column], complete: bool) -> bool | None:
         """Whether the rule's condition holds; None for an error."""

@@ -25,6 +25,7 @@ from lookback.spark.review import explain, open_queue, record_review
 from lookback.spark.rules import RulesTable
 from lookback.spark.session import get_spark
 from lookback.spark.tables import Tables
+from lookback.terminal import describe_change
 from lookback.timeline import key_timeline
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class _Demo:
         self.say(f"   batch {report.batch_id:>3}: {text}")
         for row in report.log:
             where = "before the first commit" if row["arrival"] is None else f"after commit {row['arrival']}"
-            self.say(f"              {row['rule_id']} v{row['version']} {row['action']} {where} {row['message']}")
+            self.say(f"              {describe_change(row)} {where} {row['message']}")
 
     def _finish(self) -> tuple[float, int]:
         """Waits for the last commit, then ends the stream. Returns the seconds that it worked, and the events."""

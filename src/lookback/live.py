@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lookback import pictures
 from lookback.core.errors import SetupError
 from lookback.display import Markup, clear, has_front_end, png_tag, show, text
+from lookback.terminal import describe_change
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -100,7 +101,7 @@ class _View:
         ]  # fmt: skip
         if self._committed and last.arrival is not None:
             parts.append(f"{max(0, max(self._committed) - last.arrival):,} commits behind")
-        changes = [f"{row['rule_id']} v{row['version']} {row['action']}" for r in reports[-20:] for row in r.log][-3:]
+        changes = [describe_change(row) for r in reports[-20:] for row in r.log][-3:]
         return "; ".join(parts + ([f"last changes: {', '.join(changes)}"] if changes else []))
 
 

@@ -31,6 +31,12 @@ def print_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
+def describe_change(row: Mapping[str, Any]) -> str:
+    """A row of rule_log in a few words: the rule and its version, where it names them, and the action."""
+    version = None if row["version"] is None else f"v{row['version']}"
+    return " ".join(part for part in (row["rule_id"], version, row["action"]) if part)
+
+
 def print_health(status: Mapping[str, Any]) -> None:
     """The sentence on a stream's health, then each finding and what to do about it."""
     print(visible(status["health"]))

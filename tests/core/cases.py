@@ -34,13 +34,20 @@ STREAMS["reserved"] = Stream.from_dict(_DECLARATION | {"fields": _FIELDS})
 _KINDS = ["lookback"] * 3 + ["tumbling", "sliding"] + ["session"] * 2 + ["sequence"] * 4
 _AGGREGATES = [
     "count(*)", "count(*)", "count(a)", "count(distinct k)", "count(distinct n)", "count(distinct d)", "sum(a)", "sum(n)",
-    "sum(n * 4611686018427387904)",
+    "sum(n * 4611686018427387904)", "sum(12 div n)", "max(10 div (n - 1))",
     "avg(a)", "avg(n)", "min(a)", "max(k)", "max(n)", "stddev_samp(a)",
 ]  # fmt: skip
 _RESOLUTIONS: list[int | None] = [None, None, None, 1, 2, 3, 4, 7]
 # What takes no resolution.
 _EXACT_ONLY = ("distinct", "min", "max")
-_FILTERS = ["", "", " filter (where a > 1)", " filter (where n > 0)", " filter (where 10 / n > 2)"]
+_FILTERS = [
+    "",
+    "",
+    " filter (where a > 1)",
+    " filter (where n > 0)",
+    " filter (where 10 / n > 2)",
+    " filter (where n <> 0)",
+]
 _WHERES = [None, None, None, None, None, "n >= 0", "k <> 'x'", "10 / n > 1", "a is not null"]
 _WHENS = [
     "m0 >= {limit}", "m0 = {limit}", "m0 < {limit}", "m0 is null", "m0 >= {limit} or window_complete",

@@ -367,6 +367,31 @@ def test_c4_what_errors_does_not_judge_and_is_counted() -> None:
     assert judge.failed == {("r", 1): 2}
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"window": "9 microseconds"},
+        {"window": "9 microseconds", "late": "revise"},
+        {"window": {"tumbling": "10 microseconds"}, "early": True},
+        {"window": {"session": "9 microseconds"}, "early": True},
+    ],
+)
+def test_c4_an_argument_is_not_evaluated_where_its_filter_or_the_where_is_not_true(kind: dict[str, Any]) -> None:
+    measures = {"total": "sum(12 div n) filter (where n <> 0)", "seen": "count(*)"}
+    document = rule(**kind, measures=measures, when="seen = 3 and total = 10")
+    # 12 div 3 + 12 div 2; the second is not counted, and judged.
+    judge = started(document, [("a", 1, 3)], [("b", 2, 0)], [("c", 3, 2)])
+    assert [row[10] for row in judge.alerts] == [(("seen", "3"), ("total", "10"))]
+    assert judge.failed == {}
+    judge = started({**document, "when": "seen = 2", "where": "n <> 0"}, [("a", 1, 3)], [("b", 2, 0)], [("c", 3, 2)])
+    assert [row[10] for row in judge.alerts] == [(("seen", "2"), ("total", "10"))]
+    assert judge.failed == {}
+    # An argument with an error that counts, and a filter with one.
+    for text in ("sum(12 div n) filter (where n <= 1)", "sum(n) filter (where 1 / n > 0)"):
+        judge = started(rule(**kind, measures={"m": text}, when="true"), [("a", 1, 1)], [("b", 2, 0)])
+        assert judge.failed == {("r", 1): 1}
+
+
 def test_c4_paused_keeps_state_and_judges_nothing() -> None:
     judge = started(window("9 microseconds", when="m >= 1"), [("a", 1, 0)])
     judge.change(window("9 microseconds", when="m >= 1"), 2, "paused")

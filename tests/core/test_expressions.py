@@ -645,6 +645,8 @@ TEACHING = (
         ("min(numbers)", ["min() takes single values, got array<int>"]),
         ("sum(distinct i)", ["sum(distinct ...) is not supported; only count takes distinct"]),
         ("sum(*)", ["sum(*) is not allowed; name a field"]),
+        ("sum(i) filter (i > 1)", ["filter ( needs the word where; write filter (where i ...)"]),
+        ("count(*) FILTER (not ok)", ["FILTER ( needs the word where; write filter (where not ...)"]),
         ("count(i, j)", ["count() takes one argument, got 2"]),
         ("count(distinct i, j)", ["count() takes one argument, got 2"]),
         ("max(sum(i))", ["sum() is an aggregate; an aggregate belongs in measures"]),

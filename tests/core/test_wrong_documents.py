@@ -150,6 +150,13 @@ FIRST, SECOND = "sequence.steps[0]", "sequence.steps[1]"
 KEYS = [
     Wrong("an unknown key", lookback(windw="1 hour"), "windw", ("unknown key 'windw'", "did you mean 'window'?")),
     Wrong("a key in capitals", lookback(Severity="low"), "Severity", ("'Severity'", "did you mean 'severity'?")),
+    Wrong(
+        "another word for when",
+        lookback(condition="n > 3"),
+        "condition",
+        ("unknown key 'condition'", "did you mean 'when'?"),
+    ),
+    Wrong("another word for group_by", lookback(partition_by=["id"]), "partition_by", ("did you mean 'group_by'?",)),
     Wrong("a key like no other", lookback(zzz=1), "zzz", ("unknown key 'zzz'", "known are rule_id, description")),
     Wrong("a key that is no text", {**LOOKBACK, True: 1}, "true", ("unknown key true", "known are")),
     Wrong("a very long key", {**LOOKBACK, "k" * 50_000: 1}, "kkk ... kkk", ("unknown key 'kkk", "known are")),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lookback.commands.asked import Command, on_signals, say, settings_of, tables_of, wants_json
 from lookback.core.durations import parse_duration
 from lookback.core.errors import SetupError
-from lookback.terminal import as_json
+from lookback.terminal import as_json, describe_change
 
 if TYPE_CHECKING:
     from lookback.core.streams import Stream
@@ -175,7 +175,7 @@ def _batch(report: BatchReport) -> dict[str, Any]:
 
 def _batch_line(report: BatchReport) -> str:
     alerts = ", ".join(f"{rule} {count}" for rule, count in sorted(report.alerts.items())) or "none"
-    changes = "".join(f"\n  {row['rule_id']} v{row['version']} {row['action']} {row['message']}" for row in report.log)
+    changes = "".join(f"\n  {describe_change(row)} {row['message']}".rstrip() for row in report.log)
     seconds = (report.run_ms + report.write_ms) / 1_000
     late = f", {report.late:,} late ({report.discarded:,} discarded)" if report.late else ""
     failed = [f"{rule_id} {counts.failed:,}" for rule_id, counts in sorted(report.by_rule.items()) if counts.failed]

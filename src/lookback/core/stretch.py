@@ -14,6 +14,7 @@ from lookback.core.alerts import BY_EVENT, Alert, Failure, LateEvent, Place, mom
 from lookback.core.columns import Column, Mask, from_text, from_values, text_of
 from lookback.core.compiled import WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.events import Events
+from lookback.core.kernels import either
 from lookback.core.keyed import Key
 from lookback.core.keys import Int64s
 from lookback.core.measuring import Measuring
@@ -193,13 +194,17 @@ class Case:
         return mask
 
     def spoiled(self, events: Events) -> Mask:
-        """Which events have an error in a FILTER or an argument of the rule's measures."""
+        """Which events have an error in a FILTER of the rule's measures, or in an argument where its FILTER is true."""
         spoiled = np.zeros(len(events), dtype=bool)
         for measure in self.rule.measures:
-            for part in (measure.feature.filter, measure.feature.argument):
-                error = None if part is None else events.value(part).error
-                if error is not None:
-                    spoiled |= error
+            argument = measure.feature.argument
+            error = None if argument is None else events.value(argument).error
+            if measure.feature.filter is not None:
+                filtered = events.value(measure.feature.filter)
+                # Where the FILTER is false or NULL, the argument is not evaluated.
+                error = either(filtered.error, None if error is None else error & filtered.is_true())
+            if error is not None:
+                spoiled |= error
         return spoiled
 
     def when(self, columns: Mapping[str, Column], complete: Mask) -> tuple[Mask, Mask]:

@@ -159,6 +159,11 @@ def _check_tokens(tokens: list[Token], most: int) -> None:
         if before.token_type == after.token_type == TokenType.STRING:
             problems.append("strings that stand side by side are not allowed; join them with concat()")
             break
+    for before, at, after, word in zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False):
+        kinds = (before.token_type, at.token_type, after.token_type)
+        # After a `)` it is no name of a field or of a function.
+        if kinds == (TokenType.R_PAREN, TokenType.FILTER, TokenType.L_PAREN) and word.token_type != TokenType.WHERE:
+            problems.append(f"{at.text} ( needs the word where; write filter (where {word.text} ...)")
     if any(token.token_type in (TokenType.RAW_STRING, TokenType.HEX_STRING) for token in tokens):
         problems.append("raw and hexadecimal literals are not allowed; write a plain string or number")
     if problems:
