@@ -22,6 +22,10 @@ from lookback.core.rules import parse_time
 from lookback.core.streams import Stream
 from lookback.core.types import DataType
 
+# The values of expressions that events keep for others who ask the same.
+MAX_CACHED_BYTES = 128 * 2**20
+# Of a value that is a Python object, roughly, with the place that names it.
+_OBJECT_BYTES = 64
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _EPOCH_DATE = dt.date(1970, 1, 1)
 # 1 and 0 are True and False to a dict.
@@ -32,7 +36,8 @@ class Events:
     """Events of one stream as columns of one length.
 
     columns: by field name; commits: the commit version that brought each event, shape (rows,). The id and time columns
-    have no NULLs. An expression's values are kept, since many rules ask for the same ones.
+    have no NULLs. Values of expressions are kept, since many rules ask for the same ones: those asked for last, up to
+    MAX_CACHED_BYTES.
     """
 
     def __init__(self, columns: Mapping[str, Column], commits: Int64s, event_id: str, event_time: str) -> None:
@@ -41,6 +46,7 @@ class Events:
         self.times: Int64s = columns[event_time].values
         self._id, self._time = event_id, event_time
         self._values: dict[str, Column] = {}
+        self._cached_bytes = 0
 
     def __len__(self) -> int:
         return len(self.commits)
@@ -52,9 +58,14 @@ class Events:
 
     def value(self, expression: Expression) -> Column:
         """The expression's value for every event."""
-        if expression.sql not in self._values:
-            self._values[expression.sql] = expression.evaluate(self.columns, len(self))
-        return self._values[expression.sql]
+        known = self._values.pop(expression.sql, None)
+        column = expression.evaluate(self.columns, len(self)) if known is None else known
+        self._values[expression.sql] = column
+        if known is None:
+            self._cached_bytes += _bytes_of(column)
+            while self._cached_bytes > MAX_CACHED_BYTES:
+                self._cached_bytes -= _bytes_of(self._values.pop(next(iter(self._values))))
+        return column
 
     def id_value(self, at: int) -> int | str:
         """The id of one event: an integer or a text, as the stream declares it."""
@@ -98,6 +109,11 @@ class Events:
         common = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
         columns = {name: _concat([part.columns[name] for part in parts]) for name in common}
         return cls(columns, np.concatenate([part.commits for part in parts]), event_id, event_time)
+
+
+def _bytes_of(column: Column) -> int:
+    each = _OBJECT_BYTES if column.values.dtype == object else column.values.itemsize
+    return len(column) * (each + (column.null is not None) + (column.error is not None))
 
 
 def _concat(columns: Sequence[Column]) -> Column:

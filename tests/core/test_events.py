@@ -1,0 +1,60 @@
+"""Events as columns: what they keep of the expressions that were asked of them."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from lookback.core import events as module
+from lookback.core.columns import Column
+from lookback.core.events import Events
+from lookback.core.expressions import Expression, compile_expression
+from lookback.core.types import BIGINT, STRING, TIMESTAMP
+
+ROWS = 20_000
+SCHEMA = {"n": BIGINT, "text": STRING}
+
+
+def make_events() -> Events:
+    numbers = np.arange(ROWS)
+    texts = np.array([f"t{number}" for number in numbers], dtype=object)
+    columns = {"id": Column(BIGINT, numbers), "at": Column(TIMESTAMP, numbers), "n": Column(BIGINT, numbers)}
+    return Events({**columns, "text": Column(STRING, texts)}, np.ones(ROWS, dtype=np.int64), "id", "at")
+
+
+def asked(count: int) -> list[Expression]:
+    """As many rules with a number and a text of their own each."""
+    texts = [text for at in range(count) for text in (f"n + {at}", f"concat(text, '{at}')")]
+    return [compile_expression(text, SCHEMA) for text in texts]
+
+
+def test_values_of_expressions_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CACHED_BYTES", 4 * 2**20)
+    events, expressions = make_events(), asked(40)
+    tracemalloc.start()
+    try:
+        for expression in expressions:
+            events.value(expression)
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # All of them would be 40 numbers of 0.16 MB and 40 texts of about 1.3 MB.
+    assert held < 8 * 2**20
+    # The last one asked for is there, the first one is computed again.
+    assert events.value(expressions[-1]) is events.value(expressions[-1])
+    again = make_events()
+    for expression in (expressions[0], expressions[1], expressions[-1]):
+        assert events.value(expression).to_list() == again.value(expression).to_list()
+
+
+def test_a_column_larger_than_the_limit_is_given_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CACHED_BYTES", ROWS)
+    events, (expression, *_) = make_events(), asked(1)
+    assert events.value(expression) is not events.value(expression)
+    assert events.value(expression).item(ROWS - 1) == ROWS - 1
+    small = compile_expression("n > 5", SCHEMA)
+    assert events.value(small) is events.value(small)
