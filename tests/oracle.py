@@ -368,6 +368,12 @@ class _Kind:
         """Whether the rule's condition holds; None for an error."""
         if any(column.error is not None for column in measured.values()):
             return None
+        try:
+            for column in measured.values():
+                column.item(0)
+        except OverflowError:  # a time that Python cannot say
+            COVERED["measures beyond the calendar"] += 1
+            return None
         if self.compiled.when is None:
             return True
         columns = {**own, **measured, "window_complete": single(BOOLEAN, complete)}

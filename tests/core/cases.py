@@ -35,6 +35,8 @@ _KINDS = ["lookback"] * 3 + ["tumbling", "sliding"] + ["session"] * 2 + ["sequen
 _AGGREGATES = [
     "count(*)", "count(*)", "count(a)", "count(distinct k)", "count(distinct n)", "count(distinct d)", "sum(a)", "sum(n)",
     "sum(n * 4611686018427387904)", "sum(12 div n)", "max(10 div (n - 1))",
+    # From 1970 on, the year 10000.
+    "max(at + interval 2932897 days)",
     "avg(a)", "avg(n)", "min(a)", "max(k)", "max(n)", "stddev_samp(a)",
 ]  # fmt: skip
 _RESOLUTIONS: list[int | None] = [None, None, None, 1, 2, 3, 4, 7]
@@ -84,7 +86,7 @@ def measures(draw: st.DrawFn, *, own_windows: bool) -> dict[str, Any]:
     for at in range(draw(st.integers(1, 3))):
         text = draw(st.sampled_from(_AGGREGATES)) + draw(st.sampled_from(_FILTERS))
         # The conditions compare the first measure with numbers.
-        text = text.replace("max(k)", "count(k)") if at == 0 else text
+        text = text.replace("max(k)", "count(k)").replace("max(at", "count(at") if at == 0 else text
         own = draw(st.sampled_from([None, None, 1, 3, 7, 12])) if own_windows else None
         found[f"m{at}"] = text if own is None else {"measure": text, "window": draw(look_back_windows([own]))}
     return found

@@ -368,6 +368,22 @@ def test_c4_what_errors_does_not_judge_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
+    "kind", [{"window": "9 microseconds"}, {"window": {"tumbling": "9 microseconds"}, "early": True}]
+)
+def test_c4_a_measure_beyond_the_calendar_is_no_verdict_and_counted(kind: dict[str, Any]) -> None:
+    # 1969 and 2,932,897 days is 9999 still; from 1970 on it is the year 10000.
+    document = rule(**kind, measures={"m": "max(at + interval 2932897 days)"}, when="m is not null", message="{m}")
+    judge = started(document, [("a", -2, 1)], [("b", -1, 1)], [("c", 0, 1)], [("d", 1, 1)])
+    assert {row[12] for row in judge.alerts} == {"9999-12-31T23:59:59.999998Z", "9999-12-31T23:59:59.999999Z"}
+    assert judge.failed == {("r", 1): 2}
+    # In a condition it is a time like any other.
+    judge = started(
+        rule(**kind, where="at + interval 2932897 days > at", measures={"m": "count(*)"}, when="m = 1"), [("a", 5, 1)]
+    )
+    assert [row[10] for row in judge.alerts] == [(("m", "1"),)]
+
+
+@pytest.mark.parametrize(
     "kind",
     [
         {"window": "9 microseconds"},

@@ -538,6 +538,7 @@ def test_all_problems_are_found_at_once() -> None:
         ("text like text", "the pattern of 'like' must be a literal text; use contains(), startswith() or endswith()"),
         ("text like 'a!b' escape '!'", "the pattern 'a!b' has '!' before something other than %, _ or '!'; double it"),
         ("interval '1' day", "an interval by itself is not allowed; add it to a timestamp or take it from one"),
+        ("at + interval '999999999' days > at", "\"INTERVAL '999999999' DAYS\" is longer than 106,751,991 days; write a shorter interval"),
         ("at + interval '1' month", "\"INTERVAL '1' MONTH\": write an interval as a whole number and a unit, such as interval '10' minutes"),
         ("round(x)", "round() of a double depends on the Java version; round cast(x as decimal(p,s))"),
         ("'a' 'b'", "strings that stand side by side are not allowed; join them with concat()"),

@@ -66,6 +66,8 @@ _REMEDIES = {
 _NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", re.IGNORECASE | re.ASCII)
 _SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}
 
+_LONGEST_DAYS = LONG_MAX // MICROSECONDS["day"]
+
 _Handler = Callable[["Binder", exp.Expr], Node]
 
 
@@ -320,7 +322,10 @@ def _interval_length(interval: exp.Interval) -> int:
         raise Refused(
             f"{shortened(interval)}: write an interval as a whole number and a unit, such as interval '10' minutes"
         )
-    return int(value.name) * MICROSECONDS[name]
+    length = int(value.name) * MICROSECONDS[name]
+    if length > LONG_MAX:
+        raise Refused(f"{shortened(interval)} is longer than {_LONGEST_DAYS:,} days; write a shorter interval")
+    return length
 
 
 def _cast_type(tree: exp.Expr) -> DataType:

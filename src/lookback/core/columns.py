@@ -101,6 +101,19 @@ def to_python(type_: DataType, value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+# The first and the last value of the years 1 to 9999, which are those that can be written.
+_CALENDAR = {"timestamp": (-62_135_596_800_000_000, 253_402_300_799_999_999), "date": (-719_162, 2_932_896)}
+
+
+def beyond_calendar(column: Column) -> Mask | None:
+    """Where times or dates lie outside the years 1 to 9999; None where none does."""
+    if column.type.name not in _CALENDAR:
+        return None
+    first, last = _CALENDAR[column.type.name]
+    beyond: Mask = column.is_known() & ((column.values < first) | (column.values > last))
+    return beyond if beyond.any() else None
+
+
 def unscaled_decimal(value: int, scale: int) -> Decimal:
     """value * 10^-scale, exact (Decimal's own arithmetic rounds to the context's digits, 28 unless set)."""
     if -(10**18) < value < 10**18:

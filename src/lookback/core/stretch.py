@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lookback.core.alerts import BY_EVENT, Alert, Failure, LateEvent, Place, moment, sortable_id
-from lookback.core.columns import Column, Mask, from_text, from_values, text_of
+from lookback.core.columns import Column, Mask, beyond_calendar, from_text, from_values, text_of
 from lookback.core.compiled import WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.events import Events
 from lookback.core.kernels import either
@@ -208,10 +208,15 @@ class Case:
         return spoiled
 
     def when(self, columns: Mapping[str, Column], complete: Mask) -> tuple[Mask, Mask]:
-        """Where the rule's condition holds, and where a measure or the condition has an error."""
+        """Where the rule's condition holds, and where a measure or the condition has an error.
+
+        A measure that is a time or a date outside the years 1 to 9999 has one.
+        """
         errors = np.zeros(len(complete), dtype=bool)
         for measure in self.rule.measures:
-            error = columns[measure.name].error
+            # A time that moved out of the calendar is exact in a condition, and cannot be written into an alert.
+            column = columns[measure.name]
+            error = either(column.error, beyond_calendar(column))
             if error is not None:
                 errors |= error
         if self.rule.when is None:
