@@ -12,7 +12,7 @@ FUZZER = $(VENV)/.fuzzer
 BROKER = $(VENV)/.broker
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-core fuzz fuzz-coverage soak soak-load bench bench-peers pictures audit docs links release-check check fix clean java
+.PHONY: help setup demo test test-long test-cluster test-core fuzz fuzz-coverage soak soak-load bench bench-peers pictures audit docs links release-check check fix clean java
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -31,6 +31,9 @@ test: setup $(BROKER) ## the tests, with real Spark, Delta and RocksDB
 
 test-long: setup $(BROKER) ## the tests that `make test` leaves out: some minutes each, of faults and of lost state
 	@$(BIN)/python -m pytest -m long
+
+test-cluster: setup ## on a Spark cluster of several processes: executors, workers and drivers die in mid-batch
+	@$(BIN)/python -m pytest -m cluster tests/spark/test_cluster.py
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core

@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     drain.add_argument("--rules", choices=RULE_SETS, default=PEERS_RULES)
     drain.add_argument("--repeats", type=float, default=1.0, help="of the set in time")
     drain.add_argument("--state", action="store_true", help="also read the pages in force")
+    drain.add_argument("--workers", type=int, default=0, help="of a Spark cluster, a core each; default: one process")
     _setting_arguments(drain, "throughput")
     latency = commands.add_parser("latency", help="from the commit of events to the commit of their alerts")
     latency.add_argument("--rate", type=int, default=1_000, help="events a second")
@@ -145,7 +146,13 @@ def _drain(options: argparse.Namespace, events: EventSet) -> None:
     from bench import drain  # noqa: PLC0415
 
     chosen = drain.Drain(
-        events, options.rules, options.repeats, _settings(options), state=options.state, name=options.name
+        events,
+        options.rules,
+        options.repeats,
+        _settings(options),
+        state=options.state,
+        name=options.name,
+        workers=options.workers,
     )
     drain.run(chosen)
 

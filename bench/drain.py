@@ -7,6 +7,7 @@ import shutil
 import statistics
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from bench.processes import MemorySampler
 from bench.results import percentiles, record
 from bench.rules import PEERS_RULES, Rules, rules_for
 from bench.sets import DATA, EventSet
+from bench.standalone import Standalone
 from bench.state import in_force, on_disk
 from bench.watching import PROGRESS, Watch, say
 
@@ -31,12 +33,17 @@ if TYPE_CHECKING:
 _COLD_BATCHES = 2
 _FEW_RULES = 10
 _CHECKPOINT = "_checkpoints/bench"
+_WORKER_MEMORY = "2g"
 _RATE_PARTS = ("p10", "p50", "p90")
 
 
 @dataclass(frozen=True)
 class Drain:
-    """One measurement. repeats: of the set in time; state: also read the pages in force; name: of the result."""
+    """One measurement.
+
+    repeats: of the set in time; state: also read the pages in force; name: of the result; workers: of a Spark cluster, 0
+    for one process that has all cores.
+    """
 
     events: EventSet
     rules: str
@@ -44,6 +51,7 @@ class Drain:
     settings: Settings
     name: str = ""
     state: bool = False
+    workers: int = 0
 
     @property
     def result(self) -> str:
@@ -53,6 +61,14 @@ class Drain:
 
 def run(drain: Drain) -> Path:
     """Measures in this process, which must not have run Spark before. Returns the file of the result."""
+    if not drain.workers:
+        return _run(drain, drain.settings.spark)
+    with Standalone(DATA / "cluster", workers=drain.workers, cores=1, memory=_WORKER_MEMORY) as cluster:
+        settings = {"spark.executor.memory": _WORKER_MEMORY, **drain.settings.spark, **cluster.settings}
+        return _run(drain, settings)
+
+
+def _run(drain: Drain, spark_settings: Mapping[str, str]) -> Path:
     from lookback.spark.pipeline import Evaluation  # noqa: PLC0415 - Spark is started after the sets are made
     from lookback.spark.session import get_spark  # noqa: PLC0415
     from lookback.spark.tables import Tables  # noqa: PLC0415
@@ -63,7 +79,7 @@ def run(drain: Drain) -> Path:
     root = linked(events, commits, DATA / "runs" / drain.result)
     say(f"{drain.result}: {commits} commits, {len(rules.documents)} rules")
     before_spark = time.monotonic()
-    spark = get_spark("lookback bench", settings={**PROGRESS, **drain.settings.spark})
+    spark = get_spark("lookback bench", settings={**PROGRESS, **spark_settings})
     spark_seconds = time.monotonic() - before_spark
     tables = Tables.local(spark, root)
     tables.create(stream)
@@ -99,6 +115,7 @@ def run(drain: Drain) -> Path:
         "profile": drain.settings.profile,
         "admission": dict(drain.settings.admission),
         "spark": dict(drain.settings.spark),
+        **({"workers": drain.workers} if drain.workers else {}),
         "shards": _shards(root),
     }
     spark.stop()

@@ -176,7 +176,7 @@ def changes(before: Results, now: Results) -> list[Change]:
 def _measured(result: Mapping[str, Any]) -> tuple[object, ...]:
     """What was measured, whatever settings of the engine it was measured with: those are to be judged."""
     machine, settings = result["machine"], result["settings"]
-    what = ("set", "rules", "rule_count", "rate", "seconds", "known", "new")
+    what = ("set", "rules", "rule_count", "workers", "rate", "seconds", "known", "new")
     return (machine["cores"], machine["processor"], *(settings.get(key) for key in what))
 
 

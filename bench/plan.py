@@ -14,9 +14,9 @@ from bench.sets import COMMIT_ROWS, REPOSITORY, ROWS
 from bench.versus import PEERS
 from bench.watching import say
 
-PARTS = ("drain", "rules", "windows", "sequence", "latency", "changes", "peers")
+PARTS = ("drain", "rules", "windows", "sequence", "cluster", "latency", "changes", "peers")
 # What `python -m bench` runs unless told otherwise.
-DEFAULT_PARTS = ("drain", "rules", "windows", "sequence", "latency", "changes")
+DEFAULT_PARTS = ("drain", "rules", "windows", "sequence", "cluster", "latency", "changes")
 _QUICK_ROWS = 300_000
 # What one batch takes by the profile `throughput`: ten commits of handbook, nine of the others. Twenty batches are to follow
 # the first two, and a rest; where many rules make that long and no goal depends on it, half as many.
@@ -68,13 +68,17 @@ def _drains(*, quick: bool) -> list[Step]:
             for size in ("1h", "1d", "7d", "30d")
         ),
         ("sequence", "logins", "sequence", half, ()),
+        # One after the other, so that the two stand side by side whatever else the machine does.
+        ("cluster", "zipf", "2", half, ("--name", "cluster-zipf-local")),
+        ("cluster", "zipf", "2", half, ("--name", "cluster-zipf-workers", "--workers", "2")),
     ]
     found = []
     for part, name, rules, events, more in plan:
         arguments = ("--repeats", f"{events / ROWS[name]:.2f}", *more)
         if quick:
             bounds = ("--repeats", "2", "--admission", "maxFilesPerTrigger=1")
-            arguments = ("--rows", str(_QUICK_ROWS), *bounds, *(state if "--state" in more else ()))
+            kept = tuple(each for each in more if each not in small_batches)
+            arguments = ("--rows", str(_QUICK_ROWS), *bounds, *kept)
         found.append(Step(part, name, ("drain", "--set", name, "--rules", rules, *arguments)))
     return found
 

@@ -101,7 +101,7 @@ def _drains(now: Results) -> str:
         spread = figures.get("steady_spread")
         rows.append(
             (
-                f"{settings['set']}, {settings['rules']}",
+                f"{settings['set']}, {settings['rules']}{_on_workers(settings)}",
                 settings["rule_count"],
                 figures["features"],
                 f"{figures['events']:,}",
@@ -125,6 +125,11 @@ def _drains(now: Results) -> str:
     )
     note = "Spread: the middle half of the single batches' rates, over their median. Cold total: from start to end, first batch included.\n\n"
     return note + table(head, rows) if rows else ""
+
+
+def _on_workers(settings: Mapping[str, Any]) -> str:
+    workers = settings.get("workers")
+    return f", {workers} workers of a core" if workers else ""
 
 
 def _peers(now: Results) -> str:

@@ -27,7 +27,7 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     folder = tmp_path_factory.mktemp("spark")
     settings = {
         "spark.driver.memory": "2g",
@@ -36,7 +36,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
-    session = get_spark("lookback tests", cores=2, settings=settings, kafka=_has_kafka())
+    session = get_spark("lookback tests", cores=2, settings=settings, kafka=_reads_kafka(request.session.items))
     yield session
     # A query that outlives the interpreter ends in a page of Java errors.
     for query in session.streams.active:
@@ -44,8 +44,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
-def _has_kafka() -> bool:
-    """Whether the session can read Kafka; where its JARs cannot be fetched, only the tests that need them fail."""
+def _reads_kafka(tests: list[pytest.Item]) -> bool:
+    """Whether some test needs Kafka and its JARs are there; where they cannot be fetched, only those tests fail."""
+    if not any("broker" in getattr(test, "fixturenames", ()) for test in tests):
+        return False
     try:
         return bool(kafka_jars())
     except SetupError:

@@ -6,6 +6,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -13,7 +15,12 @@ from lookback.core.coverage import Coverage
 from lookback.core.errors import SetupError
 from lookback.core.streams import Stream
 from lookback.spark.checkpoint import EVENTS, RULES, Checkpoint, Plan, UnknownFormError, declared
+from lookback.spark.pipeline import Evaluation
+from lookback.spark.tables import Tables
 from payins import STREAM
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _COVERAGE = Coverage.of([(("customer",), None)], ["amount", "customer"])
 
@@ -218,6 +225,16 @@ def test_c8_a_checkpoint_is_moved_aside_and_never_over_another(checkpoint: Check
     assert checkpoint.move_aside() is None
     assert len(set(moved)) == 3
     assert all(path is not None and path.exists() and path.name.startswith("evaluate_payins.2") for path in moved)
+
+
+def test_c8_a_relative_folder_is_that_of_the_driver_on_every_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spark = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "a session of its own"))
+    tables = Tables(cast("SparkSession", spark), root="/lake")
+    assert Evaluation(tables, STREAM, {}, "cp").checkpoint.folder == tmp_path / "cp"
+    assert Evaluation(tables, STREAM, {}, "/Volumes/a/b").checkpoint.folder == Path("/Volumes/a/b")
 
 
 _Read = Callable[[Checkpoint], object]

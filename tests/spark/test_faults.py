@@ -58,8 +58,16 @@ def test_c8_pages_of_another_layout_are_told_in_the_words_of_the_one_that_reads_
     )
 
 
+@pytest.mark.parametrize("module", ["lookback", "lookback.spark.dispatch", "sqlglot", "pyarrow"])
+def test_a_cluster_whose_machines_lack_lookback_is_told_what_to_install(module: str) -> None:
+    text = f"Traceback\n    return cloudpickle.loads(obj)\nModuleNotFoundError: No module named '{module}'\n\n\tat java"
+    error = explained(RuntimeError(text), "payins", FOLDER)
+    assert isinstance(error, SetupError)
+    assert f"the Python of Spark's executors has no module {module!r}; on every machine" in str(error)
+
+
 def test_what_is_not_known_is_left_as_it_is() -> None:
-    for text in ("out of memory", "[DIVIDE_BY_ZERO] Division by zero"):
+    for text in ("out of memory", "ModuleNotFoundError: No module named 'theirs'", "[DIVIDE_BY_ZERO] Division by zero"):
         error = RuntimeError(text)
         assert explained(error, "payins", FOLDER) is error
 

@@ -20,6 +20,8 @@ _GONE = re.compile(
 _OTHER_TABLE = "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE"
 _CONCURRENT = "CONCURRENT_STREAM_LOG_UPDATE"
 _STATE_ERROR = re.compile(r"StateError: (.+)")
+# Raised in a Python of the executors, which on a cluster is another installation than that of the driver.
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '((?:lookback|numpy|pandas|pyarrow|sqlglot)[\w.]*)'")
 _FILE = re.compile(r"(?:file:(?://)?|File `)(/[^\n]*?\.(?:parquet|json)|/[^\n]*/(?:offsets|commits|state)/[\w./-]*\w)")
 _MOST_TEXT = 300
 
@@ -30,6 +32,11 @@ def explained(error: Exception, stream: str, checkpoint: Path) -> Exception:
     remedy = f"make the state anew from the tables: lookback evaluate {stream} --rebuild"
     if own := _STATE_ERROR.search(text):
         return StateError(f"{checkpoint}: {own[1].strip()}: lookback evaluate {stream} --rebuild")
+    if missing := _NO_MODULE.search(text):
+        return SetupError(
+            f"the Python of Spark's executors has no module {missing[1]!r}; on every machine of the cluster install the same "
+            "version of Lookback for the Python that PYSPARK_PYTHON names, or that the driver runs in where nothing does"
+        )
     file = next((match[1] for match in _FILE.finditer(text)), None)
     if _OTHER_TABLE in text:
         return SetupError(

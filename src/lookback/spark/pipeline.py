@@ -100,7 +100,8 @@ class Evaluation:
     ) -> None:
         self.tables, self.stream = replace(tables.holding(stream), spark=beside(tables.spark)), stream
         self.streams = dict(streams)
-        self.checkpoint = Checkpoint(Path(checkpoint))
+        # Executors, which read it too, have working directories of their own.
+        self.checkpoint = Checkpoint(Path(checkpoint) if ":" in str(checkpoint) else Path(checkpoint).absolute())
         self.reports: deque[BatchReport] = deque(maxlen=1_000)
         self.replans = 0
         self._once, self._every, self._on_batch = once, every, on_batch

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, __version__
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -192,10 +192,22 @@ def is_connect(spark: SparkSession) -> bool:
 
 def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequence[Path]) -> SparkSession:
     check_java()
-    # Workers must be this interpreter, not the first `python3` on the PATH.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    conf = SparkConf().setMaster(f"local[{cores}]").setAppName(app_name)
-    conf.setAll(list({**_MEANING, **_STATE_STORE, **_QUERY_SPEED, **_local(cores, more), **settings}.items()))
+    master = settings.get("spark.master", f"local[{cores}]")
+    is_here = master.startswith("local")
+    # Workers must be this interpreter, not the first `python3` on the PATH; other machines may have theirs elsewhere.
+    if is_here or "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    jars = extra_jars()
+    own = {
+        **_MEANING,
+        **_STATE_STORE,
+        **_QUERY_SPEED,
+        **_start_settings(cores, [*jars, *more]),
+        **(_one_machine(jars) if is_here else {}),
+    }
+    conf = SparkConf().setMaster(master).setAppName(app_name)
+    conf.setAll(list({**own, **settings}.items()))
     if getattr(SparkContext, "_gateway", None) is None:
         gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
         threading.Thread(target=_pass_on, args=(gateway.proc.stderr,), name="jvm-stderr", daemon=True).start()
@@ -214,20 +226,17 @@ def _pass_on(lines: IO[bytes]) -> None:
             sys.stderr.flush()
 
 
-def _local(cores: int, more: Sequence[Path]) -> dict[str, str]:
+def _start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
+    """Settings of a session that is started here, whether it works on this machine or on a cluster."""
     # Named by user, so that nothing is left in the working directory and users of one machine do not meet.
     scratch = Path(tempfile.gettempdir(), f"lookback-{getpass.getuser()}")
-    jars = extra_jars()
-    local = {
-        "spark.jars": ",".join(str(jar) for jar in [*jars, *more]),
+    return {
+        "spark.jars": ",".join(map(str, jars)),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # No port is opened for a page that nobody looks at, and no progress bar is drawn into the output.
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # One process on one machine: the loopback address works without a network and where the host has no name.
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "4g",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(_LOG_CONFIG.as_uri())}",
         # The catalog is in memory and Hive's is not used: tables are folders.
@@ -235,13 +244,22 @@ def _local(cores: int, more: Sequence[Path]) -> dict[str, str]:
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         # Tasks of a shuffle: one for each core.
         "spark.sql.shuffle.partitions": str(cores),
+        # VACUUM lists folders in as many tasks, 10,000 by default.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
         # Delta's own view of its log, 50 tasks by default, is small here.
         _DELTA_LOG_TASKS: "2",
         _OWN: "true",
-        # VACUUM lists folders in as many tasks, 10,000 by default.
-        "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
         # Rows move between the JVM and Python faster than through TCP.
         "spark.python.unix.domain.socket.enabled": "true",
+    }
+
+
+def _one_machine(jars: Sequence[Path]) -> dict[str, str]:
+    """What is right, or faster, where one process on this machine does all the work; wrong for executors elsewhere."""
+    local = {
+        # The loopback address works without a network and where the host has no name.
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
     }
     files = local_files_jar(jars)
     if files is not None:
@@ -251,9 +269,8 @@ def _local(cores: int, more: Sequence[Path]) -> dict[str, str]:
         local["spark.driver.extraClassPath"] = str(files)
     if _is_local(os.environ.get("LOOKBACK_ROOT", "")):
         # Files are renamed without a shell command per file; right for local disks alone.
-        local["spark.sql.streaming.checkpointFileManagerClass"] = (
-            f"{_CHECKPOINTS}.checkpointing.FileSystemBasedCheckpointFileManager"
-        )
+        package = _CHECKPOINTS if __version__.startswith("4.0.") else f"{_CHECKPOINTS}.checkpointing"
+        local["spark.sql.streaming.checkpointFileManagerClass"] = f"{package}.FileSystemBasedCheckpointFileManager"
     return local
 
 
