@@ -32,17 +32,21 @@ import yaml
 import lookback
 from lookback.cli import _parser, main
 from lookback.config import load_streams
-from lookback.core import rules
+from lookback.core import rules, streams, types
 from lookback.core.aggregates import AGGREGATES
 from lookback.core.alerts import Alert, LateEvent
 from lookback.core.columns import from_values, text_of
+from lookback.core.durations import parse_duration
+from lookback.core.errors import StreamError
 from lookback.core.expressions import compile_expression
 from lookback.core.functions import FORMS, FUNCTIONS
 from lookback.core.limits import DEFAULT_LIMITS, LIMITS
 from lookback.core.rulebook import LogRow
+from lookback.core.source_keys import FILE_KEYS
 from lookback.core.streams import Stream
-from lookback.core.types import STRING, array
+from lookback.core.types import STRING, array, parse_type
 from lookback.rule_tests import check_rule
+from lookback.stream_draft import draft_stream
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -424,6 +428,60 @@ def test_check_says_what_the_pages_show(monkeypatch: pytest.MonkeyPatch, capsys:
                 assert capsys.readouterr().out == after.text
                 run += 1
     assert run >= 1
+
+
+# Declaring a stream --------------------------------------------------------------------------------------------------
+
+STREAM_PAGE = blocks_of("streams")
+DECLARED = {"stream": "orders", "event_id": "order_id", "event_time": "ordered_at"}
+ORDER_FIELDS = {"order_id": "bigint", "ordered_at": "timestamp", "amount": "decimal(18,2)"}
+
+
+def stream_rows(column: str) -> list[dict[str, str]]:
+    return [row for block in STREAM_PAGE if block.columns[:1] == [column] for row in block.rows]
+
+
+def test_the_page_of_streams_has_every_key() -> None:
+    assert [row["key"].strip("`") for row in stream_rows("key")] == list(streams._KEYS)
+    assert [row["key of source"].strip("`") for row in stream_rows("key of source")] == list(FILE_KEYS)
+
+
+@pytest.mark.parametrize("row", [*stream_rows("key"), *stream_rows("key of source")], ids=lambda row: row["example"])
+def test_example_of_a_streams_key_is_taken_and_its_default_is_the_codes(row: dict[str, str]) -> None:
+    (text,) = names_in(row["example"])
+    example = yaml.safe_load(text)
+    base = {**DECLARED, "fields": ORDER_FIELDS}
+    plain, stream = Stream.from_dict(base).to_dict(), Stream.from_dict({**base, **example})
+    key = row.get("key", "`source`").strip("`")
+    assert list(example) == [key]
+    if "key of source" in row:
+        assert row["key of source"].strip("`") in stream.source
+    elif row["default"] == "required":
+        with pytest.raises(StreamError):
+            Stream.from_dict({name: value for name, value in base.items() if name != key})
+    else:
+        assert stream.to_dict()[key] != plain.get(key)
+        if row["type"] in ("duration", "number"):
+            value, shown_default = plain[key], row["default"]
+            if row["type"] == "number":
+                assert shown_default == f"{value:,}"
+            else:
+                assert parse_duration(shown_default) == parse_duration(value)
+
+
+def test_the_page_of_streams_has_every_type() -> None:
+    rows = stream_rows("type")
+    parsed = [parse_type(row["type"].strip("`")) for row in rows]
+    assert {type_.name for type_ in parsed} == {*types._SIMPLE, "decimal", "array"}
+    for row, type_ in zip(rows, parsed, strict=True):
+        assert str(type_) == row["type"].strip("`")
+
+
+def test_the_draft_of_the_page_is_that_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = next(block for block in STREAM_PAGE if block.info.startswith("text file"))
+    Path(file.info.split()[-1]).write_text(file.text, encoding="utf-8")
+    assert draft_stream("orders.csv") == next(b.text for b in STREAM_PAGE if b.info == "yaml stream draft")
 
 
 # Sizing --------------------------------------------------------------------------------------------------------------

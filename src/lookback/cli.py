@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     command = adding(commands, places)
     upkeep.add_commands(command)
     rules.add_commands(command, places)
-    streams.add_commands(command)
+    streams.add_commands(command, places)
     alerts.add_commands(command)
     remote.add_commands(commands, places)
     demo = command("demo", _demo, "the main job on real transactions, in a folder of its own")

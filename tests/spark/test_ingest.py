@@ -27,6 +27,7 @@ from lookback.core.streams import Stream
 from lookback.spark import fields
 from lookback.spark import ingest as module
 from lookback.spark.ingest import IngestReport, existing, ingest, ingest_continuously
+from lookback.stream_draft import draft_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -474,3 +475,43 @@ def test_a_file_with_another_separator_is_told_with_the_option_that_reads_it(
     (option,) = re.findall(r"`(options: .*)`", str(refused.value))
     source = {"format": "csv", "path": str(file), **yaml.safe_load(option)}
     assert ingest(tables, stream(source=source), progress=None).ingested == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Order ID;ordered_at;amount\n1;31.01.2026 10:00;1.234,50\n2;1.2.2026 9:05;n/a\n",
+        'id,at,amount\n1,1/31/2026 9:05 PM,"1,234.50"\n2,12/1/2026 10:05 AM,3.5\n',
+        "id\tat\tplz\tday\n1\t2026-01-31 10:00\t01234\t2026/01/31\n",
+        "\ufeffid,at,ts\n1,1769853600,1769853600123\n",
+        "id,day\n1,2026-01-31\n",
+        "at,who\n2026-01-31T10:00:00+01:00,Ann\n2026-01-31T10:00:00+01:00,Bob\n2026-01-31T10:00:00+01:00,Bob \n",
+    ],
+)
+def test_what_is_drafted_from_a_file_takes_all_of_it_in(tables: Tables, tmp_path: Path, text: str):
+    file = tmp_path / "in.csv"
+    file.write_text(text, encoding="utf-8")
+    declared = Stream.from_dict(yaml.safe_load(draft_stream(file)))
+    report = ingest(tables, declared, progress=None)
+    assert (report.ingested, report.rejected, report.duplicates) == (text.count("\n") - 1, 0, 0)
+    row = tables.read(declared.name).orderBy(declared.event_id).first()
+    assert row is not None
+    lacking = {name for name, value in row.asDict().items() if value is None}
+    assert not lacking
+
+
+def test_what_the_page_says_of_numbers_and_times_is_so(tables: Tables, tmp_path: Path):
+    page = (CONF.parent / "docs/streams.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)`[^|]* \| `(amount|at): (\".*\")` \|$", page, re.MULTILINE)
+    assert len(rows) == 8
+    for number, (value, field, expression) in enumerate(rows):
+        cells = {"id": str(number), "at": "2026-01-31T10:00:00Z", "amount": "1", field: value}
+        file = json_lines(tmp_path / f"{number}.json", [cells])
+        assert ingest(tables, stream(columns={field: yaml.safe_load(expression)}), file, progress=None).ingested == 1
+    found = {row["id"]: row for row in tables.read("events").collect()}
+    amounts = [None if found[str(n)]["amount"] is None else str(found[str(n)]["amount"]) for n in (0, 1, 2, 7)]
+    assert amounts == ["12.50", "1234.50", "1234.50", None]
+    times = [found[str(n)]["at"].astimezone(dt.timezone.utc).isoformat() for n in (3, 4, 5, 6)]
+    assert times == [
+        "2026-01-31T10:00:00+00:00", "2026-01-31T21:05:00+00:00", "2026-01-31T10:00:00+00:00", "2026-01-31T09:00:00+00:00",
+    ]  # fmt: skip

@@ -1,27 +1,47 @@
-"""Commands that move events: ingest, evaluate, repartition."""
+"""Commands on streams: draft a declaration, ingest, evaluate, repartition."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookback.commands.asked import Command, on_signals, say, settings_of, tables_of, wants_json
+import yaml
+
+from lookback.commands.asked import (
+    FOUND_PROBLEMS,
+    Command,
+    adding,
+    on_signals,
+    say,
+    settings_of,
+    tables_of,
+    wants_json,
+)
 from lookback.core.durations import parse_duration
-from lookback.core.errors import SetupError
+from lookback.core.errors import SetupError, StreamError
+from lookback.core.streams import Stream
 from lookback.terminal import as_json, describe_change
 
 if TYPE_CHECKING:
-    from lookback.core.streams import Stream
     from lookback.spark.ingest import IngestReport
     from lookback.spark.sink import BatchReport
     from lookback.spark.tables import Tables
 
 
-def add_commands(command: Command) -> None:
-    """Adds these commands."""
+def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
+    """Adds these commands. places: the options that all commands have."""
+    stream = command("stream", _stream_new, "declare a stream")
+    new = adding(stream.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)(
+        "new", _stream_new, "draft the declaration of a stream from a file of its events, to be edited"
+    )
+    new.add_argument("file", help="a CSV, JSON lines or Parquet file, or a folder of such")
+    new.add_argument("--name", default="", help="of the stream (default: the file's)")
+    new.add_argument("--format", choices=["parquet", "csv", "json"], default="", help="where the suffix tells none")
+    new.add_argument("--write", action="store_true", help="write CONF/streams/NAME.yml, if it is not there; else print")
     ingest = command("ingest", _ingest, "take files, or a Kafka topic, into a stream's events table")
     ingest.add_argument("stream")
     ingest.add_argument("path", nargs="?", help="file or folder (default: the stream's source, which may be a topic)")
@@ -95,6 +115,30 @@ def _ingest(options: argparse.Namespace) -> None:
     else:
         report = ingest(tables_of(settings), stream, options.path, format=options.format, progress=progress)
     print(as_json(asdict(report)) if wants_json(options) else report)
+
+
+def _stream_new(options: argparse.Namespace) -> int:
+    from lookback.stream_draft import draft_stream
+
+    text = draft_stream(options.file, options.name, options.format)
+    try:
+        name = Stream.from_dict(yaml.safe_load(text)).name
+    except StreamError as error:
+        name, problems = error.name, str(error)
+    else:
+        problems = ""
+    if not options.write:
+        print(text, end="")
+    else:
+        file = settings_of(options).conf / "streams" / f"{name}.yml"
+        if file.exists():
+            raise SetupError(f"{file} is there already; give the new stream another --name, or edit that file")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        print(f"wrote {file}: read every line and edit it, then `lookback ingest {name}`")
+    if problems:
+        print(f"the draft cannot be used before you have edited it:\n{problems}", file=sys.stderr)
+    return FOUND_PROBLEMS if problems else 0
 
 
 def _ingest_topic(options: argparse.Namespace, tables: Tables, stream: Stream) -> IngestReport:
