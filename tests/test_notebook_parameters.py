@@ -197,7 +197,9 @@ def test_a_rule_of_any_kind_can_be_tried(kind: str, tmp_path: Path, monkeypatch:
         {"id": at, "at": start + dt.timedelta(minutes=30 * at - 70 * (at == 5)), "k": "x", "amount": Decimal("2.00"), "arrival": at}
         for at in range(1, 9)
     ]  # fmt: skip
-    monkeypatch.setattr(notebook, "recent_events", lambda tables, stream, limit: pa.Table.from_pylist(given))
+    monkeypatch.setattr(
+        "lookback.spark.history.recent_events", lambda tables, stream, limit: pa.Table.from_pylist(given)
+    )
     place = workspace(tmp_path)
     place.tables = None
 

@@ -6,7 +6,7 @@ The same notebooks run in Jupyter and on Databricks. Whatever is shown is an ord
 from __future__ import annotations
 
 import getpass
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +17,15 @@ import yaml
 
 from lookback import pictures
 from lookback.config import Settings, load_rule_document, load_streams
+from lookback.core.compiled import compile_rule
 from lookback.core.durations import parse_duration
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.evidence import Explanation, StepEvidence
 from lookback.core.health import Finding, health, health_in_words
+from lookback.core.remarks import Remark, remarks_of
 from lookback.core.rules import read_rule
 from lookback.core.wording import rule_in_words
+from lookback.data_remarks import data_remarks
 from lookback.display import code, frame_of, show, text
 from lookback.live import commit_times, watch
 from lookback.parameters import known_mode
@@ -245,6 +248,7 @@ def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRul
     """Checks a rule against its stream and runs its own tests; says it in words.
 
     Where something is wrong all of it is shown as a table, place by place with what to do, and RuleError is raised.
+    Remarks, which stop nothing, are shown too.
     """
     try:
         rule = workspace.rules.check(document)
@@ -253,7 +257,14 @@ def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRul
         raise
     tests = f"; {len(rule.rule.tests)} of its own tests passed" if rule.rule.tests else ""
     show(text(f"{rule.rule.rule_id} can be published{tests}. {rule_in_words(rule)}"))
+    _show_remarks(remarks_of(rule))
     return rule
+
+
+def _show_remarks(remarks: Sequence[Remark]) -> None:
+    """What a person should look at, as a table; nothing where there is none."""
+    if remarks:
+        show(pd.DataFrame([{"place": each.place or "the document", "remark": each.message} for each in remarks]))
 
 
 def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50_000) -> Trial:
@@ -261,8 +272,11 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
 
     The evaluator is the stream's own; events go in the order in which they were ingested. A window that begins before
     the first of these events is incomplete. Windows, sessions and waits that are still open at the last of them have
-    given no result yet. What was retracted again is not drawn.
+    given no result yet. What was retracted again is not drawn. Remarks say what none of the events bears out, such as a
+    text that was never seen in its field.
     """
+    from lookback.spark.history import recent_events
+
     stream = workspace.streams[str(document.get("stream"))]
     recent = recent_events(workspace.tables, stream, events)
     trial = tried(document, recent, stream)
@@ -274,21 +288,8 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
         show(trial.alerts[columns].tail(10).iloc[::-1])
     if len(trial.errors):
         show(trial.errors)
+    _show_remarks(data_remarks(compile_rule(document, stream), stream, recent))
     return trial
-
-
-def recent_events(tables: Tables, stream: Stream, limit: int) -> Any:
-    """The newest events by event time as an Arrow table, with `arrival` in the order in which they were ingested.
-
-    Raises SetupError for a limit below 1.
-    """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    if limit < 1:
-        raise SetupError(f"at least one event is needed to try a rule, got {limit}")
-    newest = tables.read(stream.name).orderBy(F.col(stream.event_time).desc(), F.col(stream.event_id).desc())
-    arrival = F.coalesce(F.unix_micros("ingested_at"), F.lit(0)).alias("arrival")
-    return newest.limit(limit).select(*stream.fields, arrival).toArrow()
 
 
 def publish_rule(

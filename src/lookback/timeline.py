@@ -15,6 +15,7 @@ from lookback.drawing import (
     SKY,
     legend,
     moment_text,
+    no_formula,
     short,
     stacked_axes,
     time_axis,
@@ -50,6 +51,9 @@ def _of_events(explanation: Explanation) -> Figure:
     figure, (upper, lower) = stacked_axes(2, 5.6, sharex=True)
     _brought(upper, explanation, "look-back window")
     _shade(lower, main.window_start, main.window_end, SKY, "look-back window")
+    for text, value in explanation.event_limits:
+        label = f"limit {no_formula(text)} = {value}"
+        upper.axhline(float(value), color=RED, linestyle="--", linewidth=1.4, label=label)
     raised = frame[frame["is_alert"]]
     if len(raised):
         upper.plot(
@@ -61,7 +65,7 @@ def _of_events(explanation: Explanation) -> Figure:
     _limits(lower, explanation)
     if len(raised):
         lower.plot(raised["event_time"], raised["running"], "D", color=RED, markersize=8, zorder=4)
-        _value_label(lower, DATES.date2num(raised["event_time"].iloc[-1]), raised["running"].iloc[-1], main.recorded)
+        _value_label(lower, DATES.date2num(raised["event_time"].iloc[-1]), raised["running"].iloc[-1], main.shown)
     lower.set_ylabel(f"{main.name} as of each event")
     return _finished(figure, explanation)
 
@@ -93,9 +97,9 @@ def _of_windows(explanation: Explanation) -> Figure:
                 alpha=0.7,
                 label=label,
             )
-        if is_alert and main.recorded is not None:
+        if is_alert and main.shown is not None:
             middle = (starts[-1] + ends[-1]) / 2
-            _value_label(lower, middle, float(part["value"].iloc[-1]), main.recorded, above=True)
+            _value_label(lower, middle, float(part["value"].iloc[-1]), main.shown, above=True)
     _limits(lower, explanation)
     lower.set_ylabel(f"{main.name} of each {what}")
     return _finished(figure, explanation)

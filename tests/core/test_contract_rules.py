@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from lookback.core.errors import RuleError
 from lookback.core.rulebook import RuleBook, RuleChange
 from lookback.core.rules import read_rule
 from lookback.core.streams import Stream
+from lookback.harness import Harness
 
 FIELDS = {
     "id": "bigint",
@@ -216,3 +218,40 @@ def test_c4_all_problems_come_at_once() -> None:
 @pytest.mark.parametrize("wrong", [None, [], "text", 5, {}])
 def test_c4_what_is_no_mapping_is_no_rule(wrong: object) -> None:
     assert read_rule(wrong)[1]
+
+
+@pytest.mark.parametrize(
+    ("measure", "value", "shown"),
+    [
+        ("avg(amount)", "50.006957", "50.01"),
+        ("avg(amount)", "50.005000", "50.01"),
+        ("avg(amount)", "-50.005000", "-50.01"),
+        ("avg(amount)", "50.004999", "50.00"),
+        ("avg(amount)", "0.000000", "0.00"),
+        ("avg(cast(amount as decimal(38,18)))", "1.000000000000000005", "1.000000000000000005"),
+        ("avg(cast(amount as decimal(18,0)))", "50.0069", "50.0069"),
+        ("sum(amount)", "50.01", "50.01"),
+        ("max(amount)", "12345678901234.50", "12345678901234.50"),
+    ],
+)
+def test_a_message_shows_money_with_the_digits_of_its_field(measure: str, value: str, shown: str) -> None:
+    rule = compile_rule(document(measures={"m": measure, "n": "count(*)"}, message="{m} of {amount}"), TX)
+    assert rule.message({"m": Decimal(value), "amount": Decimal("1.5")}) == f"{shown} of 1.5"
+    assert rule.message({"m": None, "amount": None}) == "null of null"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(12.345678, "12.35"), (0.0, "0.00"), (1e300, f"{10**300}.00"), (float("nan"), "nan"), (float("inf"), "inf")],
+)
+def test_a_message_shows_a_deviation_of_money_so_too(value: float, shown: str) -> None:
+    rule = compile_rule(document(measures={"m": "stddev_samp(amount)", "n": "count(*)"}, message="{m}"), TX)
+    assert rule.message({"m": value}) == shown
+
+
+def test_measures_of_an_alert_stay_exact() -> None:
+    harness = Harness(TX)
+    harness.rule(document(measures={"m": "avg(amount)"}, when="m > 0", message="{m}"))
+    harness.events([{"id": at, "at": f"2026-03-01T10:00:0{at}Z", "amount": at} for at in (1, 2, 2)])
+    alert = harness.alerts[-1]
+    assert (alert.message, alert.measures["m"]) == ("1.67", Decimal("1.666667"))

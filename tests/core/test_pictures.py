@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import math
+from decimal import ROUND_HALF_UP, Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,6 +151,44 @@ def test_a_key_timeline_shows_window_measure_limit_and_alert():
     ):
         assert text in said
     assert explained.measures[0].recorded in said
+
+
+USUAL = {
+    **WINDOWS, "window": "1 hour", "when": "amount > 1.5 * usual and n >= 1",
+    "measures": {
+        "n": "count(*)", "usual": {"measure": "avg(amount)", "window": {"lookback": "2 days", "delay": "1 microsecond"}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("when", ["amount > 1.5 * usual and n >= 1", "1.5 * usual < amount", "amount / usual > 1.5"])
+def test_a_limit_that_depends_on_the_event_is_drawn_as_it_was_with_the_events_that_it_rests_on(when: str):
+    explained = explanation({**USUAL, "when": when})
+    usual = next(measure for measure in explained.measures if measure.name == "usual")
+    limit = Decimal(usual.recorded) * Decimal("1.5")
+
+    figure = key_timeline(explained)
+
+    ((text, value),) = explained.event_limits
+    assert (text.replace(" ", "") in ("1.5*usual", "usual*1.5"), Decimal(value)) == (True, round(limit, 2))
+    assert explained.main == "usual"
+    upper = figure.axes[0]
+    assert f"limit {text} = {value}" in texts(figure)
+    assert any(list(line.get_ydata()) == [float(value)] * 2 for line in upper.lines)
+    counted = explained.timeline[explained.timeline["in_window"]]
+    assert len(counted) == len(usual.events) >= 1
+    (own,) = explained.timeline.loc[explained.timeline["is_alert"], "value"]
+    assert own > float(value)
+    assert not explained.timeline.loc[explained.timeline["is_alert"], "in_window"].any()
+
+
+def test_money_in_a_picture_has_the_digits_of_its_field():
+    explained = explanation({**USUAL, "when": "usual > 30"})
+    usual = next(measure for measure in explained.measures if measure.name == "usual")
+    assert len(usual.recorded.partition(".")[2]) == 6
+    said = texts(key_timeline(explained))
+    assert usual.recorded not in said
+    assert str(Decimal(usual.recorded).quantize(Decimal("0.01"), ROUND_HALF_UP)) in said
 
 
 def test_a_key_timeline_without_events_or_limit_is_still_drawn():

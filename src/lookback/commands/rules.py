@@ -13,12 +13,17 @@ import yaml
 from lookback.commands.asked import FOUND_PROBLEMS, Command, adding, settings_of, tables_of, wants_json
 from lookback.config import load_rule_document
 from lookback.core.errors import RuleError
+from lookback.core.remarks import Remark, remarks_of
+from lookback.data_remarks import data_remarks
 from lookback.rule_tests import check_rule
-from lookback.terminal import print_json, print_table
+from lookback.terminal import print_json, print_table, visible
 
 if TYPE_CHECKING:
+    from lookback.core.compiled import CompiledRule
+    from lookback.core.errors import Problem
     from lookback.core.streams import Stream
     from lookback.spark.rules import RulesTable
+    from lookback.spark.tables import Tables
 
 
 def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
@@ -38,6 +43,17 @@ def _add_verbs(command: Command) -> None:
     push.add_argument("--comment", default="")
     check = command("check", _rules_check, "check rules and run their own tests; nothing is written")
     check.add_argument("files", nargs="+")
+    check.add_argument(
+        "--against-data", action="store_true",
+        help="remark on what none of the stream's events bears out, such as a text that was never seen in its field",
+    )  # fmt: skip
+    check.add_argument(
+        "--events",
+        type=int,
+        default=50_000,
+        metavar="N",
+        help="how many of the newest events --against-data reads (50000)",
+    )
     command("list", _rules_list, "the last version of every rule")
     for name, status in (("pause", "paused"), ("resume", "active"), ("retire", "retired")):
         sub = command(name, _rules_status, f"publish a version with status {status}")
@@ -74,19 +90,62 @@ def _documents(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _rules_check(options: argparse.Namespace) -> int:
-    streams = settings_of(options).streams()
-    fine = [_is_fine(file, document, streams) for file, document in _documents(options)]
-    return 0 if all(fine) else FOUND_PROBLEMS
+    settings = settings_of(options)
+    streams, tables = settings.streams(), None
+    if getattr(options, "against_data", False):
+        tables = tables_of(settings, *streams.values())
+    findings = [_findings(document, streams, tables, options) for _, document in _documents(options)]
+    for file, (document, found, tests) in zip(options.files, findings, strict=True):
+        if wants_json(options):
+            rule_id = str(document.get("rule_id"))
+            listed: list[dict[str, Any]] = [
+                {name: each[name] for name in ("level", "place", "message")} for each in found
+            ]
+            print_json(
+                {"file": file, "rule_id": rule_id, **each} for each in listed or [{"level": "fine", "tests": tests}]
+            )
+        else:
+            _print_findings(file, document, found, tests)
+    return FOUND_PROBLEMS if any(each["level"] == "problem" for _, found, _ in findings for each in found) else 0
 
 
-def _is_fine(file: str, document: dict[str, Any], streams: Mapping[str, Stream]) -> bool:
+def _findings(
+    document: dict[str, Any], streams: Mapping[str, Stream], tables: Tables | None, options: argparse.Namespace
+) -> tuple[dict[str, Any], list[dict[str, str]], int]:
+    """A rule's document, its problems or else its remarks (level, place, message, text), and how many tests it has."""
     try:
-        tests = len(check_rule(document, streams).rule.tests)
+        rule = check_rule(document, streams)
     except RuleError as error:
-        print(f"{file}:\n{error}", file=sys.stderr)
-        return False
+        return document, [_finding("problem", each, f"Rule {error.name!r}: {each}") for each in error.problems], 0
+    remarks = remarks_of(rule)
+    if tables is not None:
+        stream = streams[rule.rule.stream]
+        remarks += _against_data(rule, stream, tables, options.events)
+    found = [_finding("remark", each, f"remark: rule {rule.rule.rule_id!r}: {each}") for each in remarks]
+    return document, found, len(rule.rule.tests)
+
+
+def _finding(level: str, found: Problem | Remark, text: str) -> dict[str, str]:
+    return {"level": level, "place": found.place, "message": found.message, "text": text}
+
+
+def _against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Remark]:
+    from lookback.spark.history import recent_events
+
+    recent = recent_events(tables, stream, events) if tables.exists(stream.name) else ()
+    if not len(recent):
+        return [Remark("stream", f"{stream.name!r} has no events to check the rule against; ingest some first")]
+    return data_remarks(rule, stream, recent)
+
+
+def _print_findings(file: str, document: dict[str, Any], found: list[dict[str, str]], tests: int) -> None:
+    texts = [each["text"] for each in found]
+    if any(each["level"] == "problem" for each in found):
+        print("\n".join([f"{file}:", *texts]), file=sys.stderr)
+        return
     print(f"{file}: rule {document['rule_id']!r} is fine ({tests} {'test' if tests == 1 else 'tests'} of its own)")
-    return True
+    for text in texts:
+        print(visible(text))
 
 
 def _rules_push(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +47,8 @@ COUNT = "count"
 # How the names of tables begin that remember the events judged, for rules that revise, or windows, by kind of rule.
 JUDGED = "judged-"
 _MEMORIES = {TUMBLING: "windows-", SLIDING: "windows-", SESSION: "sessions-"}
+# More digits than any value that a message shows.
+_WIDE = Context(prec=400)
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,18 @@ class CompiledMeasure:
     feature: Feature
     window: Window
     type: DataType
+
+    def shown(self, value: Any) -> str | None:
+        """The text of a value for people: what an average or a deviation of decimals has beyond their digits is rounded.
+
+        Half up, as money is: 50.006957 of a decimal(18,2) is 50.01. None for NULL.
+        """
+        scale = 0 if self.feature.argument_type is None else self.feature.argument_type.scale
+        if value is not None and scale and self.feature.function in ("avg", "stddev_samp"):
+            exact = value if isinstance(value, Decimal) else Decimal(repr(float(value)))
+            if exact.is_finite():
+                value = exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _WIDE)
+        return text_of(value)
 
 
 @dataclass(frozen=True)
@@ -191,10 +206,18 @@ class CompiledRule:
         return self.group_by, self.allowed_lateness, where, features, repr(self.rule.window)
 
     def message(self, values: Mapping[str, Any]) -> str:
-        """The rule's message with the names in braces replaced by the texts of `values`; NULL is `null`."""
+        """The rule's message with the names in braces replaced by the texts of `values` for people; NULL is `null`."""
         if not self.in_message:
             return self.rule.message
-        return _PLACEHOLDER.sub(lambda match: _or_null(text_of(values.get(match[1]))), self.rule.message)
+        return _PLACEHOLDER.sub(lambda match: _or_null(self._text(match[1], values.get(match[1]))), self.rule.message)
+
+    def _text(self, name: str, value: Any) -> str | None:
+        measure = self._by_name.get(name)
+        return text_of(value) if measure is None else measure.shown(value)
+
+    @cached_property
+    def _by_name(self) -> dict[str, CompiledMeasure]:
+        return {measure.name: measure for measure in self.measures}
 
 
 def compile_rule(document: Mapping[str, Any] | Rule, stream: Stream, version: int | None = None) -> CompiledRule:

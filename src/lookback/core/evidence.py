@@ -98,7 +98,7 @@ class MeasureEvidence:
     """One measure of an alert. events: those it counted, oldest first.
 
     window_end: included if `end_included`, as the start always is. recorded: the value in the alert, recomputed: from
-    all events that stood then, both as exact text (None: NULL). missing: how many of these have been deleted since and
+    all events that stood then, both as exact text (None: NULL). shown: the value in the alert as its message shows it. missing: how many of these have been deleted since and
     are not shown.
     """
 
@@ -112,6 +112,7 @@ class MeasureEvidence:
     events: pd.DataFrame
     missing: int = 0
     end_included: bool = True
+    shown: str | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,9 @@ class Explanation:
     (the measure `main`) and is_alert; of a sequence the time that its steps had and, of an absence, the wait, with
     columns window_start, window_end (included) and name (steps, wait). steps: of a sequence, an absence as the last.
 
+    event_limits: (text, value) of what the condition compares the event's own value of `main`'s field with, such as
+    ("3 * usual", "150.02"): the limit as it was for this event.
+
     reproduced: whether the very window came out, of a session, or the same events in the same order, of a sequence, and
     of an absence that nothing had come by then (or, of one that was retracted, that something did).
     """
@@ -162,6 +166,7 @@ class Explanation:
     steps: tuple[StepEvidence, ...] = ()
     windows: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
     reproduced: bool = True
+    event_limits: tuple[tuple[str, str], ...] = ()
 
     @property
     def key(self) -> Mapping[str, str | None]:

@@ -10,7 +10,8 @@ each event of the key in it, from the last to the first; what agrees is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,16 +20,19 @@ import numpy as np
 import pandas as pd
 
 from lookback.core.alerts import moment
-from lookback.core.columns import Mask, text_of
+from lookback.core.columns import Mask, from_text, from_values, text_of, to_stored
 from lookback.core.compiled import CompiledMeasure, CompiledRule
 from lookback.core.durations import MICROSECONDS
+from lookback.core.errors import ExpressionError
 from lookback.core.evidence import MOST_EVENTS, NEVER, STANDS, Evidence, Explanation, Found, MeasureEvidence, said
+from lookback.core.expressions import compile_expression
 from lookback.core.keys import Int64s
+from lookback.core.limits import WIDEST
 from lookback.core.rematching import is_absence, sequence
 from lookback.core.rules import parse_time
 from lookback.core.streams import Stream
 from lookback.core.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING, Lookback, Session, Tiles
-from lookback.core.wording import limits_of, measure_in_words, rule_in_words
+from lookback.core.wording import event_limits_of, limits_of, measure_in_words, rule_in_words
 
 # Of a picture's windows: more than it can show apart.
 _MOST_WINDOWS = 60
@@ -88,7 +92,42 @@ def explained(
         steps=found.steps,
         windows=found.windows,
         reproduced=found.reproduced,
+        event_limits=tuple(_event_limits(evidence, alert, found.main)),
     )
+
+
+def _event_limits(evidence: Evidence, alert: Mapping[str, Any], main: str) -> Iterator[tuple[str, str]]:
+    """The limits that rest on the measure `main` and that the event's value of the same field was compared with.
+
+    They are computed from the measures of the alert and the fields of its event; none where the event is gone.
+    """
+    rule, stream = evidence.rule, evidence.clock.stream
+    limits = [each for each in event_limits_of(rule) if main in each.measures]
+    if not limits:
+        return
+    measure = next(measure for measure in rule.measures if measure.name == main)
+    at = evidence.place(str(alert["event_id"]), parse_time(alert["event_time"]), None)
+    if at is None or measure.feature.argument is None:
+        return
+    recorded = alert["measures"] or {}
+    columns = {name: column.take(slice(at, at + 1)) for name, column in evidence.events.columns.items()}
+    for each in rule.measures:
+        text = recorded.get(each.name)
+        stored = None if text is None else to_stored(each.type, from_text(each.type, text))
+        columns[each.name] = from_values(each.type, [stored])
+    schema = {name: type_ for name, type_ in stream.fields.items() if name in columns}
+    schema |= {measure.name: measure.type for measure in rule.measures}
+    for limit in limits:
+        if limit.field not in {name.lower() for name in measure.feature.argument.fields}:
+            continue
+        with contextlib.suppress(ExpressionError):
+            value = compile_expression(limit.text, schema, WIDEST).evaluate(columns, 1).item(0)
+            if value is not None:
+                yield limit.text, str(measure.shown(value))
+
+
+def _shown(measure: CompiledMeasure, text: str | None) -> str | None:
+    return None if text is None else measure.shown(from_text(measure.type, text))
 
 
 @dataclass(frozen=True)
@@ -143,6 +182,7 @@ class _View:
                     events=evidence.frame(positions),
                     missing=int(evidence.gone[positions].sum()),
                     end_included=end_included,
+                    shown=_shown(measure, recorded.get(measure.name)),
                 )
             )
         return tuple(results)
@@ -373,11 +413,10 @@ _FINDERS: dict[str, Callable[[Evidence, Sequence[Mapping[str, Any]], int], Found
 
 
 def main_measure(rule: CompiledRule) -> CompiledMeasure:
-    """What a picture is about: rather a measure of values than a count, rather one with a plain limit, else the first."""
-    limits = limits_of(rule)
-    return max(
-        rule.measures, key=lambda measure: (measure.feature.argument is not None, bool(limits.get(measure.name)))
-    )
+    """What a picture is about: rather a measure of values than a count, rather one that is or makes a limit, else the first."""
+    limits = {name for name, values in limits_of(rule).items() if values}
+    limits |= {name for limit in event_limits_of(rule) for name in limit.measures}
+    return max(rule.measures, key=lambda measure: (measure.feature.argument is not None, measure.name in limits))
 
 
 def _lookback_of(measure: CompiledMeasure) -> Lookback:

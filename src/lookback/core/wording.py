@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlglot import exp
 
 from lookback.core.columns import to_python
 from lookback.core.compiled import CompiledMeasure, CompiledRule
 from lookback.core.durations import MICROSECONDS, format_duration
+from lookback.core.limits import WIDEST
 from lookback.core.streams import Stream
-from lookback.core.syntax import parse, unwrapped
+from lookback.core.syntax import LookbackSql, parse, unwrapped
 from lookback.core.types import TIMESTAMP
-from lookback.core.windows import Lookback, Session, Step, Tiles, Window
+from lookback.core.windows import LOOKBACK, Lookback, Session, Step, Tiles, Window
 
 _AGGREGATES = {
     "count": "the number of events with a value of {}",
@@ -99,6 +101,36 @@ def _limits(rule: CompiledRule, among: Iterable[str]) -> Mapping[str, tuple[floa
             if isinstance(column, exp.Column) and value is not None and column.name.lower() in names:
                 limits.setdefault(names[column.name.lower()], []).append(value)
     return {name: tuple(values) for name, values in limits.items()}
+
+
+@dataclass(frozen=True)
+class EventLimit:
+    """What `when` compares a field of the judged event with: `text` is an expression that reads `measures`, names of them."""
+
+    field: str
+    text: str
+    measures: frozenset[str]
+
+
+def event_limits_of(rule: CompiledRule) -> list[EventLimit]:
+    """The limits of a lookback rule that depend on measures, such as `3 * usual` of `amount > 3 * usual`.
+
+    Plain comparisons alone: a field on one side, or a field divided by a measure beside a number.
+    """
+    if rule.rule.kind != LOOKBACK or not rule.rule.when:
+        return []
+    measures = {measure.name.lower(): measure.name for measure in rule.measures}
+    found = []
+    for node in parse(rule.rule.when, WIDEST).find_all(*_BOUNDS):
+        for side, other in ((node.this, node.expression), (node.expression, node.this)):
+            column, limit = unwrapped(side), unwrapped(other)
+            if isinstance(column, exp.Div) and _number(limit) is not None:
+                limit, column = exp.Mul(this=limit, expression=column.expression), unwrapped(column.this)
+            names = {each.name.lower() for each in limit.find_all(exp.Column)} & set(measures)
+            if isinstance(column, exp.Column) and column.name.lower() not in measures and names:
+                text = limit.sql(LookbackSql, comments=False)
+                found.append(EventLimit(column.name.lower(), text, frozenset(measures[name] for name in names)))
+    return found
 
 
 def _number(node: exp.Expr) -> float | None:

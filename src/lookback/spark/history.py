@@ -13,12 +13,14 @@ from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.alerts import moment
 from lookback.core.columns import text_of
 from lookback.core.errors import SetupError
 
 if TYPE_CHECKING:
+    from lookback.core.streams import Stream
     from lookback.spark.tables import Tables
 
 _NOT_RECORDED = re.compile(r"not\s+recorded for version \[(\d+)\]")
@@ -160,3 +162,15 @@ def _actions(log: Path) -> list[dict[str, Any]]:
 
 def _log_file(folder: Path, version: int) -> Path:
     return folder / "_delta_log" / f"{version:020d}.json"
+
+
+def recent_events(tables: Tables, stream: Stream, limit: int) -> Any:
+    """The newest events by event time as an Arrow table, with `arrival` in the order in which they were ingested.
+
+    Raises SetupError for a limit below 1.
+    """
+    if limit < 1:
+        raise SetupError(f"at least one event is needed to try a rule, got {limit}")
+    newest = tables.read(stream.name).orderBy(F.col(stream.event_time).desc(), F.col(stream.event_id).desc())
+    arrival = F.coalesce(F.unix_micros("ingested_at"), F.lit(0)).alias("arrival")
+    return newest.limit(limit).select(*stream.fields, arrival).toArrow()
