@@ -221,14 +221,60 @@ def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"{file} cannot be read: {error}") from error
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise SetupError(f"{where} is not YAML: {error.problem or error.context}") from error
+        raise _not_yaml(file, text, error) from error
     except RecursionError as error:
         raise SetupError(f"{file} is nested too deeply, or an alias in it holds itself; make it flatter") from error
     except (yaml.YAMLError, ValueError) as error:
         # A character that YAML does not allow; what looks like a date or number and is none.
         raise SetupError(f"{file} is not YAML: {str(error).splitlines()[0]}; put texts in quotes") from error
+
+
+_ALIKE = "indent the keys of one level alike, with spaces"
+# By words of what the parser says: what is wrong in the line, and the remedy.
+_YAML_PROBLEMS = (
+    ("'\\t' that cannot start", "a tab is in the indentation", "indent with spaces alone"),
+    ("cannot start any token", "a text begins with a character that means something else", "put the text in quotes"),
+    ("expected a comment or a line break", "a text begins with > or |", "put the text in quotes"),
+    ("found undefined alias", "a text begins with *", "put the text in quotes"),
+    ("constructor for the tag", "a text begins with !", "put the text in quotes"),
+    (
+        "found '<scalar>'",
+        "text follows a closing quote or brace",
+        "put the whole value in double quotes, and texts in it in single ones",
+    ),
+    ("expected <block end>", "the line is indented otherwise than the others of its level", _ALIKE),
+    ("sequence entries are not allowed", "a '-' stands where no list can begin", "put the list below its key"),
+    ("expected ',' or", "a bracket before it is not closed, or a comma is missing", "write it"),
+    ("unexpected end of stream", "a quote is opened and not closed", "close it"),
+    ("another document", "a second document begins", "write one in a file, and leave '---' out"),
+    ("unknown escape character", "a backslash stands within double quotes", "use single quotes"),
+    (
+        "could not find expected ':'",
+        "a key has no ':'",
+        "write `key: value`, or indent the line if it goes on with a text",
+    ),
+    ("unhashable key", "a key is a list or a mapping", "write a name"),
+)
+
+
+def _not_yaml(file: Path, text: str, error: yaml.MarkedYAMLError) -> SetupError:
+    """Names the place, what is seen there, and the remedy of a file that YAML's parser refuses."""
+    problem, mark = str(error.problem or error.context), error.problem_mark or error.context_mark
+    if "unexpected end of stream" in problem:
+        mark = error.context_mark or mark
+    if mark is None:
+        return SetupError(f"{file} is not YAML: {problem}; put texts in quotes")
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    what, remedy = next(
+        ((what, remedy) for words, what, remedy in _YAML_PROBLEMS if words in problem), (problem, "put texts in quotes")
+    )
+    if "mapping values are not allowed" in problem:
+        what, remedy = "it is indented otherwise than the key before it, or that key has no ':'", _ALIKE
+        if ": " in line[: mark.column]:
+            what, remedy = "a text has a ':' in it", "put the text in quotes"
+    seen = line.strip() if len(line.strip()) <= 60 else f"{line.strip()[:57]}..."
+    return SetupError(f"{file}:{mark.line + 1} is not YAML: {what}, at {seen!r}; {remedy}")
 
 
 def _size(node: Any, known: dict[int, int]) -> int:

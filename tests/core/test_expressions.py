@@ -608,6 +608,35 @@ def test_columns_of_any_schema_are_only_read_where_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("text = DECLINED", "put texts in single quotes: 'DECLINED'"),
+        ("GERMANY = Payment_Type", "put texts in single quotes: 'GERMANY'"),
+        ("text not in (10.0.0.5, 'a')", "put texts in single quotes: '10.0.0.5'"),
+        ("text in (tex, FAILED)", "unknown field 'tex'; did you mean 'text'?; put texts in single quotes: 'tex'"),
+        ("text in ('a', FAILED)", "put texts in single quotes: 'FAILED'"),
+        ("contains(lower(text), decl)", "put texts in single quotes: 'decl'"),
+        ("case text when DECLINED then 1 end = 1", "put texts in single quotes: 'DECLINED'"),
+        ("text = New York and ok", "put texts in single quotes: 'New York'"),
+        ("text = a@b.com", "put texts in single quotes: 'a@b.com'"),
+        ("text like DECL%", "put texts in single quotes: 'DECL%'"),
+        ("text = \u201cDECLINED\u201d", "put texts in straight single quotes: 'DECLINED'"),
+        ("day >= 2024-1-31", "put dates in single quotes: '2024-01-31'"),
+        ("at >= 2024-01-31 10:00", "put texts in single quotes: '2024-01-31 10:00'"),
+    ],
+)
+def test_a_text_without_quotes_is_shown_with_them(text: str, remedy: str) -> None:
+    assert remedy in "; ".join(refusals(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["i > nope", "i = 1 j", "text = 'x' y", "nope and text = 'a'", "text = now()", "text = 5L"]
+)
+def test_no_quotes_are_advised_where_no_text_is_meant(text: str) -> None:
+    assert "quotes:" not in "; ".join(refusals(text))
+
+
+@pytest.mark.parametrize(
     ("text", "function", "argument", "condition", "sql"),
     [
         ("COUNT( * )", "count", None, None, "count(*)"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lookback.config import Settings, load_stream, load_streams
+from lookback.config import Settings, load_rule_document, load_stream, load_streams
 from lookback.core.errors import SetupError, StreamError
 from lookback.core.streams import Stream
 from lookback.core.types import BIGINT, TIMESTAMP, decimal
@@ -152,6 +152,46 @@ def test_a_file_that_is_no_yaml_is_named_with_the_line(tmp_path: Path):
 
     with pytest.raises(SetupError, match=r"s\.yml:3 is not YAML"):
         load_stream(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what", "remedy"),
+    [
+        ("a: 1\n\tb: 2", 2, "a tab is in the indentation, at 'b: 2'", "indent with spaces alone"),
+        (
+            "a: 1\n b:\n  c: 1",
+            2,
+            "it is indented otherwise than the key before it",
+            "indent the keys of one level alike",
+        ),
+        ("a:\n    b: 1\n  c: 2", 3, "the line is indented otherwise", "indent the keys of one level alike"),
+        ("a:\n  - b: 1\n   c: 2", 3, "the line is indented otherwise", "indent the keys of one level alike"),
+        ("a: 1\nwhen: total > 5: x", 2, "a text has a ':' in it, at 'when: total > 5: x'", "put the text in quotes"),
+        ("a: 1\nb", 2, "a key has no ':', at 'b'", "write `key: value`"),
+        ("a: 'x\nb: 2\n", 1, "a quote is opened and not closed", "close it"),
+        ("a: 1\nwhere: 'a' = 'b'", 2, "text follows a closing quote or brace", "in double quotes"),
+        ("message: {total} to {x}", 1, "text follows a closing quote or brace", "in double quotes"),
+        ("when: > 5", 1, "a text begins with > or |", "put the text in quotes"),
+        ("where: *all", 1, "a text begins with *", "put the text in quotes"),
+        ("where: `from` = 1", 1, "a text begins with a character that means something else", "put the text in quotes"),
+        ("a: [1, 2\nb: 3", 2, "a bracket before it is not closed", "write it"),
+        ("a: 1\n---\na: 2", 2, "a second document begins", "write one in a file"),
+        ('a: "\\d"', 1, "a backslash stands within double quotes", "use single quotes"),
+    ],
+)
+def test_what_is_wrong_with_yaml_is_said_with_the_line_what_is_seen_and_the_remedy(
+    tmp_path: Path, text: str, line: int, what: str, remedy: str
+):
+    file = tmp_path / "rule.yml"
+    file.write_text(text)
+
+    with pytest.raises(SetupError) as caught:
+        load_rule_document(file)
+
+    start, _, rest = str(caught.value).partition(": ")
+    assert start == f"{file}:{line} is not YAML"
+    assert rest.startswith(what)
+    assert remedy in rest.partition("; ")[2]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path):

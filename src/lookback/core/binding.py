@@ -30,8 +30,20 @@ from lookback.core.operators import (
     negation,
     negative,
 )
-from lookback.core.syntax import name_as_sql, shortened, unwrapped
-from lookback.core.types import BIGINT, BOOLEAN, DOUBLE, INT, NULL, STRING, DataType, decimal, parse_type
+from lookback.core.syntax import LookbackSql, name_as_sql, shortened, unwrapped
+from lookback.core.types import (
+    BIGINT,
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    INT,
+    NULL,
+    STRING,
+    TIMESTAMP,
+    DataType,
+    decimal,
+    parse_type,
+)
 
 _CLOCKS = {
     "current_timestamp", "current_date", "current_time", "localtimestamp", "now", "unix_timestamp", "curdate", "getdate",
@@ -66,6 +78,10 @@ _REMEDIES = {
 _NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", re.IGNORECASE | re.ASCII)
 _SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}
 
+_CURLY = "\u201c\u201d\u201e\u2018\u2019\u201a\u00b4"
+# An address or a version, and a day, without quotes.
+_DOTTED = re.compile(r"[0-9]+(\.[0-9]+){2,}", re.ASCII)
+_DAY = re.compile(r"[0-9]{4} - [0-9]{1,2} - [0-9]{1,2}", re.ASCII)
 _LONGEST_DAYS = LONG_MAX // MICROSECONDS["day"]
 
 _Handler = Callable[["Binder", exp.Expr], Node]
@@ -102,11 +118,20 @@ class Binder:
 
     def operands(self, trees: Sequence[exp.Expr]) -> list[Node]:
         """The nodes of all trees; raises _Failed after all of them were looked at."""
-        nodes = [self.bind(tree) for tree in trees]
+        unknown = [self._is_unknown(tree) for tree in trees]
+        nodes = [None if wrong else self.bind(tree) for tree, wrong in zip(trees, unknown, strict=True)]
         made = [node for node in nodes if node is not None]
+        beside_text = any(node.type in (STRING, DATE, TIMESTAMP) for node in made)
+        for tree, wrong in zip(trees, unknown, strict=True):
+            if wrong:
+                self._problem(_unknown_field(_name_of(tree), self._schema, beside_text=beside_text))
         if len(made) < len(nodes):
             raise _Failed
         return made
+
+    def _is_unknown(self, tree: exp.Expr) -> bool:
+        """Whether the tree is a name that the schema does not have."""
+        return isinstance(unwrapped(tree), exp.Column) and _name_of(tree).lower() not in self._names
 
     def _problem(self, message: str) -> None:
         if message not in self.problems:
@@ -115,8 +140,7 @@ class Binder:
     # Leaves
 
     def _column(self, tree: exp.Expr) -> Node:
-        parts = [str(part.name) for part in tree.parts]  # type: ignore[attr-defined]
-        name = ".".join(parts)
+        name = _name_of(tree)
         found = self._names.get(name.lower(), [])
         if len(found) == 1:
             return field(found[0], self._schema[found[0]], name_as_sql(found[0]))
@@ -144,6 +168,9 @@ class Binder:
         if symbol == "||":
             return call("concat", [left, right])
         if symbol in ("=", "!=", "<", "<=", ">", ">=", "<=>"):
+            for one, other in ((left, tree.expression), (right, tree.this)):
+                if one.type in (DATE, TIMESTAMP) and _DAY.fullmatch(day := unwrapped(other).sql(LookbackSql)):
+                    raise Refused(f"{day} is a difference of numbers; put dates in single quotes: {_day(day)}")
             return comparison(symbol, left, right)
         return arithmetic(symbol, left, right)
 
@@ -339,7 +366,22 @@ def _cast_type(tree: exp.Expr) -> DataType:
     return type_
 
 
-def _unknown_field(name: str, schema: Mapping[str, DataType]) -> str:
+def _name_of(tree: exp.Expr) -> str:
+    """The name of a column, dotted ones in full."""
+    return ".".join(str(part.name) for part in unwrapped(tree).parts)  # type: ignore[attr-defined]
+
+
+def _unknown_field(name: str, schema: Mapping[str, DataType], *, beside_text: bool = False) -> str:
+    """What is wrong with a name. beside_text: it is compared with a text or a time, so it may be one without quotes."""
+    found, bare = _no_field(name, schema), name.strip(_CURLY)
+    if bare != name:
+        return f"{found}; put texts in straight single quotes: {quoted(bare)}"
+    if beside_text and found.startswith("unknown field"):
+        return f"{found}; put texts in single quotes: {quoted(name)}"
+    return found
+
+
+def _no_field(name: str, schema: Mapping[str, DataType]) -> str:
     if suffixed := _NUMBER_SUFFIX.fullmatch(name):
         number, suffix = suffixed.groups()
         return f"{name}: numbers take no suffix here; write cast({number} as {_SUFFIX_TYPES[suffix.upper()]})"
@@ -374,7 +416,14 @@ def _no_function(name: str) -> str:
     return f"function {name}() is not allowed; {hint}"
 
 
+def _day(difference: str) -> str:
+    year, month, day = difference.split(" - ")
+    return f"'{year}-{month:0>2}-{day:0>2}'"
+
+
 def _refusal(tree: exp.Expr) -> str:
+    if isinstance(tree, exp.Dot) and _DOTTED.fullmatch(text := tree.sql(LookbackSql)):
+        return f"{text} is not a number; put texts in single quotes: '{text}'"
     name, remedy = _REFUSALS.get(type(tree), (f"{tree.key} in {shortened(tree)}", "leave it out"))
     if isinstance(tree, exp.Like):
         name, remedy = "like any / like all", "write one like for each pattern, joined with or / and"

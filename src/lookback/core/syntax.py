@@ -206,15 +206,28 @@ def _parse_problem(text: str, error: SqlglotError) -> str:
     said = details[0].get("description") or ""
     if said.startswith("Expecting )"):
         return f"a ')' or an operator is missing at {before + found!r}; write it there"
+    unquoted = _unquoted(details[0])
     if said.startswith("Required keyword"):
-        return f"something is missing at {before + found!r}; write a value on both sides of each operator"
+        return f"something is missing at {before + found!r}; write a value on both sides of each operator{unquoted}"
     after = f" after {before!r}" if before else ""
     is_keyword = _WORD.fullmatch(found) and not is_bare_name(found)
     field = f"; if {found} is a field, write it in backticks: {_in_backticks(found)}" if is_keyword else ""
     return (
         f"the expression cannot be read at {found!r}{after}; look there for a missing operator, quote or comma, "
-        f"or leave the rest out{field}"
+        f"or leave the rest out{field or unquoted}"
     )
+
+
+# What follows a comparison up to where reading ends: words and signs as a text has them, but for a quote before them.
+_UNQUOTED = re.compile(r"(?:=|<>|\blike)\s*([^\s'\"`(),=<>]*[^\s'\"`(),=<>0-9.][^'\"`(),=<>]*)", re.IGNORECASE)
+
+
+def _unquoted(error: dict[str, str]) -> str:
+    """The remedy where what cannot be read may be a text without quotes."""
+    rest = re.match(r"[^\s,)'\"]*", error.get("end_context") or "")
+    text = f"{error.get('start_context') or ''}{error['highlight']}{rest[0] if rest else ''}"
+    found = list(_UNQUOTED.finditer(text))[-1:]
+    return "".join(f"; put texts in single quotes: '{each[1].strip()}'" for each in found if each.end() == len(text))
 
 
 # A name without backticks is read as a field in all of these, or it is printed with them.
