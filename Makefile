@@ -10,6 +10,8 @@ PEERS = $(VENV)/.peers
 AUDITOR = $(VENV)/audit
 FUZZER = $(VENV)/.fuzzer
 BROKER = $(VENV)/.broker
+# Tests without Spark run beside those that share the one Spark session.
+TWO_PROCESSES = -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-cluster test-core fuzz fuzz-coverage soak soak-load bench bench-peers pictures audit docs links release-check check fix clean java
@@ -27,7 +29,7 @@ demo: setup ## the whole pipeline on real transactions, at most 3 minutes
 	@$(BIN)/lookback demo
 
 test: setup $(BROKER) ## the tests, with real Spark, Delta and RocksDB
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(TWO_PROCESSES)
 
 test-long: setup $(BROKER) ## the tests that `make test` leaves out: some minutes each, of faults and of lost state
 	@$(BIN)/python -m pytest -m long

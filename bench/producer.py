@@ -78,7 +78,11 @@ def append(table: Path, version: int, rows: pa.Table) -> None:
     """
     file = table / f"part-00000-{uuid.uuid4()}.parquet"
     pq.write_table(rows, file, compression="snappy")
-    size, now, transaction = file.stat().st_size, time.time_ns() // 1_000_000, str(uuid.uuid4())
+    log = table / "_delta_log"
+    before = json.loads((log / f"{version - 1:020d}.crc").read_text(encoding="utf-8"))
+    # Times of commits always rise, also where two fall within a millisecond.
+    now = max(time.time_ns() // 1_000_000, before.get("inCommitTimestampOpt", 0) + 1)
+    size, transaction = file.stat().st_size, str(uuid.uuid4())
     commit = {
         "inCommitTimestamp": now,
         "timestamp": now,
@@ -96,11 +100,9 @@ def append(table: Path, version: int, rows: pa.Table) -> None:
         "dataChange": True,
         "stats": json.dumps({"numRecords": rows.num_rows}),
     }
-    log = table / "_delta_log"
     _make(
         log / f"{version:020d}.json", "\n".join(json.dumps(each) for each in ({"commitInfo": commit}, {"add": added}))
     )
-    before = json.loads((log / f"{version - 1:020d}.crc").read_text(encoding="utf-8"))
     kept = ("numMetadata", "numProtocol", "setTransactions", "domainMetadata", "metadata", "protocol")
     checksum = {
         **{name: before[name] for name in kept},

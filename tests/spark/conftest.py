@@ -15,6 +15,7 @@ from lookback.spark.jars import kafka_jars
 from lookback.spark.schemas import PRODUCT_TABLES
 from lookback.spark.session import get_spark
 from lookback.spark.tables import Tables
+from payins import STREAM as PAYINS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +78,7 @@ def created(spark: SparkSession, transactions: Stream, tmp_path_factory: pytest.
     # A root that must be quoted wherever it goes.
     tables = Tables.local(spark, tmp_path_factory.mktemp("created") / "it's `quoted`, 100%")
     tables.create(transactions)
+    tables.create(PAYINS)
     return tables
 
 
@@ -87,3 +89,10 @@ def tables(created: Tables, tmp_path: Path) -> Tables:
     for name in PRODUCT_TABLES:
         shutil.copytree(created.path_or_name(name), root / name)
     return Tables.local(created.spark, root)
+
+
+@pytest.fixture
+def ready(created: Tables, tables: Tables) -> Tables:
+    """The product's tables and that of the stream `payins`, empty."""
+    shutil.copytree(created.path_or_name(PAYINS.name), tables.path_or_name(PAYINS.name))
+    return tables

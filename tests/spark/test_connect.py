@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_place_is_set_up_evaluated_and_maintained_over_spark_connect(tmp_path: Path) -> None:
     script = Path(__file__).with_name("connect_evaluation.py")
     # Workers of Spark import the tests' modules too.
-    paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT / "tests"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
         [sys.executable, script, tmp_path], env=variables, capture_output=True, text=True, timeout=900, check=False

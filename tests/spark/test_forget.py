@@ -20,7 +20,7 @@ from lookback.spark.forget import ForgetReport, forget
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.schemas import PRODUCT_TABLES, REJECTED_EVENTS
 from lookback.spark.tables import Tables
-from payins import START, STREAM, STREAMS, append, rule, sequence
+from payins import START, STREAM, STREAMS, append, publish, rule, sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,8 +70,7 @@ def made(created: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tables:
         shutil.copytree(created.path_or_name(name), root / name)
     tables = Tables.local(created.spark, root)
     tables.create(STREAM)
-    rows = [(document["rule_id"], 1, "active", json.dumps(document), "ann", "", NOW) for document in RULES]
-    tables.append(tables.spark.createDataFrame(rows, PRODUCT_TABLES["rules"]), "rules")
+    publish(tables, RULES)
     append(
         tables,
         [

@@ -16,14 +16,13 @@ import pytest
 import yaml
 
 from lookback.spark.pipeline import checkpoint_folder
-from lookback.spark.rules import RulesTable
 from payins import (
     MORE_RULES,
     RULES,
     STREAM,
-    STREAMS,
     append,
     make_events,
+    publish,
     replay_of_tables,
     replayed_alerts,
     stored_alerts,
@@ -62,9 +61,7 @@ def test_c8_killed_runs_and_a_last_one_give_what_one_run_gives(tables: Tables, t
     }
     (conf / "settings.yml").write_text(yaml.safe_dump({"spark": options}))
     tables.create(STREAM)
-    rules = RulesTable(tables, STREAMS)
-    for document in [*RULES, *MORE_RULES]:
-        rules.push(document)
+    publish(tables, [*RULES, *MORE_RULES])
     events = make_events(200, seed=21)
     offsets = Path(checkpoint_folder(tables, STREAM)) / "offsets"
     chance = random.Random(4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import logging
 import time
 from collections import Counter
@@ -23,10 +22,9 @@ from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.metrics import Backlog, Metrics, backlog
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.schemas import METRICS
-from lookback.spark.schemas import RULES as RULES_SCHEMA
 from lookback.spark.sink import BatchReport
 from lookback.spark.status import stream_figures
-from payins import RULES, STREAM, STREAMS, append, make_events
+from payins import RULES, STREAM, STREAMS, append, make_events, publish
 
 if TYPE_CHECKING:
     from lookback.spark.tables import Tables
@@ -62,8 +60,7 @@ def test_metrics_add_up_health_goes_by_them_and_a_rule_watches_them(
 ) -> None:
     tables.create(STREAM)
     documents = [RULES[0], *RULES[2:], load_rule_document(CONF / "rules/evaluation-behind.yml")]
-    rows = [(document["rule_id"], 1, "active", json.dumps(document), "me", "", None) for document in documents]
-    tables.append(tables.spark.createDataFrame(rows, RULES_SCHEMA).coalesce(1), "rules")
+    publish(tables, documents)
     events = make_events(125, seed=7)
     append(tables, [row for row in events if row["arrival"] <= 4])
     with caplog.at_level(logging.INFO, "lookback"):

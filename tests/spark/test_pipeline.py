@@ -28,6 +28,7 @@ from payins import (
     STREAMS,
     append,
     make_events,
+    publish,
     replay_of_tables,
     replayed_alerts,
     rule,
@@ -51,18 +52,10 @@ def evaluate(tables: Tables, **options: Any) -> Evaluation:
     return evaluation
 
 
-@pytest.fixture
-def ready(tables: Tables) -> Tables:
-    tables.create(STREAM)
-    return tables
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("files_per_batch", ["1", "1000"])
 def test_c3_1_stream_equals_replay_however_batches_are_cut(ready: Tables, files_per_batch: str) -> None:
-    rules = RulesTable(ready, STREAMS)
-    for document in RULES:
-        rules.push(document)
+    publish(ready, RULES)
     events = make_events(200, seed=7)
     append(ready, events)
     evaluation = evaluate(ready, admission={"maxFilesPerTrigger": files_per_batch})
@@ -84,8 +77,7 @@ def test_c3_every_kind_of_rule_gives_what_replay_gives_for_any_cut_and_shard_cou
     ready: Tables, spark: SparkSession, shards: int, files_per_batch: str
 ) -> None:
     rules = RulesTable(ready, STREAMS)
-    for document in MORE_RULES:
-        rules.push(document)
+    publish(ready, MORE_RULES)
     events = make_events(300, seed=24)
     append(ready, [row for row in events if row["arrival"] <= 7])
     evaluate(ready, admission={"maxFilesPerTrigger": files_per_batch}, shards=shards)
@@ -211,9 +203,8 @@ def test_c3_7_a_rule_inserted_by_sql_while_the_stream_runs_is_obeyed(
 
 @pytest.mark.long
 def test_c3_1_state_can_be_divided_among_more_partitions(ready: Tables) -> None:
-    rules, folder = RulesTable(ready, STREAMS), checkpoint_folder(ready, STREAM)
-    for document in (*RULES[:2], MORE_RULES[-1]):
-        rules.push(document)
+    folder = checkpoint_folder(ready, STREAM)
+    publish(ready, [*RULES[:2], MORE_RULES[-1]])
     events = make_events(120, seed=23)
     with pytest.raises(SetupError, match="is not the checkpoint of an evaluation"):
         repartition(ready.spark, folder, 3)

@@ -47,12 +47,6 @@ def evaluate(tables: Tables, stream: Stream = STREAM) -> Evaluation:
     return evaluation
 
 
-@pytest.fixture
-def ready(tables: Tables) -> Tables:
-    tables.create(STREAM)
-    return tables
-
-
 def write(tables: Tables, *rows: tuple[Any, ...]) -> None:
     """Rows (rule_id, version, status, document) in one commit, with clocks of years past and to come."""
     schema = "rule_id string, version long, status string, document string"

@@ -14,7 +14,7 @@ from lookback.core.errors import SetupError
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.rules import RulesTable
 from lookback.spark.tables import Tables
-from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, relocate, stored_alerts
+from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish, relocate, stored_alerts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,8 +67,7 @@ def test_c8_state_made_anew_goes_on_as_if_it_had_not_been_lost(
 ) -> None:
     tables.create(STREAM)
     rules = RulesTable(tables, STREAMS)
-    for document in [RULES[0], RULES[2], *MORE_RULES]:
-        rules.push(document)
+    publish(tables, [RULES[0], RULES[2], *MORE_RULES])
     append(tables, part(1, 4))
     evaluate(tables)
     # Versions, keys and a watermark that come amid windows, matches and waits.

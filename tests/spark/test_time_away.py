@@ -16,8 +16,7 @@ from lookback.core.errors import SetupError
 from lookback.spark.checkpoint import EVENTS, Checkpoint
 from lookback.spark.history import readable_from
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.rules import RulesTable
-from payins import STREAM, STREAMS, append, make_events, replayed_alerts, rule, stored_alerts, window
+from payins import STREAM, STREAMS, append, make_events, publish, replayed_alerts, rule, stored_alerts, window
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,8 +65,7 @@ def test_c3_1_a_history_that_does_not_reach_back(
     spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({', '.join(f'delta.{each}' for each in properties)})")
     # Commit 3 switched it on: arrivals are one more than the events say from here on.
     later = [{**row, "arrival": row["arrival"] + 1} for row in events if row["arrival"] > 2]
-    for document in RULES:
-        RulesTable(tables, STREAMS).push(document)
+    publish(tables, RULES)
     append(tables, [row for row in later if row["arrival"] <= 5])
     evaluate(tables)
     checkpoint = Checkpoint(Path(checkpoint_folder(tables, STREAM)))

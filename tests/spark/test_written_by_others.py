@@ -20,7 +20,17 @@ from lookback.spark.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.review import explain
 from lookback.spark.rules import RulesTable
 from lookback.spark.status import event_account, stream_status
-from payins import MORE_RULES, RULES, START, STREAM, make_events, replay_of_tables, replayed_alerts, stored_alerts
+from payins import (
+    MORE_RULES,
+    RULES,
+    START,
+    STREAM,
+    make_events,
+    publish,
+    replay_of_tables,
+    replayed_alerts,
+    stored_alerts,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,10 +71,7 @@ def test_rows_that_others_write_in_commits_of_several_files_are_judged_where_the
     spark.sql(f"CREATE TABLE delta.`{place}` ({COLUMNS}, more string) USING delta TBLPROPERTIES ({PROPERTIES})")
     stream = elsewhere(place)
     tables.create(stream)
-    rules = RulesTable(tables, {stream.name: stream})
-    documents = [*RULES, MORE_RULES[3]]
-    for document in documents:
-        rules.push(document)
+    publish(tables, [*RULES, MORE_RULES[3]])
     events = make_events(100, seed=3)
     for arrival in (1, 2, 3):
         write(spark, place, [row for row in events if row["arrival"] == arrival])
