@@ -129,7 +129,11 @@ class Harness:
         self._process(Batch(empty_events(self.stream, ()), changes=[change]))
 
     def state_rows(self) -> int:
-        """The number of rows of window state that are not below the floor, over all features."""
+        """Rows of window state that are not below the floor: what `metrics` calls state_rows.
+
+        Events that windows, sessions and sequences keep, and waits of absences. Verdicts, suppressed keys and keys that an
+        alert has emptied are no rows.
+        """
         return self._state.state_rows()
 
     def _next_commit(self) -> int:

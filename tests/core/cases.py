@@ -393,6 +393,8 @@ def cases(draw: st.DrawFn, *, updates: bool) -> dict[str, Any]:
         "cuts": draw(st.lists(st.integers(1, last), unique=True, max_size=6)),
         "shards": draw(st.integers(1, 3)),
         "reload": draw(st.booleans()),
+        # Bytes of pages that stay in memory: as many as usual, none, a few.
+        "cached": draw(st.sampled_from([None, 0, 3_000])),
     }
     return with_reserved_names(case) if stream == "reserved" else case
 
@@ -414,6 +416,8 @@ def resolution_cases(draw: st.DrawFn) -> dict[str, Any]:
         "cuts": list(range(1, last + 1)),
         "shards": 1,
         "reload": draw(st.booleans()),
+        # Bytes of pages that stay in memory: as many as usual, none, a few.
+        "cached": draw(st.sampled_from([None, 0, 3_000])),
     }
 
 

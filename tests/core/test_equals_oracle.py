@@ -14,6 +14,7 @@ from hypothesis import given
 from lookback.core.alerts import Alert, LateEvent
 from lookback.core.arrival import late_place, marks_of
 from lookback.core.blocks import merge_alerts, pack_alerts
+from lookback.core.cache import Cache
 from lookback.core.columns import text_of
 from lookback.core.evaluation import Batch, Evaluator, Output
 from lookback.core.events import Events, read_events
@@ -105,11 +106,11 @@ def run_engine(case: dict[str, Any]) -> Output:
     for shard in range(case["shards"]):
         known = len(total.rows)
         evaluator = Evaluator(stream, shard, case["shards"])
-        state, store = new_state(stream), DictStore()
+        state, store = new_state(stream, case.get("cached")), DictStore()
         for number, (start, end) in enumerate(zip(edges, [*edges[1:], _END], strict=True)):
             if case["reload"] and number:
                 before = state if number % 2 else None
-                state = new_state(stream)
+                state = new_state(stream, case.get("cached"))
                 assert state.load(store, before)
             twin = copy_of(state, store, stream) if case["reload"] else None
             state.begin(store)
@@ -151,8 +152,10 @@ def deleted_in(case: dict[str, Any], events: Events, start: int, end: int) -> Ev
     return Events(rows.columns, np.array([commit for _, commit in gone], dtype=np.int64), "id", "at")
 
 
-def new_state(stream: Stream) -> ShardState:
-    return ShardState(RuleBook(stream, {stream.name: stream}))
+def new_state(stream: Stream, cached: int | None = None) -> ShardState:
+    """cached: how many bytes of pages stay in memory; None for the default."""
+    cache = Cache() if cached is None else Cache(cached)
+    return ShardState(RuleBook(stream, {stream.name: stream}), cache=cache)
 
 
 def changes_after(case: dict[str, Any], commit: int) -> list[RuleChange]:

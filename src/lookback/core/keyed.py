@@ -7,12 +7,13 @@ keys that it touches. Each key has a wake time, the watermark at which something
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from lookback.core.cache import SHARED, Cache
 from lookback.core.columns import Values
 from lookback.core.errors import StateError
 from lookback.core.pages import decode_page, encode_page
@@ -21,6 +22,8 @@ from lookback.core.pages import decode_page, encode_page
 Key = tuple[int, int]
 _BUCKETS = 256
 NEVER_DUE = 2**62
+# What a key's entry takes in memory: so much, and so much for each character of its value as JSON.
+_ENTRY_BYTES, _BYTES_A_CHARACTER = 300, 9
 
 
 class StoreFailed(Exception):
@@ -42,11 +45,19 @@ class Store(Protocol):
 
 @dataclass(eq=False)
 class _Bucket:
-    """wake: the earliest of its keys; entries: per key its wake and its value; None until they are read."""
+    """wake: the earliest of its keys; entries: per key its wake and its value; None until they are read.
+
+    rows: how many its entries had when they were last written, as `KeyedTable.save` counted them.
+    """
 
     wake: int = NEVER_DUE
     entries: dict[Key, tuple[int, Any]] | None = None
     stored: bool = False
+    rows: int = 0
+
+    def evict(self) -> None:
+        """Lets go of the entries, which are as they were written."""
+        self.entries = None
 
 
 @dataclass(eq=False)
@@ -59,6 +70,7 @@ class KeyedTable:
     name: str
     notes: dict[str, Any] = field(default_factory=dict)
     store: Store | None = None
+    cache: Cache = SHARED
     _buckets: dict[int, _Bucket] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
 
@@ -80,6 +92,8 @@ class KeyedTable:
         elif entries.pop(key, None) is None:
             return
         self._changed.add(number)
+        # It cannot be read again before it is written.
+        self.cache.forget(bucket)
 
     def change(self, key: Key, value: Any) -> None:
         """Keeps a value with the wake that the key has."""
@@ -118,15 +132,23 @@ class KeyedTable:
         for number, bucket in sorted(self._buckets.items()):
             yield from (value for _, value in self._entries(number, bucket).values())
 
-    def save(self) -> None:
-        """Writes the buckets that changed."""
+    @property
+    def rows(self) -> int:
+        """How many rows the table had when its pages were last written."""
+        return sum(bucket.rows for bucket in self._buckets.values())
+
+    def save(self, count: Callable[[Any], int] = lambda _: 1) -> None:
+        """Writes the buckets that changed. count: how many rows a value has."""
         assert self.store is not None
         self._settle()
         for number in sorted(self._changed):
             bucket = self._buckets[number]
             if bucket.entries:
-                self.store.put(self._page(number), _encode(bucket.entries))
+                texts = _texts(bucket.entries)
+                self.store.put(self._page(number), _encode(bucket.entries, texts))
                 bucket.stored = True
+                bucket.rows = sum(count(value) for _, value in bucket.entries.values())
+                self.cache.hold(bucket, _memory_of(texts))
                 continue
             if bucket.stored:
                 self.store.remove(self._page(number))
@@ -136,19 +158,23 @@ class KeyedTable:
     def clear(self) -> list[str]:
         """Forgets all keys; the names of the pages that have to be removed."""
         pages = [self._page(number) for number, bucket in self._buckets.items() if bucket.stored]
+        for bucket in self._buckets.values():
+            self.cache.forget(bucket)
         self._buckets.clear()
         self._changed.clear()
         return pages
 
     def summary(self) -> Any:
         """What the manifest keeps of a saved table."""
-        return [self.notes, [[number, bucket.wake] for number, bucket in sorted(self._buckets.items())]]
+        return [self.notes, [[number, bucket.wake, bucket.rows] for number, bucket in sorted(self._buckets.items())]]
 
     @classmethod
-    def of_summary(cls, name: str, summary: Any, store: Store) -> KeyedTable:
+    def of_summary(cls, name: str, summary: Any, store: Store, cache: Cache = SHARED) -> KeyedTable:
         """The table that `summary` tells of; its pages are read when they are needed."""
         notes, buckets = summary
-        return cls(name, notes, store, {number: _Bucket(wake, None, stored=True) for number, wake in buckets})
+        # Earlier releases did not count rows.
+        read = {number: _Bucket(wake, None, True, *rows) for number, wake, *rows in buckets}
+        return cls(name, notes, store, cache, read)
 
     def _page(self, number: int) -> str:
         return f"keys:{self.name}:{number}"
@@ -156,7 +182,8 @@ class KeyedTable:
     def _entries(self, number: int, bucket: _Bucket) -> dict[Key, tuple[int, Any]]:
         if bucket.entries is None:
             assert self.store is not None
-            bucket.entries = _decode(self.store.get(self._page(number)) or b"", self._page(number))
+            texts, bucket.entries = _decode(self.store.get(self._page(number)) or b"", self._page(number))
+            self.cache.hold(bucket, _memory_of(texts))
         return bucket.entries
 
     def _settle(self) -> None:
@@ -170,15 +197,26 @@ def _bucket_of(key: Key) -> int:
     return (low ^ (low >> 20) ^ (low >> 40) ^ high) % _BUCKETS
 
 
-def _encode(entries: Mapping[Key, tuple[int, Any]]) -> bytes:
+def _texts(entries: Mapping[Key, tuple[int, Any]]) -> list[str]:
+    """The values as JSON, by key."""
+    return [json.dumps(entries[key][1], separators=(",", ":")) for key in sorted(entries)]
+
+
+def _memory_of(texts: list[str]) -> int:
+    return len(texts) * _ENTRY_BYTES + sum(map(len, texts)) * _BYTES_A_CHARACTER
+
+
+def _encode(entries: Mapping[Key, tuple[int, Any]], listed: list[str]) -> bytes:
+    """listed: what `_texts` made of the entries."""
     keys = sorted(entries)
     texts: Values = np.empty(len(keys), dtype=object)
-    texts[:] = [json.dumps(entries[key][1], separators=(",", ":")) for key in keys]
+    texts[:] = listed
     columns = zip(*((low, high, entries[low, high][0]) for low, high in keys), strict=True)
     return encode_page([*(np.array(column, dtype=np.int64) for column in columns), texts])
 
 
-def _decode(page: bytes, place: str) -> dict[Key, tuple[int, Any]]:
+def _decode(page: bytes, place: str) -> tuple[list[str], dict[Key, tuple[int, Any]]]:
+    """The values as JSON, and the entries."""
     arrays = decode_page(page, place)
     known = [array.tolist() for array in arrays if array is not None]
     kinds = [None if array is None else array.dtype.kind for array in arrays]
@@ -191,4 +229,4 @@ def _decode(page: bytes, place: str) -> dict[Key, tuple[int, Any]]:
         raise StateError(
             f"{place}: a page of window state is damaged ({error}); start with a new checkpoint"
         ) from error
-    return dict(zip(zip(low, high, strict=True), zip(wake, values, strict=True), strict=True))
+    return texts, dict(zip(zip(low, high, strict=True), zip(wake, values, strict=True), strict=True))

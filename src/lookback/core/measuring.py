@@ -80,7 +80,7 @@ class Measuring:
         self._queries = _Recent[Hashable, Queries](16)
         self._columns = _Recent[Hashable, Column](32)
         self._distincts = _Recent[Hashable, Distinct](4)
-        self._looked_up = _Recent[Run, Int64s](64)
+        self._looked_up = _Recent[str, Int64s](64)
 
     def grouping(self, group_by: tuple[str, ...]) -> Grouping:
         """The events by one grouping set."""
@@ -145,8 +145,8 @@ class Measuring:
         if feature.function == "count_distinct" and len(queries.first):
             return Column(BIGINT, self._distinct(feature, keys, queries, shared).count(queries.first))
         partial = self.rows(feature).windows(queries)
-        for run, emptied in self._runs(feature, queries.earliest, queries.latest):
-            groups = self._numbers_in(run, feature.group_by, keys, queries)
+        for run_id, run, emptied in self._runs(feature, queries.earliest, queries.latest):
+            groups = self._numbers_in(run_id, run, feature.group_by, keys, queries)
             if emptied is not None:
                 groups = np.where((groups >= 0) & emptied[groups], -1, groups)
             at, rows = run.windows(feature.function, aggregate, groups, queries)
@@ -154,20 +154,24 @@ class Measuring:
                 partial = merge_at(aggregate, partial, at, rows)
         return aggregate.finish(partial, feature.argument_type)
 
-    def _numbers_in(self, run: Run, group_by: tuple[str, ...], keys: Keys | None, queries: Queries) -> Int64s:
+    def _numbers_in(
+        self, run_id: str, run: Run, group_by: tuple[str, ...], keys: Keys | None, queries: Queries
+    ) -> Int64s:
         """The number of each query's key in a run; -1 where it is not there."""
         if keys is not None:
             return find_keys(keys, run.keys)
-        numbers = self._looked_up.get(run, lambda: find_keys(self.grouping(group_by).distinct, run.keys))
+        numbers = self._looked_up.get(run_id, lambda: find_keys(self.grouping(group_by).distinct, run.keys))
         return numbers[queries.numbers]
 
-    def _runs(self, feature: Feature, earliest: int, latest: int) -> Iterator[tuple[Run, Mask | None]]:
-        """The runs of earlier batches with rows in these times, and which keys of each have been emptied since."""
+    def _runs(self, feature: Feature, earliest: int, latest: int) -> Iterator[tuple[str, Run, Mask | None]]:
+        """The runs of earlier batches with rows in these times: id, run, and which keys have been emptied since."""
         state = self.state.features[feature.feature_id]
         for stored in state.runs if self._stored else ():
             if stored.last_time >= earliest and stored.first_time <= latest:
                 run = self.state.load_run(stored)
-                yield run, stored.emptied(state.resets, run)
+                yield stored.run_id, run, stored.emptied(state.resets, run)
+                # What was made to search it takes memory too.
+                self.state.hold(stored)
 
     def _distinct(
         self, feature: Feature, keys: Keys | None, queries: Queries, shared: tuple[Hashable, ...] | None
@@ -193,7 +197,7 @@ class Measuring:
         first = np.full(len(wanted.low), -NEVER_DUE)
         last = np.full(len(wanted.low), queries.last.max())
         parts: list[tuple[Int64s, Int64s, Values, Int64s]] = []
-        for run, emptied in self._runs(feature, -NEVER_DUE, int(queries.last.max())):
+        for _, run, emptied in self._runs(feature, -NEVER_DUE, int(queries.last.max())):
             numbers, at = run.rows_within(wanted, first, last, emptied)
             assert run.values is not None
             parts.append((numbers, run.times[at], run.values[at], np.full(len(at), STORED)))

@@ -59,7 +59,14 @@ COLUMNS = tuple(
         ("judged", "bigint", "The last commit judged; NULL before the first"),
         ("watermark", "timestamp", "The watermark of the last batch; NULL before the first"),
         ("watermark_behind_seconds", "decimal(18,3)", "measured_at - watermark; negative: the watermark is ahead"),
-        ("state_rows", "bigint", "Rows of window state after the last batch; NULL before the first"),
+        (
+            "state_rows",
+            "bigint",
+            (
+                "Rows of window state not below the floor after the last batch: events kept for windows, sessions and sequences, "
+                "and waits of absences; NULL before the first"
+            ),
+        ),
         ("state_bytes", "bigint", "Bytes that the state store holds of them, where Spark says so"),
         ("state_bytes_written", "bigint", "Bytes of pages written"),
         ("rules", "bigint", "Rules with state after the last batch; NULL before the first"),

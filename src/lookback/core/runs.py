@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from lookback.core.aggregates import AGGREGATES, Aggregate, Partial, sums, sums_between
+from lookback.core.cache import bytes_of
 from lookback.core.columns import Mask, Values
 from lookback.core.errors import StateError
 from lookback.core.grouping import Queries
@@ -73,6 +74,11 @@ class Run:
 
     def __len__(self) -> int:
         return len(self.times)
+
+    @property
+    def memory(self) -> int:
+        """About how much memory the run takes now, with what was made to search it."""
+        return bytes_of(vars(self))
 
     @property
     def groups(self) -> Int64s:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from lookback.core.cache import SHARED, Cache
 from lookback.core.columns import Mask, Values
 from lookback.core.errors import StateError
 from lookback.core.keyed import NEVER_DUE, Key, KeyedTable, Store
@@ -22,6 +24,10 @@ MANIFEST, _RULES, _SUPPRESSED = "manifest", "rules", "suppressed"
 # As many runs of one size class stand side by side before they are merged into one of the next class, four times as large.
 _FANOUT = 4
 _SMALLEST_CLASS = 256
+# No run is made of more rows by merging: it is read as a whole, and some 40 bytes a row in memory.
+_MOST_MERGED = 2**22
+# To count what stands of runs that lie across their floor, so many rows are looked at in a batch.
+_MOST_COUNTED = 2**20
 
 
 @dataclass(eq=False)
@@ -39,6 +45,10 @@ class StoredRun:
     last_time: int
     due: int = NEVER_DUE
     run: Run | None = None
+
+    def evict(self) -> None:
+        """Lets go of the run, which is in the store."""
+        self.run = None
 
     def summary(self) -> list[Any]:
         """What the manifest keeps of it."""
@@ -101,6 +111,18 @@ class FeatureState:
         return max(bounds) if bounds else None
 
 
+class Held(NamedTuple):
+    """How much a shard keeps.
+
+    rows: rows of window state that are not below their feature's floor (see `ShardState.state_rows`). remembered: what is
+    kept beside them: keys that `suppress` holds back, keys that an alert has emptied, and verdicts and events that may
+    still be revised.
+    """
+
+    rows: int
+    remembered: int
+
+
 @dataclass
 class ShardState:
     """All that one shard keeps.
@@ -108,7 +130,7 @@ class ShardState:
     high: highest event time of all commits so far; advanced: the watermark that an `advance` has set; last_commit:
     the last commit judged; stretches: how many runs over events there were; tables: keyed tables by name; suppressed: per rule_id
     and group_by, the time of the last raised alert of each key; timer: when the shell will be woken to drop what is old, in its own
-    unit; manifest: the page last saved or loaded.
+    unit; manifest: the page last saved or loaded; cache: which pages that were read or written stay in memory.
     origin: a text that no other state has, given when this one was first made; saves: how often it was saved.
 
     Given the same state, a batch writes the same pages under the same names, whatever attempt it is: a state store may
@@ -126,6 +148,7 @@ class ShardState:
     origin: str = ""
     saves: int = 0
     timer: int | None = None
+    cache: Cache = SHARED
 
     def __post_init__(self) -> None:
         self._store: Store | None = None
@@ -145,7 +168,7 @@ class ShardState:
     def table(self, name: str) -> KeyedTable:
         """The keyed table of that name, made where there is none."""
         if name not in self.tables:
-            self.tables[name] = KeyedTable(name, store=self._store)
+            self.tables[name] = KeyedTable(name, store=self._store, cache=self.cache)
         return self.tables[name]
 
     def watermark(self, max_out_of_orderness: int, *, automatic: bool = True) -> int | None:
@@ -161,7 +184,14 @@ class ShardState:
             assert self._store is not None
             page = self._store.get(stored.run_id)
             stored.run = Run.decode(page or b"", stored.run_id)
-        return stored.run
+        run = stored.run
+        self.hold(stored)
+        return run
+
+    def hold(self, stored: StoredRun) -> None:
+        """Notes that a run was used: it stays in memory while there is room, if it can be read again."""
+        if self._store is not None and stored.run is not None and stored.run_id not in self._new:
+            self.cache.hold(stored, stored.run.memory)
 
     def add_rows(
         self, feature: FeatureState, numbers: Int64s, keys: Keys, times: Int64s, values: Values | None
@@ -261,15 +291,42 @@ class ShardState:
             self._gone += self.tables.pop(name).clear()
 
     def state_rows(self) -> int:
-        """Rows of window state that are not below their feature's floor."""
+        """Rows of window state that are not below their feature's floor.
+
+        A row is an event that a feature keeps, or all that are combined into one bucket of a `resolution`; an event that
+        a session or a sequence keeps, once more for a match that has taken it; or a wait of an absence.
+        """
         total = 0
         for feature_id, feature in self.features.items():
-            floor = -NEVER_DUE if feature.floor is None else feature.floor
+            floor = _floor_of(feature)
             total += sum(int((self._living(feature, stored).times >= floor).sum()) for stored in feature.runs)
             if feature_id in self.tables:
-                rows = (row for value in self.tables[feature_id].values() for row in _rows_of(value))
-                total += sum(1 for row in rows if row[0] >= floor)
+                total += sum(_count_rows(value, floor) for value in self.tables[feature_id].values())
         return total
+
+    def held(self) -> Held:
+        """What `state_rows` counts, and what is kept beside it, without reading any page.
+
+        Rows of sessions and sequences are those that stood when their page was last written. Where a run lies across the
+        floor, or has rows of emptied keys, its rows are looked at if it is in memory, up to a million of them; else all of
+        them count.
+        """
+        rows, left = 0, _MOST_COUNTED
+        for feature in self.features.values():
+            floor, resets = _floor_of(feature), max(feature.resets.values(), default=-1)
+            for stored in feature.runs:
+                if stored.last_time < floor:
+                    continue
+                is_whole = stored.first_time >= floor and resets <= stored.stretch
+                if is_whole or stored.run is None or stored.rows > left:
+                    rows += stored.rows
+                else:
+                    rows += int((self._living(feature, stored).times >= floor).sum())
+                    left -= stored.rows
+        rows += sum(table.rows for name, table in self.tables.items() if name in self.features)
+        remembered = sum(map(len, self.suppressed.values())) + sum(len(f.resets) for f in self.features.values())
+        remembered += sum(table.rows for name, table in self.tables.items() if name not in self.features)
+        return Held(rows, remembered)
 
     def save(self) -> None:
         """Writes what changed since `begin` to its store."""
@@ -279,11 +336,14 @@ class ShardState:
         self.saves += 1
         for name in self._gone:
             store.remove(name)
-        for table in self.tables.values():
-            table.save()
-        for run_id, stored in self._new.items():
+        for name, table in self.tables.items():
+            feature = self.features.get(name)
+            table.save(_count_said if feature is None else partial(_count_rows, floor=_floor_of(feature)))
+        new, self._new = self._new, {}
+        for run_id, stored in new.items():
             assert stored.run is not None
             store.put(run_id, stored.run.encode())
+            self.hold(stored)
         self._saved_rules = _put_changed(store, _RULES, self.book.to_json(), self._saved_rules)
         suppressed = [
             [rule_id, low, high, at, list(group_by)]
@@ -293,7 +353,7 @@ class ShardState:
         self._saved_suppressed = _put_changed(store, _SUPPRESSED, json.dumps(suppressed), self._saved_suppressed)
         self.manifest = text_page(json.dumps(self._manifest(), separators=(",", ":")))
         store.put(MANIFEST, self.manifest)
-        self._new, self._gone = {}, []
+        self._gone = []
 
     def load(self, store: Store, known: ShardState | None = None) -> bool:
         """Takes over what `save` wrote; False if the store is empty. known: a state whose runs are in memory already.
@@ -321,12 +381,15 @@ class ShardState:
         for feature_id, (floor, since, width, runs, resets, *more) in manifest["features"].items():
             stored = [StoredRun(*each) for each in runs]
             for each in stored:
-                each.run = in_memory.get(each.run_id)
+                if each.run_id in in_memory:
+                    self._take_over(each, in_memory[each.run_id])
             keys = {(low, high): stretch for low, high, stretch in resets}
             feature = self.features[feature_id] = FeatureState(floor, since, width, stored, keys)
             if more:
                 feature.closed, feature.buckets = more[0], Buckets(*more[1:])
-        self.tables = {name: KeyedTable.of_summary(name, each, store) for name, each in manifest["tables"].items()}
+        self.tables = {
+            name: KeyedTable.of_summary(name, each, store, self.cache) for name, each in manifest["tables"].items()
+        }
         self._saved_rules = page_text(store.get(_RULES), _RULES)
         self.book.load(self._saved_rules)
         self._saved_suppressed = page_text(store.get(_SUPPRESSED), _SUPPRESSED)
@@ -337,10 +400,17 @@ class ShardState:
             fields = tuple(group_by[0]) if group_by else former.get(rule_id, ())
             self.suppressed.setdefault((rule_id, fields), {})[low, high] = at
 
-    def runs_in_memory(self) -> dict[str, Run]:
+    def runs_in_memory(self) -> dict[str, StoredRun]:
         """The runs that need not be read again, by id."""
         stored = (stored for feature in self.features.values() for stored in feature.runs)
-        return {each.run_id: each.run for each in stored if each.run is not None}
+        return {each.run_id: each for each in stored if each.run is not None}
+
+    def _take_over(self, stored: StoredRun, known: StoredRun) -> None:
+        """Takes a run that another state has in memory, unless it was evicted there meanwhile."""
+        if known.run is not None:
+            stored.run = known.run
+            self.cache.forget(known)
+            self.cache.hold(stored, stored.run.memory)
 
     def _manifest(self) -> dict[str, Any]:
         features = {
@@ -384,6 +454,7 @@ class ShardState:
         self._discard(stored)
 
     def _discard(self, stored: StoredRun) -> None:
+        self.cache.forget(stored)
         if self._new.pop(stored.run_id, None) is None:
             self._gone.append(stored.run_id)
 
@@ -391,7 +462,7 @@ class ShardState:
         runs = feature.runs
         newest = _size_class(runs[-1].rows) if runs else 0
         alike = sum(1 for _ in _take_while(reversed(runs), newest))
-        if alike < _FANOUT:
+        if alike < _FANOUT or sum(stored.rows for stored in runs[-alike:]) > _MOST_MERGED:
             return False
         self._replace(feature, len(runs) - alike, len(runs))
         return bool(runs)
@@ -431,11 +502,26 @@ class ShardState:
         feature.runs[start:end] = [self._stored(feature, run)] if len(run) else []
 
 
+def _floor_of(feature: FeatureState) -> int:
+    return -NEVER_DUE if feature.floor is None else feature.floor
+
+
+def _count_rows(value: Any, floor: int) -> int:
+    """The rows of a key's session or sequence that are not below the floor."""
+    return sum(1 for row in _rows_of(value) if row[0] >= floor)
+
+
 def _rows_of(value: Any) -> Iterator[Any]:
-    """The rows of a key, time first: those that may count, and those that a begun match has taken."""
+    """The rows of a key, time first: those that may count, those that a begun match has taken, and waits."""
     yield from value.get("rows", ())
     for step in (value.get("match") or ((),))[0]:
         yield from step
+    yield from value.get("waits", ())
+
+
+def _count_said(value: Any) -> int:
+    """How many verdicts, or events whose verdict may be revised, are remembered of a key."""
+    return len(value["rows"] if isinstance(value, dict) else value)
 
 
 def _take_while(runs: Iterable[StoredRun], size_class: int) -> Iterator[StoredRun]:

@@ -96,6 +96,7 @@ class Sums:
             "events_per_second": _decimal(self.events / busy, 1) if busy else None,
             "watermark": None if last is None or last.watermark is None else moment(last.watermark),
             "state_rows": None if last is None else last.state_rows,
+            "remembered": None if last is None else last.remembered,
             "state_bytes_written": self.bytes_written,
             "rules": None if last is None else last.rules,
             **vars(total),
@@ -189,7 +190,9 @@ class Metrics:
             looked = ended and not self._failed
             if row["batches"] or row["lag_commits"] or row["seconds"] >= seldom or looked:
                 frame = self._tables.spark.createDataFrame([row], METRICS).coalesce(1)
-                self._tables.append(frame, TABLE)
+                # The table of an earlier release lacks columns until it is set up again.
+                there = set(self._tables.read(TABLE).columns)
+                self._tables.append(frame.select(*(name for name in METRICS.names if name in there)), TABLE)
                 self._sums, self._covered_since, self._told = Sums(last=self._sums.last), until, False
         except Exception as error:  # noqa: BLE001 - whatever is wrong with metrics, judging goes on
             if not self._told:

@@ -171,11 +171,17 @@ def _metrics_column(column: metrics.MetricColumn) -> StructField:
 
 
 _COUNTS = StructType([StructField(name, _LONG) for name in ("evaluated", "matched", "suppressed", "failed")])
-# Besides the columns that rules read, the counts of each rule and what every events table has.
+# Besides the columns that rules read, the counts of each rule, what came with a later release, and what every events table has.
 METRICS = StructType(
     [
         *map(_metrics_column, metrics.COLUMNS),
         _column(metrics.BY_RULE, MapType(_STRING, _COUNTS), "The same counts of each rule that has any"),
+        _column(
+            "remembered",
+            _LONG,
+            "What is kept beside the rows of state: keys that suppress holds back or an alert has emptied, verdicts and events "
+            "that may be revised; NULL before the first batch",
+        ),
         _column("ingested_at", _TIME, "When the row was written"),
     ]
 )

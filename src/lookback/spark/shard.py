@@ -212,12 +212,14 @@ class Shard:
         return Events.concat(parts, self._stream.event_id, self._stream.event_time)
 
     def _report(self, state: ShardState, offered: int) -> dict[str, Any]:
+        held = state.held()
         return {
             "shard": self._label,
             "events": offered,
             "watermark": state.watermark(self._stream.max_out_of_orderness),
             "arrival": state.last_commit,
-            "state_rows": sum(stored.rows for feature in state.features.values() for stored in feature.runs),
+            "state_rows": held.rows,
+            "remembered": held.remembered,
             "features": len(state.features),
             "rules": len(state.book.in_force()),
             "bytes_read": self._pages.read,

@@ -43,9 +43,9 @@ _HISTORY = 50
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What one batch did. watermark: microseconds; arrival: the last commit judged; state_rows: rows in all pages.
+    """What one batch did. watermark: microseconds; arrival: the last commit judged.
 
-    alerts: rows written, by rule; discarded: those of `late` that no rule took; by_rule: what each rule did that did
+    state_rows, remembered: what all shards keep, see `core.state.Held`. alerts: rows written, by rule; discarded: those of `late` that no rule took; by_rule: what each rule did that did
     anything. run_ms: Spark reads, dispatches and judges; evaluate_ms: of that the slowest shard; write_ms: the tables.
     required: what must be sent of the events from now on, where the batch changed the rules.
     """
@@ -69,6 +69,7 @@ class BatchReport:
     required: Coverage | None = None
     failures: tuple[Failure, ...] = ()
     discarded: int = 0
+    remembered: int = 0
     by_rule: Mapping[str, RuleCounts] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -251,6 +252,7 @@ def _report(
         finished_at=finished,
         required=Coverage.from_dict(first["required"]) if "required" in first else None,
         failures=tuple(failures),
+        remembered=sum(report["remembered"] for report in reports),
         discarded=late.column("action").to_pylist().count("discarded"),
         by_rule=_by_rule(reports, verdicts, failures),
     )

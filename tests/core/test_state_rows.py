@@ -1,0 +1,187 @@
+"""How much state there is, told alike by the harness and by what a stream reports; and how much of it is in memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lookback import Harness
+from lookback.core import state as state_module
+from lookback.core.arrival import marks_of
+from lookback.core.cache import Cache
+from lookback.core.columns import from_values
+from lookback.core.evaluation import Batch, Evaluator
+from lookback.core.events import Events, read_events
+from lookback.core.rulebook import RuleBook, RuleChange
+from lookback.core.state import Held, ShardState
+from lookback.core.streams import Stream
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_equals_oracle import DictStore
+
+STREAM = Stream.from_dict(
+    {
+        "stream": "uses",
+        "event_id": "id",
+        "event_time": "at",
+        "fields": {"id": "bigint", "at": "timestamp", "card": "string", "n": "bigint"},
+        "max_out_of_orderness": "0 seconds",
+        "allowed_lateness": "10 microseconds",
+    }
+)
+COUNTS = {"measures": {"m": "count(*)"}}
+STEPS = [{"name": "one", "where": "n = 1"}, {"name": "two", "where": "n = 2"}]
+WAIT = [{"name": "one", "where": "n = 1"}, {"name": "none", "absent": "n = 9", "within": "50 microseconds"}]
+# Three cards with an event each at 0, then for card a two more.
+ROWS = [
+    {"id": 1, "at": 0, "card": "a", "n": 1}, {"id": 2, "at": 0, "card": "b", "n": 1}, {"id": 3, "at": 0, "card": "c", "n": 1},
+    {"id": 4, "at": 5, "card": "a", "n": 2}, {"id": 5, "at": 6, "card": "a", "n": 1},
+]  # fmt: skip
+HOUR = "3600 seconds"
+
+
+@pytest.mark.parametrize(
+    ("document", "held"),
+    [
+        pytest.param({"window": HOUR, **COUNTS, "when": "m > 9"}, Held(5, 0), id="lookback"),
+        pytest.param({"window": {"lookback": HOUR, "resolution": HOUR}, **COUNTS, "when": "m > 9"}, Held(5, 0), id="buckets"),
+        pytest.param({"window": {"tumbling": HOUR}, **COUNTS}, Held(5, 0), id="tumbling"),
+        pytest.param({"window": {"tumbling": HOUR}, **COUNTS, "early": True}, Held(5, 3), id="early: a verdict for each card"),
+        pytest.param({"window": {"session": HOUR}, **COUNTS}, Held(5, 0), id="session"),
+        pytest.param({"sequence": {"within": HOUR, "steps": STEPS}}, Held(5, 0), id="sequence"),
+        # Of the begun match of card a: 1 and 2; the others have taken one event each. Nothing else is kept.
+        pytest.param({"sequence": {"within": HOUR, "steps": STEPS, "expiry": "fixed"}}, Held(4, 0), id="begun matches"),
+        # Four events that may be waited after, and their waits.
+        pytest.param({"sequence": {"within": HOUR, "steps": WAIT}}, Held(8, 0), id="waits of an absence"),
+        pytest.param({"window": HOUR, **COUNTS, "when": "true", "suppress": HOUR}, Held(5, 3), id="suppressed keys"),
+        pytest.param({"window": HOUR, **COUNTS, "when": "m > 1", "reset_on_alert": True}, Held(3, 1), id="emptied keys"),
+        pytest.param({"window": HOUR, **COUNTS, "when": "true", "late": "revise"}, Held(5, 5), id="events to revise"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("cached", [None, 0])
+def test_c6_a_stream_reports_the_rows_that_the_harness_counts(
+    document: dict[str, Any], held: Held, cached: int | None
+) -> None:
+    rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], **document}
+    harness = Harness(STREAM)
+    harness.rule(rule)
+    harness.events([row | {"arrival": 1} for row in ROWS])
+    if "reset_on_alert" in document:
+        # Its rows of the first three events are in a run when the alert comes.
+        harness = Harness(STREAM)
+        harness.rule(rule)
+        harness.events([row | {"arrival": 1} for row in ROWS[:3]])
+        harness.events([row | {"arrival": 2} for row in ROWS[3:]])
+    shard = _Shard(rule, Cache() if cached is None else Cache(cached))
+    shard.judge([row | {"arrival": 1} for row in ROWS[:3]])
+    shard.judge([row | {"arrival": 2} for row in ROWS[3:]])
+    if cached == 0 and "reset_on_alert" in document:
+        # Of a run that is not in memory all rows count, also those of the emptied key.
+        held = Held(held.rows + 1, held.remembered)
+        assert shard.state.held() == held
+        held = Held(held.rows - 1, held.remembered)
+    else:
+        assert shard.state.held() == held
+    assert harness.state_rows() == shard.state.state_rows() == held.rows
+    # All of it goes with time.
+    later = [{"id": 9, "at": 2 * 3600 * 10**6, "card": "z", "n": 7, "arrival": 3}]
+    shard.judge([*later, {"id": 10, "at": 4 * 3600 * 10**6, "card": "z", "n": 7, "arrival": 4}])
+    harness.events(
+        [row | {"arrival": 3 + at} for at, row in enumerate([later[0], {**later[0], "id": 10, "at": 4 * 3600 * 10**6}])]
+    )
+    assert harness.state_rows() == shard.state.held().rows == shard.state.state_rows() <= 2
+
+
+def test_c6_rows_below_the_floor_are_no_state() -> None:
+    rule = {
+        "rule_id": "r",
+        "stream": "uses",
+        "group_by": ["card"],
+        "window": "20 microseconds",
+        **COUNTS,
+        "when": "m > 9",
+    }
+    shard = _Shard(rule, Cache())
+    # W = 32 and the floor 2: two of five rows of one run lie below it, too few to write the run anew.
+    shard.judge([{"id": at, "at": at, "card": "a", "n": 1, "arrival": 1} for at in range(5)])
+    shard.judge([{"id": 32, "at": 32, "card": "a", "n": 1, "arrival": 2}])
+    shard.state.drop_old()
+    assert [stored.rows for stored in shard.state.features.popitem()[1].runs] == [5, 1]
+    shard = _Shard(rule, Cache())
+    shard.judge([{"id": at, "at": at, "card": "a", "n": 1, "arrival": 1} for at in range(5)])
+    shard.judge([{"id": 32, "at": 32, "card": "a", "n": 1, "arrival": 2}])
+    assert shard.state.held().rows == shard.state.state_rows() == 4
+
+
+@pytest.mark.parametrize("kind", ["runs", "sessions"])
+def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "_MOST_MERGED", 8_000)
+    window: Any = HOUR if kind == "runs" else {"session": HOUR}
+    when = "m > 1000000" if kind == "runs" else "m > 3"
+    rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": window, **COUNTS, "when": when}
+    limit, batches = 600_000, 24
+    found: dict[int | None, list[Any]] = {}
+    for most in (None, limit):
+        cache = Cache(10**12 if most is None else most)
+        shard = _Shard(rule, cache)
+        peaks = []
+        for batch in range(batches):
+            shard.judge_events(_many(2_000, batch))
+            peaks.append(shard.in_memory())
+            assert cache.bytes >= shard.in_memory()
+        assert shard.state.held().rows == 2_000 * batches
+        found[most] = shard.alerts
+        if most is None:
+            # 40 bytes a row and more: memory grows with state.
+            assert peaks[-1] > 1.4 * peaks[batches // 2 - 1] > 0
+            assert peaks[-1] > 2 * limit
+        else:
+            assert max(peaks) <= limit
+    assert found[None] == found[limit]
+
+
+def _many(rows: int, batch: int) -> Events:
+    """Events of many cards, each with a few; a millisecond a batch."""
+    rng = np.random.default_rng(batch)
+    ids = np.arange(rows, dtype=np.int64) + batch * rows
+    columns = {
+        "id": from_values(STREAM.fields["id"], ids.tolist()),
+        "at": from_values(STREAM.fields["at"], sorted((rng.integers(0, 1_000, rows) + batch * 1_000).tolist())),
+        "card": from_values(STREAM.fields["card"], [f"c{n}" for n in rng.integers(0, 20_000, rows).tolist()]),
+        "n": from_values(STREAM.fields["n"], [1] * rows),
+    }
+    return Events(columns, np.full(rows, batch + 1, dtype=np.int64), "id", "at")
+
+
+class _Shard:
+    """One shard that keeps its pages in a store, as the stream's do."""
+
+    def __init__(self, rule: dict[str, Any], cache: Cache) -> None:
+        self.state, self.store, self.alerts = (
+            ShardState(RuleBook(STREAM, {"uses": STREAM}), cache=cache),
+            DictStore(),
+            [],
+        )
+        self._changes = [RuleChange("insert", 1, rule["rule_id"], 1, "active", json.dumps(rule))]
+
+    def judge(self, rows: list[dict[str, Any]]) -> None:
+        self.judge_events(read_events(rows, STREAM, 1)[0])
+
+    def judge_events(self, events: Events) -> None:
+        self.state.begin(self.store)
+        batch = Batch(events, marks=marks_of(events, events.commits), changes=self._changes)
+        self.alerts += Evaluator(STREAM).process(self.state, batch).alerts
+        self._changes = []
+        self.state.drop_old()
+        self.state.save()
+
+    def in_memory(self) -> int:
+        """What the decoded pages take, as the cache counts it."""
+        runs = [run.run for feature in self.state.features.values() for run in feature.runs if run.run is not None]
+        buckets = [b for table in self.state.tables.values() for b in table._buckets.values() if b.entries is not None]
+        return sum(run.memory for run in runs) + sum(self.state.cache._sizes[bucket] for bucket in buckets)
