@@ -911,7 +911,18 @@ def bounds(window: Lookback, time: int) -> tuple[int, int]:
 
 def key_of(group_by: Iterable[str], event: OracleEvent) -> Key:
     """The event's values of the fields grouped by."""
-    return tuple(event.values[name] for name in group_by)
+    return tuple(one_of_equals(event.values[name]) for name in group_by)
+
+
+# NaN is no key of Python's: it does not equal itself, unless it is the same object.
+_NAN = float("nan")
+
+
+def one_of_equals(value: Any) -> Any:
+    """0.0 for both zeros and one NaN for all: SQL takes them for equal, in keys and in extremes."""
+    if not isinstance(value, float):
+        return value
+    return _NAN if math.isnan(value) else value + 0.0
 
 
 def unique(items: Iterable[_T]) -> list[_T]:
@@ -994,7 +1005,7 @@ _FUNCTIONS = {
     "count_distinct": _distinct,
     "sum": lambda values, feature: sum(values) if values else None,
     "avg": _avg,
-    "min": lambda values, feature: min(values, key=_number) if values else None,
-    "max": lambda values, feature: max(values, key=_number) if values else None,
+    "min": lambda values, feature: one_of_equals(min(values, key=_number)) if values else None,
+    "max": lambda values, feature: one_of_equals(max(values, key=_number)) if values else None,
     "stddev_samp": _stddev,
 }

@@ -6,7 +6,7 @@ Both run the evaluator that the stream runs, with state in memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,15 +17,17 @@ import pandas as pd
 from lookback.config import load_stream
 from lookback.core.alerts import Alert, LateEvent
 from lookback.core.arrival import late_place, marks_of, split_future
+from lookback.core.cells import read_cell
 from lookback.core.compiled import compile_rule
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.evaluation import Batch, Evaluator, Output
 from lookback.core.events import Events, empty_events, read_events
 from lookback.core.quarantine import failure_text
 from lookback.core.rulebook import LogRow, RuleBook, RuleChange
-from lookback.core.rules import Rule, parse_time
+from lookback.core.rules import STATUSES, Rule
 from lookback.core.state import ShardState
 from lookback.core.streams import Stream
+from lookback.core.types import TIMESTAMP
 
 _Row = TypeVar("_Row")
 # Replay judges this many events at a time; where it cuts shows in no result.
@@ -84,16 +86,16 @@ class Harness:
         Raises RuleError, with every problem, for a wrong rule, an unknown status, or a version that is not above the
         one in force; the rule stays as it was then.
         """
-        document = dict(rule.document if isinstance(rule, Rule) else rule)
-        rule_id = compile_rule(document, self.stream).rule.rule_id
+        rule_id, text = _checked(rule, self.stream)
+        number = _read_version(rule_id, version)
+        _require_status(rule_id, status)
         self._changes += 1
-        text = json.dumps(document, default=str)
-        change = RuleChange("insert", self._changes, rule_id, version, status, text)
+        change = RuleChange("insert", self._changes, rule_id, number, status, text)
         before = len(self.errors)
         self._process(Batch(empty_events(self.stream, ()), changes=[change]))
         if refused := self.errors[before:]:
             del self.errors[before:]
-            raise RuleError(rule_id, [Problem("", row.message) for row in refused], version)
+            raise RuleError(rule_id, [Problem("", row.message) for row in refused], number)
 
     def events(self, rows: object) -> None:
         """Judges events: a list of dicts, a pandas frame or an Arrow table.
@@ -117,9 +119,11 @@ class Harness:
         Raises EventError where `time` is none.
         """
         try:
-            microseconds = parse_time(time)
+            microseconds = read_cell(TIMESTAMP, time)
         except ValueError as error:
-            raise EventError(f"watermark: {error}; give an aware datetime, an ISO 8601 text or microseconds") from None
+            raise EventError(f"watermark: got {time!r:.100}: {error}") from None
+        if microseconds is None:
+            raise EventError("watermark: got no time; give an aware datetime, an ISO 8601 text or microseconds")
         self._take(self._evaluator.advance(self._state, microseconds))
 
     def clear_state(self) -> None:
@@ -169,7 +173,7 @@ def replay(
     ['7']
     """
     declared = as_stream(stream)
-    changes = [_timed_change(rule, at, declared) for at, rule in enumerate(rules)]
+    changes = _timed_changes(rules, declared)
     rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
     result = Result()
     commits = rows.commits
@@ -193,7 +197,9 @@ def as_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
     """The stream itself, from its document, or from the path of its YAML."""
     if isinstance(stream, Stream):
         return stream
-    return Stream.from_dict(stream) if isinstance(stream, Mapping) else load_stream(Path(stream))
+    if isinstance(stream, (str, Path)):
+        return load_stream(Path(stream))
+    return Stream.from_dict(stream)
 
 
 def _in_order(late: Iterable[LateEvent], stream: Stream) -> list[LateEvent]:
@@ -210,18 +216,113 @@ def errors_of(output: Output, stream: str) -> list[LogRow]:
     )
 
 
+def _timed_changes(rules: Any, stream: Stream) -> list[tuple[int | None, RuleChange]]:
+    """The changes that `replay` is given, each with its activation arrival. Raises RuleError."""
+    if isinstance(rules, (str, bytes, Mapping, Rule)) or not isinstance(rules, Iterable):
+        raise RuleError(
+            "?", [Problem("rules", f"must be a list of rules, got {rules!r:.100}; put one rule into a list")]
+        )
+    return [_timed_change(rule, at, stream) for at, rule in enumerate(rules)]
+
+
 def _timed_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleChange]:
+    place = f"rules[{at}]"
     if not isinstance(rule, tuple):
-        document = dict(rule.document if isinstance(rule, Rule) else rule)
-        compiled = compile_rule(document, stream)
-        return None, RuleChange("insert", at, compiled.rule.rule_id, 1, "active", json.dumps(document, default=str))
+        rule_id, text = _checked(rule, stream, place)
+        return None, RuleChange("insert", at, rule_id, 1, "active", text)
+    if len(rule) != 2 or not isinstance(rule[0], Mapping):
+        raise RuleError(
+            "?",
+            [
+                Problem(
+                    place, f"must be a rule, or a pair of a row of the rules table and its arrival, got {rule!r:.100}"
+                )
+            ],
+        )
     row, arrival = rule
-    document = row.get("document")
-    text = document if isinstance(document, str) or document is None else json.dumps(document, default=str)
-    version = row.get("version")
-    return arrival, RuleChange(
-        "insert", at, row.get("rule_id"), None if version is None else int(version), row.get("status", "active"), text
-    )
+    rule_id, document = row.get("rule_id"), row.get("document")
+    # What a row of the table can hold, such as NULL, is obeyed or logged as the stream does.
+    if not (rule_id is None or isinstance(rule_id, str)):
+        raise RuleError("?", [Problem(f"{place}.rule_id", f"must be the rule's name, a text, got {rule_id!r:.100}")])
+    name = rule_id or "?"
+    if isinstance(document, Mapping):
+        document = _text_of(name, document)
+    elif document is not None and not isinstance(document, str):
+        raise RuleError(
+            name, [Problem(f"{place}.document", f"must be a mapping, its JSON, or None, got {document!r:.100}")]
+        )
+    version, status = _read_version(name, row.get("version"), f"{place}.version"), row.get("status", "active")
+    if status is not None:
+        _require_status(name, status, f"{place}.status")
+    if arrival is not None and not _is_whole(arrival):
+        raise RuleError(
+            name,
+            [
+                Problem(
+                    f"{place}.arrival",
+                    f"must be the number of the last commit judged before the change, got {arrival!r:.100}; give None for "
+                    "a change before the first commit",
+                )
+            ],
+        )
+    return None if arrival is None else int(arrival), RuleChange("insert", at, rule_id, version, status, document)
+
+
+def _checked(rule: Any, stream: Stream, place: str = "") -> tuple[str, str]:
+    """The rule_id of a rule and its document as JSON. Raises RuleError, with every problem, for a wrong one."""
+    document = rule.document if isinstance(rule, Rule) else rule
+    if not isinstance(document, Mapping):
+        hint = "; read YAML with lookback.config.load_rule_document(path)" if isinstance(rule, (str, Path)) else ""
+        raise RuleError(
+            "?", [Problem(place, f"a rule is its document, a mapping, or a lookback Rule; got {rule!r:.100}{hint}")]
+        )
+    document = dict(document)
+    if odd := next(_odd_values(document), None):
+        raise RuleError(str(document.get("rule_id"))[:100], [Problem(*odd)])
+    rule_id = compile_rule(document, stream).rule.rule_id
+    return rule_id, _text_of(rule_id, document)
+
+
+def _text_of(rule_id: str, document: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(document), default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RuleError(
+            rule_id, [Problem("", f"cannot be written as JSON ({error}); use texts, numbers, lists and mappings")]
+        ) from None
+
+
+def _odd_values(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Values that neither YAML nor JSON nor Python's own types have, each as place and message; some break comparisons."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _odd_values(item, f"{place}.{key}" if place else f"{key}")
+    elif isinstance(value, (list, tuple)):
+        for at, item in enumerate(value):
+            yield from _odd_values(item, f"{place}[{at}]")
+    elif type(value).__module__ not in _PLAIN_MODULES or isinstance(value, type(...)):
+        yield place, f"is of type {type(value).__name__}; give a text, a number, true, false, a list, a mapping or None"
+
+
+_PLAIN_MODULES = ("builtins", "datetime", "decimal", "pathlib")
+
+
+def _read_version(rule_id: str, version: Any, place: str = "version") -> int | None:
+    if version is None:
+        return None
+    if not _is_whole(version):
+        message = f"must be a whole number, such as 2, or None for the next one, got {version!r:.100}"
+        raise RuleError(rule_id, [Problem(place, message)])
+    return int(version)
+
+
+def _require_status(rule_id: str, status: Any, place: str = "status") -> None:
+    if not isinstance(status, str):
+        raise RuleError(rule_id, [Problem(place, f"must be one of {', '.join(STATUSES)}, got {status!r:.100}")])
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
 
 
 def _batches(

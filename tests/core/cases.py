@@ -37,7 +37,7 @@ _AGGREGATES = [
     "sum(n * 4611686018427387904)", "sum(12 div n)", "max(10 div (n - 1))",
     # From 1970 on, the year 10000.
     "max(at + interval 2932897 days)",
-    "avg(a)", "avg(n)", "min(a)", "max(k)", "max(n)", "stddev_samp(a)",
+    "avg(a)", "avg(n)", "min(a)", "max(k)", "max(n)", "stddev_samp(a)", "min(d)", "max(d)", "min(-d)", "max(-d)",
 ]  # fmt: skip
 _RESOLUTIONS: list[int | None] = [None, None, None, 1, 2, 3, 4, 7]
 # What takes no resolution.
@@ -50,13 +50,14 @@ _FILTERS = [
     " filter (where 10 / n > 2)",
     " filter (where n <> 0)",
 ]
-_WHERES = [None, None, None, None, None, "n >= 0", "k <> 'x'", "10 / n > 1", "a is not null"]
+_WHERES = [None, None, None, None, None, "n >= 0", "k <> 'x'", "10 / n > 1", "a is not null", "d >= 0"]
 _WHENS = [
     "m0 >= {limit}", "m0 = {limit}", "m0 < {limit}", "m0 is null", "m0 >= {limit} or window_complete",
     "not window_complete", "{limit} / m0 > 1", "true",
 ]  # fmt: skip
 _OWN_CONDITIONS = [
     "true", "n = 0", "n = 1", "n <= 1", "n >= 1", "n > 1", "c = 1", "c <> 1", "c is null", "k = 'x'", "10 / n > 3", "a > 1",
+    "d = 0", "d > 1",
 ]  # fmt: skip
 # Of an earlier step: {0} is its name.
 _LINKED_CONDITIONS = [
@@ -64,6 +65,7 @@ _LINKED_CONDITIONS = [
     "element_at({0}.n, 1) <= n", "element_at({0}.n, 1) = n", "element_at({0}.at, -1) < at", "element_at({0}.n, 2) > 0",
     "10 / element_at({0}.n, -1) > n", "size({0}.k) > 1 and c = 1",
     "n > 0 and array_contains({0}.k, k)", "10 / n > 3 and 2 / ({0}.count - 1) > 0", "array_contains({0}.a, a)",
+    "array_contains({0}.d, d)", "element_at({0}.d, -1) <= d",
 ]  # fmt: skip
 # Some so much longer than others that a version with one of them fills up anew.
 _SPANS = [3, 5, 8, 1, 2, 4, 12, 25]
@@ -184,7 +186,7 @@ def conditions(draw: st.DrawFn, earlier: int) -> str:
 @st.composite
 def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
     own = {"lookback": lookbacks, "sequence": sequences}
-    keys = [["k"], ["k"], [], ["c"], ["k", "c"]]
+    keys = [["k"], ["k"], [], ["c"], ["k", "c"], ["d"], ["d", "k"]]
     document = {"rule_id": rule_id, "stream": "tx", "group_by": draw(st.sampled_from(keys))}
     document |= draw(own[kind]() if kind in own else windows(kind))
     optional = {
@@ -248,7 +250,7 @@ _MOVES = st.fixed_dictionaries(
         "k": st.sampled_from(["x", "x", "y", None]),
         "a": st.sampled_from(["0.00", "1.01", "2.50", "-7.25", None, "9999999999999999.99"]),
         "n": st.sampled_from([0, 0, 1, 1, 2, 3, None, 2**31 - 1]),
-        "d": st.sampled_from([0.0, -0.0, 1.5, float("nan"), None]),
+        "d": st.sampled_from([0.0, -0.0, 0.0, -0.0, 1.5, float("nan"), float("inf"), float("-inf"), None]),
     }
 )
 

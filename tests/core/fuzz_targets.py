@@ -22,6 +22,7 @@ from lookback.core.errors import (
     ExpressionError,
     LookbackError,
     RuleError,
+    SetupError,
     StateError,
     StreamError,
     TypeNameError,
@@ -136,6 +137,22 @@ def events(rows: Any) -> None:
     with contextlib.suppress(EventError):
         found, _ = read_events(rows, STREAM, 1)
         found.in_order_of_arrival()
+
+
+def harness_call(rule: Any, status: Any, version: Any, time: Any) -> None:
+    """Any values as the arguments of a harness."""
+    harness = lookback.Harness(STREAM)
+    with contextlib.suppress(RuleError):
+        harness.rule(rule, status, version)
+    with contextlib.suppress(EventError):
+        harness.watermark(time)
+    harness.events([{"id": "a", "at": 1}])
+
+
+def replay_call(rules: Any, rows: Any, stream: Any) -> None:
+    """Any values as the arguments of a replay. A path of a stream may be of no file."""
+    with contextlib.suppress(RuleError, EventError, StreamError, SetupError):
+        lookback.replay(rules, rows, stream)
 
 
 def page(data: bytes) -> None:

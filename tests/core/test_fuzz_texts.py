@@ -225,7 +225,7 @@ def test_any_rows_are_events_or_refused(rows: Any) -> None:
         ({"d": np.array([0.5])}, "d must be double"),
         ({"n": Decimal("1E+999999")}, "beyond the range of an integer"),
         ({"arrival": Decimal("1E+999999")}, "beyond the range of an integer"),
-        ({"at": 2**63}, "beyond the range of timestamp"),
+        ({"at": 2**63}, "beyond the years 1 to 9999"),
         ({"f": 1e39}, "beyond the range of float"),
         ({"k": "\ud800"}, "surrogates not allowed"),
         ({"arrival": None}, "arrival must be the number of a commit"),

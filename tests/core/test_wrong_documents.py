@@ -442,6 +442,7 @@ DOCUMENTS = [
     Wrong("deep lists elsewhere", steps(nested(700)), "", ("deeper than 20 levels", "leave out")),
     Wrong("a list of itself", lookback(group_by=[LOOKBACK["tests"]]), "group_by", ("such as [customer_id]", "got [[")),
     Wrong("text: no JSON", "rule_id: a", "document", ("is not JSON", "line 1 column 1", "write it with")),
+    Wrong("text: a key twice", '{"rule_id": "a", "rule_id": "b"}', "document", ("'rule_id' twice", "leave one of them out")),
     Wrong("text: nothing", "", "document", ("is not JSON", "write it with `lookback rules push`")),
     Wrong("text: a list", "[]", "document", ("must be a JSON object with rule_id", "got []")),
     Wrong("text: a text", '"rule"', "document", ("must be a JSON object with rule_id", "got 'rule'")),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lookback.core.columns import Column, Values
+from lookback.core.columns import Column, Values, positive_zeros
 from lookback.core.types import BIGINT, DOUBLE, DataType, decimal
 
 Int64s = npt.NDArray[np.int64]
@@ -276,9 +276,10 @@ class _Extreme(Aggregate):
         return left[0] + right[0], best
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """NULL for an empty window."""
+        """NULL for an empty window; 0.0 for -0.0, which SQL takes for equal."""
         empty = partial[0] == 0
-        return Column(self.result_type(argument), partial[1], empty if empty.any() else None)
+        # An argument such as -d makes -0.0, and which zero is better would depend on the order of the rows.
+        return positive_zeros(Column(self.result_type(argument), partial[1], empty if empty.any() else None))
 
 
 class Min(_Extreme):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from lookback.core.alerts import Alert, Failure, LateEvent, Place
-from lookback.core.columns import from_arrow, text_of
+from lookback.core.columns import from_arrow, positive_zeros, text_of
 from lookback.core.errors import StateError
 from lookback.core.events import Events
 from lookback.core.keys import Int64s
@@ -63,7 +63,9 @@ def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]
     with _refused():
         header: dict[str, Any] = json.loads((table.schema.metadata or {})[_HEADER])
         columns = {
-            name: from_arrow(table.column(name), stream.fields[name]) for name in table.column_names if name != COMMIT
+            name: positive_zeros(from_arrow(table.column(name), stream.fields[name]))
+            for name in table.column_names
+            if name != COMMIT
         }
         commits: Int64s = np.asarray(table.column(COMMIT).cast(pa.int64()).to_numpy())
         return Events(columns, commits, stream.event_id, stream.event_time), header

@@ -198,6 +198,30 @@ def _values_from_arrow(array: pa.Array[Any], type_: DataType) -> Values:
     return np.asarray(array.to_numpy(zero_copy_only=False)).astype(storage, copy=False)
 
 
+def positive_zeros(column: Column) -> Column:
+    """The column with 0.0 in place of -0.0, also inside arrays.
+
+    SQL takes the two for equal, so that which of them a group or an extreme shows would depend on the order of rows.
+    """
+    type_, values = column.type, column.values
+    leaf = type_
+    while leaf.element is not None:
+        leaf = leaf.element
+    if not leaf.is_float:
+        return column
+    if type_.is_float:
+        return Column(type_, values + type_.storage.type(0), column.null, column.error)
+    made = np.empty(len(values), dtype=object)
+    made[:] = [_positive_items(value) for value in values]
+    return Column(type_, made, column.null, column.error)
+
+
+def _positive_items(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_positive_items(item) for item in value]
+    return value + 0.0 if isinstance(value, float) else value
+
+
 def _unscaled_from_arrow(array: pa.Array[Any], type_: DataType) -> Values:
     # Arrow keeps a decimal128 as 16 little-endian bytes: two 64-bit limbs, the upper one signed.
     buffer = array.buffers()[1]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from typing import Any
 
@@ -14,22 +11,18 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from lookback.core.columns import Column, arrow_type, from_arrow, from_values, text_of
+from lookback.core.cells import read_cell
+from lookback.core.columns import Column, arrow_type, beyond_calendar, from_arrow, from_values, positive_zeros, text_of
 from lookback.core.errors import EventError
 from lookback.core.expressions import Expression
 from lookback.core.keys import Int64s
-from lookback.core.rules import parse_time
 from lookback.core.streams import Stream
-from lookback.core.types import DataType
+from lookback.core.types import BIGINT, TIMESTAMP, DataType
 
 # The values of expressions that events keep for others who ask the same.
 MAX_CACHED_BYTES = 128 * 2**20
 # Of a value that is a Python object, roughly, with the place that names it.
 _OBJECT_BYTES = 64
-_LARGEST_FLOAT = float(np.finfo(np.float32).max)
-_EPOCH_DATE = dt.date(1970, 1, 1)
-# 1 and 0 are True and False to a dict.
-_TRUTH = {True: True, False: False, "true": True, "false": False}
 
 
 class Events:
@@ -135,21 +128,26 @@ def read_events(rows: object, stream: Stream, next_commit: int) -> tuple[Events,
 
     A column `arrival` groups rows into commits; without it each row is a commit of its own, numbered from next_commit.
     A column `committed_at` gives the commits' times in microseconds, shape (rows,); None without it. Fields that are
-    absent are NULL; other columns are ignored. Raises EventError, naming row and field.
+    absent are NULL; other columns are ignored. None, NaT and pd.NA are NULL. NaN is NULL in a pandas frame, where it
+    marks a missing value, save in columns of the types Float32, Float64 and those of Arrow, which have a mark of their
+    own; elsewhere it is the double NaN. A value that does not fit its field exactly is refused: raises EventError,
+    naming row, field and remedy.
     """
-    table = _as_columns(rows)
-    count = len(next(iter(table.values()))) if table else 0
+    table, count = _as_columns(rows)
     columns = {}
     for name, type_ in stream.fields.items():
-        columns[name] = _column(name, type_, table.get(name), count)
+        columns[name] = _column(name, type_, _one(table, name), count)
     for name in (stream.event_id, stream.event_time):
         null = columns[name].null
         if null is not None:
-            raise EventError(f"row {int(np.flatnonzero(null)[0])}: {name} is missing or NULL; every event needs one")
-    commits = _commits(table.get("arrival"), count, next_commit)
+            raise EventError(
+                f"row {int(np.flatnonzero(null)[0])}: {name} is missing or NULL; every event of stream {stream.name!r} "
+                "needs one"
+            )
+    commits = _commits(_one(table, "arrival"), count, next_commit)
     events = Events(columns, commits, stream.event_id, stream.event_time)
-    made = table.get("committed_at")
-    return events, None if made is None else _times(made, "committed_at")
+    made = _one(table, "committed_at")
+    return events, None if made is None else _times(made)
 
 
 def problems_of_rows(rows: Sequence[Mapping[str, Any]], stream: Stream) -> list[str]:
@@ -158,7 +156,7 @@ def problems_of_rows(rows: Sequence[Mapping[str, Any]], stream: Stream) -> list[
     for number, row in enumerate(rows, 1):
         for name, type_ in stream.fields.items():
             try:
-                value = _stored_or_null(name, type_, number, row.get(name))
+                value = _cell(f"{name} must be {type_}", type_, number, row.get(name), nan_is_missing=False)
             except EventError as error:
                 problems.append(str(error))
                 continue
@@ -167,85 +165,108 @@ def problems_of_rows(rows: Sequence[Mapping[str, Any]], stream: Stream) -> list[
     return problems
 
 
-def _as_columns(rows: object) -> dict[str, Any]:
-    if isinstance(rows, pa.RecordBatch):
-        rows = pa.Table.from_batches([rows])
-    if isinstance(rows, pa.Table):
-        return {name: rows.column(name) for name in rows.column_names}
-    if isinstance(rows, pd.DataFrame):
-        return {str(name): rows[name] for name in rows.columns}
-    if isinstance(rows, Iterable):
+def _as_columns(rows: object) -> tuple[dict[str, list[Any]], int]:
+    """The columns of each name, and the number of rows."""
+    named: Iterable[tuple[Any, Any]]
+    if isinstance(rows, (pa.Table, pa.RecordBatch)):
+        named, count = zip(rows.schema.names, rows.columns, strict=True), rows.num_rows
+    elif isinstance(rows, pd.DataFrame):
+        named, count = ((name, rows.iloc[:, at]) for at, name in enumerate(rows.columns)), len(rows)
+    elif isinstance(rows, Iterable) and not isinstance(rows, (str, bytes, Mapping)):
         listed = list(rows)
-        if all(isinstance(row, Mapping) for row in listed):
-            names = {name: None for row in listed for name in row}
-            return {str(name): [row.get(name) for row in listed] for name in names}
-    raise EventError(f"events are a list of dicts, a pandas DataFrame or an Arrow table, got {type(rows).__name__}")
+        for at, row in enumerate(listed):
+            if not isinstance(row, Mapping):
+                raise EventError(f"row {at}: a dict of field to value is needed, got {_shown(row)}")
+        names = {name: None for row in listed for name in row}
+        named, count = ((name, [row.get(name) for row in listed]) for name in names), len(listed)
+    else:
+        hint = "; put the one event into a list" if isinstance(rows, Mapping) else ""
+        raise EventError(f"events are a list of dicts, a pandas DataFrame or an Arrow table, got {_shown(rows)}{hint}")
+    columns: dict[str, list[Any]] = {}
+    for name, values in named:
+        columns.setdefault(str(name), []).append(values)
+    return columns, count
+
+
+def _one(table: Mapping[str, Sequence[Any]], name: str) -> Any:
+    """The column of that name, None if there is none. Raises EventError where there are several."""
+    found = table.get(name, ())
+    if len(found) > 1:
+        raise EventError(f"there are {len(found)} columns {name!r}; rename or drop all but one of them")
+    return found[0] if found else None
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {_repr(value)}"
+
+
+def _repr(value: object) -> str:
+    try:
+        return f"{value!r:.100}"
+    except Exception:  # noqa: BLE001 - a caller's value may be one that cannot be shown, such as a time beyond all years
+        return f"a {type(value).__name__}"
 
 
 def _commits(arrivals: Any, count: int, next_commit: int) -> Int64s:
     if arrivals is None:
         return np.arange(next_commit, next_commit + count, dtype=np.int64)
-    try:
-        commits = np.array([_whole(arrival) for arrival in _listed(arrivals)], dtype=np.int64)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise EventError(f"arrival must be the number of a commit ({error})") from None
+    column = _required("arrival must be the number of a commit", BIGINT, arrivals)
+    commits: Int64s = column.values
     if len(commits) and int(commits.min()) < next_commit - 1:
-        raise EventError(f"arrival {int(commits.min())} is before {next_commit - 1}, which was judged already")
+        at = int(commits.argmin())
+        raise EventError(
+            f"row {at}: arrival {commits[at]} is before {next_commit - 1}, which was judged already; number later "
+            "commits higher"
+        )
     return commits
 
 
-def _times(values: Any, name: str) -> Int64s:
-    try:
-        return np.array([parse_time(_plain_time(value)) for value in _listed(values)], dtype=np.int64)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise EventError(f"{name}: {error}") from None
+def _times(values: Any) -> Int64s:
+    times: Int64s = _required("committed_at must be the time of a commit", TIMESTAMP, values).values
+    return times
 
 
-def _listed(values: Any) -> list[Any]:
-    if isinstance(values, (pa.ChunkedArray, pa.Array)):
-        return list(values.to_pylist())
-    return list(values)
-
-
-def _plain_time(value: Any) -> Any:
-    if isinstance(value, pd.Timestamp):
-        return value.to_pydatetime(warn=False)
-    if isinstance(value, np.ndarray):
-        # Of one element, it would pass for that element.
-        return value.tolist()
-    return value.item() if isinstance(value, np.generic) else value
+def _required(what: str, type_: DataType, values: Any) -> Column:
+    """A column that says something about rows and has no NULLs. what: a message's beginning."""
+    column = _read_column(what, type_, values)
+    if column.null is not None:
+        at = int(np.flatnonzero(column.null)[0])
+        raise EventError(f"row {at}: {what}, got none; give every row one, or leave the column out")
+    return column
 
 
 def _column(name: str, type_: DataType, values: Any, count: int) -> Column:
     if values is None:
         return from_values(type_, [None] * count)
+    return _read_column(f"{name} must be {type_}", type_, values)
+
+
+def _read_column(what: str, type_: DataType, values: Any) -> Column:
     fast = _fast_column(type_, values)
     if fast is not None:
         return fast
     try:
-        listed = _listed(values)
+        listed = list(values.to_pylist()) if isinstance(values, (pa.ChunkedArray, pa.Array)) else list(values)
     except (ValueError, OverflowError) as error:  # Arrow holds times that Python has no object for
-        raise EventError(f"{name} must be {type_} ({error})") from None
-    return from_values(type_, [_stored_or_null(name, type_, row, value) for row, value in enumerate(listed)])
+        raise EventError(f"{what} ({error}); correct the column, or give None for an unknown time") from None
+    # Columns of these types mark a missing value otherwise, so that NaN in them is meant.
+    nan_is_missing = isinstance(values, pd.Series) and not isinstance(
+        values.dtype, (pd.ArrowDtype, pd.Float32Dtype, pd.Float64Dtype)
+    )
+    return from_values(type_, [_cell(what, type_, row, value, nan_is_missing) for row, value in enumerate(listed)])
 
 
-def _stored_or_null(name: str, type_: DataType, row: int, value: Any) -> Any:
+def _cell(what: str, type_: DataType, row: int, value: Any, nan_is_missing: bool) -> Any:
     try:
-        return None if _is_missing(value) else _stored(type_, value)
-    except (ValueError, TypeError, KeyError, InvalidOperation, OverflowError) as error:
-        reason = str(error) or type(error).__name__
-        raise EventError(f"row {row}: {name} must be {type_}, got {value!r:.100} ({reason})") from None
+        return read_cell(type_, value, nan_is_missing=nan_is_missing)
+    except ValueError as error:
+        raise EventError(f"row {row}: {what}, got {_repr(value)}: {error}") from None
 
 
 def _fast_column(type_: DataType, values: Any) -> Column | None:
     """Whole columns at once where the values have the type already; None where they need a look one by one."""
     if isinstance(values, pd.Series):
-        if (type_.name == "timestamp" and isinstance(values.dtype, pd.DatetimeTZDtype)) or values.dtype.kind == "M":
-            values = pa.Array.from_pandas(values)
-        elif type_.is_integer and values.dtype.kind in "iu":
-            values = pa.array(values.to_numpy())
-        else:
-            return None
+        values = _series_array(type_, values)
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
         return None
     kind = values.type
@@ -257,80 +278,18 @@ def _fast_column(type_: DataType, values: Any) -> Column | None:
     if not (same or times or integers or decimals or texts):
         return None
     try:
-        return from_arrow(values, type_)
+        column = positive_zeros(from_arrow(values, type_))
     except pa.ArrowException:
         return None
+    # One by one, what is out of bounds is refused with its row.
+    return column if beyond_calendar(column) is None else None
 
 
-def _is_missing(value: Any) -> bool:
-    return value is None or value is pd.NaT or value is pd.NA
-
-
-def _stored(type_: DataType, value: Any) -> Any:
-    """A caller's value in the form that columns store; raises where it does not fit."""
-    value = _plain_time(value)
-    if type_.is_integer:
-        return _integer(type_, value)
-    if type_.is_decimal:
-        return _unscaled(type_, value)
-    if type_.is_float:
-        return _float(type_, value)
-    if type_.name == "boolean":
-        return _TRUTH[value.strip().lower() if isinstance(value, str) else value]
-    if type_.name == "timestamp":
-        return _bounded(type_, parse_time(value), 64)
-    if type_.name == "date":
-        return ((dt.date.fromisoformat(value) if isinstance(value, str) else value) - _EPOCH_DATE).days
-    if type_.name == "array":
-        element = type_.element
-        assert element is not None
-        return [None if _is_missing(item) else _stored(element, item) for item in value]
-    if not isinstance(value, str):
-        raise TypeError("a text is needed")
-    value.encode()  # raises for half a surrogate pair, which no table can hold
-    return value
-
-
-def _integer(type_: DataType, value: Any) -> int:
-    number = _whole(value)
-    if isinstance(value, bool) or number != (Decimal(value) if isinstance(value, str) else value):
-        raise ValueError("an integer is needed")
-    return _bounded(type_, number, type_.bits)
-
-
-def _whole(value: Any) -> int:
-    """int(value), save for a decimal that would take as many digits as its exponent says."""
-    if isinstance(value, Decimal) and value.is_finite() and value.adjusted() > 40:
-        raise ValueError("beyond the range of an integer")
-    return int(value)
-
-
-def _bounded(type_: DataType, number: int, bits: int) -> int:
-    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
-        raise ValueError(f"beyond the range of {type_}")
-    return number
-
-
-def _float(type_: DataType, value: Any) -> float:
-    number = float(value)
-    if type_.name == "float" and math.isfinite(number) and abs(number) > _LARGEST_FLOAT:
-        raise ValueError(f"beyond the range of {type_}")
-    return number
-
-
-def _unscaled(type_: DataType, value: Any) -> int:
-    # A float goes by its shortest text, which is what its author wrote.
-    number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
-    sign, digits, exponent = number.as_tuple()
-    if not isinstance(exponent, int):
-        raise ValueError("not a finite number")
-    if number and not -10_000 < number.adjusted() <= 40:
-        raise ValueError(f"beyond the range of {type_}")
-    shift = exponent + type_.scale
-    magnitude = int("".join(map(str, digits)))
-    if shift < 0 and magnitude % 10**-shift:
-        raise ValueError(f"more than {type_.scale} digits after the point")
-    unscaled = int(magnitude * 10**shift) if shift >= 0 else magnitude // 10**-shift
-    if unscaled >= 10**type_.precision:
-        raise ValueError(f"beyond the range of {type_}")
-    return -unscaled if sign else unscaled
+def _series_array(type_: DataType, values: pd.Series[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any] | None:
+    kind = values.dtype.kind
+    times = isinstance(values.dtype, pd.DatetimeTZDtype) or kind == "M"
+    if (type_.name == "timestamp" and times) or (type_.is_integer and kind in "iu"):
+        return pa.Array.from_pandas(values)
+    if type_.name == "double" and isinstance(values.dtype, np.dtype) and kind == "f":
+        return pa.Array.from_pandas(values.astype(np.float64))
+    return None

@@ -142,7 +142,12 @@ def read_document(text: object, limits: Limits = WIDEST) -> dict[str, Any]:
         raise RuleError("?", [Problem("document", too_long(limits))])
     unreadable = ""
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_once_each)
+    except _TwiceError as error:
+        raise RuleError(
+            "?",
+            [problem_at("document", f"gives the key {shown(error.key)} twice in one object; leave one of them out")],
+        ) from None
     except json.JSONDecodeError as error:
         unreadable = str(error)
     except RecursionError:
@@ -156,6 +161,23 @@ def read_document(text: object, limits: Limits = WIDEST) -> dict[str, Any]:
             "?", [problem_at("document", f"must be a JSON object with rule_id, stream ..., got {shown(document)}")]
         )
     return document
+
+
+class _TwiceError(Exception):
+    """A key that stands twice in one JSON object, of which only the last value would count."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _TwiceError(key)
+        found[key] = value
+    return found
 
 
 def too_long(limits: Limits) -> str:

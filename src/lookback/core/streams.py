@@ -206,7 +206,7 @@ class _Reader:
             else:
                 lowered.add(name.lower())
                 try:
-                    fields[name] = parse_type(text)
+                    fields[name] = parse_type(text, explicit=True)
                 except TypeNameError as error:
                     self._wrong(place, str(error))
         return fields

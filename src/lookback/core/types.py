@@ -17,6 +17,11 @@ _ALIASES = {
 _SIMPLE = {*_INTEGERS, "boolean", "float", "double", "string", "date", "timestamp"}
 _DECIMAL = re.compile(r"decimal\s*\(\s*(\d{1,2})\s*(?:,\s*(\d{1,2})\s*)?\)", re.ASCII)
 _ARRAY = re.compile(r"array\s*<(.*)>", re.ASCII)
+_VAGUE = (
+    "{!r} does not say how many digits there are, and how many of them after the point; write both, such as decimal(18,2) "
+    "for money"
+)
+MAX_ARRAYS = 32
 
 
 @dataclass(frozen=True)
@@ -103,24 +108,38 @@ def array(element: DataType) -> DataType:
     return DataType("array", element=element)
 
 
-def parse_type(text: object) -> DataType:
+def parse_type(text: object, *, explicit: bool = False) -> DataType:
     """The type that a text such as `bigint`, `decimal(18,2)` or `array<string>` names.
 
-    Raises TypeNameError.
+    explicit: whether a decimal must name precision and scale; else `decimal` is decimal(10,0), as in Spark, which has no
+    digits after the point. Raises TypeNameError.
     """
     lowered = text.strip().lower() if isinstance(text, str) else ""
-    lowered = _ALIASES.get(lowered, lowered)
+    arrays = 0
+    while match := _ARRAY.fullmatch(lowered):
+        lowered, arrays = match.group(1).strip(), arrays + 1
+        if arrays > MAX_ARRAYS:
+            raise TypeNameError(f"{text!r:.100} is an array within more than {MAX_ARRAYS} others; use fewer levels")
+    type_ = _parse_plain(text, _ALIASES.get(lowered, lowered), explicit)
+    for _ in range(arrays):
+        type_ = array(type_)
+    return type_
+
+
+def _parse_plain(text: object, lowered: str, explicit: bool) -> DataType:
     if lowered in _SIMPLE:
         return DataType(lowered)
-    if lowered == "decimal":
+    if lowered == "decimal" and not explicit:
         return decimal(10, 0)
     if match := _DECIMAL.fullmatch(lowered):
+        if match.group(2) is None and explicit:
+            raise TypeNameError(_VAGUE.format(text))
         precision, scale = int(match.group(1)), int(match.group(2) or 0)
         if not (1 <= precision <= 38 and scale <= precision):
             raise TypeNameError(f"{text!r}: a decimal has a precision of 1 to 38 and a scale of 0 to its precision")
         return decimal(precision, scale)
-    if match := _ARRAY.fullmatch(lowered):
-        return array(parse_type(match.group(1)))
+    if lowered == "decimal":
+        raise TypeNameError(_VAGUE.format(text))
     raise TypeNameError(
-        f"{text!r} is not a supported type; use one of {', '.join(sorted(_SIMPLE))}, decimal(p,s) or array<type>"
+        f"{text!r:.100} is not a supported type; use one of {', '.join(sorted(_SIMPLE))}, decimal(p,s) or array<type>"
     )
