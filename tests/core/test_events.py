@@ -6,13 +6,14 @@ import gc
 import tracemalloc
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from lookback.core import events as module
-from lookback.core.columns import Column
+from lookback.core.columns import Column, arrow_type, from_arrow, from_values
 from lookback.core.events import Events
 from lookback.core.expressions import Expression, compile_expression
-from lookback.core.types import BIGINT, STRING, TIMESTAMP
+from lookback.core.types import BIGINT, STRING, TIMESTAMP, parse_type
 
 ROWS = 20_000
 SCHEMA = {"n": BIGINT, "text": STRING}
@@ -29,6 +30,18 @@ def asked(count: int) -> list[Expression]:
     """As many rules with a number and a text of their own each."""
     texts = [text for at in range(count) for text in (f"n + {at}", f"concat(text, '{at}')")]
     return [compile_expression(text, SCHEMA) for text in texts]
+
+
+@pytest.mark.parametrize(("name", "number"), [("date", 4_000_000), ("timestamp", 2**62)])
+def test_an_array_of_times_that_python_cannot_say_is_read(name: str, number: int) -> None:
+    plain = parse_type(name)
+    made = from_values(parse_type(f"array<{name}>"), [[number, None], None, [], [-number, 0]])
+    numbers = pa.array([[number, None], None, [], [-number, 0]], pa.list_(pa.int32() if name == "date" else pa.int64()))
+    read = from_arrow(numbers.cast(arrow_type(made.type)), made.type)
+    assert read.stored() == made.stored()
+    first = compile_expression("element_at(x, 1) > y", {"x": made.type, "y": plain})
+    later = first.evaluate({"x": read, "y": from_values(plain, [0, 0, 0, 0])}, 4)
+    assert later.stored([0, 3]) == [True, False]
 
 
 def test_values_of_expressions_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,12 @@ def _values_from_arrow(array: pa.Array[Any], type_: DataType) -> Values:
         if type_.name == "string":
             return np.asarray(array.to_numpy(zero_copy_only=False), dtype=object)
         values = np.empty(len(array), dtype=object)
-        values[:] = [None if v is None else _stored_list(v, type_.element) for v in array.to_pylist()]
+        if type_.element is not None and type_.element.name in _CALENDAR:
+            # As numbers: Python has no times and dates outside the years 1 to 9999, and other tables may.
+            bare = pa.list_(pa.int32() if type_.element.name == "date" else pa.int64())
+            values[:] = array.cast(bare).to_pylist()
+        else:
+            values[:] = [None if v is None else _stored_list(v, type_.element) for v in array.to_pylist()]
         return values
     if type_.name == "boolean":
         return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
