@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lookback.core.alerts import alert_id, moment
-from lookback.core.columns import Column, from_values, text_of
+from lookback.core.columns import Column, from_text, from_values, text_of
 from lookback.core.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature, compile_rule
 from lookback.core.expressions import Expression
 from lookback.core.streams import Stream
@@ -420,7 +420,12 @@ class _Kind:
             self.oracle.memories[self._slot(about)] = memory
         verdict = memory.base if holds else "retracted"
         key = {n: self.oracle.text(n, v) for n, v in zip(self.compiled.group_by, about.key, strict=True)}
-        message = self.compiled.message({**shown, **measures, "window_complete": complete})
+        # A retracted row may have measures that the version in force does not have.
+        types = {
+            measure.name: measure.type for measure in self.compiled.measures if measures.get(measure.name) is not None
+        }
+        typed = {**measures, **{name: from_text(type_, str(measures[name])) for name, type_ in types.items()}}
+        message = self.compiled.message({**shown, **typed, "window_complete": complete})
         self.oracle.alerts.append(
             (
                 alert_id(self.rule_id, self.version, key, about.named), memory.rows, self.rule_id, self.version,
