@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +15,11 @@ from pyspark.errors import AnalysisException
 
 from lookback.spark.catalog import Step, Volume, _SetUp
 from lookback.spark.grants import Place, Roles, grants
+from lookback.spark.pipeline import Evaluation
 from lookback.spark.schemas import COMMENTS, KEYS, PRODUCT_TABLES
 from lookback.spark.session import _set
 from lookback.spark.tables import Tables
+from lookback.spark.watching import RulesWatch
 
 THREATS = Path(__file__).parents[1] / "docs" / "threats.md"
 ROLES = Roles("analysts", "engineers", "lookback-service")
@@ -169,9 +174,50 @@ class Refusing:
     def set(self, key: str, _value: str) -> None:
         raise AnalysisException(f"[CONFIG_NOT_AVAILABLE] Configuration {key} is not available.")
 
+    def get(self, _key: str) -> str:
+        return "as it was"
+
 
 def test_serverless_compute_may_refuse_settings_but_none_that_results_depend_on() -> None:
     spark: Any = Refusing()
     _set(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", "100000")
     with pytest.raises(AnalysisException):
         _set(spark, "spark.sql.session.timeZone", "UTC")
+
+
+def test_the_version_of_rules_in_a_catalog_is_asked_for_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = [0.0], list[str]()
+    monkeypatch.setattr("lookback.spark.watching.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def version(name: str) -> int:
+        asked.append(name)
+        return 1
+
+    tables: Any = SimpleNamespace(root=None, version=version)
+    nothing: Any = None
+    watch = RulesWatch(tables, nothing, nothing)
+    assert not watch.is_cheap
+    asked.clear()
+    for _ in range(120):
+        clock[0] += 0.5
+        watch.look(None)
+    assert asked == ["rules"] * 6
+
+
+def test_a_query_over_a_catalog_is_looked_at_twice_a_second_and_local_rules_are_looked_at_often() -> None:
+    for is_cheap, seconds in ((True, 0.02), (False, 0.5)):
+        waited: list[float] = []
+
+        def ended(timeout: float, waited: list[float] = waited) -> bool:
+            waited.append(timeout)
+            return len(waited) == 3
+
+        evaluation = Evaluation.__new__(Evaluation)
+        evaluation._query = SimpleNamespace(awaitTermination=ended)  # type: ignore[assignment]
+        evaluation._watch = SimpleNamespace(is_cheap=is_cheap, look=lambda _: None)  # type: ignore[assignment]
+        evaluation._quarantines = SimpleNamespace(publish=lambda: None)  # type: ignore[assignment]
+        evaluation._require_ownership = lambda: None
+        evaluation._stopping, evaluation._idle = threading.Event(), None
+        evaluation.reports = deque()
+        assert evaluation._wait()
+        assert waited == [seconds] * 3

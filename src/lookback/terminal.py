@@ -40,10 +40,27 @@ def describe_change(row: Mapping[str, Any]) -> str:
 def print_health(status: Mapping[str, Any]) -> None:
     """The sentence on a stream's health, then each finding and what to do about it."""
     print(visible(status["health"]))
+    if account := status.get("account"):
+        print(f"  {account_in_words(account)}")
     for finding in status["findings"]:
         # It quotes what events and rules hold.
         print(visible(f"  {finding['level']}: {finding['what']}"))
         print(visible(f"    {finding['remedy']}"))
+
+
+def account_in_words(account: Mapping[str, Any]) -> str:
+    """The account of a stream's events in a sentence; see `lookback.spark.status.recent_account`."""
+
+    def sum_of(*names: str) -> str:
+        return " + ".join(f"{account[name]:,} {name}" for name in names)
+
+    rounds = "the last round" if account["rounds"] == 1 else f"the last {account['rounds']:,} rounds"
+    return (
+        f"{rounds} of ingest, since {cell_text(account['since'])}: "
+        f"{account['offered']:,} offered = {sum_of('ingested', 'duplicates', 'rejected')}; "
+        f"{account['ingested']:,} ingested = {sum_of('evaluated', 'recorded', 'discarded', 'waiting')}"
+        f"{'' if account['closes'] else '. This does not add up: rows were deleted, or written by others'}"
+    )
 
 
 def cell_text(value: Any) -> str:

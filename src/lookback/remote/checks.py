@@ -15,7 +15,17 @@ from lookback.remote.workspace import Deployed, Workspace, in_words
 
 OK = "ok"
 # The tables of the product, which the first run of a job makes; a stream's own comes to these.
-TABLES = ("rejected_events", "rules", "alerts", "late_events", "rule_log", "reviews", "metrics", "notifications")
+TABLES = (
+    "rejected_events",
+    "rules",
+    "alerts",
+    "late_events",
+    "rule_log",
+    "reviews",
+    "metrics",
+    "notifications",
+    "ingests",
+)
 _MAY_RUN = {JobPermissionLevel.CAN_MANAGE, JobPermissionLevel.CAN_MANAGE_RUN, JobPermissionLevel.IS_OWNER}
 
 

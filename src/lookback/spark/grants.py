@@ -11,7 +11,7 @@ from lookback.spark.tables import quoted
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # What an alert is explained by. Not rejected_events: raw rows, of anybody.
-_READ = ("alerts", "late_events", "rule_log", metrics.TABLE, "notifications")
+_READ = ("alerts", "late_events", "rule_log", metrics.TABLE, "notifications", "ingests")
 _WRITTEN = ("rules", "reviews")
 
 

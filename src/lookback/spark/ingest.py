@@ -14,10 +14,12 @@ from pyspark import StorageLevel
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from lookback.core.alerts import moment
 from lookback.core.errors import SetupError
 from lookback.spark.fields import BLOCK, FILE, REASON, ROW, reads_kafka
 from lookback.spark.locks import local_root, only_one_ingest
 from lookback.spark.rejected import Rejected, options_key
+from lookback.spark.schemas import INGESTS
 from lookback.spark.sources import Files, Source, planned, same_place
 
 if TYPE_CHECKING:
@@ -203,6 +205,9 @@ class Step:
         self._mark = f"{_MARK} {uuid.uuid4().hex[:12]} by process {os.getpid()} on {socket.gethostname()}"
         # The last `ingested_at`, once it is known: nobody else stamps while the lock is held.
         self._stamp: int | None = None
+        # That of the first commit of the round.
+        self._first_stamp: int | None = None
+        self._keeps_account: bool | None = None
 
     def take(self, files: Files) -> IngestReport:
         """Takes in the rows of files."""
@@ -236,6 +241,7 @@ class Step:
     def _take(self, judged: DataFrame, started: float, then: Callable[[DataFrame], None] | None = None) -> IngestReport:
         """Takes in judged rows (see fields); at last hands them to `then`. Raises _Unread while nothing is written."""
         batch = judged.persist(StorageLevel.MEMORY_AND_DISK)
+        self._first_stamp = None
         try:
             found = self._count(batch)
             ingested = commits = 0
@@ -250,7 +256,20 @@ class Step:
             batch.unpersist()
         offered, seconds = found.usable + found.rejected, time.monotonic() - started
         duplicates = found.usable - ingested
-        return IngestReport(self._stream.name, offered, ingested, duplicates, found.rejected, commits, seconds)
+        report = IngestReport(self._stream.name, offered, ingested, duplicates, found.rejected, commits, seconds)
+        self._keep_account(report)
+        return report
+
+    def _keep_account(self, report: IngestReport) -> None:
+        """Writes what became of the rows into the table `ingests`, where `init` has made it."""
+        if self._keeps_account is None:
+            self._keeps_account = self._tables.exists("ingests")
+        if not (report.offered and self._keeps_account):
+            return
+        counts = (report.offered, report.ingested, report.duplicates, report.rejected, report.commits)
+        first, ended = (None if each is None else moment(each) for each in (self._first_stamp, _now()))
+        row = self._tables.spark.createDataFrame([(report.stream, *counts, first, ended)], INGESTS)
+        self._tables.append(row.coalesce(1), "ingests", self._mark)
 
     def versions(self, report: IngestReport) -> IngestReport:
         """The report with the versions of its commits. Raises SetupError where the table's log tells other numbers."""
@@ -374,6 +393,7 @@ class Step:
     def _next_stamp(self) -> int:
         last = self._last_stamp() if self._stamp is None else self._stamp
         self._stamp = max(_now(), last + 1)
+        self._first_stamp = self._first_stamp or self._stamp
         return self._stamp
 
     def _last_stamp(self) -> int:

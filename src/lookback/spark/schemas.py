@@ -161,6 +161,20 @@ NOTIFICATIONS = StructType(
 )
 
 
+INGESTS = StructType(
+    [
+        _column("stream", _STRING, "The stream that was ingested into", required=True),
+        _column("offered", _LONG, "Rows that were found: ingested + duplicates + rejected", required=True),
+        _column("ingested", _LONG, "Rows that became events", required=True),
+        _column("duplicates", _LONG, "Rows whose event was there already", required=True),
+        _column("rejected", _LONG, "Rows that could not be used, and files that could not be read", required=True),
+        _column("commits", _LONG, "Commits of the events table", required=True),
+        _column("first_ingested_at", _TIME, "ingested_at of the first of them; NULL without one"),
+        _column("ended_at", _TIME, "When all was written", required=True),
+    ]
+)
+
+
 def _metrics_column(column: metrics.MetricColumn) -> StructField:
     """A column of the table of metrics; without a session Spark cannot read a type from its text."""
     type_ = metrics.FIELDS[column.name]
@@ -195,6 +209,7 @@ PRODUCT_TABLES: dict[str, StructType] = {
     "reviews": REVIEWS,
     metrics.TABLE: METRICS,
     "notifications": NOTIFICATIONS,
+    "ingests": INGESTS,
 }
 
 
@@ -208,6 +223,7 @@ COMMENTS = {
     "reviews": "What people found alerts to be; appended",
     metrics.TABLE: "What each evaluation did and how far it is behind; best effort, at most a row every 30 seconds",
     "notifications": "Which alerts were sent to which receiver, or could not be; what was sent is not sent again",
+    "ingests": "What became of the rows of each round of ingest; one that was killed is missing",
 }
 # The columns that tell rows apart; none for tables in which equal rows may stand. Nothing enforces it.
 KEYS: dict[str, tuple[str, ...]] = {

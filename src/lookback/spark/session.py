@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext, __version__
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
@@ -139,7 +140,7 @@ def _apply(spark: SparkSession, settings: Mapping[str, str]) -> None:
 def _set(spark: SparkSession, key: str, value: str) -> None:
     try:
         spark.conf.set(key, value)
-    except PySparkException:
+    except (PySparkException, Py4JJavaError):
         # Some are fixed when Spark starts, and serverless compute lets few be changed. Without those of the meaning
         # results would be others.
         if key in _MEANING and spark.conf.get(key) != value:

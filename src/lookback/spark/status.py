@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 # Of a message of the log, in a sentence.
 _MOST_TEXT = 200
+# What the account in the status goes back over, at most.
+_ACCOUNT_SPAN = dt.timedelta(days=1)
+_ACCOUNT_ROUNDS, _ACCOUNT_ROWS = 200, 1_000_000
+# Commits of maintenance among those of ingest.
+_OTHER_COMMITS = 50
 
 
 @dataclass(frozen=True)
@@ -52,16 +57,24 @@ class EventAccount:
         return self.ingested == parts and not self.unknown
 
 
-def event_account(tables: Tables, stream: Stream, through: int | None) -> EventAccount:
-    """The account of a stream's events by its tables. through: the last commit judged; None for none."""
+def event_account(
+    tables: Tables, stream: Stream, through: int | None, since: int = 0, stamped: int | None = None
+) -> EventAccount:
+    """The account of a stream's events by its tables.
+
+    through: the last commit judged; None for none. since: the first commit that counts. stamped: in microseconds, leaves
+    out the events of that commit and later ones whose `ingested_at` is earlier.
+    """
     last, tables = -1 if through is None else through, tables.holding(stream)
-    inserts = tables.read_changes(stream.name, 0).where("_change_type = 'insert'")
+    inserts = tables.read_changes(stream.name, since).where("_change_type = 'insert'")
+    if stamped is not None:
+        inserts = inserts.where(F.unix_micros("ingested_at") >= stamped)
     events = inserts.select(
         F.col(stream.event_id).cast("string").alias("event_id"),
         F.col("_commit_version").alias("arrival"),
         (F.col("_commit_version") > last).alias("waiting"),
     )
-    late = tables.read("late_events").where(F.col("stream") == stream.name)
+    late = tables.read("late_events").where((F.col("stream") == stream.name) & (F.col("arrival") >= since))
     late = late.groupBy("event_id", "arrival").agg(F.first("action").alias("action"), F.count("*").alias("rows"))
     waiting = F.coalesce(F.col("waiting"), F.lit(False))
     action = F.when(waiting, "waiting").otherwise(F.coalesce("action", F.lit("evaluated")))
@@ -75,6 +88,53 @@ def event_account(tables: Tables, stream: Stream, through: int | None) -> EventA
     return EventAccount(sum(row["count"] for row in rows if row["action"]), **counts, unknown=unknown)
 
 
+def recent_account(tables: Tables, stream: Stream, through: int | None, now: dt.datetime) -> dict[str, Any] | None:
+    """What became of the rows that the last rounds of ingest were offered, and of the events they made; None without one.
+
+    offered = ingested + duplicates + rejected; ingested = evaluated + recorded + discarded + waiting. rounds, since: how
+    many, and the end of the first. closes: whether all of them are accounted for, by what ingest has written of itself,
+    the events table and late_events. Of the last day at most 200 rounds and about a million rows, so that it costs the
+    same however long the stream has run. through: the last commit judged. now: aware; the day ends there.
+    """
+    if stream.table or not tables.exists("ingests"):
+        return None
+    own = (F.col("stream") == stream.name) & (F.col("ended_at") >= now - _ACCOUNT_SPAN)
+    newest = tables.read("ingests").where(own).orderBy(F.col("ended_at").desc()).limit(_ACCOUNT_ROUNDS)
+    rounds: list[Row] = []
+    for row in newest.withColumn("first", F.unix_micros("first_ingested_at")).collect():
+        if rounds and sum(each["offered"] for each in rounds) + row["offered"] > _ACCOUNT_ROWS:
+            break
+        rounds.append(row)
+    if not rounds:
+        return None
+    sums = {name: sum(row[name] for row in rounds) for name in ("ingested", "duplicates", "rejected", "commits")}
+    stamps = [row["first"] for row in rounds if row["first"] is not None]
+    events = EventAccount(0, 0, 0, 0, 0, 0)
+    if stamps:
+        first = _first_commit(tables, stream.name, min(stamps), sums["commits"])
+        events = event_account(tables, stream, through, first, min(stamps))
+    return {
+        "rounds": len(rounds),
+        "since": _aware(rounds[-1]["ended_at"]),
+        # Events of a round that was killed are there, and ingest has not written of them.
+        "offered": events.ingested + sums["duplicates"] + sums["rejected"],
+        "duplicates": sums["duplicates"],
+        "rejected": sums["rejected"],
+        **{name: getattr(events, name) for name in ("ingested", *_ACTIONS)},
+        "closes": events.closes and events.ingested >= sums["ingested"],
+    }
+
+
+def _first_commit(tables: Tables, name: str, stamp: int, commits: int) -> int:
+    """The first commit of the table that was made at this time, in microseconds, or later. commits: there are about."""
+    limit = commits + _OTHER_COMMITS
+    while True:
+        rows = tables.history(name, limit).select("version", F.unix_micros("timestamp").alias("at")).collect()
+        if len(rows) < limit or rows[-1]["at"] < stamp:
+            return min((int(row["version"]) for row in rows if row["at"] >= stamp), default=0)
+        limit *= 8
+
+
 _ACTIONS = ("evaluated", "recorded", "discarded", "waiting")
 
 
@@ -83,12 +143,12 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
 
     events and commits of its table; judged: the last commit judged, so far as it is known; lag_commits, lag_seconds: the
     commits that wait and for how long the oldest has; rules that raise alerts; alerts, and how many of all are in the open
-    queue; late and rejected events; healthy, health: a sentence; findings: level, check, what, remedy of each.
+    queue; late and rejected events; account: what became of what ingest was offered lately, see `recent_account`; healthy, health: a sentence; findings: level, check, what, remedy of each.
     checkpoint: that of the stream's evaluation, where it can be reached.
     """
     tables = tables.holding(stream)
     zeros = dict.fromkeys(("events", "commits", "rules", "alerts", "open", "late", "rejected", "lag_commits"), 0)
-    status: dict[str, Any] = {"stream": stream.name, **zeros, "judged": None, "lag_seconds": 0.0}
+    status: dict[str, Any] = {"stream": stream.name, **zeros, "judged": None, "lag_seconds": 0.0, "account": None}
     if not tables.exists(stream.name):
         missing = (
             "has no table yet: lookback init." if not stream.table else f"is in {stream.table}, which is not there."
@@ -111,6 +171,7 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         rejected=count("rejected_events"),
         lag_commits=figures.waiting,
         lag_seconds=round(figures.lag, 3),
+        account=recent_account(tables, stream, figures.judged, figures.now),
         healthy=is_healthy(findings),
         health=health_in_words(figures, findings),
         findings=[asdict(finding) for finding in findings],
