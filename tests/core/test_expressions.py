@@ -630,7 +630,7 @@ def test_a_text_without_quotes_is_shown_with_them(text: str, remedy: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["i > nope", "i = 1 j", "text = 'x' y", "nope and text = 'a'", "text = now()", "text = 5L"]
+    "text", ["i > nope", "nope = 'CSH'", "i = 1 j", "text = 'x' y", "nope and text = 'a'", "text = now()", "text = 5L"]
 )
 def test_no_quotes_are_advised_where_no_text_is_meant(text: str) -> None:
     assert "quotes:" not in "; ".join(refusals(text))

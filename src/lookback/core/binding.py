@@ -121,7 +121,8 @@ class Binder:
         unknown = [self._is_unknown(tree) for tree in trees]
         nodes = [None if wrong else self.bind(tree) for tree, wrong in zip(trees, unknown, strict=True)]
         made = [node for node in nodes if node is not None]
-        beside_text = any(node.type in (STRING, DATE, TIMESTAMP) for node in made)
+        # Beside a text in quotes it is the field that is misspelt.
+        beside_text = any(node.fields and node.type in (STRING, DATE, TIMESTAMP) for node in made)
         for tree, wrong in zip(trees, unknown, strict=True):
             if wrong:
                 self._problem(_unknown_field(_name_of(tree), self._schema, beside_text=beside_text))
@@ -372,7 +373,7 @@ def _name_of(tree: exp.Expr) -> str:
 
 
 def _unknown_field(name: str, schema: Mapping[str, DataType], *, beside_text: bool = False) -> str:
-    """What is wrong with a name. beside_text: it is compared with a text or a time, so it may be one without quotes."""
+    """What is wrong with a name. beside_text: it is compared with a field that is a text or a time, so it may be one without quotes."""
     found, bare = _no_field(name, schema), name.strip(_CURLY)
     if bare != name:
         return f"{found}; put texts in straight single quotes: {quoted(bare)}"
