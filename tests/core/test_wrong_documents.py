@@ -365,6 +365,7 @@ STEPS = [
     Wrong("two steps of one name", steps(FAILURES, {**SUCCESS, "name": "Failures"}), f"{SECOND}.name", ("'Failures' is there twice", "its own")),
     Wrong("a step without a condition", step(where=...), f"{FIRST}.where", ("is missing", "such as \"outcome = 'FAIL'\"")),
     Wrong("a step with a number", step(where=1), f"{FIRST}.where", ("must be a condition, got 1", "such as")),
+    Wrong("another word for where", step(condition="true"), f"{FIRST}.condition", ("did you mean 'where'?",)),
     Wrong("an unknown key of a step", step(atleast=3), f"{FIRST}.atleast", ("did you mean 'at_least'?",)),
     Wrong("within of a step", step(within="1 hour"), f"{FIRST}.within", ("for a last step with absent", "leave it out")),
     Wrong("at_least 0", step(at_least=0), f"{FIRST}.at_least", ("a whole number from 1", "got 0")),

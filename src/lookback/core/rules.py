@@ -687,7 +687,7 @@ class _Reader:
         return tuple(test for test in value if isinstance(test, Mapping))
 
 
-# Words that people try, and the key that means it.
+# Words that people try, and the key that means it. A step has a `where` in place of a `when`.
 _MEANT = {
     "condition": "when", "conditions": "when", "having": "when", "alert_when": "when", "if": "when", "filter": "where",
     "aggregates": "measures", "aggregations": "measures", "metrics": "measures", "key": "group_by", "keys": "group_by",
@@ -697,8 +697,8 @@ _MEANT = {
 
 def _unknown(key: object, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(key.lower(), known, 1) if isinstance(key, str) else []
-    if isinstance(key, str) and (meant := _MEANT.get(key.lower())) in known:
-        near = [meant]
+    if isinstance(key, str) and (meant := _MEANT.get(key.lower())):
+        near = [word for word in (meant, "where" if meant == "when" else "") if word in known][:1] or near
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
     return f"unknown key {shown(key)}; {hint}"
 
