@@ -78,7 +78,8 @@ class _State:
     resolution: int = 1
     rows: list[_Row] = field(default_factory=list)
     starts: dict[str, int] = field(default_factory=dict)
-    matches: dict[Key, _Match] = field(default_factory=dict)
+    # Of a sequence with fixed expiry, when the match of a key begins, and the number of the first event that is in it.
+    matches: dict[Key, tuple[int, int]] = field(default_factory=dict)
     waits: list[_Wait] = field(default_factory=list)
 
     def of(self, key: Key) -> list[_Row]:
@@ -192,11 +193,23 @@ class Oracle:
         COVERED["deleted events"] += len(gone)
         for state in self.states.values():
             COVERED["deleted events that were in a state"] += sum(row.event in gone for row in state.rows)
+            members = {
+                key: rule.members(key)
+                for rule in self.in_force()
+                if isinstance(rule, _Sequences) and rule.state is state
+                for key in state.matches
+            }
             state.rows = [row for row in state.rows if row.event not in gone]
             state.waits = [wait for wait in state.waits if wait.event not in gone]
-            for match in (*state.matches.values(), *(wait.match for wait in state.waits)):
-                match.taken = [[event for event in events if event not in gone] for events in match.taken]
-            state.matches = {key: match for key, match in state.matches.items() if match.taken[0]}
+            for wait in state.waits:
+                wait.match.drop(gone)
+            for key, (_, since) in list(state.matches.items()):
+                # A match goes on from the first event of step one that is left.
+                left = [event.time for event in members.get(key, ()) if event not in gone]
+                if left:
+                    state.matches[key] = (min(left), since)
+                else:
+                    del state.matches[key]
         for _, judged in self.judged.values():
             judged[:] = [event for event in judged if event not in gone]
 
@@ -679,16 +692,24 @@ class _Sessions(_Windowed):
 class _Match:
     """Events taken by steps, one after another; the last list is the current step's.
 
-    erred: whether the condition of the last step, with arrays, had an error for the event offered last.
+    erred: whether the condition of the last step, with arrays, had an error for the event offered last. offered: all of
+    these, in order; begins: what of them each step took first, once the match is complete.
     """
 
     rule: _Sequences
     taken: list[list[OracleEvent]] = field(default_factory=lambda: [[]])
     erred: bool = False
+    offered: list[OracleEvent] = field(default_factory=list)
+    begins: list[tuple[int, int]] = field(default_factory=list)
 
-    def copy(self) -> _Match:
-        """The match as it is now."""
-        return _Match(self.rule, [list(events) for events in self.taken])
+    def drop(self, gone: set[OracleEvent]) -> None:
+        """Forgets events; each step then has those of its own time that satisfy it after what the others have left."""
+        self.offered = [event for event in self.offered if event not in gone]
+        ends = [*self.begins[1:], (10**30, 0)]
+        self.taken = []
+        for at, (begin, end) in enumerate(zip(self.begins, ends, strict=True)):
+            here = [event for event in self.offered if begin <= event.place < end]
+            self.taken.append([event for event in here if self._satisfies(at, event)])
 
     @property
     def dead(self) -> bool:
@@ -705,6 +726,7 @@ class _Match:
         """The next step takes the event if the current one has enough; else the current one; else none."""
         steps, at = self.rule.steps, len(self.taken) - 1
         self.erred = False
+        self.offered.append(event)
         if at + 1 < len(steps) and len(self.taken[at]) >= steps[at].step.at_least and self._satisfies(at + 1, event):
             self.taken.append([event])
             return True
@@ -785,16 +807,24 @@ class _Sequences(_Kind):
         key = self.key(event)
         self.state.rows.append(_Row(key, event))
         allowed = not (event.time < watermark and self.spec.late == "record")
-        judged = allowed and self.evaluated and self.effective(event.time)
+        absent = self.sequence.absent
+        due = event.time + (absent.step.within if absent else 0)
+        judged = allowed and self.evaluated and self.effective(due)
+        # It may also end waits that are due from its time on.
+        ends = absent is not None and gates[-1] is True and any(map(self.effective, range(event.time, due + 1)))
         # A wait begins whatever the status, and its due decides whether it is effective.
         counts = allowed if self.sequence.absent else judged
         self._end_waits(key, event)
-        match, erred = self._fixed(event, until) if self.fixed else self._sliding(event) if counts else (None, False)
+        if self.fixed:
+            match, erred = self._fixed(event, until, counts)
+        else:
+            match, erred = self._sliding(event) if counts else (None, False)
         if ERROR in [*gates, until] or (erred and judged):
             self.fail()
         if match is not None and counts:
             self._matched(key, event, match, watermark)
-        return ("evaluated" if judged else "recorded") if wanted else None
+        is_evaluated = judged or (ends and allowed and self.evaluated)
+        return ("evaluated" if is_evaluated else "recorded") if wanted else None
 
     def _sliding(self, event: OracleEvent) -> tuple[_Match | None, bool]:
         """The match that the event ends, and whether the last step's condition had an error for it."""
@@ -802,30 +832,44 @@ class _Sequences(_Kind):
         rows = [row.event for row in self.state.of(self.key(event)) if low <= row.event.time <= event.time]
         rows.sort(key=lambda e: e.place)
         ends = [at for at, row in enumerate(rows[:-1]) if self.oracle.value(self.sequence.until, row, False) is True]
+        return self._matching(rows[ends[-1] + 1 if ends else 0 :])
+
+    def _matching(self, events: list[OracleEvent]) -> tuple[_Match | None, bool]:
+        """The match that the last of the events ends, and whether the last step's condition had an error for it."""
         match = _Match(self)
-        for row in rows[ends[-1] + 1 if ends else 0 :]:
+        for event in events:
             if match.dead:
                 return None, False
-            match.offer(row)
-        return (match if match.ends_with(event) else None), match.erred
-
-    def _fixed(self, event: OracleEvent, until: Any) -> tuple[_Match | None, bool]:
-        """The same by order of arrival; moves the key's match on."""
-        key, matches = self.key(event), self.state.matches
-        match, erred = matches.get(key), False
-        if match is not None and event.time < match.begin:
-            return None, False
-        if match is None or event.time > match.begin + self.within:
-            fresh = _Match(self)
-            if fresh.offer(event):
-                matches[key] = match = fresh
-        elif not match.dead:
             match.offer(event)
-            erred = match.erred
-        found = match.copy() if match is not None and match.ends_with(event) else None
+        if not match.ends_with(events[-1]):
+            return None, match.erred
+        match.begins = [taken[0].place for taken in match.taken]
+        return match, match.erred
+
+    def _fixed(self, event: OracleEvent, until: Any, counts: bool) -> tuple[_Match | None, bool]:
+        """The same among the events of the key's match, which begins and ends by order of arrival."""
+        key, matches = self.key(event), self.state.matches
+        if key in matches and event.time < matches[key][0]:
+            return None, False
+        if key not in matches or event.time > matches[key][0] + self.within:
+            if self.oracle.value(self.steps[0].condition, event, True) is not True:
+                if until is True:
+                    matches.pop(key, None)
+                return None, False
+            matches[key] = (event.time, event.number)
+        begin, since = matches[key]
+        rows = [row.event for row in self.state.of(key) if begin <= row.event.time <= event.time]
+        rows = [each for each in sorted(rows, key=lambda e: e.place) if each.number >= since]
+        found = self._matching(rows) if counts else (None, False)
         if until is True:
             matches.pop(key, None)
-        return found, erred
+        return found
+
+    def members(self, key: Key) -> list[OracleEvent]:
+        """The events of a key's match that may begin it."""
+        begin, since = self.state.matches[key]
+        events = [row.event for row in self.state.of(key) if begin <= row.event.time <= begin + self.within]
+        return [e for e in events if e.number >= since and self.oracle.value(self.steps[0].condition, e, True) is True]
 
     def _matched(self, key: Key, event: OracleEvent, match: _Match, watermark: int) -> None:
         complete = event.time - self.within >= max(self.state.floor, self.state.since)
@@ -865,7 +909,7 @@ class _Sequences(_Kind):
         return wait.match.satisfied(self.sequence.absent, event) is True
 
     def _end_waits(self, key: Key, event: OracleEvent) -> None:
-        for wait in self.state.waits:
+        for wait in sorted(self.state.waits, key=lambda w: w.event.place):
             if wait.key == key and self._ends(wait, event):
                 wait.ended = True
                 if self.evaluated:

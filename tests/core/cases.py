@@ -401,6 +401,7 @@ def cases(draw: st.DrawFn, *, updates: bool) -> dict[str, Any]:
         "reload": draw(st.booleans()),
         # Bytes of pages that stay in memory: as many as usual, none, a few.
         "cached": draw(st.sampled_from([None, 0, 3_000])),
+        "small_pages": draw(st.sampled_from([False, False, True])),
     }
     return with_reserved_names(case) if stream == "reserved" else case
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from lookback.core import keyed
+from lookback.core import pages as pages_module
+from lookback.core import state as state_module
 from lookback.core.alerts import Alert, LateEvent
 from lookback.core.arrival import late_place, marks_of
 from lookback.core.blocks import merge_alerts, pack_alerts
@@ -42,6 +47,7 @@ class DictStore:
         return self.pages.get(name)
 
     def put(self, name: str, page: bytes) -> None:
+        assert len(page) <= keyed.MAX_PIECE_BYTES
         self.pages[name] = page
 
     def remove(self, name: str) -> None:
@@ -95,8 +101,25 @@ def as_stored(column: Any, at: int) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
+@contextmanager
+def small_pages() -> Iterator[None]:
+    """As if a state store took 150 bytes at once, and a page no more than that of each array."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keyed, "MAX_PIECE_BYTES", 150)
+        patch.setattr(keyed, "_MOST_CHARACTERS", 20)
+        patch.setattr(state_module, "_MOST_CHARACTERS", 20)
+        patch.setattr(pages_module, "_MOST_BYTES", 150)
+        patch.setattr(pages_module, "_MOST_ROWS", 18)
+        yield
+
+
 def run_engine(case: dict[str, Any]) -> Output:
     """The evaluator as the stream runs it: shards, micro-batches, state written and read back."""
+    with small_pages() if case.get("small_pages") else nullcontext():
+        return _run_engine(case)
+
+
+def _run_engine(case: dict[str, Any]) -> Output:
     stream = STREAMS[case["stream"]]
     events, _ = read_events(case["rows"], stream, 1)
     total = Output()
@@ -129,6 +152,10 @@ def run_engine(case: dict[str, Any]) -> Output:
                     repeated.drop_old()
                 repeated.save()
                 assert pages.pages == store.pages
+            manifest = json.loads(page_text(keyed.Pieces(store, {}).get(MANIFEST), ""))
+            split = {f"{name}/{at}" for name, count in manifest.get("pieces", {}).items() for at in range(count)}
+            there = {name for name in store.pages if "/" in name and not name.startswith(MANIFEST)}
+            assert split == there
             total.rows += output.rows
             total.late += output.late
             total.failures += output.failures
@@ -308,6 +335,14 @@ REGRESSIONS: list[dict[str, Any]] = [
         ],
     ),
     regression(
+        "a key that is due at the watermark 0",
+        [{"group_by": ["k"], "sequence": {"within": "8 microseconds", "steps": [
+            {"name": "s0", "where": "n = 0"}, {"name": "silent", "absent": "n = 1", "within": "2 microseconds"},
+        ]}}],
+        [{"id": "a", "at": -3, "arrival": 1}, {"id": "b", "at": 20, "arrival": 2, "k": "y", "n": 2}],
+        cuts=(1,),
+    ),
+    regression(
         "a condition over arrays that errs is a failure only where the event is judged",
         [{"effective_from": 10, "sequence": {"within": "6 microseconds", "steps": [
             {"name": "s0", "where": "c = 1", "at_least": 2}, {"name": "s1", "where": "10 / element_at(s0.n, -1) > n"},
@@ -356,6 +391,7 @@ def test_c4_a_version_reads_nothing_that_another_kind_left(first: str) -> None:
         for at in range(36)
     ]
     case = regression(first, [{"group_by": ["k"], **EVERY_KIND[first]} for _ in EVERY_KIND], events, cuts=(5, 11, 14))
+    case["small_pages"] = True
     for row, later in zip(list(case["changes"]), EVERY_KIND, strict=True):
         document = {**EVERY_KIND[later], **{name: row["document"][name] for name in ("rule_id", "stream", "group_by")}}
         case["changes"] += [

@@ -7,6 +7,7 @@ keys that it touches. Each key has a wake time, the watermark at which something
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +22,10 @@ from lookback.core.pages import decode_page, encode_page
 # Both halves of a key.
 Key = tuple[int, int]
 _BUCKETS = 256
+# What a store is given at once, and the most characters of a value in one row of a page.
+MAX_PIECE_BYTES = 2**26
+_MOST_CHARACTERS = 2**26
+_SPLIT, _SPLIT_HEAD = b"LBps", struct.Struct("<4sI")
 NEVER_DUE = 2**62
 # What a key's entry takes in memory: so much, and so much for each character of its value as JSON.
 _ENTRY_BYTES, _BYTES_A_CHARACTER = 300, 9
@@ -41,6 +46,57 @@ class Store(Protocol):
 
     def remove(self, name: str) -> None:
         """Forgets a page; it exists."""
+
+
+class Pieces:
+    """A store of pages of any size, over one that is given no more than MAX_PIECE_BYTES at once.
+
+    A larger page is kept as pieces, and under its own name stands how many these are. counts: the pieces of each page that
+    has any, to be kept with the pages, since a page may be replaced or removed without being read.
+    """
+
+    def __init__(self, store: Store, counts: dict[str, int]) -> None:
+        self._store, self._counts = store, counts
+
+    def get(self, name: str) -> bytes | None:
+        """The page of that name; None if there is none. Raises StateError where a piece is missing."""
+        page = self._store.get(name)
+        if page is None or page[:4] != _SPLIT or len(page) != _SPLIT_HEAD.size:
+            return page
+        self._counts[name] = count = _SPLIT_HEAD.unpack(page)[1]
+        parts = []
+        for at in range(count):
+            part = self._store.get(_piece(name, at))
+            if part is None:
+                raise StateError(
+                    f"{name}: piece {at + 1} of {count} of a page of window state is missing; start with a new checkpoint"
+                )
+            parts.append(part)
+        return b"".join(parts)
+
+    def put(self, name: str, page: bytes) -> None:
+        """Keeps a page, in place of one of the same name."""
+        parts = [page[at : at + MAX_PIECE_BYTES] for at in range(0, len(page), MAX_PIECE_BYTES)]
+        count = len(parts) if len(parts) > 1 else 0
+        self._remove_pieces(name, count)
+        if count:
+            self._counts[name] = count
+            for at, part in enumerate(parts):
+                self._store.put(_piece(name, at), part)
+        self._store.put(name, _SPLIT_HEAD.pack(_SPLIT, count) if count else page)
+
+    def remove(self, name: str) -> None:
+        """Forgets a page; it exists."""
+        self._remove_pieces(name, 0)
+        self._store.remove(name)
+
+    def _remove_pieces(self, name: str, first: int) -> None:
+        for at in range(first, self._counts.pop(name, 0)):
+            self._store.remove(_piece(name, at))
+
+
+def _piece(name: str, at: int) -> str:
+    return f"{name}/{at}"
 
 
 @dataclass(eq=False)
@@ -192,6 +248,11 @@ class KeyedTable:
             bucket.wake = min((wake for wake, _ in (bucket.entries or {}).values()), default=NEVER_DUE)
 
 
+def cut_text(text: str, most: int) -> list[str]:
+    """The text in parts of at most so many characters; one part at least."""
+    return [text[at : at + most] for at in range(0, len(text), most)] or [""]
+
+
 def _bucket_of(key: Key) -> int:
     low, high = key
     return (low ^ (low >> 20) ^ (low >> 40) ^ high) % _BUCKETS
@@ -209,10 +270,16 @@ def _memory_of(texts: list[str]) -> int:
 def _encode(entries: Mapping[Key, tuple[int, Any]], listed: list[str]) -> bytes:
     """listed: what `_texts` made of the entries."""
     keys = sorted(entries)
-    texts: Values = np.empty(len(keys), dtype=object)
-    texts[:] = listed
-    columns = zip(*((low, high, entries[low, high][0]) for low, high in keys), strict=True)
-    return encode_page([*(np.array(column, dtype=np.int64) for column in columns), texts])
+    rows: list[tuple[int, int, int]] = []
+    cut: list[str] = []
+    for key, text in zip(keys, listed, strict=True):
+        # A value that is too long for one row of the page goes on in the next.
+        for part in cut_text(text, _MOST_CHARACTERS):
+            rows.append((*key, entries[key][0]))
+            cut.append(part)
+    texts: Values = np.empty(len(cut), dtype=object)
+    texts[:] = cut
+    return encode_page([*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)), texts])
 
 
 def _decode(page: bytes, place: str) -> tuple[list[str], dict[Key, tuple[int, Any]]]:
@@ -224,9 +291,11 @@ def _decode(page: bytes, place: str) -> tuple[list[str], dict[Key, tuple[int, An
         raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
     low, high, wake, texts = known
     try:
-        values = [json.loads(text) for text in texts]
+        joined: dict[Key, tuple[int, list[str]]] = {}
+        for at, text in enumerate(texts):
+            joined.setdefault((low[at], high[at]), (wake[at], []))[1].append(text)
+        return texts, {key: (due, json.loads("".join(parts))) for key, (due, parts) in joined.items()}
     except (TypeError, ValueError, RecursionError) as error:
         raise StateError(
             f"{place}: a page of window state is damaged ({error}); start with a new checkpoint"
         ) from error
-    return texts, dict(zip(zip(low, high, strict=True), zip(wake, values, strict=True), strict=True))

@@ -3,6 +3,9 @@
 Layout: magic `LBpg`, layout version (u16), number of arrays (u16); then per array a kind (u8), rows (u64), a base
 (i64), the length of the packed bytes (u64) and those bytes. Integers are stored as differences to the base or to
 the row before, in the fewest bytes, then compressed by Zstandard. Nothing that is read back can run code.
+
+Reading refuses an array of more than a gibibyte, so that a damaged page cannot ask for any amount of memory. Writing
+cuts a longer array in parts, which reading joins again.
 """
 
 from __future__ import annotations
@@ -29,18 +32,14 @@ _INTEGERS: tuple[np.dtype[Any], ...] = (np.dtype("<u1"), np.dtype("<u2"), np.dty
 _FLOATS: dict[np.dtype[Any], int] = {np.dtype(np.float32): 16, np.dtype(np.float64): 17}
 _BOOL, _TEXTS, _WIDE, _NOTHING = 18, 19, 20, 21
 _STEPS = 64  # added to an integer kind: differences to the row before
+_GOES_ON = 128  # added to any kind: the next array is the rest of this one
 _KINDS = {*range(4), *range(_STEPS, _STEPS + 4), *_FLOATS.values(), _BOOL, _TEXTS, _WIDE, _NOTHING}
 
 
 def encode_page(arrays: list[Values | None]) -> bytes:
     """The page of these arrays: bool, int64, float32, float64, or objects that are all str or all int; or None."""
-    parts = [_HEAD.pack(_MAGIC, PAGE_VERSION, len(arrays))]
-    for array in arrays:
-        kind, base, raw = _pack(array)
-        packed = pa.compress(raw, codec="zstd", asbytes=True)
-        rows = 0 if array is None else len(array)
-        parts += [_ARRAY.pack(kind, rows, base, len(raw), len(packed)), packed]
-    return b"".join(parts)
+    parts = [part for array in arrays for part in _parts(array)]
+    return b"".join([_HEAD.pack(_MAGIC, PAGE_VERSION, len(parts)), *parts])
 
 
 def decode_page(page: bytes, place: str) -> list[Values | None]:
@@ -78,6 +77,17 @@ def check_version(page: bytes, place: str) -> None:
         )
 
 
+def _parts(array: Values | None, goes_on: int = 0) -> list[bytes]:
+    """An array as it stands in a page; in halves, and these in halves, where it is longer than reading takes."""
+    kind, base, raw = _pack(array)
+    rows = 0 if array is None else len(array)
+    if array is not None and rows > 1 and (len(raw) > _MOST_BYTES or rows > _MOST_ROWS):
+        half = rows // 2
+        return [*_parts(array[:half], _GOES_ON), *_parts(array[half:], goes_on)]
+    packed = pa.compress(raw, codec="zstd", asbytes=True)
+    return [_ARRAY.pack(kind + goes_on, rows, base, len(raw), len(packed)) + packed]
+
+
 def _pack(array: Values | None) -> tuple[int, int, bytes]:
     if array is None:
         return _NOTHING, 0, b""
@@ -110,10 +120,12 @@ def _narrow(array: Values) -> tuple[int, int, bytes]:
 
 def _decode(page: bytes) -> list[Values | None]:
     count = _HEAD.unpack_from(page)[2]
-    position, arrays = _HEAD.size, []
+    position, arrays = _HEAD.size, list[Values | None]()
+    begun: list[Values] = []
     for _ in range(count):
         kind, rows, base, size, packed = _ARRAY.unpack_from(page, position)
         position += _ARRAY.size
+        kind, goes_on = kind % _GOES_ON, kind >= _GOES_ON
         if kind not in _KINDS:
             raise ValueError(f"an unknown kind of array, {kind}")
         if size > _MOST_BYTES or rows > _MOST_ROWS or position + packed > len(page):
@@ -124,7 +136,16 @@ def _decode(page: bytes) -> list[Values | None]:
             raise ValueError("lengths contradict each other")
         raw = pa.decompress(content, size, codec="zstd", asbytes=True) if size else b""
         position += packed
-        arrays.append(_unpack(kind, rows, base, raw))
+        array = _unpack(kind, rows, base, raw)
+        if begun or goes_on:
+            if array is None:
+                raise ValueError("a part of an array is missing")
+            begun.append(array)
+        if not goes_on:
+            arrays.append(np.concatenate(begun) if begun else array)
+            begun = []
+    if begun:
+        raise ValueError("an array does not end")
     if position != len(page):
         raise ValueError("bytes are left over")
     return arrays

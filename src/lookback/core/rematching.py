@@ -31,6 +31,7 @@ class _Match:
         assert evidence.rule.sequence is not None
         self._evidence, self.steps = evidence, evidence.rule.sequence.steps
         self.taken: list[list[int]] = [[]]
+        self._offered: list[int] = []
 
     @property
     def ids(self) -> list[str]:
@@ -45,6 +46,7 @@ class _Match:
 
     def offer(self, at: int) -> bool:
         """Whether an event was taken: by the next step if the current one has enough, else by the current one."""
+        self._offered.append(at)
         current = len(self.taken) - 1
         enough = len(self.taken[current]) >= self.steps[current].step.at_least
         if current + 1 < len(self.steps) and enough and self.satisfies(self.steps[current + 1], at):
@@ -56,10 +58,14 @@ class _Match:
         return False
 
     def drop(self, commit: int) -> None:
-        """Forgets events that have been deleted by a commit."""
-        if self._evidence.gone_at is not None:
-            standing = self._evidence.standing(commit)
-            self.taken = [[at for at in positions if standing[at]] for positions in self.taken]
+        """Forgets events that have been deleted by a commit: each step has those of its own time that satisfy it still."""
+        if self._evidence.gone_at is None:
+            return
+        standing, order = self._evidence.standing(commit), self._offered
+        begins = [order.index(positions[0]) for positions in self.taken]
+        self.taken = []
+        for step, begin, end in zip(self.steps, begins, [*begins[1:], len(order)], strict=True):
+            self.taken.append([at for at in order[begin:end] if standing[at] and self.satisfies(step, at)])
 
     def ends_with(self, at: int) -> bool:
         """Whether the last step took the event just now, and all steps have enough."""
@@ -165,8 +171,12 @@ def _sliding(evidence: Evidence, rows: Mask, at: int, within: int) -> _Match | N
     near = np.flatnonzero(rows & (times >= times[at] - within) & (times <= times[at]))
     ordered = near[np.argsort(times[near], kind="stable")].tolist()
     ends = [rank for rank, each in enumerate(ordered[:-1]) if until[each]]
+    return _matching(evidence, ordered[ends[-1] + 1 if ends else 0 :], at)
+
+
+def _matching(evidence: Evidence, ordered: Sequence[int], at: int) -> _Match | None:
     match = _Match(evidence)
-    for each in ordered[ends[-1] + 1 if ends else 0 :]:
+    for each in ordered:
         if match.is_dead:
             return None
         match.offer(each)
@@ -174,24 +184,27 @@ def _sliding(evidence: Evidence, rows: Mask, at: int, within: int) -> _Match | N
 
 
 def _fixed(evidence: Evidence, rows: Mask, at: int, within: int, begin: int) -> _Match | None:
-    times, until = evidence.events.times, evidence.until
-    match = _Match(evidence)
+    """The match among the events that arrived since the one at `begin`, unless it was over before the one at `at` came."""
+    assert evidence.rule.sequence is not None
+    times, until, commits = evidence.events.times, evidence.until, evidence.events.commits
+    begins = evidence.holds(evidence.rule.sequence.steps[0].condition)
+    first, arrived = int(times[begin]), list[int]()
     for each in (begin + np.flatnonzero(rows[begin:])).tolist():
-        match.drop(int(evidence.events.commits[each]))
-        if not match.taken[0] and each != begin:
-            return None
-        first = int(times[(match.taken[0] or [begin])[0]])
-        if times[each] < first:
-            continue
-        if times[each] > first + within:
-            if until[each] or _Match(evidence).offer(each):
+        if evidence.gone_at is not None and each != begin:
+            standing = evidence.standing(int(commits[each]))
+            left = [int(times[n]) for n in arrived if begins[n] and standing[n] and first <= times[n] <= first + within]
+            if not left:
                 return None
-            continue
-        if not match.is_dead:
-            match.offer(each)
-        if each != at and until[each]:
+            first = min(left)
+        arrived.append(each)
+        is_in = first <= times[each] <= first + within
+        if each != at and times[each] >= first and (until[each] or (begins[each] and not is_in)):
             return None
-    return match if match.ends_with(at) else None
+    if not (begins[begin] and at in arrived and first <= times[at] <= first + within):
+        return None
+    standing = evidence.standing(int(commits[at]))
+    inside = [each for each in arrived if standing[each] and first <= times[each] <= times[at]]
+    return _matching(evidence, sorted(inside, key=lambda each: (times[each], each)), at)
 
 
 def _came(evidence: Evidence, match: _Match, at: int, due: int, arrived: int) -> list[int]:

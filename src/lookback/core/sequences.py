@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,17 +15,193 @@ from lookback.core.columns import Mask, from_values, to_python
 from lookback.core.compiled import COUNT, CompiledRule, CompiledStep
 from lookback.core.events import Events
 from lookback.core.expressions import Expression
-from lookback.core.keyed import NEVER_DUE, Key
+from lookback.core.keyed import Key
 from lookback.core.keys import Int64s, Keys
 from lookback.core.state import ShardState
 from lookback.core.stretch import Case, Order
 from lookback.core.types import BIGINT, DataType, array
 from lookback.core.verdicts import Subject, texts_of
 
-# An event that some condition may take: [time, id as text, bits of the conditions that it may satisfy, values of the
-# fields that are kept].
-_Row = list[Any]
+# Where a row stands in (time, arrival) order: its time and its number.
+Place = tuple[int, int]
 _MOST_EVIDENCE = 100
+
+
+class Row(NamedTuple):
+    """An event that some condition may take.
+
+    bits: the conditions that it may satisfy; values: of the fields that are kept; number: counts the rows of a key as
+    they arrive.
+    """
+
+    time: int
+    id: str
+    bits: int
+    values: list[Any]
+    number: int
+
+
+@dataclass(eq=False)
+class Wait:
+    """An absence awaited since an event completed the steps before it.
+
+    It names the rows that the steps took by their places and keeps none of them, so that state grows with the rows alone.
+    time, number: of the row that began it. since: rows with a lower number did not count for it. begins: the place of the
+    first row that each step took. version: of the alert that was raised; None before the wait is over. complete: whether
+    the steps could see all their events. taken: the rows themselves, per step, in state that release 0.1.0 left.
+    """
+
+    time: int
+    number: int
+    since: int
+    begins: list[Place]
+    version: int | None
+    complete: bool
+    taken: list[list[Row]] | None = None
+
+
+@dataclass(eq=False)
+class Kept:
+    """What is kept of a key.
+
+    key: stored values of the group_by fields. rows: those that count, by place. held: those that an alert has emptied and
+    that waits name, by place. next: the number of the next row; since: that of the first row that counts. match: with
+    fixed expiry, the time at which the match begins and the number from which rows belong to it. pending, raised: waits,
+    by place of the rows that began them.
+    """
+
+    key: list[Any]
+    rows: list[Row] = field(default_factory=list)
+    held: list[Row] = field(default_factory=list)
+    next: int = 0
+    since: int = 0
+    match: tuple[int, int] | None = None
+    pending: list[Wait] = field(default_factory=list)
+    raised: list[Wait] = field(default_factory=list)
+
+    @classmethod
+    def of_value(cls, value: dict[str, Any]) -> Kept:
+        """What `to_value` wrote, or release 0.1.0."""
+        if "next" not in value:
+            return _of_release_0_1_0(value)
+        kept = cls(value["key"], _rows(value["rows"]), _rows(value["held"]), value["next"], value["since"])
+        kept.match = tuple(value["match"]) if value["match"] else None
+        for time, number, since, begins, version, complete, taken in value["waits"]:
+            places = [(at, each) for at, each in begins]
+            wait = Wait(time, number, since, places, version, complete, taken and [_rows(rows) for rows in taken])
+            (kept.pending if version is None else kept.raised).append(wait)
+        return kept
+
+    def to_value(self) -> dict[str, Any]:
+        """Lists and numbers, as a table keeps them."""
+        waits = [
+            [wait.time, wait.number, wait.since, wait.begins, wait.version, wait.complete, wait.taken]
+            for wait in (*self.pending, *self.raised)
+        ]
+        return {
+            "key": self.key, "rows": self.rows, "held": self.held, "next": self.next, "since": self.since,
+            "match": self.match, "waits": waits,
+        }  # fmt: skip
+
+    def members(self, within: int) -> list[Row]:
+        """The rows of the match, by place."""
+        if self.match is None:
+            return []
+        begin, since = self.match
+        low, high = (bisect_left(self.rows, at, key=_time) for at in (begin, begin + within + 1))
+        return [row for row in self.rows[low:high] if row.number >= since]
+
+    def empty(self) -> None:
+        """From now on only rows that arrive later count."""
+        if self.pending or self.raised:
+            self.held = sorted([*self.held, *self.rows], key=_place)
+        self.rows, self.since, self.match = [], self.next, None
+
+    def delete(self, time: int, event_id: str, within: int) -> None:
+        """Takes an event out: it counts for no step, begins no wait and ends none from now on."""
+
+        def left(rows: list[Row]) -> list[Row]:
+            return [row for row in rows if (row.time, row.id) != (time, event_id)]
+
+        own = {row.number for row in (*self.rows, *self.held) if (row.time, row.id) == (time, event_id)}
+
+        def is_gone(wait: Wait) -> bool:
+            named = wait.taken[-1][-1] if wait.taken else None
+            is_own = wait.number in own if named is None else named.id == event_id
+            return wait.time == time and is_own
+
+        members = left(self.members(within))
+        self.rows, self.held = left(self.rows), left(self.held)
+        for waits in (self.pending, self.raised):
+            waits[:] = [wait for wait in waits if not is_gone(wait)]
+            for wait in waits:
+                wait.taken = wait.taken and [left(rows) for rows in wait.taken]
+        if self.match is not None:
+            # The match goes on from the first row of step one that is left.
+            begin = next((row.time for row in members if row.bits & 1), None)
+            self.match = None if begin is None else (begin, self.match[1])
+
+    def forget(self, oldest: int, within: int, lateness: int, wait: int) -> int | None:
+        """Forgets what no event can need any more, with none to come before `oldest`; when to look again, None if it is empty."""
+        self.raised = [each for each in self.raised if each.time + wait >= oldest]
+        # Rows that waits name are kept as long as these.
+        counted, emptied = [oldest - within], list[int]()
+        for each in (*self.pending, *self.raised):
+            (counted if each.since >= self.since else emptied).append(each.begins[0][0])
+        self.rows = self.rows[bisect_left(self.rows, min(counted), key=_time) :]
+        self.held = self.held[bisect_left(self.held, min(emptied), key=_time) :] if emptied else []
+        if self.match is not None and self.match[0] + within < oldest:
+            self.match = None
+        if not (self.rows or self.pending or self.raised or self.match):
+            return None
+        wakes = [each.time + wait + 1 for each in self.pending[:1]]
+        wakes += [each.time + wait + lateness + 1 for each in self.raised[:1]]
+        wakes += [row.time + within + lateness + 1 for row in self.rows[-1:]]
+        wakes += [self.match[0] + within + lateness + 1] if self.match else []
+        return min(wakes)
+
+
+def _rows(listed: list[list[Any]]) -> list[Row]:
+    return [Row(*each) for each in listed]
+
+
+def _time(each: Row | Wait) -> int:
+    return each.time
+
+
+def _place(each: Row | Wait) -> Place:
+    return each.time, each.number
+
+
+def _of_release_0_1_0(value: dict[str, Any]) -> Kept:
+    """Rows had no numbers; a match and each wait had rows of their own, per step."""
+    match = value["match"]
+    steps = match[0] if match else [[]]
+    begin = steps[0][0] if steps[0] else None
+    counted = Counter(map(repr, value["rows"]))
+    more = [row for rows in steps for row in rows]
+    # A row that also waits for what is absent was kept in both places.
+    for row in more:
+        counted[repr(row)] -= 1
+    rows = [*more, *(row for row in value["rows"] if counted[repr(row)] > 0)]
+    rows.sort(key=lambda row: (row[0], row is not begin))
+    numbered = [_numbered(row, number) for number, row in enumerate(rows)]
+    kept = Kept(value["key"], numbered, next=len(rows))
+    if begin is not None:
+        kept.match = (begin[0], next(at for at, row in enumerate(rows) if row is begin))
+    numbers = {(row.time, row.id): row.number for row in numbered}
+    for time, _, row, taken, version, complete in value["waits"]:
+        listed = [[_numbered(each, numbers.get((each[0], each[1]), -1)) for each in rows] for rows in taken]
+        begins = [_place(rows[0]) for rows in listed if rows] or [(time, -1)]
+        wait = Wait(time, numbers.get((time, row[1]), -1), 0, begins, version, complete, listed)
+        if version is None or version >= 0:
+            insort(kept.pending if version is None else kept.raised, wait, key=_place)
+    return kept
+
+
+def _numbered(row: list[Any], number: int) -> Row:
+    time, event_id, bits, values = row
+    return Row(time, event_id, bits, values, number)
 
 
 def judge_sequences(case: Case) -> None:
@@ -34,30 +211,15 @@ def judge_sequences(case: Case) -> None:
 
 def delete_from_sequences(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, mine: Mask) -> None:
     """Deleted events count for no step, begin no wait and end none from now on."""
+    assert rule.rule.sequence is not None
     table = state.table(rule.store)
     for at in np.flatnonzero(mine).tolist():
         key = (int(keys.low[at]), int(keys.high[at]))
         value = table.get(key)
-        if value is None:
-            continue
-        same = [int(deleted.times[at]), deleted.id_text(at)]
-
-        def left(rows: list[_Row], same: list[Any] = same) -> list[_Row]:
-            return [row for row in rows if row[:2] != same]
-
-        waits = [[*wait[:3], [left(rows) for rows in wait[3]], *wait[4:]] for wait in value["waits"] if left([wait[2]])]
-        match = value["match"]
-        if match is not None:
-            taken = [left(rows) for rows in match[0]]
-            match = [taken, match[1], _is_dead(rule, taken)] if taken[0] else None
-        table.change(key, {**value, "rows": left(value["rows"]), "waits": waits, "match": match})
-
-
-def _is_dead(rule: CompiledRule, taken: Sequence[Sequence[_Row]]) -> bool:
-    """Whether a step has taken more than it may."""
-    assert rule.sequence is not None
-    most = [step.step.at_most for step in rule.sequence.steps]
-    return any(limit is not None and len(rows) > limit for limit, rows in zip(most, taken, strict=True))
+        if value is not None:
+            kept = Kept.of_value(value)
+            kept.delete(int(deleted.times[at]), deleted.id_text(at), rule.rule.sequence.within)
+            table.change(key, kept.to_value())
 
 
 class _Steps:
@@ -67,11 +229,12 @@ class _Steps:
         assert case.rule.sequence is not None
         self.compiled = case.rule.sequence
         self.steps = self.compiled.steps
+        # Whether no condition reads what earlier steps took.
+        self.plain = all(step.own for step in self.steps)
         self._fields = case.stretch.stream.fields
         self._kept = {name: at for at, name in enumerate(self.compiled.kept)}
         # The absence and `until` have the bits after those of the steps.
-        self.absent_bit = 1 << len(self.steps)
-        self.until_bit = 1 << (len(self.steps) + 1)
+        self.last, self.absent, self.until = len(self.steps) - 1, len(self.steps), len(self.steps) + 1
         self.last_failed = False
 
     def bits(self, case: Case) -> tuple[Int64s, Mask]:
@@ -81,9 +244,9 @@ class _Steps:
         errors = np.zeros(len(events), dtype=bool)
         gates: list[tuple[int, Expression | None]] = [(1 << at, step.gate) for at, step in enumerate(self.steps)]
         if self.compiled.absent is not None:
-            gates.append((self.absent_bit, self.compiled.absent.gate))
+            gates.append((1 << self.absent, self.compiled.absent.gate))
         if self.compiled.until is not None:
-            gates.append((self.until_bit, self.compiled.until))
+            gates.append((1 << self.until, self.compiled.until))
         for bit, gate in gates:
             if gate is None:
                 bits |= bit
@@ -94,24 +257,24 @@ class _Steps:
                 errors |= value.error
         return bits, errors
 
-    def takes(self, at: int, row: _Row, taken: Sequence[Sequence[_Row]]) -> bool:
+    def takes(self, at: int, row: Row, taken: Sequence[Sequence[Row]]) -> bool:
         """Whether a step takes a row, after what the steps before have taken."""
-        if not row[2] >> at & 1:
+        if not row.bits >> at & 1:
             return False
         step = self.steps[at]
         if step.own:
             return True
         holds, failed = self._value(step, row, taken)
-        self.last_failed |= failed and at == len(self.steps) - 1
+        self.last_failed |= failed and at == self.last
         return holds
 
-    def ends(self, row: _Row, taken: Sequence[Sequence[_Row]]) -> bool:
+    def ends(self, row: Row, taken: Sequence[Sequence[Row]]) -> bool:
         """Whether a row is what was not to come."""
         absent = self.compiled.absent
         assert absent is not None
-        return bool(row[2] & self.absent_bit) and (absent.own or self._value(absent, row, taken)[0])
+        return bool(row.bits >> self.absent & 1) and (absent.own or self._value(absent, row, taken)[0])
 
-    def _value(self, step: CompiledStep, row: _Row, taken: Sequence[Sequence[_Row]]) -> tuple[bool, bool]:
+    def _value(self, step: CompiledStep, row: Row, taken: Sequence[Sequence[Row]]) -> tuple[bool, bool]:
         """Whether the step's condition holds, and whether it has an error."""
         columns = {}
         for name in step.condition.fields:
@@ -120,18 +283,18 @@ class _Steps:
         result = step.condition.evaluate(columns, 1)
         return bool(result.is_true()[0]), result.error is not None and bool(result.error[0])
 
-    def value(self, name: str, row: _Row, taken: Sequence[Sequence[_Row]]) -> tuple[Any, DataType]:
+    def value(self, name: str, row: Row, taken: Sequence[Sequence[Row]]) -> tuple[Any, DataType]:
         """What a name stands for: a field of the row, or an array or number of a step's rows; stored, with its type."""
         before, _, own = name.partition(".")
         if not own:
-            return row[3][self._kept[name]], self._fields[name]
+            return row.values[self._kept[name]], self._fields[name]
         rows = taken[next(at for at, step in enumerate(self.steps) if step.step.name == before)]
         if own == COUNT:
             return len(rows), BIGINT
         at = self._kept[own]
-        return [each[3][at] for each in rows], array(self._fields[own])
+        return [each.values[at] for each in rows], array(self._fields[own])
 
-    def values(self, names: Sequence[str], row: _Row, taken: Sequence[Sequence[_Row]]) -> dict[str, Any]:
+    def values(self, names: Sequence[str], row: Row, taken: Sequence[Sequence[Row]]) -> dict[str, Any]:
         """What names in a message stand for."""
         found = {}
         for name in names:
@@ -144,20 +307,16 @@ class _Steps:
 class _Match:
     """Steps taken so far. rows: per step; current: the step that is being filled; dead: it took too many."""
 
-    rows: list[list[_Row]]
+    rows: list[list[Row]]
     current: int = 0
     dead: bool = False
 
-    def offer(self, steps: _Steps, row: _Row) -> bool:
+    def offer(self, steps: _Steps, row: Row) -> bool:
         """Whether a step takes the row."""
         if self.dead:
             return False
         at, listed = self.current, steps.steps
-        if (
-            at + 1 < len(listed)
-            and len(self.rows[at]) >= listed[at].step.at_least
-            and steps.takes(at + 1, row, self.rows)
-        ):
+        if at < steps.last and len(self.rows[at]) >= listed[at].step.at_least and steps.takes(at + 1, row, self.rows):
             at += 1
         elif not steps.takes(at, row, self.rows):
             return False
@@ -169,17 +328,52 @@ class _Match:
 
     def is_complete(self, steps: _Steps) -> bool:
         """Whether the last step has enough."""
-        last = len(steps.steps) - 1
-        return not self.dead and self.current == last and len(self.rows[last]) >= steps.steps[last].step.at_least
+        least = steps.steps[steps.last].step.at_least
+        return not self.dead and self.current == steps.last and len(self.rows[steps.last]) >= least
 
-    def evidence(self) -> list[str]:
-        """The ids of the rows in the order in which they were taken."""
-        return [row[1] for rows in self.rows for row in rows][:_MOST_EVIDENCE]
 
-    @property
-    def begin(self) -> int:
-        """Time of the first row."""
-        return int(self.rows[0][0][0])
+class _Index:
+    """The places of rows by the conditions that they may satisfy: which row a step takes is looked up, not tried."""
+
+    def __init__(self, steps: _Steps, rows: Sequence[Row]) -> None:
+        self._steps = steps
+        self.places: list[list[Place]] = [[] for _ in range(steps.until + 1)]
+        for row in rows:
+            for condition, places in enumerate(self.places):
+                if row.bits >> condition & 1:
+                    places.append(_place(row))
+
+    def add(self, row: Row) -> None:
+        """Adds a row."""
+        for condition, places in enumerate(self.places):
+            if row.bits >> condition & 1:
+                insort(places, _place(row))
+
+    def begins(self, low: Place, last: Place) -> list[Place] | None:
+        """Where each step begins, from the rows in [low, last]; None if the last of them does not complete the steps.
+
+        For steps whose conditions read the event alone. The last row may satisfy the last step.
+        """
+        at = bisect_left(self.places[0], low)
+        found: list[Place] = []
+        for number, each in enumerate(self._steps.steps):
+            places, spec = self.places[number], each.step
+            enough = at + spec.at_least - 1
+            if enough >= len(places) or places[enough] > last:
+                return None
+            found.append(places[at])
+            if number < self._steps.last:
+                following = self.places[number + 1]
+                after = bisect_right(following, places[enough])
+                if after == len(following):
+                    return None
+                end, following_at = bisect_left(places, following[after]), after
+            else:
+                end, following_at = bisect_right(places, last), 0
+            if spec.at_most is not None and end - at > spec.at_most:
+                return None
+            at = following_at
+        return found
 
 
 class _Judge:
@@ -187,10 +381,10 @@ class _Judge:
         assert case.rule.rule.sequence is not None
         self._case, self._spec, self._steps = case, case.rule.rule.sequence, _Steps(case)
         self._lateness = case.rule.allowed_lateness
+        absent = self._steps.compiled.absent
+        self._wait = 0 if absent is None else absent.step.within
         self._after: list[int] = case.timeline.after.tolist()
-        # Per key {"key": stored values of the group_by fields, "rows": [...], "match": [rows per step, current, dead] or
-        # None, "waits": [[time, due, row, rows per step, version of the alert that was raised (None before it is due, -1 for
-        # none), whether the window was complete] ...]}.
+        # A `Kept` per key.
         self._table = case.state.table(case.rule.store)
         self._floor = case.state.features[case.rule.store].floor
         self._message = sorted(name for name in case.rule.in_message if "." in name)
@@ -201,10 +395,12 @@ class _Judge:
         bits, errors = self._steps.bits(case)
         taken = case.wanted & case.stretch.measuring.taken(case.rule.allowed_lateness)
         self._judgeable = taken & ~case.late if case.rule.rule.late == "record" else taken
-        self._alerting = self._judgeable & case.effective(case.events.times)
-        if not case.evaluated:
-            self._alerting = np.zeros(len(taken), dtype=bool)
-        case.note_taken(case.wanted & (bits != 0), taken, self._alerting)
+        # An absence triggers at its due: an event is judged where the wait that it may begin, or one that it may end, is
+        # due in the effective range.
+        times, dues = case.events.times, case.events.times + self._wait
+        self._alerting = self._judgeable & case.effective(dues) & case.evaluated
+        ending = self._judgeable & (bits >> self._steps.absent & 1 > 0) & case.effective(times, dues) & case.evaluated
+        case.note_taken(case.wanted & (bits != 0), taken, self._alerting | ending)
         case.failed |= taken & errors
         fields = [case.events.columns[name].stored() for name in self._steps.compiled.kept]
         here = dict(case.by_key(taken & (bits != 0)))
@@ -217,37 +413,76 @@ class _Judge:
         """One key through the stretch."""
         case = self._case
         value = self._table.get(key)
-        if value is None:
-            value = {"key": case.stored_key(int(positions[0])), "rows": [], "match": None, "waits": []}
-        value["times"] = [row[0] for row in value["rows"]]
+        self._key, self._rank = key, 0
+        self._kept = Kept(case.stored_key(int(positions[0]))) if value is None else Kept.of_value(value)
+        self._open_indexes()
         for at in positions.tolist():
-            self._pass(key, value, int(case.stretch.watermarks[at]))
-            time = int(case.events.times[at])
-            row: _Row = [time, case.events.id_texts[at], int(bits[at]), [column[at] for column in fields]]
-            self._end_waits(key, value, row, at)
+            self._pass(int(case.stretch.watermarks[at]))
+            values = [column[at] for column in fields]
+            row = Row(int(case.events.times[at]), case.events.id_texts[at], int(bits[at]), values, self._kept.next)
+            self._rank, self._kept.next = 0, self._kept.next + 1
+            self._end_waits(row, at)
+            insort(self._kept.rows, row, key=_place)
+            self._live.add(row)
             if self._spec.expiry == "fixed":
-                self._fixed(key, value, row, at)
+                self._judge_fixed(row, at)
             else:
-                self._sliding(key, value, row, at)
-        self._pass(key, value, self._after[-1])
-        self._keep(key, value, self._after[-1])
+                self._judge_sliding(row, at)
+        self._pass(self._after[-1])
+        oldest = self._after[-1] - self._lateness
+        wake = self._kept.forget(oldest, self._spec.within, self._lateness, self._wait)
+        if wake is None:
+            self._table.put(key, None)
+        else:
+            self._table.put(key, self._kept.to_value(), wake)
 
-    def _sliding(self, key: Key, value: dict[str, Any], row: _Row, at: int) -> None:
-        rows, times, steps = value["rows"], value["times"], self._steps
-        place = bisect_right(times, row[0])
-        rows.insert(place, row)
-        times.insert(place, row[0])
-        last = len(steps.steps) - 1
-        if not (row[2] >> last & 1 and self._judgeable[at]):
+    def _open_indexes(self) -> None:
+        """Indexes the rows that count and, with fixed expiry, those of the match."""
+        self._live = _Index(self._steps, self._kept.rows)
+        fixed = self._spec.expiry == "fixed"
+        self._members = _Index(self._steps, self._kept.members(self._spec.within)) if fixed else self._live
+
+    def _judge_sliding(self, row: Row, at: int) -> None:
+        """An event is judged with the rows of the time before it, after the last one that satisfies `until`."""
+        first = row.time - self._spec.within
+        low = (first if self._floor is None else max(first, self._floor), -1)
+        untils = self._live.places[self._steps.until]
+        before = bisect_left(untils, _place(row)) - 1
+        if before >= 0 and untils[before] >= low:
+            low = (untils[before][0], untils[before][1] + 1)
+        self._judge(row, at, low, self._kept.since)
+
+    def _judge_fixed(self, row: Row, at: int) -> None:
+        """An event is judged with the rows before it in the match that has begun when it arrives."""
+        kept, ends = self._kept, row.bits >> self._steps.until & 1
+        if kept.match is not None and row.time < kept.match[0]:
             return
-        low = bisect_left(times, self._first(row[0]), 0, place)
-        for before in range(place - 1, low - 1, -1):
-            if rows[before][2] & steps.until_bit:
-                low = before + 1
-                break
-        match = _Match([[] for _ in steps.steps])
-        for each in rows[low:place]:
-            match.offer(steps, each)
+        if kept.match is None or row.time > kept.match[0] + self._spec.within:
+            if not row.bits & 1:
+                kept.match = None if ends else kept.match
+                return
+            kept.match = (row.time, row.number)
+            self._members = _Index(self._steps, ())
+        self._members.add(row)
+        begin, since = kept.match
+        self._judge(row, at, (begin, -1), since)
+        if ends:
+            kept.match = None
+
+    def _judge(self, row: Row, at: int, low: Place, since: int) -> None:
+        """Whether an event completes the steps, with the rows from `low` up to itself and from the number `since` on."""
+        steps = self._steps
+        if not (row.bits >> steps.last & 1 and self._judgeable[at]):
+            return
+        if steps.plain:
+            begins = self._members.begins(low, _place(row))
+            if begins is not None:
+                self._found(row, at, Wait(row.time, row.number, since, begins, None, False))
+            return
+        match, rows = _Match([[] for _ in steps.steps]), self._kept.rows
+        for each in rows[bisect_left(rows, low, key=_place) : bisect_left(rows, _place(row), key=_place)]:
+            if each.number >= since:
+                match.offer(steps, each)
             if match.dead:
                 return
         steps.last_failed = False
@@ -255,130 +490,131 @@ class _Judge:
         if steps.last_failed and self._alerting[at]:
             self._case.failed[at] = True
         if is_taken and match.is_complete(steps):
-            self._found(key, value, match, row, at, place)
+            begins = [_place(taken[0]) for taken in match.rows]
+            self._found(row, at, Wait(row.time, row.number, since, begins, None, False), match.rows)
 
-    def _fixed(self, key: Key, value: dict[str, Any], row: _Row, at: int) -> None:
-        steps = self._steps
-        place = bisect_right(value["times"], row[0])
-        if row[2] & steps.absent_bit and steps.compiled.absent is not None:
-            value["rows"].insert(place, row)
-            value["times"].insert(place, row[0])
-        match = None if value["match"] is None else _Match(*value["match"])
-        if match is not None and row[0] < match.begin:
-            return
-        if match is None or row[0] > match.begin + self._spec.within:
-            if not steps.takes(0, row, [[] for _ in steps.steps]):
-                if match is not None and row[2] & steps.until_bit:
-                    value["match"] = None
-                return
-            match = _Match([[] for _ in steps.steps])
-        steps.last_failed = False
-        is_taken = match.offer(steps, row)
-        if steps.last_failed and self._alerting[at]:
-            self._case.failed[at] = True
-        value["match"] = [match.rows, match.current, match.dead] if match.rows[0] else None
-        if is_taken and match.is_complete(steps) and self._judgeable[at]:
-            self._found(key, value, match, row, at, place)
-        if row[2] & steps.until_bit:
-            value["match"] = None
-
-    def _first(self, time: int) -> int:
-        """The earliest time that counts for an event at `time`."""
-        first = time - self._spec.within
-        return first if self._floor is None else max(first, self._floor)
-
-    def _found(self, key: Key, value: dict[str, Any], match: _Match, row: _Row, at: int, place: int) -> None:
+    def _found(self, row: Row, at: int, found: Wait, taken: list[list[Row]] | None = None) -> None:
         """An event completes the steps: an alert, or the beginning of a wait."""
-        case, absent = self._case, self._steps.compiled.absent
+        case = self._case
         bound = case.state.features[case.rule.store].complete_from
-        complete = bound is None or row[0] - self._spec.within >= bound
-        if absent is not None:
-            due = row[0] + absent.step.within
-            later = value["rows"][place:] if self._spec.expiry == "fixed" else value["rows"][place + 1 :]
-            if self._spec.expiry == "fixed":
-                later = [each for each in later if each is not row]
-            if not any(each[0] <= due and self._steps.ends(each, match.rows) for each in later):
-                taken = [list(rows) for rows in match.rows]
-                wait = [row[0], due, row, taken, None, complete]
-                value["waits"].append(wait)
-                if due < case.stretch.watermarks[at]:
+        found.complete = bound is None or row.time - self._spec.within >= bound
+        if self._steps.compiled.absent is not None:
+            if not self._has_ended(found):
+                insort(self._kept.pending, found, key=_place)
+                if row.time + self._wait < case.stretch.watermarks[at]:
                     # It began so late that it is over at once.
-                    self._over(key, value, wait, (int(case.stretch.places[at]), BY_EVENT, at, len(value["waits"])))
+                    self._kept.pending.remove(found)
+                    self._over(found, (int(case.stretch.places[at]), BY_EVENT, at, self._rank))
             return
         if not self._alerting[at]:
             return
-        subject = Subject(case.key_texts(at), key, row[1], row[0], match.begin, row[0], match.evidence())
+        taken = self._taken(found) if taken is None else taken
+        subject = Subject(
+            case.key_texts(at), self._key, row.id, row.time, found.begins[0][0], row.time, _evidence(taken)
+        )
         values = {name: case.events.columns[name].item(at) for name in case.rule.fields}
-        values |= self._steps.values(self._message, row, match.rows)
+        values |= self._steps.values(self._message, row, taken)
         verdict, arrival = case.voice.first(subject), int(case.events.commits[at])
         order = (int(case.stretch.places[at]), BY_EVENT, at, 0)
-        case.say(order, case.voice.row(subject, verdict, 0, arrival, {}, complete, values))
-        self._empty(value)
+        case.say(order, case.voice.row(subject, verdict, 0, arrival, {}, found.complete, values))
+        self._empty()
 
-    def _empty(self, value: dict[str, Any]) -> None:
+    def _taken(self, wait: Wait) -> list[list[Row]]:
+        """The rows that each step took; no more than evidence needs where nothing else reads them."""
+        if wait.taken is not None:
+            return wait.taken
+        absent = self._steps.compiled.absent
+        enough = self._steps.plain and not self._message and (absent is None or absent.own)
+        rows = self._kept.rows if wait.since >= self._kept.since else self._kept.held
+        ends = [*wait.begins[1:], (wait.time, wait.number + 1)]
+        taken: list[list[Row]] = []
+        left = _MOST_EVIDENCE if enough else len(rows)
+        for step, (begin, end) in enumerate(zip(wait.begins, ends, strict=True)):
+            listed: list[Row] = []
+            for at in range(bisect_left(rows, begin, key=_place), len(rows)):
+                row = rows[at]
+                if _place(row) >= end or not left:
+                    break
+                if wait.since <= row.number <= wait.number and self._steps.takes(step, row, taken):
+                    listed.append(row)
+                    left -= 1
+            taken.append(listed)
+        return taken
+
+    def _own_row(self, wait: Wait) -> Row:
+        """The row that began a wait."""
+        if wait.taken is not None:
+            return wait.taken[-1][-1]
+        rows = self._kept.rows if wait.since >= self._kept.since else self._kept.held
+        return rows[bisect_left(rows, _place(wait), key=_place)]
+
+    def _empty(self) -> None:
         """An alert of a rule that resets: what has arrived counts no more."""
         if self._case.rule.rule.reset_on_alert:
-            value.update(rows=[], times=[], match=None)
+            self._kept.empty()
+            self._open_indexes()
 
-    def _end_waits(self, key: Key, value: dict[str, Any], row: _Row, at: int) -> None:
+    def _has_ended(self, wait: Wait) -> bool:
+        """Whether an event that was not to come is there already."""
+        places, rows = self._live.places[self._steps.absent], self._kept.rows
+        absent = self._steps.compiled.absent
+        assert absent is not None
+        at = bisect_right(places, _place(wait))
+        there = [each for each in places[at : at + 1] if each[0] <= wait.time + self._wait]
+        if not there or absent.own:
+            return bool(there)
+        taken, due = self._taken(wait), (wait.time + self._wait + 1, -1)
+        listed = places[at : bisect_left(places, due)]
+        return any(self._steps.ends(rows[bisect_left(rows, each, key=_place)], taken) for each in listed)
+
+    def _end_waits(self, row: Row, at: int) -> None:
         """An event that was not to come ends waits, and takes back what was raised already."""
-        if self._steps.compiled.absent is None or not row[2] & self._steps.absent_bit:
+        absent, case = self._steps.compiled.absent, self._case
+        if absent is None or not row.bits >> self._steps.absent & 1:
             return
-        left = []
-        for rank, wait in enumerate(value["waits"]):
-            if not (wait[0] <= row[0] <= wait[1] and self._steps.ends(row, wait[3])):
-                left.append(wait)
-            elif wait[4] == self._case.entry.version and self._case.evaluated:
-                order = (int(self._case.stretch.places[at]), BY_EVENT, at, rank)
-                self._say_wait(key, value, wait, "retracted", 1, order)
-        value["waits"] = left
+        for waits in (self._kept.raised, self._kept.pending):
+            low = bisect_left(waits, row.time - self._wait, key=_time)
+            high = bisect_right(waits, row.time, key=_time)
+            ended = [each for each in waits[low:high] if absent.own or self._steps.ends(row, self._taken(each))]
+            for wait in ended:
+                if wait.version == case.entry.version and case.evaluated:
+                    order = (int(case.stretch.places[at]), BY_EVENT, at, self._rank)
+                    self._say_wait(wait, "retracted", 1, order)
+            gone = set(map(id, ended))
+            waits[low:high] = [each for each in waits[low:high] if id(each) not in gone]
 
-    def _pass(self, key: Key, value: dict[str, Any], watermark: int) -> None:
+    def _pass(self, watermark: int) -> None:
         """The watermark moves: waits that were not ended are over."""
-        over = [wait for wait in value["waits"] if wait[4] is None and wait[1] < watermark]
-        for rank, wait in sorted(enumerate(over), key=lambda each: (each[1][1], each[0])):
-            place = bisect_right(self._after, wait[1])
+        over = bisect_left(self._kept.pending, watermark - self._wait, key=_time)
+        waits = self._kept.pending[:over]
+        del self._kept.pending[:over]
+        for wait in waits:
+            due = wait.time + self._wait
             # The watermark that raises it is the first beyond its due.
-            self._over(key, value, wait, (place, BY_WATERMARK, wait[1] + 1, rank))
+            self._over(wait, (bisect_right(self._after, due), BY_WATERMARK, due + 1, self._rank))
 
-    def _over(self, key: Key, value: dict[str, Any], wait: list[Any], order: Order) -> None:
+    def _over(self, wait: Wait, order: Order) -> None:
         """What was not to come did not come."""
         case = self._case
-        wait[4] = -1
-        if case.evaluated and case.effective(np.array([wait[1]]))[0]:
-            wait[4] = case.entry.version
-            self._say_wait(key, value, wait, None, 0, order)
-            self._empty(value)
+        if case.evaluated and case.effective(np.array([wait.time + self._wait]))[0]:
+            wait.version = case.entry.version
+            insort(self._kept.raised, wait, key=_place)
+            self._say_wait(wait, None, 0, order)
+            self._empty()
 
-    def _say_wait(
-        self, key: Key, value: dict[str, Any], wait: list[Any], verdict: str | None, revision: int, order: Order
-    ) -> None:
+    def _say_wait(self, wait: Wait, verdict: str | None, revision: int, order: Order) -> None:
         """A row of a wait; verdict None: the first one."""
-        case = self._case
-        time, due, row, taken, _, complete = wait
-        match = _Match(taken)
-        subject = Subject(texts_of(case.key_values(value["key"])), key, row[1], due, time, due, match.evidence())
+        case, due, row, taken = self._case, wait.time + self._wait, self._own_row(wait), self._taken(wait)
+        self._rank += 1
+        key = texts_of(case.key_values(self._kept.key))
+        subject = Subject(key, self._key, row.id, due, wait.time, due, _evidence(taken))
         if verdict is None:
             verdict = case.voice.first(subject)
         values = self._steps.values([*self._message, *self._plain], row, taken)
         arrival = int(case.timeline.commits[order[0]])
-        case.say(order, case.voice.row(subject, verdict, revision, arrival, {}, complete, values))
+        case.say(order, case.voice.row(subject, verdict, revision, arrival, {}, wait.complete, values))
 
-    def _keep(self, key: Key, value: dict[str, Any], watermark: int) -> None:
-        """Forgets what no event can need any more; one that is taken is not older than the lateness."""
-        oldest = watermark - self._lateness
-        rows = [row for row in value["rows"] if row[0] >= oldest - self._spec.within]
-        waits = [wait for wait in value["waits"] if wait[4] is None or (wait[4] >= 0 and wait[1] >= oldest)]
-        match = value["match"]
-        if match is not None and match[0][0][0][0] + self._spec.within < oldest:
-            match = None
-        if not (rows or waits or match):
-            self._table.put(key, None)
-            return
-        wakes = [wait[1] + 1 + (self._lateness if wait[4] is not None else 0) for wait in waits]
-        if rows:
-            wakes.append(rows[-1][0] + self._spec.within + self._lateness + 1)
-        if match is not None:
-            wakes.append(match[0][0][0][0] + self._spec.within + self._lateness + 1)
-        kept = {"key": value["key"], "rows": rows, "match": match, "waits": waits}
-        self._table.put(key, kept, min(wakes, default=NEVER_DUE))
+
+def _evidence(taken: Sequence[Sequence[Row]]) -> list[str]:
+    """The ids of the first rows that the steps took."""
+    return [row.id for rows in taken for row in rows][:_MOST_EVIDENCE]

@@ -13,7 +13,7 @@ import numpy as np
 from lookback.core.cache import SHARED, Cache
 from lookback.core.columns import Mask, Values
 from lookback.core.errors import StateError
-from lookback.core.keyed import NEVER_DUE, Key, KeyedTable, Store
+from lookback.core.keyed import NEVER_DUE, Key, KeyedTable, Pieces, Store, cut_text
 from lookback.core.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.pages import decode_page, encode_page
 from lookback.core.rulebook import RuleBook
@@ -28,6 +28,8 @@ _SMALLEST_CLASS = 256
 _MOST_MERGED = 2**22
 # To count what stands of runs that lie across their floor, so many rows are looked at in a batch.
 _MOST_COUNTED = 2**20
+# Of a text in one row of a page.
+_MOST_CHARACTERS = 2**26
 
 
 @dataclass(eq=False)
@@ -156,14 +158,15 @@ class ShardState:
         self._new: dict[str, StoredRun] = {}
         self._gone: list[str] = []
         self._saved_rules = self._saved_suppressed = ""
+        self._pieces: dict[str, int] = {}
         self.manifest = b""
 
     def begin(self, store: Store) -> None:
         """Starts a batch that writes to `store`."""
-        self._store, self._made = store, 0
+        self._store, self._made = Pieces(store, self._pieces), 0
         self._new, self._gone = {}, []
         for table in self.tables.values():
-            table.store = store
+            table.store = self._store
 
     def table(self, name: str) -> KeyedTable:
         """The keyed table of that name, made where there is none."""
@@ -294,7 +297,7 @@ class ShardState:
         """Rows of window state that are not below their feature's floor.
 
         A row is an event that a feature keeps, or all that are combined into one bucket of a `resolution`; an event that
-        a session or a sequence keeps, once more for a match that has taken it; or a wait of an absence.
+        a session or a sequence keeps; or a wait of an absence.
         """
         total = 0
         for feature_id, feature in self.features.items():
@@ -360,11 +363,13 @@ class ShardState:
 
         Raises StateError where the pages are damaged.
         """
-        page = store.get(MANIFEST)
+        self._pieces = {}
+        pages = Pieces(store, self._pieces)
+        page = pages.get(MANIFEST)
         if page is None:
             return False
         try:
-            self._load(page, store, known)
+            self._load(page, pages, known)
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, AssertionError) as error:
             raise StateError(
                 f"{MANIFEST}: what a shard keeps is damaged ({type(error).__name__}: {error}); start with a new checkpoint"
@@ -374,6 +379,7 @@ class ShardState:
     def _load(self, page: bytes, store: Store, known: ShardState | None) -> None:
         self.manifest = page
         manifest = json.loads(page_text(page, MANIFEST))
+        self._pieces.update({str(name): int(count) for name, count in manifest.get("pieces", {}).items()})
         for name in ("high", "advanced", "last_commit", "stretches", "origin", "saves", "timer"):
             setattr(self, name, manifest[name])
         in_memory = known.runs_in_memory() if known is not None and known.origin == self.origin else {}
@@ -428,6 +434,7 @@ class ShardState:
             "high": self.high, "advanced": self.advanced, "last_commit": self.last_commit, "stretches": self.stretches,
             "origin": self.origin, "saves": self.saves, "timer": self.timer, "features": features,
             "tables": {name: table.summary() for name, table in self.tables.items()},
+            **({"pieces": pieces} if (pieces := {n: c for n, c in self._pieces.items() if n != MANIFEST}) else {}),
         }  # fmt: skip
 
     def _stored(self, feature: FeatureState, run: Run) -> StoredRun:
@@ -512,10 +519,8 @@ def _count_rows(value: Any, floor: int) -> int:
 
 
 def _rows_of(value: Any) -> Iterator[Any]:
-    """The rows of a key, time first: those that may count, those that a begun match has taken, and waits."""
+    """The rows of a key, time first: those that may count, and waits."""
     yield from value.get("rows", ())
-    for step in (value.get("match") or ((),))[0]:
-        yield from step
     yield from value.get("waits", ())
 
 
@@ -543,11 +548,11 @@ def _put_changed(store: Store, name: str, text: str, before: str) -> str:
 
 def text_page(text: str) -> bytes:
     """The page of a text."""
-    return encode_page([np.array([text], dtype=object)])
+    return encode_page([np.array(cut_text(text, _MOST_CHARACTERS), dtype=object)])
 
 
 def page_text(page: bytes | None, name: str) -> str:
     """The text of a page that `text_page` made. Raises StateError, naming the page, for anything else."""
     arrays = decode_page(page or b"", name)
     assert arrays[0] is not None
-    return str(arrays[0][0])
+    return "".join(arrays[0])

@@ -183,12 +183,15 @@ class Case:
         evaluated[self.entry.rule_id] = evaluated.get(self.entry.rule_id, 0) + int(np.count_nonzero(judged))
         self.stretch.note_late(wanted, taken, judged)
 
-    def effective(self, times: Int64s) -> Mask:
-        """Which times may trigger: those in [effective_from, effective_until)."""
+    def effective(self, times: Int64s, until: Int64s | None = None) -> Mask:
+        """Which times may trigger: those in [effective_from, effective_until).
+
+        until: of each time, whether it or one of those after it does, up to this one.
+        """
         rule = self.rule.rule
         mask = np.ones(len(times), dtype=bool)
         if rule.effective_from is not None:
-            mask &= times >= rule.effective_from
+            mask &= (times if until is None else until) >= rule.effective_from
         if rule.effective_until is not None:
             mask &= times < rule.effective_until
         return mask

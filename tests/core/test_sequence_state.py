@@ -1,0 +1,172 @@
+"""What sequences keep of a key, and how much of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lookback
+from lookback.core.arrival import marks_of
+from lookback.core.evaluation import Batch, Evaluator
+from lookback.core.events import read_events
+from lookback.core.rulebook import RuleBook, RuleChange
+from lookback.core.state import ShardState
+from lookback.core.streams import Stream
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from test_equals_oracle import DictStore
+
+_MINUTE = 60_000_000
+STREAM = Stream.from_dict(
+    {
+        "stream": "s", "event_id": "id", "event_time": "at",
+        "fields": {"id": "int", "at": "timestamp", "k": "string", "n": "int", "ip": "string"},
+        "max_out_of_orderness": "10 seconds", "allowed_lateness": "1 hour",
+    }
+)  # fmt: skip
+
+
+def rule(steps: list[dict[str, Any]], message: str = "", **sequence: Any) -> dict[str, Any]:
+    return {
+        "rule_id": "r", "stream": "s", "group_by": ["k"], "message": message,
+        "sequence": {"within": "1 hour", "steps": steps, **sequence},
+    }  # fmt: skip
+
+
+def row(event_id: int, minute: float, n: int, ip: str = "a") -> dict[str, Any]:
+    return {"id": event_id, "at": int(minute * _MINUTE), "k": "x", "n": n, "ip": ip}
+
+
+def test_c4_a_match_of_fixed_expiry_takes_what_lies_before_the_event_that_is_judged_in_order_of_time() -> None:
+    """
+    arrival  1  2  3      4  5     6
+    minute   0  5  3      6  6.5   4
+    ip       a  b  c      b  c     c
+    f.ip                [acb] [acb] [ac]    of n = 1, up to the event with n = 2
+    """
+    steps = [{"name": "f", "where": "n = 1"}, {"name": "s", "where": "n = 2 and ip = element_at(f.ip, -1)"}]
+    harness = lookback.Harness(STREAM)
+    harness.rule(rule(steps, "{f.ip} {f.count} {s.count}", expiry="fixed"))
+    harness.events([row(1, 0, 1, "a"), row(2, 5, 1, "b"), row(3, 3, 1, "c")])
+    harness.events([row(4, 6, 2, "b"), row(5, 6.5, 2, "c"), row(6, 4, 2, "c")])
+    assert [(alert.event_id, alert.evidence, alert.message) for alert in harness.alerts] == [
+        ("4", ["1", "3", "2", "4"], "[a, c, b] 3 1"),
+        ("6", ["1", "3", "6"], "[a, c] 2 1"),
+    ]
+
+
+def test_c4_a_match_of_fixed_expiry_has_not_enough_before_what_arrives_late() -> None:
+    """The third event of step one lies after the late event, which is judged with the two before it."""
+    steps = [{"name": "f", "where": "n = 1", "at_least": 3}, {"name": "s", "where": "n = 2"}]
+    harness = lookback.Harness(STREAM)
+    harness.rule(rule(steps, expiry="fixed"))
+    harness.events([row(1, 0, 1), row(2, 3, 1), row(3, 5, 1), row(4, 4, 2), row(5, 6, 2)])
+    assert [(alert.event_id, alert.evidence) for alert in harness.alerts] == [("5", ["1", "2", "3", "5"])]
+
+
+_ABSENCE = [{"name": "a", "where": "n = 1"}, {"name": "silent", "absent": "n = 2", "within": "5 minutes"}]
+
+
+@pytest.mark.parametrize(
+    ("limits", "minute", "n", "action", "alerts"),
+    [
+        # Due at minute 15, which lies in the range, though the event does not.
+        ({"effective_from": 12 * _MINUTE}, 10, 1, "evaluated", ["raised"]),
+        # The mirror case: the event lies in it, the due does not.
+        ({"effective_until": 12 * _MINUTE}, 10, 1, "recorded", []),
+        ({"effective_from": 15 * _MINUTE}, 10, 1, "evaluated", ["raised"]),
+        ({"effective_from": 15 * _MINUTE + 1}, 10, 1, "recorded", []),
+        ({"effective_until": 15 * _MINUTE}, 10, 1, "recorded", []),
+        ({"effective_until": 15 * _MINUTE + 1}, 10, 1, "evaluated", ["raised"]),
+        # What ends waits is judged where one that it may end is due in the range.
+        ({"effective_from": 15 * _MINUTE}, 10, 2, "evaluated", []),
+        ({"effective_from": 15 * _MINUTE + 1}, 10, 2, "recorded", []),
+        ({"effective_until": 10 * _MINUTE + 1}, 10, 2, "evaluated", []),
+        ({"effective_until": 10 * _MINUTE}, 10, 2, "recorded", []),
+    ],
+)
+def test_c3_a_late_event_of_an_absence_was_evaluated_where_its_due_is_effective(
+    limits: dict[str, int], minute: int, n: int, action: str, alerts: list[str]
+) -> None:
+    """
+    minute   10        15              20
+    ─────────a──────────┤───────────────o───▶   a comes after o, and is due at once
+    """
+    harness = lookback.Harness(STREAM)
+    harness.rule({**rule(_ABSENCE), **limits})
+    harness.events([row(1, 20, 0), row(2, minute, n)])
+    assert [late.action for late in harness.late_events] == [action]
+    assert [alert.verdict for alert in harness.alerts] == alerts
+
+
+def judged(events: int, steps: list[dict[str, Any]], message: str = "", **sequence: Any) -> tuple[int, int, float]:
+    """Bytes of pages, characters of values, and seconds, for so many events of one key in 50 minutes."""
+    rows = [row(at, 50 * at / events, 1) for at in range(events)]
+    listed, _ = read_events(rows, STREAM, 1)
+    state, store = ShardState(RuleBook(STREAM, {"s": STREAM})), DictStore()
+    state.begin(store)
+    change = RuleChange("insert", 0, "r", 1, "active", json.dumps(rule(steps, message, **sequence)))
+    started = time.process_time()
+    Evaluator(STREAM).process(state, Batch(listed, None, marks_of(listed, listed.commits), [change]))
+    state.save()
+    spent = time.process_time() - started
+    values = (value for table in state.tables.values() for value in table.values())
+    return sum(map(len, store.pages.values())), sum(len(json.dumps(value)) for value in values), spent
+
+
+@pytest.mark.parametrize("expiry", ["sliding", "fixed"])
+@pytest.mark.parametrize("wait", ["1 minute", "1 hour"])
+def test_c8_waits_of_an_absence_grow_with_the_events_alone(expiry: str, wait: str) -> None:
+    """Every event begins a wait, whose steps took all the events before it."""
+    steps = [{"name": "a", "where": "n = 1"}, {"name": "b", "where": "n = 1"}]
+    steps.append({"name": "silent", "absent": "n = 2", "within": wait})
+    judged(100, steps, expiry=expiry)
+    small, large = (
+        min((judged(n, steps, expiry=expiry) for _ in range(2)), key=lambda r: r[2]) for n in (2_000, 4_000)
+    )
+    assert large[0] <= 2.2 * small[0]
+    assert large[1] <= 2.2 * small[1]
+    assert large[2] <= 2.2 * small[2] + 0.2
+    assert small[1] < 150 * 2_000
+
+
+def test_c8_sequences_of_release_0_1_0_are_gone_on_with() -> None:
+    """Waits and matches had copies of their rows, and rows no numbers."""
+    steps = [
+        {"name": "a", "where": "n = 1"},
+        {"name": "silent", "absent": "n = 2 and ip = element_at(a.ip, -1)", "within": "5 minutes"},
+    ]
+    first = [row(1, 0, 1, "a"), row(2, 1, 1, "b"), row(3, 2, 1, "a")]
+    later = [row(4, 6.5, 0), row(5, 3, 2, "b"), row(6, 8, 0), row(7, 4, 2, "a"), row(8, 90, 0)]
+    for expiry in ("sliding", "fixed"):
+        found = []
+        for former in (False, True):
+            harness = lookback.Harness(STREAM)
+            harness.rule(rule(steps, "{a.ip} {a.count}", expiry=expiry))
+            harness.events(first)
+            if former:
+                (table,) = harness._state.tables.values()
+                ((key, _, value),) = table.items()
+                table.change(key, as_release_0_1_0_kept(value, expiry == "fixed"))
+            harness.events(later)
+            found.append([(a.event_id, a.revision, a.verdict, a.evidence, a.message) for a in harness.alerts])
+        assert found[0] == found[1]
+        assert {alert[2] for alert in found[0]} == {"raised", "retracted"}
+
+
+def as_release_0_1_0_kept(value: dict[str, Any], fixed: bool) -> dict[str, Any]:
+    rows = [list(each)[:4] for each in value["rows"]]
+    waits = []
+    for began, number, _, _, version, complete, _ in value["waits"]:
+        taken = [each for each in value["rows"] if each[4] <= number]
+        waits.append(
+            [began, began + 5 * _MINUTE, list(taken[-1])[:4], [[list(t)[:4] for t in taken]], version, complete]
+        )
+    match = [[rows], 0, False] if fixed else None
+    return {"key": value["key"], "rows": [] if fixed else rows, "match": match, "waits": waits}
