@@ -172,6 +172,7 @@ def test_a_limit_that_depends_on_the_event_is_drawn_as_it_was_with_the_events_th
     ((text, value),) = explained.event_limits
     assert (text.replace(" ", "") in ("1.5*usual", "usual*1.5"), Decimal(value)) == (True, round(limit, 2))
     assert explained.main == "usual"
+    assert explained.notes == (f"For this event the limit {text} was {value}.",)
     upper = figure.axes[0]
     assert f"limit {text} = {value}" in texts(figure)
     assert any(list(line.get_ydata()) == [float(value)] * 2 for line in upper.lines)

@@ -78,6 +78,8 @@ def explained(
         notes = (*notes, "Suppressed: an alert of the key was raised shortly before.")
     if alert["revision"] and alert["verdict"] != "retracted":
         notes = (*notes, f"Revised: this is revision {alert['revision']}, over what had arrived with commit {alert['arrival']}.")  # fmt: skip
+    limits = tuple(_event_limits(evidence, alert, found.main))
+    notes = (*notes, *(f"For this event the limit {text} was {value}." for text, value in limits))
     return Explanation(
         alert=alert,
         rule=rule_row,
@@ -92,7 +94,7 @@ def explained(
         steps=found.steps,
         windows=found.windows,
         reproduced=found.reproduced,
-        event_limits=tuple(_event_limits(evidence, alert, found.main)),
+        event_limits=limits,
     )
 
 
