@@ -51,6 +51,8 @@ _OTHER_TIME = re.compile(r"(\d\d?)([./-])(\d\d?)\2(\d{4})(?:[ T](\d\d?):\d\d(:\d
 _OTHER_YEAR_FIRST = re.compile(r"\d{4}([./])\d\d\1\d\d(?: \d\d:\d\d(:\d\d)?)?", re.ASCII)
 _EPOCHS = {10: "timestamp_seconds", 13: "timestamp_millis", 16: "timestamp_micros"}
 _TIME_NAME = re.compile(r"time|date|_at$|(^|_)(at|ts|when|epoch)($|_)", re.IGNORECASE)
+# Money has cents, whether or not the first rows show them.
+_MONEY_NAME = re.compile(r"(^|[_ ])(amount|price|cost|fee|balance|total|betrag|preis)$", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _ARROW: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (pa.types.is_boolean, "boolean"), (pa.types.is_int8, "tinyint"), (pa.types.is_int16, "smallint"),
@@ -95,7 +97,11 @@ def draft_stream(path: str | Path, name: str = "", format: str = "") -> str:
     sample = _read(file, format or _format_of(file))
     if not sample.rows:
         raise SetupError(f"{file} holds no row to draft a stream from; name a file with events in it")
-    guesses = {column: sample.types.get(column) or _guess(column, values) for column, values in sample.columns.items()}
+    # Of a file that has types an integer was meant to be one.
+    guesses = {
+        column: sample.types.get(column) or _with_cents(column, _guess(column, values))
+        for column, values in sample.columns.items()
+    }
     names = _field_names(sample.columns)
     return _Draft(name or _stream_name(file), str(path), file, sample, guesses, names).text()
 
@@ -232,7 +238,7 @@ def _typed(name: str, kind: pa.DataType, values: Any) -> _Guess:
             return _Guess(f"decimal({kind.precision},{kind.scale})")
         return _Guess("", note=f"is {kind}, which no field can hold")
     if pa.types.is_floating(kind):
-        return _of_floats([value for value in values.to_pylist() if value is not None])
+        return _with_cents(name, _of_floats([value for value in values.to_pylist() if value is not None]))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         element = _typed(name, kind.value_type, values.combine_chunks().flatten())
         return (
@@ -256,6 +262,15 @@ def _of_floats(values: Sequence[float]) -> _Guess:
 
 
 # Guessing ------------------------------------------------------------------------------------------------------------
+
+
+def _with_cents(name: str, guess: _Guess) -> _Guess:
+    """The guess, with two digits after the point where the name says money and fewer were seen."""
+    if not _MONEY_NAME.search(name) or guess.type not in ("bigint", "decimal(18,1)"):
+        return guess
+    return _Guess(
+        "decimal(18,2)", guess.expression, "money, by its name; more than 2 digits after the point are rejected"
+    )
 
 
 def _guess(name: str, values: Iterable[Any]) -> _Guess:

@@ -107,6 +107,18 @@ def test_a_time_counted_from_1970_goes_by_its_name(tmp_path: Path, value: str, f
     assert of_column(tmp_path, value, name="account")[:2] == ("bigint", None)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "type_"),
+    [
+        ("amount", "20", "decimal(18,2)"), ("Total Price", "20.5", "decimal(18,2)"), ("amount", "2.505", "decimal(18,3)"),
+        ("amount_cents", "20", "bigint"), ("amount", "002", "string"), ("discount", "20", "bigint"),
+    ],
+)  # fmt: skip
+def test_money_has_cents(tmp_path: Path, name: str, value: str, type_: str):
+    document = drafted(tmp_path / "x.csv", f"id,at,{name}\n1,2026-03-01T10:00:00Z,{value}\n")
+    assert list(document["fields"].values())[-1] == type_
+
+
 def test_names_that_are_no_fields_are_made_of_their_columns(tmp_path: Path):
     header = "Order ID,Größe,Zeit,1st,zeit,arrival\n"
     document = drafted(tmp_path / "x.csv", header + "1,2,2026-03-01T10:00:00Z,a,b,c\n")
@@ -144,7 +156,7 @@ def test_json_lines_have_the_types_that_they_show(tmp_path: Path):
     ]  # fmt: skip
     document = drafted(tmp_path / "x.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n")
     assert document["fields"] == {
-        "id": "bigint", "at": "timestamp", "amount": "decimal(18,1)", "ok": "boolean", "tags": "array<string>",
+        "id": "bigint", "at": "timestamp", "amount": "decimal(18,2)", "ok": "boolean", "tags": "array<string>",
         "mix": "string", "later": "string",
     }  # fmt: skip
     text = draft_stream(tmp_path / "x.jsonl")
