@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from lookback.cli import main
 from lookback.core.errors import SetupError
-from lookback.core.notices import FAILED, GIVEN_UP, SENT, Outcome
+from lookback.core.notices import FAILED, GIVEN_UP, SENT, Outcome, health_notice
 from lookback.core.receivers import Email, Receiver, Webhook
 from lookback.senders import sender_of
 from sample_alert import ALERT
@@ -285,3 +287,69 @@ def certificate(file: Path) -> Path:
     plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     file.write_bytes(key.private_bytes(*plain) + made.public_bytes(serialization.Encoding.PEM))
     return file
+
+
+# The health of a stream ------------------------------------------------------------------------------------------------
+
+
+def health_of(stream: str, *levels: str) -> dict[str, Any]:
+    """What `lookback status` has of a stream, as far as it is sent."""
+    findings = [
+        {"level": level, "check": f"check-{level}", "what": f"A {level}.", "remedy": "Look."} for level in levels
+    ]
+    healthy = not {"problem", "warning"} & set(levels)
+    return {
+        "stream": stream,
+        "healthy": healthy,
+        "health": f"{stream} needs a look:",
+        "findings": findings,
+        "judged": 7,
+    }
+
+
+def test_a_stream_that_is_not_healthy_is_told_with_one_id_an_hour() -> None:
+    at = dt.datetime(2026, 3, 1, 10, 5, tzinfo=dt.timezone.utc)
+    notice = health_notice(health_of("payments", "warning", "note"), at)
+    assert set(notice) == set(ALERT)
+    assert (notice["rule_id"], notice["severity"], notice["stream"]) == ("lookback.health", "medium", "payments")
+    assert notice["message"] == "payments needs a look: A warning. Look."
+    later = health_notice(health_of("payments", "warning"), at + dt.timedelta(minutes=54))
+    assert later["alert_id"] == notice["alert_id"]
+    others = [
+        health_notice(health_of("payments", "warning"), at + dt.timedelta(minutes=55)),
+        health_notice(health_of("payments", "warning", "problem"), at),
+        health_notice(health_of("logins", "warning"), at),
+    ]
+    assert len({notice["alert_id"], *(each["alert_id"] for each in others)}) == 4
+    assert others[1]["severity"] == "high"
+
+
+def test_status_tells_the_receivers_that_want_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "streams").mkdir()
+    for name in ("payments", "logins"):
+        declared = f"stream: {name}\nevent_id: id\nevent_time: at\nfields: {{id: bigint, at: timestamp}}\n"
+        (tmp_path / f"streams/{name}.yml").write_text(declared)
+    found = {"payments": health_of("payments", "problem"), "logins": health_of("logins", "note")}
+    monkeypatch.setattr("lookback.commands.upkeep.tables_of", lambda *_: SimpleNamespace(root=str(tmp_path)))
+    monkeypatch.setattr("lookback.spark.status.stream_status", lambda tables, stream, *_: found[stream.name])
+    status = ["status", "--json", "--conf", str(tmp_path)]
+    with WorkspaceServer() as server:
+        server.replies["POST /desk"] = Answer({})
+        receivers = f"""
+receivers:
+  - {{name: desk, webhook: {{url: {server.url}/desk}}, rules: [lookback.*]}}
+  - {{name: analysts, webhook: {{url: {server.url}/analysts}}, rules: [card-*]}}
+"""
+        (tmp_path / "notifiers.yml").write_text(receivers)
+        assert main([*status, "--tell"]) == 0
+        assert main([*status, "--check", "--tell"]) == 1
+        (first, again) = server.asked
+        assert (first.path, first.body["stream"], first.body["severity"]) == ("/desk", "payments", "high")
+        assert again.body["alert_id"] == first.body["alert_id"]
+        # It is no success where somebody could not be told.
+        server.replies["POST /desk"] = Answer({}, status=503)
+        capsys.readouterr()
+        assert main([*status, "--tell"]) == 1
+    assert "desk was not told of payments: HTTP status 503" in capsys.readouterr().err

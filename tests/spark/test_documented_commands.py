@@ -30,7 +30,7 @@ PAGES = (
     "docs/threats.md",
 )
 # They need a workspace or a receiver; their own tests have servers for them.
-ELSEWHERE = ("notify", "remote")
+ELSEWHERE = ("notify", "remote", "--tell")
 
 
 def commands(page: str) -> list[list[str]]:
@@ -38,7 +38,7 @@ def commands(page: str) -> list[list[str]]:
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     ours = [words[1:] for words in lines if words and words[0].removeprefix(".venv/bin/") == "lookback"]
-    return [words for words in ours if words[0] not in ELSEWHERE]
+    return [words for words in ours if not set(words) & set(ELSEWHERE)]
 
 
 def ending(words: list[str]) -> list[str]:

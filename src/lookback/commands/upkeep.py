@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from lookback.commands.asked import FOUND_PROBLEMS, Command, settings_of, tables_of, wants_json
 from lookback.core.errors import SetupError
@@ -17,6 +20,9 @@ def add_commands(command: Command) -> None:
     command("init", _init, "create the tables of all declared streams; add comments that are missing")
     status = command("status", _status, "what the tables hold, and whether each stream is healthy")
     status.add_argument("--check", action="store_true", help="end with 1 where a stream needs a look, for a monitor")
+    status.add_argument(
+        "--tell", action="store_true", help="send what is found to the receivers of CONF/notifiers.yml that want it"
+    )
     command("maintain", _maintain, "OPTIMIZE and VACUUM all tables within their retention, look at the checkpoints")
     forget = command("forget", _forget, "delete what the tables hold of some events, for a privacy request")
     forget.add_argument("stream")
@@ -74,7 +80,29 @@ def _status(options: argparse.Namespace) -> int:
         print()
         for row in rows:
             print_health(row)
-    return FOUND_PROBLEMS if options.check and not all(row["healthy"] for row in rows) else 0
+    unhealthy = [row for row in rows if not row["healthy"]]
+    not_told = options.tell and not _tell(settings.conf, unhealthy)
+    return FOUND_PROBLEMS if not_told or (options.check and unhealthy) else 0
+
+
+def _tell(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
+    """Sends the state of streams to the receivers that want it. Returns whether all of it was sent."""
+    from lookback.config import load_receivers
+    from lookback.core.notices import SENT, health_notice
+    from lookback.senders import sender_of
+
+    senders = {receiver: sender_of(receiver) for receiver in load_receivers(conf)}
+    is_sent = True
+    for row in unhealthy:
+        notice = health_notice(row, dt.datetime.now(dt.timezone.utc))
+        for receiver, send in senders.items():
+            if not receiver.wants(notice):
+                continue
+            outcome = send(notice)
+            if outcome.status != SENT:
+                is_sent = False
+                print(visible(f"{receiver.name} was not told of {row['stream']}: {outcome.error}"), file=sys.stderr)
+    return is_sent
 
 
 def _maintain(options: argparse.Namespace) -> int:

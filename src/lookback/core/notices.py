@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import hmac
 import json
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lookback.core.columns import text_of
+from lookback.core.health import NOTE, PROBLEM
 
 # What the table `notifications` says of an alert and a receiver; BEGAN: of a receiver, from when on it hears of alerts.
 BEGAN, SENT, FAILED, GIVEN_UP = "began", "sent", "failed", "given_up"
@@ -18,6 +20,8 @@ STATUSES = (BEGAN, SENT, FAILED, GIVEN_UP)
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
 # What a receiver may ask for by Retry-After.
 LONGEST_WISH = 3_600.0
+# What receivers of a stream's health name among their `rules`.
+HEALTH_RULE = "lookback.health"
 _MOST_SUBJECT, _MOST_ERROR = 150, 300
 # This message is wrong, and so it stays; any other refusal may be of the receiver, or pass.
 _REFUSED = frozenset({400, 413, 422})
@@ -35,6 +39,26 @@ class Outcome:
 def alert_text(alert: Mapping[str, Any]) -> str:
     """A row of the alerts table as JSON: its columns in order; times are ISO 8601 with Z."""
     return json.dumps(dict(alert), ensure_ascii=False, default=text_of)
+
+
+def health_notice(status: Mapping[str, Any], now: dt.datetime) -> dict[str, Any]:
+    """What receivers are sent where a stream is not healthy: like an alert, of the rule `lookback.health`.
+
+    status: as `lookback status` has it. now: aware. The id is the same for an hour while the same is found, so that
+    receivers drop repeats. Severity is high where there is a problem, else medium.
+    """
+    checks = sorted({finding["check"] for finding in status["findings"] if finding["level"] != NOTE})
+    is_problem = any(finding["level"] == PROBLEM for finding in status["findings"])
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    identity = json.dumps([HEALTH_RULE, status["stream"], checks, text_of(hour)], separators=(",", ":"))
+    found = " ".join(f"{each['what']} {each['remedy']}" for each in status["findings"] if each["level"] != NOTE)
+    return {
+        "alert_id": hashlib.sha256(identity.encode()).hexdigest()[:32], "revision": 0, "verdict": "raised",
+        "rule_id": HEALTH_RULE, "rule_version": 0, "mode": "active", "severity": "high" if is_problem else "medium",
+        "stream": status["stream"], "key": {}, "event_id": None, "event_time": now, "window_start": None,
+        "window_end": None, "window_complete": None, "measures": {}, "message": f"{status['health']} {found}",
+        "evidence": [], "arrival": status["judged"], "decided_at": now,
+    }  # fmt: skip
 
 
 def delivery_id(alert: Mapping[str, Any]) -> str:
