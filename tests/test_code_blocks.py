@@ -209,6 +209,9 @@ KINDS: dict[str, Callable[[Block], None]] = {
     "yaml mistake": elsewhere("README.md", "docs/"),
     "yaml rule": elsewhere("README.md", "docs/"),
     "yaml stream": elsewhere("docs/"),
+    # A file, and the declaration that `lookback stream new` drafts from it.
+    "text file orders.csv": elsewhere("docs/streams.md"),
+    "yaml stream draft": elsewhere("docs/streams.md"),
     # A part of a settings file, a job or a workflow: read, no more.
     "yaml": read_yaml,
     "diff": elsewhere("CONTRIBUTING.md"),
