@@ -364,7 +364,7 @@ def test_an_hour_of_a_job_is_a_few_lines_and_one_picture(monkeypatch: pytest.Mon
     # A line every 30 seconds, and one at the end.
     assert len(shown) - 1 == 3_600 / 30 + 1
     assert sum(len(each._repr_html_()) for each in shown[:-1]) < 50_000
-    assert "ended; 1,000 batches" in repr(shown[-2])
+    assert "ended; 3,600 batches; 36,000 events" in repr(shown[-2])
     assert hour.asked <= 3_600 / 30 + 1
 
 

@@ -74,17 +74,26 @@ class _View:
         self._commits = commits
         self._committed: dict[int, dt.datetime] = {}
         self._asked = float("-inf")
-        # The last batch that was shown; before the first nothing was.
-        self._shown: int | None = -1
+        # Of all batches; the evaluation keeps the reports of the last thousand.
+        self._batches = self._events = 0
+        self._last_batch = -1
+        self._changes: list[str] = []
+        self._is_begun = False
 
     def refresh(self, reports: Sequence[BatchReport], *, done: bool = False) -> None:
         """Shows what is new."""
         raise NotImplementedError
 
-    def _is_new(self, reports: Sequence[BatchReport]) -> bool:
-        """Whether batches have ended since this was asked last, or it is asked for the first time."""
-        before, self._shown = self._shown, reports[-1].batch_id if reports else None
-        return self._shown != before
+    def _count(self, reports: Sequence[BatchReport]) -> bool:
+        """Counts the batches that have ended since the last time. Returns whether there is something new to show."""
+        new = [report for report in reports if report.batch_id > self._last_batch]
+        if new:
+            self._last_batch = new[-1].batch_id
+        self._batches += len(new)
+        self._events += sum(report.events for report in new)
+        self._changes = [*self._changes, *(describe_change(row) for report in new for row in report.log)][-3:]
+        is_first, self._is_begun = not self._is_begun, True
+        return bool(new) or is_first
 
     def _ask_for_commits(self, *, done: bool) -> None:
         if self._commits is not None and (done or time.monotonic() - self._asked >= _COMMITS_SECONDS):
@@ -95,14 +104,13 @@ class _View:
             return f"{state}; no batch yet"
         last = reports[-1]
         parts = [
-            state, f"{len(reports):,} {'batch' if len(reports) == 1 else 'batches'}", f"{sum(r.events for r in reports):,} events",
+            state, f"{self._batches:,} {'batch' if self._batches == 1 else 'batches'}", f"{self._events:,} events",
             f"{pictures.events_per_second(reports)[-1]:,.0f} events/s in the last batch",
             f"{last.state_rows:,} rows of state", pictures.counted(last.rules, "rule"),
         ]  # fmt: skip
         if self._committed and last.arrival is not None:
             parts.append(f"{max(0, max(self._committed) - last.arrival):,} commits behind")
-        changes = [describe_change(row) for r in reports[-20:] for row in r.log][-3:]
-        return "; ".join(parts + ([f"last changes: {', '.join(changes)}"] if changes else []))
+        return "; ".join(parts + ([f"last changes: {', '.join(self._changes)}"] if self._changes else []))
 
 
 class _LiveView(_View):
@@ -112,7 +120,7 @@ class _LiveView(_View):
     _picture = ""
 
     def refresh(self, reports: Sequence[BatchReport], *, done: bool = False) -> None:
-        if self._is_new(reports) or done:
+        if self._count(reports) or done:
             self._ask_for_commits(done=done)
             self._picture = png_tag(pictures.live(reports, self._committed or None))
         status = self._status(reports, "ended" if done else "running")
@@ -126,7 +134,7 @@ class _Lines(_View):
     seconds = _LINE_SECONDS
 
     def refresh(self, reports: Sequence[BatchReport], *, done: bool = False) -> None:
-        if not (self._is_new(reports) or done):
+        if not (self._count(reports) or done):
             return
         self._ask_for_commits(done=done)
         show(text(self._status(reports, "ended" if done else "running")))
