@@ -75,9 +75,3 @@ def test_nan_is_the_greatest_double() -> None:
 
 def test_strings_have_an_order() -> None:
     assert over("max", ["z", "é", "a"], STRING, [0, 2], [3, 3]).to_list() == ["é", "a"]
-
-
-def test_c4_a_sum_of_doubles_is_refused_with_the_remedy() -> None:
-    refusal = AGGREGATES["sum"].refusal(DOUBLE)
-    assert refusal is not None
-    assert "cast(x as decimal(" in refusal

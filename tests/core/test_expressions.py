@@ -673,6 +673,8 @@ TEACHING = (
         ("sum(x)", ["sum() takes exact numbers, since sums of a double depend on order; write cast(x as decimal(18,2)) or as needed"]),
         ("avg(text)", ["avg() takes an integer or a decimal, got string; cast it"]),
         ("min(numbers)", ["min() takes single values, got array<int>"]),
+        ("count(distinct numbers)", ["count(distinct) takes single values, got array<int>"]),
+        ("count(distinct null)", ["count(distinct) takes single values, got null"]),
         ("sum(distinct i)", ["sum(distinct ...) is not supported; only count takes distinct"]),
         ("sum(*)", ["sum(*) is not allowed; name a field"]),
         ("sum(i) filter (i > 1)", ["filter ( needs the word where; write filter (where i ...)"]),

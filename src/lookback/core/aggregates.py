@@ -35,10 +35,6 @@ class Aggregate(ABC):
     stores_value = True
     additive = False
 
-    def refusal(self, argument: DataType) -> str | None:
-        """Why the aggregate does not take an argument of this type, as a sentence; None if it does."""
-        return None
-
     @abstractmethod
     def result_type(self, argument: DataType | None) -> DataType:
         """The type that Spark gives the result; `argument` is None for count(*)."""
@@ -90,10 +86,6 @@ class Count(Aggregate):
 class CountDistinct(Aggregate):
     """Number of different values; NULLs are not counted, NaN is one value, as in Spark."""
 
-    def refusal(self, argument: DataType) -> str | None:
-        """Arrays are refused."""
-        return f"it takes single values, not {argument}" if argument.name in ("array", "null") else None
-
     def result_type(self, argument: DataType | None) -> DataType:
         """Always bigint."""
         return BIGINT
@@ -120,14 +112,6 @@ class Sum(Aggregate):
     """Exact sum of integers or decimals, from prefix sums."""
 
     additive = True
-
-    def refusal(self, argument: DataType) -> str | None:
-        """Doubles are refused: their sum depends on the order of the rows."""
-        if argument.is_integer or argument.is_decimal:
-            return None
-        if argument.is_float:
-            return f"a sum of {argument} depends on the order of the rows; write cast(x as decimal(18,2)), with the digits you need"
-        return f"it takes integers and decimals, not {argument}"
 
     def result_type(self, argument: DataType | None) -> DataType:
         """Bigint for integers, decimal(min(38, p + 10), s) for decimal(p, s)."""
@@ -210,10 +194,6 @@ class _Extreme(Aggregate):
     """Smallest or largest value, from block-wise prefix and suffix extremes and a sparse table over the blocks."""
 
     _BLOCK = 32
-
-    def refusal(self, argument: DataType) -> str | None:
-        """Arrays are refused."""
-        return f"it takes values that have an order, not {argument}" if argument.name in ("array", "null") else None
 
     def result_type(self, argument: DataType | None) -> DataType:
         """The argument's own type."""

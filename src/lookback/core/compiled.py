@@ -499,9 +499,6 @@ class _Binder:
             except ExpressionError as error:
                 self._problems.extend(problem_at(place, problem) for problem in error.problems)
                 continue
-            if refusal := _refusal(call):
-                self._wrong(place, f"{call.sql}: {refusal}")
-                continue
             window = measure.window
             if isinstance(window, Lookback) and window.resolution and not AGGREGATES[call.function].additive:
                 self._wrong(place, _not_additive(call, window))
@@ -533,10 +530,6 @@ def _names_in(text: str) -> list[str]:
         return list(dict.fromkeys(columns_of(text)))
     except ExpressionError:
         return []
-
-
-def _refusal(call: AggregateCall) -> str | None:
-    return None if call.argument is None else AGGREGATES[call.function].refusal(call.argument.type)
 
 
 _PRESENCE = AggregateCall("count", None, None, "count(*)")

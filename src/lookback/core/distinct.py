@@ -97,6 +97,18 @@ class Distinct:
             counts[part] = [moving.count(*each) for each in asked]
 
 
+def count_from_start(groups: Int64s, values: Values, low: Int64s, high: Int64s) -> Int64s:
+    """The number of different values in each range [low, high) of rows; a range begins where its group does.
+
+    groups: dense numbers, ascending. NaN is one value.
+    """
+    codes, different = factorize(values, use_na_sentinel=False)
+    is_first = np.zeros(len(values) + 1, dtype=np.int64)
+    is_first[1:][np.unique(groups * max(1, len(different)) + codes, return_index=True)[1]] = 1
+    before = np.cumsum(is_first)
+    return before[high] - before[low]
+
+
 def _highest_so_far(groups: Int64s, times: Int64s) -> Mask:
     """Which times are not below one before them in their group; groups ascending."""
     if not len(times):

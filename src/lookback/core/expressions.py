@@ -19,7 +19,7 @@ from sqlglot import exp
 from lookback.core.binding import Binder, conjuncts
 from lookback.core.columns import Column
 from lookback.core.errors import ExpressionError
-from lookback.core.functions import AGGREGATES
+from lookback.core.functions import AGGREGATES, ordered
 from lookback.core.kernels import narrowed
 from lookback.core.limits import DEFAULT_LIMITS, LIMITS, Limits
 from lookback.core.nodes import Node
@@ -181,8 +181,10 @@ def _aggregate(
     distinct, parts = _arguments(name, tree, problems)
     argument = _part(parts[0], schema, limits, problems) if len(parts) == 1 and not _is_star(parts[0]) else None
     where = None if condition is None else _part(condition, schema, limits, problems)
-    if argument is not None and (wrong := AGGREGATES[name](argument.type)):
-        problems.append(f"{name}() {wrong}")
+    # Only what can be told apart can be counted once.
+    takes, called = (ordered, f"{name}(distinct)") if distinct else (AGGREGATES[name], f"{name}()")
+    if argument is not None and (wrong := takes(argument.type)):
+        problems.append(f"{called} {wrong}")
     if where is not None and where.type not in (BOOLEAN, NULL):
         problems.append(
             f"filter takes a condition, but {where.sql!r} is of type {where.type}; compare it with something"

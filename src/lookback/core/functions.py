@@ -702,7 +702,7 @@ def exact_number(type_: DataType) -> str | None:
 
 
 def ordered(type_: DataType) -> str | None:
-    """min, max: whatever has an order."""
+    """min, max, count(distinct): single values, which have an order."""
     return f"takes single values, got {type_}" if type_.name in ("array", "null") else None
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from lookback.core.alerts import BY_EVENT, BY_WATERMARK, moment
 from lookback.core.columns import Column, Mask, Values, from_values, text_of
 from lookback.core.compiled import CompiledRule, Feature
+from lookback.core.distinct import count_from_start
 from lookback.core.events import Events
 from lookback.core.keyed import NEVER_DUE, Key, KeyedTable
 from lookback.core.keys import Int64s, Keys
@@ -19,11 +20,12 @@ from lookback.core.measuring import kept, values_kept
 from lookback.core.runs import comparable
 from lookback.core.state import ShardState
 from lookback.core.stretch import Case, Order
+from lookback.core.types import BIGINT
 from lookback.core.verdicts import Memory, Subject, texts_of
 from lookback.core.windows import Session
 
-# An event of a session: [time, value per measure]; a value is None where the measure leaves the event out. What
-# measures came to be later, earlier rows do not have.
+# An event of a session: [time, value per measure]; a value is None where the measure leaves the event out. Rows written
+# before a measure was added lack its value.
 _Row = list[Any]
 
 
@@ -73,75 +75,115 @@ def _values_at(rule: CompiledRule, events: Events, at: int, slots: Mapping[str, 
     return found
 
 
+@dataclass(eq=False)
+class OpenSession:
+    """One session. rows: by (time, arrival), never empty; log: the same rows in the order in which they came to it.
+
+    A session that grows only adds to its log, so what it was at some moment is told by the log's length then.
+    """
+
+    rows: list[_Row]
+    log: list[_Row]
+
+    @property
+    def start(self) -> int:
+        """The time of its first row."""
+        return int(self.rows[0][0])
+
+    @property
+    def last(self) -> int:
+        """The time of its last row."""
+        return int(self.rows[-1][0])
+
+
 @dataclass
 class Sessions:
-    """The sessions of one key: rows by (time, arrival), each in one session.
+    """The sessions of one key, by time.
 
     A session takes the rows that follow its first one with gaps of `gap` or less, up to `longest` after it.
     """
 
     gap: int
     longest: int
-    listed: list[list[_Row]] = field(default_factory=list)
+    listed: list[OpenSession] = field(default_factory=list)
 
     @classmethod
     def of_rows(cls, gap: int, longest: int, rows: list[_Row]) -> Sessions:
         """The sessions that rows, sorted by time, make."""
         sessions = cls(gap, longest)
-        sessions.listed = sessions._cut(rows)
+        sessions.listed = [OpenSession(part, list(part)) for part in sessions._cut(rows)]
         return sessions
 
-    def end(self, session: list[_Row]) -> int:
+    def end(self, session: OpenSession) -> int:
         """The exclusive end of a session."""
-        return min(int(session[-1][0]) + self.gap + 1, int(session[0][0]) + self.longest)
+        return min(session.last + self.gap + 1, session.start + self.longest)
 
-    def is_cut(self, session: list[_Row]) -> bool:
+    def is_cut(self, session: OpenSession) -> bool:
         """Whether the session ends because it became too long."""
-        return int(session[0][0]) + self.longest < int(session[-1][0]) + self.gap + 1
+        return session.start + self.longest < session.last + self.gap + 1
 
     def forget(self, until: int) -> None:
         """Forgets the sessions whose end is `until` or earlier."""
         while self.listed and self.end(self.listed[0]) <= until:
             del self.listed[0]
 
-    def add(self, row: _Row, alive_after: int) -> tuple[list[list[_Row]], list[int]] | None:
+    def add(self, row: _Row, alive_after: int) -> tuple[list[OpenSession], list[int]] | None:
         """Adds a row if the session that it comes to belong to ends after `alive_after`.
 
         Returns the sessions that are new or changed, and the starts that are no more; None if it was not added.
         """
-        first, last = self._region(int(row[0]))
-        if last == first + 1 and self.listed[first][0][0] <= row[0] < self.listed[first][0][0] + self.longest:
-            return self._grow(self.listed[first], row, alive_after)
+        time = int(row[0])
+        first, last = self._region(time)
+        if first < last and time >= self.listed[first].start + self.longest:
+            # That session was closed before the row; it begins another, or the next one begins with it.
+            first += 1
         before = self.listed[first:last]
-        rows = [each for session in before for each in session]
-        rows.insert(bisect_right(rows, row[0], key=_time), row)
-        after = self._cut(rows)
-        own = next(session for session in after if any(each is row for each in session))
-        if self.end(own) <= alive_after:
+        start = min(time, before[0].start) if before else time
+        joined, final = 0, time
+        for session in before:
+            if session.start >= start + self.longest:
+                break
+            if session.last >= start + self.longest:
+                return self._cut_anew(row, alive_after, first, last)
+            joined, final = joined + 1, max(final, session.last)
+        if min(final + self.gap + 1, start + self.longest) <= alive_after:
             return None
-        self.listed[first:last] = after
-        unchanged = {(id(session[0]), id(session[-1])) for session in before}
-        changed = [s for s in after if s is own or (id(s[0]), id(s[-1])) not in unchanged]
-        starts = {session[0][0] for session in after}
-        return changed, [session[0][0] for session in before if session[0][0] not in starts]
+        parts = before[:joined]
+        gone = [session.start for session in parts if session.start != start]
+        merged = _merged(parts, row)
+        self.listed[first : first + joined] = [merged]
+        return [merged], gone
 
-    def _grow(self, session: list[_Row], row: _Row, alive_after: int) -> tuple[list[list[_Row]], list[int]] | None:
-        """The usual case: one session takes the row, and no other is near."""
-        at = bisect_right(session, row[0], key=_time)
-        session.insert(at, row)
-        if self.end(session) <= alive_after:
-            del session[at]
-            return None
-        return [session], []
+    def _cut_anew(
+        self, row: _Row, alive_after: int, first: int, last: int
+    ) -> tuple[list[OpenSession], list[int]] | None:
+        """A row that makes some session of listed[first:last] too long: their rows are divided again."""
+        before = self.listed[first:last]
+        rows = [each for session in before for each in session.rows]
+        rows.insert(bisect_right(rows, row[0], key=_time), row)
+        known = {(id(session.rows[0]), id(session.rows[-1])): session for session in before}
+        after, changed = [], []
+        for part in self._cut(rows):
+            session = known.get((id(part[0]), id(part[-1])))
+            is_own = any(each is row for each in part)
+            if session is None or is_own:
+                session = OpenSession(part, list(part))
+                changed.append(session)
+            if is_own and self.end(session) <= alive_after:
+                return None
+            after.append(session)
+        self.listed[first:last] = after
+        starts = {session.start for session in after}
+        return changed, [session.start for session in before if session.start not in starts]
 
     def _region(self, time: int) -> tuple[int, int]:
         """The sessions that a row at `time` may change: those of the chain of gaps that it lies in."""
         first = bisect_right(self.listed, time, key=_start) - 1
-        if first < 0 or self.listed[first][-1][0] + self.gap < time:
+        if first < 0 or self.listed[first].last + self.gap < time:
             first += 1
         last, end = first, time
-        while last < len(self.listed) and self.listed[last][0][0] - self.gap <= end:
-            end = max(end, self.listed[last][-1][0])
+        while last < len(self.listed) and self.listed[last].start - self.gap <= end:
+            end = max(end, self.listed[last].last)
             last += 1
         return first, last
 
@@ -156,23 +198,44 @@ class Sessions:
         return sessions
 
 
+def _merged(parts: list[OpenSession], row: _Row) -> OpenSession:
+    """Sessions that follow each other and a row that joins them: the largest of them takes all, so that rows seldom move."""
+    if not parts:
+        return OpenSession([row], [row])
+    at = max(range(len(parts)), key=lambda each: len(parts[each].rows))
+    session = parts[at]
+    left = [each for part in parts[:at] for each in part.rows]
+    right = [each for part in parts[at + 1 :] for each in part.rows]
+    session.rows[:0] = left
+    session.rows += right
+    session.rows.insert(bisect_right(session.rows, row[0], key=_time), row)
+    session.log += [*left, *right, row]
+    return session
+
+
 def _time(row: _Row) -> int:
     return int(row[0])
 
 
-def _start(session: list[_Row]) -> int:
-    return int(session[0][0])
+def _start(session: OpenSession) -> int:
+    return session.start
 
 
 @dataclass(frozen=True)
 class _Result:
-    """A session as of some moment. rows None: it was merged into another, which retracts it."""
+    """A session as of some moment: the first `rows` of its log. log None: it was merged into another, which retracts it."""
 
     order: Order
     key: Key
     start: int
     end: int = 0
-    rows: list[_Row] | None = None
+    log: list[_Row] | None = None
+    rows: int = 0
+
+    @classmethod
+    def of(cls, order: Order, key: Key, session: OpenSession, end: int) -> _Result:
+        """The session as it is now."""
+        return cls(order, key, session.start, end, session.log, len(session.log))
 
 
 class _Judge:
@@ -257,11 +320,11 @@ class _Judge:
                 end = sessions.end(session)
                 if end <= mark or case.rule.rule.early:
                     order = (place, BY_EVENT, at, len(gone) + rank)
-                    yield _Result(order, key, session[0][0], end, list(session))
+                    yield _Result.of(order, key, session, end)
         last = int(timeline.after[-1])
         yield from self._ends(key, sessions, watermark, last)
         sessions.forget(last - self._lateness)
-        rows = [row for session in sessions.listed for row in session]
+        rows = [row for session in sessions.listed for row in session.rows]
         self._table.put(key, {"key": value["key"], "rows": rows} if rows else None, self._wake(sessions, last))
 
     def _ends(self, key: Key, sessions: Sessions, before: int, after: int) -> Iterator[_Result]:
@@ -271,11 +334,11 @@ class _Judge:
             end = sessions.end(session)
             if before < end <= after:
                 place = bisect_left(self._after, end)
-                yield _Result((place, BY_WATERMARK, end, session[0][0]), key, session[0][0], end, list(session))
+                yield _Result.of((place, BY_WATERMARK, end, session.start), key, session, end)
                 if sessions.is_cut(session) and case.evaluated:
                     message = (
                         f"the session of {texts_of(case.key_values(self._names[key]))} that began "
-                        f"{text_of(moment(session[0][0]))} was closed at max_session"
+                        f"{text_of(moment(session.start))} was closed at max_session"
                     )
                     case.note("session_closed", message, int(case.timeline.commits[place]))
 
@@ -288,7 +351,7 @@ class _Judge:
         """Measures all results at once and tells them in order."""
         case = self._case
         results.sort(key=lambda result: result.order)
-        shown = [result for result in results if result.rows is not None]
+        shown = [result for result in results if result.log is not None]
         starts = np.array([result.start for result in shown], dtype=np.int64)
         ends = np.array([result.end for result in shown], dtype=np.int64)
         columns = {measure.name: self._column(measure.feature, shown) for measure in case.rule.measures}
@@ -302,7 +365,7 @@ class _Judge:
         effective = case.effective(ends)
         row = 0
         for result in results:
-            if result.rows is None:
+            if result.log is None:
                 self._retract(result)
                 continue
             if effective[row] and (holds[row] or errors[row] or self._said.get(result.key)):
@@ -315,19 +378,29 @@ class _Judge:
             row += 1
 
     def _column(self, feature: Feature, shown: list[_Result]) -> Column:
-        """A measure of each session, from the values of its rows."""
+        """A measure of each session, from the values of its rows: those that the measure does not leave out."""
         slot, aggregate = self._slots[feature.feature_id], feature.aggregate
-        parts = [
-            [row[slot] for row in result.rows or () if slot < len(row) and row[slot] is not None] for result in shown
-        ]
-        ends = np.cumsum([0, *(len(part) for part in parts)]).astype(np.int64)
+        logs = {id(result.log): result.log or [] for result in shown}
+        listed: list[Any] = []
+        # Where the values of each log begin, and per number of its rows where theirs end.
+        begins: dict[int, int] = {}
+        ends: dict[int, Int64s] = {}
+        for name, log in logs.items():
+            values = [row[slot] if slot < len(row) else None for row in log]
+            begins[name] = len(listed)
+            counted = np.cumsum([0, *(value is not None for value in values)])
+            ends[name] = (len(listed) + counted).astype(np.int64)
+            listed += [value for value in values if value is not None]
+        low = np.array([begins[id(result.log)] for result in shown], dtype=np.int64)
+        high = np.array([ends[id(result.log)][result.rows] for result in shown], dtype=np.int64)
         type_ = feature.argument_type
-        listed = [value for part in parts for value in part]
-        values: Values = np.zeros(len(listed), dtype=np.int64)
+        stored: Values = np.zeros(len(listed), dtype=np.int64)
         if type_ is not None and aggregate.stores_value:
-            values = from_values(type_, listed).values
-        partial = aggregate.ranges(aggregate.index(values), ends[:-1], ends[1:])
-        return aggregate.finish(partial, type_)
+            stored = from_values(type_, listed).values
+        if feature.function == "count_distinct":
+            groups = np.searchsorted(np.array(sorted(begins.values())), np.arange(len(listed)), side="right")
+            return Column(BIGINT, count_from_start(groups.astype(np.int64), stored, low, high))
+        return aggregate.finish(aggregate.ranges(aggregate.index(stored), low, high), type_)
 
     def _say(self, result: _Result, holds: bool, measures: dict[str, Any], complete: bool) -> None:
         case = self._case
