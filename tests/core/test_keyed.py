@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lookback.core import keyed
 from lookback.core.errors import StateError
-from lookback.core.keyed import KeyedTable
+from lookback.core.keyed import KeyedTable, Pieces
 
 HALF = st.integers(-(2**63), 2**63 - 1)
 
@@ -94,3 +95,39 @@ def test_a_page_that_is_gone_is_named() -> None:
     store.clear()
     with pytest.raises(StateError, match="keys:t:3"):
         KeyedTable.of_summary("t", table.summary(), store).get((1, 2))
+
+
+def test_a_page_of_any_size_is_kept_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed, "MAX_PIECE_BYTES", 10)
+    store, counts = DictStore(), {}
+    pieces = Pieces(store, counts)
+    for page in (b"0123456789", b"0123456789a", b"x" * 35, b"0123456789ab", b"", b"y" * 20):
+        pieces.put("page", page)
+        assert Pieces(store, {}).get("page") == page
+        assert all(len(part) <= 10 for part in store.values())
+        assert len(store) == (1 + -(-len(page) // 10) if len(page) > 10 else 1)
+    # Who has not read the page removes it by the counts that are kept with the state.
+    Pieces(store, dict(counts)).remove("page")
+    assert not store
+    assert pieces.get("page") is None
+
+
+def test_a_page_with_a_piece_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed, "MAX_PIECE_BYTES", 10)
+    store = DictStore()
+    Pieces(store, {}).put("page", b"x" * 35)
+    store.remove("page/2")
+    with pytest.raises(StateError, match=r"page: .* damaged .piece 3 of 4 is missing.; start with a new checkpoint"):
+        Pieces(store, {}).get("page")
+
+
+def test_a_value_longer_than_a_row_of_a_page_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed, "_MOST_CHARACTERS", 7)
+    store = DictStore()
+    table = KeyedTable("t", store=store)
+    values = {(1, 1): {"rows": list(range(100))}, (1, 2): [], (2, 0): "ü" * 30}
+    for key, value in values.items():
+        table.put(key, value, 5)
+    table = reloaded(table, store)
+    assert {key: table.get(key) for key in values} == values
+    assert table.due(5) == sorted(values)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lookback.core import pages
 from lookback.core.errors import StateError
 from lookback.core.keys import Keys, number_keys
 from lookback.core.pages import PAGE_VERSION, decode_page, encode_page
@@ -97,3 +98,32 @@ def test_one_row_goes_for_each_that_is_removed() -> None:
     assert held.tolist() == [0]
     assert left.times.tolist() == [4, 4]
     assert left.keys.low.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(1_000, dtype=np.int64) ** 5, np.arange(1_000) % 3 == 0, np.arange(1_000) / 7,
+        objects([f"text {at}" for at in range(1_000)]), objects([10**30 + at for at in range(1_000)]),
+    ],
+)  # fmt: skip
+def test_an_array_of_more_than_reading_takes_is_written_in_parts(
+    array: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_MOST_BYTES", 500)
+    monkeypatch.setattr(pages, "_MOST_ROWS", 300)
+    first, back, nothing = decode_page(encode_page([array[:2], array, None]), "here")
+    assert first is not None
+    assert back is not None
+    assert back.dtype == array.dtype
+    assert (len(first), list(back), nothing) == (2, list(array), None)
+
+
+def test_a_part_without_its_rest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_MOST_ROWS", 300)
+    page = encode_page([np.arange(500)])
+    (first, _) = pages._parts(np.arange(500))
+    cut = page[:8] + first
+    for damaged in (cut, cut[:6] + b"\1\0" + first):
+        with pytest.raises(StateError, match="damaged"):
+            decode_page(damaged, "here")

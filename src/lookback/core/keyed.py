@@ -68,9 +68,8 @@ class Pieces:
         for at in range(count):
             part = self._store.get(_piece(name, at))
             if part is None:
-                raise StateError(
-                    f"{name}: piece {at + 1} of {count} of a page of window state is missing; start with a new checkpoint"
-                )
+                error = f"piece {at + 1} of {count} is missing"
+                raise StateError(f"{name}: a page of window state is damaged ({error}); start with a new checkpoint")
             parts.append(part)
         return b"".join(parts)
 
