@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from lookback.cli import main
 from lookback.core.errors import EventError, SetupError
 from lookback.core.events import read_events
 from lookback.core.streams import Stream
@@ -219,6 +221,21 @@ def test_times_without_a_zone_and_days_without_a_time_are_counted(tables: Tables
     assert take(tables, stream(), tmp_path / "x.parquet").without_zone == 1
     pq.write_table(pa.table({"id": ["i"], "at": [NOON]}), tmp_path / "y.parquet")
     assert take(tables, stream(), tmp_path / "y.parquet").assumptions == ""
+
+
+def test_what_was_assumed_of_times_is_told_once(
+    tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "conf" / "streams").mkdir(parents=True)
+    (tmp_path / "conf" / "streams" / "events.yml").write_text(yaml.safe_dump(stream().to_dict()), encoding="utf-8")
+    file = tmp_path / "x.jsonl"
+    file.write_text(json.dumps({"id": "a", "at": "2026-01-31 12:00:00"}) + "\n", encoding="utf-8")
+    command = ["--root", str(tables.root), "--conf", str(tmp_path / "conf"), "ingest", "events", str(file)]
+    assert main(command) == 0
+    assert capsys.readouterr().out.count("1 row has a time without a zone, taken as UTC") == 1
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["without_zone"], report["without_time"]) == (1, 0)
 
 
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
