@@ -58,7 +58,7 @@ TEXTS: list[tuple[str, str, Any]] = [
     ("a", "0.004", "more than 2 digits"),
     ("a", "-0.004", "more than 2 digits"),
     ("a", "1.2345e1", "more than 2 digits"),
-    ("a", "1.234e1", "more than 2 digits"),
+    ("a", "1.234e1", Decimal("12.34")),
     ("a", "1.1e-2", "more than 2 digits"),
     ("a", "12,5", "write a decimal point, by columns: {a: \"replace(a, ',', '.')\"}"),
     ("a", "1,000", "leave the separators out, by columns: {a: \"replace(a, ',', '')\"}"),

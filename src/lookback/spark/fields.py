@@ -79,6 +79,9 @@ def judged(rows: DataFrame, stream: Stream, *, text: bool, place: str, malformed
     """
     there = {name.lower() for name in rows.columns}
     lacking = dict.fromkeys(wanted(stream), "string") | (BESIDE if reads_kafka(stream) else {})
+    if not text:
+        # No text becomes an array by a cast, not even one that is NULL.
+        lacking |= {name: str(type_) for name, type_ in stream.fields.items() if name in lacking}
     nulls = [F.lit(None).cast(type_).alias(name) for name, type_ in lacking.items() if name.lower() not in there]
     rows = rows.select("*", *nulls)
     fields = _fields(rows, stream, text, place)
