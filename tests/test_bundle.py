@@ -40,6 +40,9 @@ FILES = {path: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sort
 JOBS: dict[str, dict[str, Any]] = {
     name: job for document in FILES.values() for name, job in document["resources"]["jobs"].items()
 }
+CLUSTERS: dict[str, dict[str, Any]] = {
+    name: cluster for document in FILES.values() for name, cluster in document["resources"].get("clusters", {}).items()
+}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 RUNTIMES = ROOT / "tests" / "data" / "runtimes"
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
@@ -50,6 +53,7 @@ GIVEN = {
     "workspace.file_path": "/Workspace/Users/ann@example.com/.bundle/lookback/dev/files",
     "workspace.current_user.short_name": "ann",
     "workspace.current_user.userName": "ann@example.com",
+    "resources.clusters.analysts.id": "0101-120000-abcdefgh",
 }
 # Without a value in a target, so asked for there: what differs from workspace to workspace.
 ASKED = {
@@ -122,8 +126,8 @@ def test_the_bundle_has_no_key_that_is_not_one_of_a_bundle() -> None:
     assert BUNDLE["bundle"] == {"name": "lookback", "engine": "direct"}
     for document in FILES.values():
         assert set(document) == {"resources"}
-        assert set(document["resources"]) == {"jobs"}
-    known = {"mode", "default", "presets", "workspace", "run_as", "permissions", "variables"}
+        assert set(document["resources"]) <= {"clusters", "jobs"}
+    known = {"mode", "default", "presets", "workspace", "run_as", "permissions", "resources", "variables"}
     assert all(set(target) <= known for target in BUNDLE["targets"].values())
 
 
@@ -132,9 +136,11 @@ def test_the_bundle_includes_every_job_once() -> None:
     assert included == set(FILES)
     names = [name for document in FILES.values() for name in document["resources"]["jobs"]]
     assert sorted(names) == [
+        "analysts",
         "evaluate",
         "evaluate_once",
         "evaluate_serverless",
+        "forget",
         "ingest",
         "maintain",
         "notify",
@@ -179,17 +185,65 @@ def test_what_others_use_runs_as_the_service_and_is_looked_after_by_groups(targe
     document = BUNDLE["targets"][target]
     assert document["mode"] == "production"
     assert document["run_as"] == {"service_principal_name": "${var.service_principal}"}
-    levels = {
-        entry.get("group_name", entry.get("service_principal_name")): entry["level"]
-        for entry in document["permissions"]
-    }
-    assert levels == {
-        "${var.service_principal}": "CAN_MANAGE", "${var.engineers}": "CAN_MANAGE", "${var.analysts}": "CAN_VIEW",
+    assert levels_of(document["permissions"]) == {
+        "${var.service_principal}": "CAN_MANAGE", "${var.engineers}": "CAN_MANAGE", "${var.analysts}": "CAN_RUN",
     }  # fmt: skip
     # Whatever is under /Workspace/Shared anybody may change, and the service would run it.
     assert document["workspace"] == {
         "root_path": "/Workspace/Users/${var.service_principal}/.bundle/${bundle.name}/${bundle.target}"
     }
+
+
+# What a level of the whole bundle is on a resource of a kind, by the command-line interface's own table, and on the folder of
+# the files. A resource that names a group itself keeps that level.
+LEVELS = {
+    "files": {"CAN_MANAGE": "CAN_MANAGE", "CAN_RUN": "CAN_RUN", "CAN_VIEW": "CAN_READ"},
+    "jobs": {"CAN_MANAGE": "CAN_MANAGE", "CAN_RUN": "CAN_MANAGE_RUN", "CAN_VIEW": "CAN_VIEW"},
+    "clusters": {"CAN_MANAGE": "CAN_MANAGE", "CAN_RUN": "CAN_RESTART", "CAN_VIEW": "CAN_ATTACH_TO"},
+}
+
+
+def levels_of(permissions: list[dict[str, str]]) -> dict[str, str]:
+    """Principal -> level."""
+    return {entry.get("group_name", entry.get("service_principal_name", "")): entry["level"] for entry in permissions}
+
+
+def level_on(target: str, kind: str, name: str, principal: str) -> str:
+    """What a principal may do with a resource of a target: what the resource says of it, else what the target says."""
+    document = BUNDLE["targets"][target]
+    own = document["resources"].get(kind, {}).get(name, {}).get("permissions", [])
+    return levels_of(own).get(principal) or LEVELS[kind][levels_of(document["permissions"])[principal]]
+
+
+@pytest.mark.parametrize("target", ["staging", "prod"])
+def test_analysts_run_notebooks_on_their_cluster_and_start_no_job_of_the_service(target: str) -> None:
+    analysts = "${var.analysts}"
+    # To run a cell takes CAN_RUN of its notebook, and to start a cluster that has ended CAN_RESTART; less only attaches.
+    assert level_on(target, "files", "", analysts) == "CAN_RUN"
+    assert {name: level_on(target, "clusters", name, analysts) for name in CLUSTERS} == {"analysts": "CAN_RESTART"}
+    # A job runs as the service, with parameters of whoever starts it: set_up grants, forget deletes.
+    assert {level_on(target, "jobs", name, analysts) for name in JOBS} == {"CAN_VIEW"}
+    assert set(BUNDLE["targets"][target]["resources"]["jobs"]) == set(JOBS)
+    assert {level_on(target, "jobs", name, "${var.engineers}") for name in JOBS} == {"CAN_MANAGE"}
+
+
+def test_the_analysts_cluster_is_shared_gets_the_wheel_and_is_one_of_the_model() -> None:
+    (cluster,) = CLUSTERS.values()
+    # Of one user at a time, or without isolation, it would be nobody's own grants and name.
+    assert cluster["data_security_mode"] == "USER_ISOLATION"
+    for target in TARGETS:
+        require_strict({"name": "x", "job_clusters": [{"job_cluster_key": "x", "new_cluster": plain(cluster, target)}]})
+    (task,) = JOBS["analysts"]["tasks"]
+    assert task["existing_cluster_id"] == "${resources.clusters.analysts.id}"
+    assert packages_of(JOBS["analysts"], task)[0].endswith("dist/*.whl")
+    given = {parameter["name"]: parameter["default"] for parameter in JOBS["analysts"]["parameters"]}
+    assert given["disposition"] == given["alert_id"] == ""
+
+
+def plain(cluster: dict[str, Any], target: str) -> dict[str, Any]:
+    """What a cluster of a job may say too."""
+    own = ("cluster_name", "autotermination_minutes")
+    return {key: value for key, value in resolved(cluster, target).items() if key not in own}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -290,6 +344,7 @@ def test_jobs_begin_by_what_they_wait_for() -> None:
     kinds = ("continuous", "schedule", "trigger")
     begins = {name: [kind for kind in kinds if kind in job] for name, job in JOBS.items()}
     assert begins == {
+        "analysts": [], "forget": [],
         "evaluate": ["continuous"], "evaluate_once": [], "evaluate_serverless": ["trigger"], "ingest": ["trigger"],
         "maintain": ["schedule"], "notify": ["continuous"], "set_up": [],
     }  # fmt: skip
@@ -371,7 +426,7 @@ def test_every_notebook_is_found_from_the_file_that_names_it() -> None:
     assert all(path.is_file() and path.parent == ROOT / "notebooks" for path in found)
     # Those for people at a keyboard are no jobs.
     every = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert every - {path.name for path in found} == {"02_author_rules.ipynb", "04_review_alerts.ipynb"}
+    assert every - {path.name for path in found} == {"02_author_rules.ipynb"}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -394,7 +449,7 @@ def test_every_task_has_its_compute_and_all_compute_is_used() -> None:
         environments = {environment["environment_key"] for environment in job.get("environments", [])}
         assert {task.get("job_cluster_key")} - {None} == clusters, path.name
         assert {task.get("environment_key")} - {None} == environments, path.name
-        assert len(clusters) + len(environments) == 1, path.name
+        assert len(clusters) + len(environments) + ("existing_cluster_id" in task) == 1, path.name
 
 
 def test_a_cluster_belongs_to_one_job_and_what_goes_on_has_one() -> None:
@@ -441,7 +496,11 @@ def used_runtimes() -> set[str]:
 
 def test_every_task_takes_the_wheel_that_the_bundle_builds_and_versions_as_locked() -> None:
     (artifact,) = BUNDLE["artifacts"].values()
-    assert (artifact["type"], artifact["path"], set(artifact)) == ("whl", ".", {"type", "path", "build"})
+    assert (artifact["type"], artifact["path"], set(artifact)) == (
+        "whl", ".", {"type", "path", "build", "dynamic_version"},
+    )  # fmt: skip
+    # Serverless environments, and clusters that are on, keep a wheel of a version that they have.
+    assert artifact["dynamic_version"] is True
     assert "--wheel-dir dist " in artifact["build"]
     for path, job, task in tasks():
         wheel, *pinned = packages_of(job, task)

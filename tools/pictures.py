@@ -35,7 +35,7 @@ NOTEBOOKS: dict[str, dict[str, Any]] = {
     "01_ingest": {},
     "02_author_rules": {"publish": True, "author": "kim"},
     "03_evaluate_stream": {},
-    "04_review_alerts": {"disposition": "confirmed", "reviewer": "kim", "note": "as the labels say"},
+    "04_review_alerts": {"disposition": "confirmed", "revision": "0", "reviewer": "kim", "note": "as the labels say"},
 }
 PARTS, PREPARED = 6, 5
 _TIMEOUT = 300
@@ -55,10 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         conf, root = _conf(Path(place)), Path(place) / "lakehouse"
         _prepare(conf, root)
         for name, parameters in NOTEBOOKS.items():
-            if name.startswith("04"):
-                _review(conf, root)
+            chosen = {"alert_id": _review(conf, root)} if name.startswith("04") else {}
             notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-            inject(notebook, root=str(root), conf=str(conf), **parameters)
+            inject(notebook, root=str(root), conf=str(conf), **parameters, **chosen)
             NotebookClient(notebook, timeout=_TIMEOUT, kernel_name="python3").execute(cwd=str(ROOT / "notebooks"))
             path = folder / f"{name}.png"
             composed(notebook, without=f"{place}/").quantize(_COLOURS, dither=Image.Dither.NONE).save(
@@ -101,11 +100,12 @@ def _prepare(conf: Path, root: Path) -> None:
     workspace.tables.spark.stop()
 
 
-def _review(conf: Path, root: Path) -> None:
-    """What the sample's labels say of most alerts, as reviews."""
+def _review(conf: Path, root: Path) -> str:
+    """Writes what the sample's labels say of most alerts as reviews. Returns the alert that comes first in the queue."""
     from pyspark.sql import functions as F  # noqa: N812
 
     from lookback import notebook
+    from lookback.spark.review import open_queue
     from lookback.spark.schemas import REVIEWS
 
     workspace = notebook.open_workspace(str(root), conf=str(conf), stream="transactions")
@@ -117,12 +117,14 @@ def _review(conf: Path, root: Path) -> None:
     )
     now = datetime.now(timezone.utc)
     rows = [
-        (row.alert_id, "confirmed" if row.is_fraud else "false_positive", "kim", "as the labels say", now)
+        (row.alert_id, "confirmed" if row.is_fraud else "false_positive", 0, "kim", "as the labels say", now)
         for row in known.collect()
     ]
     reviewed = rows[: -max(1, len(rows) // 20)]
     workspace.tables.append(workspace.tables.spark.createDataFrame(reviewed, REVIEWS).coalesce(1), "reviews")
+    first = str(open_queue(workspace.tables).head()["alert_id"])  # type: ignore[index]
     workspace.tables.spark.stop()
+    return first
 
 
 def composed(notebook: Any, without: str) -> Image.Image:

@@ -10,7 +10,11 @@ from pathlib import Path
 from lookback.commands import alerts, remote, rules, streams, upkeep
 from lookback.commands.asked import FOUND_PROBLEMS, WRONG_USE, adding
 from lookback.config import Settings
-from lookback.core.errors import LookbackError, RuleError, StreamError
+from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
+
+# What `pip install lookback` alone leaves out: a cluster of Databricks has its own.
+_SPARK = ("pyspark", "delta", "py4j")
+_NO_SPARK = "this command needs Spark and Delta, which are not installed here: pip install 'lookback[local]'"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,12 +29,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LookbackError as error:
         print(f"lookback: {error}", file=sys.stderr)
         return WRONG_USE
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _SPARK:
+            raise
+        print(f"lookback: {_NO_SPARK}", file=sys.stderr)
+        return WRONG_USE
 
 
 def _parser() -> argparse.ArgumentParser:
     places = argparse.ArgumentParser(add_help=False)
     # Given before or after the command; SUPPRESS keeps the one from overwriting the other.
-    places.add_argument("--root", default=argparse.SUPPRESS, help="folder of the tables (LOOKBACK_ROOT; ./lakehouse)")
+    places.add_argument(
+        "--root", default=argparse.SUPPRESS,
+        help="folder of the tables (LOOKBACK_ROOT; ./lakehouse); with --catalog that of checkpoints (the schema's volume checkpoints)",
+    )  # fmt: skip
+    places.add_argument(
+        "--catalog", default=argparse.SUPPRESS, help="catalog of the tables, where they are not folders; with --schema"
+    )
+    places.add_argument("--schema", default=argparse.SUPPRESS, help="schema of the tables in the catalog")
     places.add_argument("--conf", default=argparse.SUPPRESS, help="folder of streams/ and rules/ (./conf)")
     places.add_argument(
         "--json", action="store_true", default=argparse.SUPPRESS, help="one JSON object a line for what is listed"
@@ -51,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
 def _demo(options: argparse.Namespace) -> None:
     from lookback.demo import run_demo
 
+    if hasattr(options, "catalog") or hasattr(options, "schema"):
+        raise SetupError("the demo makes tables in a folder of its own; leave --catalog and --schema out")
     settings = Settings.local(getattr(options, "root", None) or "./lakehouse/demo", getattr(options, "conf", None))
     run_demo(settings, None if options.events is None else Path(options.events))
 

@@ -28,7 +28,8 @@ DEFAULT_METRICS = 30.0
 class Settings:
     """Where things are, and how a run on this machine is set.
 
-    root: the folder of the local tables, or its URL; conf: the folder of streams/ and rules/. profile: the name of
+    root: the folder of the tables, or its URL. With catalog and schema the tables are catalog.schema.<table>, and root is
+    the folder of checkpoints, in a volume. conf: the folder of streams/ and rules/. profile: the name of
     CONF/profiles/<profile>.yml, which says the other three, CONF/settings.yml going before it. every: the pause between
     two micro-batches; admission: options of the Delta source that bound one; spark: Spark settings that go before
     Lookback's own. shards: of the new checkpoint of a stream that declares no number itself; None: the evaluation chooses. accept_unknown_checkpoint: go on with a
@@ -44,16 +45,23 @@ class Settings:
     metrics: float | None = DEFAULT_METRICS
     shards: int | None = None
     accept_unknown_checkpoint: bool = False
+    catalog: str = ""
+    schema: str = ""
 
     @classmethod
     def local(
-        cls, root: str | Path | None = None, conf: str | Path | None = None, profile: str | None = None
-    ) -> Settings:
+        cls, root: str | Path | None = None, conf: str | Path | None = None, profile: str | None = None,
+        catalog: str | None = None, schema: str | None = None,
+    ) -> Settings:  # fmt: skip
         """Settings of this machine: as given, else by the environment, else by default.
 
-        root: LOOKBACK_ROOT, ./lakehouse; conf: LOOKBACK_CONF, ./conf; profile: LOOKBACK_PROFILE, what CONF/settings.yml says.
-        Raises SetupError where a file cannot be used or there is no such profile.
+        root: LOOKBACK_ROOT, ./lakehouse; with a catalog the volume `checkpoints` of the schema, whatever LOOKBACK_ROOT says.
+        conf: LOOKBACK_CONF, ./conf; profile: LOOKBACK_PROFILE, what CONF/settings.yml says.
+        Raises SetupError where a file cannot be used, there is no such profile, or one of catalog and schema is missing.
         """
+        if bool(catalog) != bool(schema):
+            raise SetupError(f"catalog and schema go together, got catalog={catalog or ''!r}, schema={schema or ''!r}")
+        files = f"/Volumes/{catalog}/{schema}/checkpoints" if catalog else os.environ.get("LOOKBACK_ROOT", DEFAULT_ROOT)
         folder = Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF)
         file = folder / "settings.yml"
         keys = {"profile": "", "every": "", "admission": {}, "spark": {}, "metrics": "", "shards": ""}
@@ -64,7 +72,7 @@ class Settings:
         if name:
             chosen = _run_settings(_profile_file(folder / "profiles", name), chosen)
         return cls(
-            str(root or os.environ.get("LOOKBACK_ROOT") or DEFAULT_ROOT),
+            str(root or files or DEFAULT_ROOT),
             folder,
             name,
             own["every"] or chosen["every"],
@@ -73,6 +81,8 @@ class Settings:
             _metrics(own["metrics"], file),
             _shards(own["shards"], file),
             _truth(own["accept_unknown_checkpoint"], "accept_unknown_checkpoint", file),
+            catalog or "",
+            schema or "",
         )
 
     def streams(self) -> dict[str, Stream]:

@@ -5,7 +5,6 @@ The same notebooks run in Jupyter and on Databricks. Whatever is shown is an ord
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import pandas as pd
 import yaml
 
 from lookback import pictures
-from lookback.config import Settings, load_rule_document, load_streams
+from lookback.config import Settings, load_rule_document
 from lookback.core.compiled import compile_rule
 from lookback.core.durations import parse_duration
 from lookback.core.errors import RuleError, SetupError
@@ -54,7 +53,6 @@ class Workspace:
     streams: Mapping[str, Stream]
     stream: Stream
     settings: Settings
-    checkpoints: str
 
     @property
     def conf(self) -> Path:
@@ -70,13 +68,13 @@ class Workspace:
 
     def checkpoint(self, step: str) -> str:
         """The checkpoint folder of a step for the chosen stream; that of `evaluate` is the command line's too."""
-        return f"{self.checkpoints}/{step}_{self.stream.name}"
+        return f"{self.tables.files}/_checkpoints/{step}_{self.stream.name}"
 
 
 def open_workspace(
     root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", profile: str = ""
 ) -> Workspace:
-    """Starts or finds Spark, reads conf/, and creates the tables that are missing.
+    """Starts or finds Spark, reads conf/, and checks the tables; in local folders those that are missing are made.
 
     With catalog and schema the tables are catalog.schema.<table> and `root` (a volume) holds checkpoints; without them
     they are folders below `root`. stream: one of conf/streams. profile: one of conf/profiles; empty: that of
@@ -86,21 +84,13 @@ def open_workspace(
     from lookback.spark.session import get_spark
     from lookback.spark.tables import Tables
 
-    if bool(catalog) != bool(schema):
-        raise SetupError(f"catalog and schema go together, got catalog={catalog!r}, schema={schema!r}")
-    folder = Path(conf)
-    streams = load_streams(folder)
-    if stream not in streams:
-        raise SetupError(f"there is no stream {stream!r} in {folder / 'streams'}; there are {', '.join(streams)}")
-    settings = Settings.local(conf=folder, profile=profile)
-    spark = get_spark("lookback notebook", settings=settings.spark, kafka=reads_kafka(streams[stream]))
-    tables = Tables.catalog(spark, catalog, schema) if catalog else Tables.local(spark, root)
-    tables = tables.holding(*streams.values())
-    tables.create(streams[stream])
-    checkpoints = f"{tables.root or root.rstrip('/')}/_checkpoints"
-    where = f"{catalog}.{schema}" if catalog else str(tables.root)
-    show(text(f"Stream {stream} in {where}; {len(streams)} streams declared in {folder}."))
-    return Workspace(tables, streams, streams[stream], settings, checkpoints)
+    settings = Settings.local(root, conf, profile, catalog, schema)
+    streams, chosen = settings.streams(), settings.stream(stream)
+    spark = get_spark("lookback notebook", settings=settings.spark, kafka=reads_kafka(chosen))
+    tables = Tables.of(spark, settings).holding(*streams.values())
+    tables.require(chosen)
+    show(text(f"Stream {stream} in {tables.place}; {len(streams)} streams declared in {settings.conf}."))
+    return Workspace(tables, streams, chosen, settings)
 
 
 def ingest_files(
@@ -133,7 +123,7 @@ def ingest_files(
                 workspace.tables, workspace.stream, found, format=_format(workspace, path, format), progress=None
             )
         )
-        _show_account(report)
+        show(_account(report), text(str(report)))
         return report
     if Path(found).is_file():
         raise SetupError(f"mode {mode} watches a folder for new files, and {found} is one file; name its folder")
@@ -170,14 +160,13 @@ def _ingest_topic(workspace: Workspace, every: str | None, minutes: float) -> In
         report = run.run()
     finally:
         timer.cancel()
-    _show_account(report)
+    show(_account(report), text(str(report)))
     return report
 
 
-def _show_account(report: IngestReport) -> None:
+def _account(report: IngestReport) -> pd.DataFrame:
     counts = {name: getattr(report, name) for name in ("offered", "ingested", "duplicates", "rejected", "commits")}
-    account = pd.DataFrame([{**counts, "adds_up": report.balanced, "seconds": round(report.seconds, 1)}])
-    show(account, text(str(report)), *([text(report.assumptions)] if report.assumptions else []))
+    return pd.DataFrame([{**counts, "adds_up": report.balanced, "seconds": round(report.seconds, 1)}])
 
 
 def _source_path(workspace: Workspace, path: str) -> str:
@@ -407,14 +396,21 @@ def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20) -> pd.D
     waiting = len(frame) if len(frame) < _COUNTED else queue.count()
     show(text(f"{waiting:,} alerts wait for review" + (f"; the first {limit}:" if waiting > limit else ".")))
     if len(frame):
-        show(frame[["severity", "event_time", "rule_id", "key", "measures", "message", "alert_id"]].head(limit))
+        show(
+            frame[["severity", "event_time", "rule_id", "key", "measures", "message", "alert_id", "revision"]].head(
+                limit
+            )
+        )
     return frame.head(limit)
 
 
-def explain_alert(workspace: Workspace, alert_id: str = "", queue: pd.DataFrame | None = None) -> Explanation | None:
+def explain_alert(
+    workspace: Workspace, alert_id: str = "", queue: pd.DataFrame | None = None, revision: str = ""
+) -> Explanation | None:
     """Explains one alert (empty: the first of `queue`): rule in words, measures, the events that counted, a picture.
 
-    None, and a sentence, where there is none to explain. Raises ReviewError for an unknown one.
+    revision: which row of the alert that is named, a number; empty: its last. None, and a sentence, where there is none
+    to explain. Raises ReviewError for an unknown one, SetupError where `revision` is no number.
     """
     from lookback.spark.review import explain
 
@@ -422,9 +418,16 @@ def explain_alert(workspace: Workspace, alert_id: str = "", queue: pd.DataFrame 
     if not chosen:
         show(text("There is no alert to explain: the queue is empty."))
         return None
-    explanation = explain(workspace.tables, workspace.streams, chosen)
+    seen = _revision(revision) if alert_id else None
+    explanation = explain(workspace.tables, workspace.streams, chosen, revision=seen)
     show_explanation(explanation)
     return explanation
+
+
+def _revision(given: str) -> int | None:
+    if given and not given.isdecimal():
+        raise SetupError(f"parameter revision must be a whole number or empty, got {given!r}")
+    return int(given) if given else None
 
 
 def show_explanation(explanation: Explanation) -> None:
@@ -433,7 +436,9 @@ def show_explanation(explanation: Explanation) -> None:
     author = f" by {rule['author']}" if rule.get("author") else ""
     key = ", ".join(f"{name} = {value}" for name, value in explanation.key.items()) or "all events together"
     show(
-        text(f"Alert {alert['alert_id']} ({alert['severity']}): {alert['message'] or 'the rule has no message'}"),
+        text(
+            f"Alert {alert['alert_id']}, revision {alert['revision']} ({alert['severity']}): {alert['message'] or 'the rule has no message'}"
+        ),
         text(f"Rule {alert['rule_id']}, version {alert['rule_version']}{author}. {explanation.sentence}"),
         text(" ".join([f"Key: {key}.", *explanation.notes, _verdict(explanation)])),
     )
@@ -476,21 +481,29 @@ def _verdict(explanation: Explanation) -> str:
 
 
 def review_alert(
-    workspace: Workspace, explanation: Explanation | None, disposition: str = "", reviewer: str = "", note: str = ""
-) -> None:
-    """Records what a person decided about the alert that was explained; nothing where no disposition is given.
+    workspace: Workspace, explanation: Explanation | None, alert_id: str = "", disposition: str = "",
+    reviewer: str = "", note: str = "",
+) -> None:  # fmt: skip
+    """Records what a person decided about the alert that was explained, by the revision that was shown.
 
-    explanation: what `explain_alert` returned; None where the queue is empty.
-    disposition: confirmed, false_positive or unclear. reviewer: default is who runs the notebook. Raises ReviewError.
+    explanation: what `explain_alert` returned; None where the queue is empty. alert_id: the alert that the decision is
+    about; empty: nothing is recorded, so that no decision falls on whatever comes first in the queue. disposition:
+    confirmed, false_positive or unclear; empty: nothing is recorded. reviewer: default is who runs the notebook.
+    Raises ReviewError.
     """
     from lookback.spark.review import record_review
 
     if explanation is None or not disposition:
         show(text("Nothing is recorded: give a disposition, one of confirmed, false_positive, unclear."))
         return
-    alert_id = str(explanation.alert["alert_id"])
-    record_review(workspace.tables, alert_id, disposition, reviewer or getpass.getuser(), note)
-    show(text(f"Alert {alert_id} is recorded as {disposition}."))
+    shown = explanation.alert
+    if alert_id != shown["alert_id"]:
+        name = f"alert_id {shown['alert_id']} and revision {shown['revision']}"
+        show(text(f"Nothing is recorded: a decision names its alert. To decide on the one above, give {name}."))
+        return
+    show(text(str(record_review(
+        workspace.tables, alert_id, disposition, reviewer or None, note, revision=shown["revision"]
+    ))))  # fmt: skip
 
 
 def show_precision(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:

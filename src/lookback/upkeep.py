@@ -1,9 +1,8 @@
-"""What people who look after a place call: setting it up, maintenance, alerts out; by notebooks and command line."""
+"""What people who look after a place call: set-up, maintenance, alerts out, privacy requests; by notebooks and command line."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Timer
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lookback.config import Settings, load_receivers, load_streams
+from lookback.config import Settings, load_receivers
 from lookback.core.alerts import moment
 from lookback.core.durations import parse_duration
 from lookback.core.errors import SetupError
@@ -24,32 +23,22 @@ from lookback.senders import sender_of
 if TYPE_CHECKING:
     from lookback.core.streams import Stream
     from lookback.spark.catalog import Step
+    from lookback.spark.forget import ForgetReport
     from lookback.spark.maintenance import Maintenance
     from lookback.spark.notify import Counts, Notifier
     from lookback.spark.tables import Tables
 
 
-def open_place(
-    root: str, catalog: str = "", schema: str = "", conf: str | Path = "../conf"
-) -> tuple[Tables, dict[str, Stream]]:
+def open_place(settings: Settings) -> tuple[Tables, dict[str, Stream]]:
     """Starts or finds Spark. Returns where the tables are or are to be, and the declared streams by name.
 
-    With catalog and schema the tables are catalog.schema.<table>, else folders below `root`. Nothing is made.
-    Raises SetupError.
+    Nothing is made. Raises SetupError.
     """
     from lookback.spark.session import get_spark
     from lookback.spark.tables import Tables
 
-    if bool(catalog) != bool(schema):
-        raise SetupError(f"catalog and schema go together, got catalog={catalog!r}, schema={schema!r}")
-    streams = load_streams(conf)
-    spark = get_spark("lookback upkeep", settings=Settings.local(conf=conf).spark)
-    return (Tables.catalog(spark, catalog, schema) if catalog else Tables.local(spark, root)), streams
-
-
-def checkpoints_of(root: str, streams: Mapping[str, Stream]) -> dict[str, str]:
-    """Stream -> the folder of its evaluation's checkpoint: below `root`, of a catalog's tables a volume."""
-    return {name: f"{root.rstrip('/')}/_checkpoints/evaluate_{name}" for name in streams}
+    streams = settings.streams()
+    return Tables.of(get_spark("lookback upkeep", settings=settings.spark), settings), streams
 
 
 def set_up(
@@ -65,7 +54,7 @@ def set_up(
     from lookback.spark.catalog import set_up as make
     from lookback.spark.grants import Roles
 
-    tables, streams = open_place(root, catalog, schema, conf)
+    tables, streams = open_place(Settings.local(root, conf, catalog=catalog, schema=schema))
     roles = Roles(analysts, engineers, service)
     steps = make(tables, streams, checkpoints=root if catalog else "", landing=landing, roles=roles)
     if landing and "://" not in landing:
@@ -83,9 +72,10 @@ def maintain(root: str, catalog: str = "", schema: str = "", conf: str = "../con
     Raises SetupError, at the end, where an evaluation cannot go on from its checkpoint.
     """
     from lookback.spark.maintenance import maintain as run
+    from lookback.spark.pipeline import checkpoint_folder
 
-    tables, streams = open_place(root, catalog, schema, conf)
-    done = run(tables, streams, checkpoints_of(tables.root or root, streams))
+    tables, streams = open_place(Settings.local(root, conf, catalog=catalog, schema=schema))
+    done = run(tables, streams, {name: checkpoint_folder(tables, stream) for name, stream in streams.items()})
     show(pd.DataFrame([asdict(each) for each in done.tables]))
     show(pd.DataFrame([asdict(each) for each in done.checkpoints]))
     if done.problems:
@@ -93,9 +83,30 @@ def maintain(root: str, catalog: str = "", schema: str = "", conf: str = "../con
     return done
 
 
-def notifier(
-    root: str, catalog: str = "", schema: str = "", conf: str | Path = "../conf", stream: str = "", since: str = ""
-) -> Notifier:
+def forget(
+    root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", where: str = "",
+    dry_run: bool = True,
+) -> ForgetReport:  # fmt: skip
+    """Deletes what the tables hold of the events of a stream that satisfy `where`, for good, and shows what it did.
+
+    where: a condition over the stream's fields, such as `customer_id = 17`. dry_run: rows are counted, and nothing is
+    deleted. Raises ExpressionError where `where` is no such condition, and SetupError.
+    """
+    from lookback.spark.forget import forget as run
+    from lookback.spark.forget import forget_condition
+    from lookback.spark.pipeline import checkpoint_folder
+
+    settings = Settings.local(root, conf, catalog=catalog, schema=schema)
+    chosen = settings.stream(stream)
+    forget_condition(chosen, where)  # before Spark starts
+    tables, _ = open_place(settings)
+    checkpoint = checkpoint_folder(tables, chosen) if tables.reaches_files else None
+    report = run(tables, chosen, where, dry_run=dry_run, checkpoint=checkpoint)
+    show(*map(text, str(report).splitlines()))
+    return report
+
+
+def notifier(settings: Settings, stream: str = "", since: str = "") -> Notifier:
     """What sends alerts to the receivers of CONF/notifiers.yml; it makes the tables that are missing.
 
     stream: whose alerts; empty: of all declared streams. since: from when on a receiver that is new hears of alerts, UTC
@@ -103,19 +114,16 @@ def notifier(
     """
     from lookback.spark.notify import Notifier
 
-    senders = {receiver: sender_of(receiver) for receiver in load_receivers(conf)}
+    senders = {receiver: sender_of(receiver) for receiver in load_receivers(settings.conf)}
     try:
         start = moment(parse_calendar_time(since)) if since else None
     except ValueError:
         raise SetupError(f"{since!r:.100} is no time such as 2026-01-31T12:00:00Z") from None
-    declared = load_streams(conf)
-    if stream and stream not in declared:
-        raise SetupError(f"there is no stream {stream!r} in {Path(conf) / 'streams'}; there are {', '.join(declared)}")
-    tables, _ = open_place(root, catalog, schema, conf)
-    names = [stream] if stream else list(declared)
+    names = [settings.stream(stream).name] if stream else list(settings.streams())
+    tables, declared = open_place(settings)
     for name in names:
-        tables.create(declared[name])
-    return Notifier(tables, names, senders, start, root)
+        tables.require(declared[name])
+    return Notifier(tables, names, senders, start)
 
 
 def show_receivers(conf: str = "../conf") -> None:
@@ -149,7 +157,8 @@ def notify(
 
     once = known_mode(mode, "once", "continuous") == "once"
     pause = parse_duration(every) / 1_000_000
-    sending, total, stop = notifier(root, catalog, schema, conf, stream, since), Counts(), Event()
+    settings = Settings.local(root, conf, catalog=catalog, schema=schema)
+    sending, total, stop = notifier(settings, stream, since), Counts(), Event()
 
     def report(counts: Counts) -> None:
         total.add(counts)

@@ -93,16 +93,18 @@ def test_3_the_stream_is_evaluated_with_a_live_view(place: Path, monkeypatch: py
     assert "1 row (0.0%) could not be ingested within the last hour; the newest: event_time is NULL." in said
 
 
-def test_4_the_first_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, monkeypatch: pytest.MonkeyPatch):
+def test_4_an_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, monkeypatch: pytest.MonkeyPatch):
+    alerts = pq.read_table(place / "lakehouse/alerts", columns=["alert_id", "event_time"]).sort_by("event_time")
     said = run(
-        "04_review_alerts.ipynb", place, monkeypatch, injected=True, disposition="confirmed", reviewer="kim", note="seen"
+        "04_review_alerts.ipynb", place, monkeypatch, injected=True,
+        alert_id=alerts["alert_id"][-1].as_py(), revision="0", disposition="confirmed", reviewer="kim", note="seen",
     )  # fmt: skip
     assert "equal those of the alert" in said
     before, after = (
         int(line.split()[0].replace(",", "")) for line in said.splitlines() if "alerts wait for review" in line
     )
     assert after == before - 1 >= 0
-    assert "is recorded as confirmed" in said
+    assert "is recorded as confirmed, by its revision 0: " in said
     for picture in ("Alerts over time", "customer-day: customer_id", "Precision by rule"):
         assert f"a picture: {picture}" in said
     assert re.search(r"customer-day +confirmed +1\b", said)
@@ -125,3 +127,10 @@ def test_6_alerts_are_sent_to_a_receiver(place: Path, monkeypatch: pytest.Monkey
     assert "customer-*" in said
     assert {asked.body["rule_id"] for asked in server.asked} == {"customer-day"}
     assert f"{len(server.asked):,} sent, 0 failed, 0 given up, 0 waiting." in said
+
+
+@pytest.mark.long
+def test_7_a_privacy_request_is_counted_first(place: Path, monkeypatch: pytest.MonkeyPatch):
+    said = run("07_forget.ipynb", place, monkeypatch, where="customer_id = 596")
+    assert "transactions where customer_id = 596: " in said
+    assert "rows would be deleted" in said

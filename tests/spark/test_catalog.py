@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import getpass
 import json
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lookback import notebook
+from lookback.cli import main
 from lookback.core.errors import SetupError
 from lookback.core.streams import Stream
 from lookback.spark.catalog import AS_IT_SHOULD_BE, set_up
 from lookback.spark.grants import Roles
 from lookback.spark.maintenance import maintain
 from lookback.spark.pipeline import Evaluation
-from lookback.spark.schemas import COMMENTS, PRODUCT_TABLES, events_schema
+from lookback.spark.review import record_review
+from lookback.spark.schemas import ALERTS, COMMENTS, PRODUCT_TABLES, events_schema
 from lookback.spark.tables import Tables
-from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, stored_alerts
+from lookback.upkeep import forget as forgetting
+from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, rule, stored_alerts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,9 +139,101 @@ def test_a_catalog_is_set_up_once_evaluated_and_maintained(catalog: Tables, tmp_
     assert alerts == replayed_alerts(replay_of_tables(catalog))
 
 
+@pytest.mark.slow
+def test_every_command_works_on_the_tables_of_a_catalog(
+    catalog: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conf = tmp_path / "conf"
+    (conf / "streams").mkdir(parents=True)
+    (conf / "streams/payins.yml").write_text(json.dumps(STREAM.to_dict()))
+    (conf / "rule.yml").write_text(json.dumps(rule("any", window="1 hour", when="n >= 2", message="{n} by {customer}")))
+    rows = [
+        {"id": f"e{n}", "at": f"2026-03-01T00:0{n}:00Z", "customer": n % 2, "shop": "a", "amount": "5.00"}
+        for n in range(5)
+    ]
+    (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = tmp_path / "files"
+    named = ["--catalog", "spark_catalog", "--schema", str(catalog.schema_name)]
+    place = [*named, "--root", str(files), "--conf", str(conf)]
+
+    def run(*command: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main([*command, *place]) == code, capsys.readouterr().err
+        said = capsys.readouterr()
+        return said.out if code == 0 else said.err
+
+    def listed(*command: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in run(*command, "--json").splitlines()]
+
+    # Only init makes tables: a misspelt schema is not filled, and who may not create is told before the first step.
+    for command in (
+        ("rules", "push", f"{conf}/rule.yml"),
+        ("evaluate", "payins", "--once"),
+        ("ingest", "payins", f"{tmp_path}/events.jsonl"),
+    ):
+        assert "or you may not read it; the job set_up or `lookback init` makes the tables" in run(*command, code=2)
+    with pytest.raises(SetupError, match="or you may not read it"):
+        notebook.open_workspace("", "spark_catalog", str(catalog.schema_name), str(conf), "payins")
+    assert not catalog.spark.catalog.databaseExists(f"spark_catalog.{catalog.schema_name}")
+
+    run("init")
+    run("rules", "push", f"{conf}/rule.yml")
+    (report,) = listed("ingest", "payins", str(tmp_path / "events.jsonl"))
+    assert report["ingested"] == 5
+    run("evaluate", "payins", "--once")
+    assert (files / "_checkpoints/evaluate_payins/offsets").is_dir()
+    (first, *_), queue = listed("alerts"), listed("alerts", "--queue")
+    assert len(queue) == 3
+    run("review", first["alert_id"], "--disposition", "confirmed")
+    (reviewed,) = catalog.read("reviews").collect()
+    assert (reviewed["revision"], reviewed["reviewer"]) == (0, getpass.getuser())
+    (status,) = listed("status")
+    assert (status["events"], status["alerts"], status["open"], status["judged"]) == (5, 3, 2, 1)
+    assert status["lag_commits"] == 0
+    assert [row["rule_id"] for row in listed("rules", "list")] == ["any"]
+    upkeep = listed("maintain")
+    assert {"payins", "alerts", "reviews"} <= {row["table"] for row in upkeep if "table" in row}
+    (told,) = listed("forget", "payins", "--where", "customer = 1", "--yes")
+    assert (told["rows"]["payins"], told["rows"]["alerts"], told["waiting"]) == (2, 1, True)
+    assert catalog.read("payins").count() == 3
+    workspace = notebook.open_workspace(str(files), "spark_catalog", str(catalog.schema_name), str(conf), "payins")
+    assert workspace.checkpoint("evaluate") == f"{files}/_checkpoints/evaluate_payins"
+    # As the job does it: counted unless told otherwise.
+    counted = forgetting("", "spark_catalog", str(catalog.schema_name), str(conf), "payins", "customer = 0")
+    assert (counted.dry_run, counted.rows["payins"], catalog.read("payins").count()) == (True, 3, 3)
+    assert f"{counted.total} rows would be deleted" in capsys.readouterr().out
+    assert main(["status", "--catalog", "spark_catalog", "--conf", str(conf)]) == 2
+    assert "catalog and schema go together" in capsys.readouterr().err
+
+
 def clustered(tables: Tables, name: str) -> list[str]:
     (detail,) = tables.spark.sql(f"describe detail {tables.identifier(name)}").collect()
     return list(detail["clusteringColumns"])
+
+
+def test_a_table_of_an_earlier_release_gets_its_new_columns_from_init_and_a_review_says_so(tables: Tables) -> None:
+    reviews = tables.identifier("reviews")
+    shutil.rmtree(f"{tables.root}/reviews")
+    tables.spark.sql(
+        f"create table {reviews} (alert_id string not null, disposition string not null, reviewer string, note string, "
+        "reviewed_at timestamp not null) using delta"
+    )
+    tables.spark.sql(f"insert into {reviews} values ('a', 'unclear', 'kim', '', current_timestamp())")
+    alert = {field.name: None for field in ALERTS} | {
+        "alert_id": "b", "revision": 0, "verdict": "raised", "rule_id": "r", "rule_version": 1, "mode": "active",
+        "severity": "low", "stream": STREAM.name, "arrival": 1,
+        **dict.fromkeys(("event_time", "window_start", "window_end", "decided_at"), dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)),
+    }  # fmt: skip
+    tables.append(tables.spark.createDataFrame([alert], ALERTS), "alerts")
+    with pytest.raises(SetupError, match="has no column revision; `lookback init` or notebook 00_set_up adds it"):
+        record_review(tables, "b", "confirmed", "kim")
+
+    assert done(tables)["reviews"] == "added revision, comments of 6 columns, its comment"
+    assert done(tables)["reviews"] == AS_IT_SHOULD_BE
+
+    record_review(tables, "b", "confirmed", "kim")
+    kept = tables.read("reviews").orderBy("alert_id").select("alert_id", "revision").collect()
+    assert [tuple(row) for row in kept] == [("a", None), ("b", 0)]
 
 
 def test_a_comment_in_place_of_which_spark_would_put_a_variable_is_refused(tables: Tables) -> None:

@@ -57,7 +57,9 @@ def test_alerts_of_two_rules_over_the_slice_equal_a_plain_recomputation(
     assert found == recomputed()
     first = listed("alerts", "--queue")[0]
     assert first["severity"] == "high"
-    run("review", first["alert_id"], "--disposition", "confirmed", "--reviewer", "me")
+    said = run("review", first["alert_id"], "--disposition", "confirmed", "--reviewer", "me")
+    assert said == f"Alert {first['alert_id']} is recorded as confirmed, by its revision 0: {first['message']}.\n"
+    run("review", first["alert_id"], "--disposition", "confirmed", "--revision", "1", code=2)
     assert first["alert_id"] not in {alert["alert_id"] for alert in listed("alerts", "--queue")}
     status = next(row for row in listed("status") if row["stream"] == "transactions")
     assert status["alerts"] == sum(map(len, found.values()))

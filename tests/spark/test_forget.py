@@ -233,7 +233,9 @@ def writing(tables: Tables) -> Iterator[list[int]]:
     assert not failures
 
 
-def test_c4_what_is_no_condition_over_the_fields_is_refused_before_anything_is_read(created: Tables) -> None:
+def test_c4_what_is_no_condition_over_the_fields_is_refused_before_anything_is_read(
+    created: Tables, tmp_path: Path
+) -> None:
     for where, said in (
         ("", "is empty"),
         ("customer", "is of type int"),
@@ -250,7 +252,7 @@ def test_c4_what_is_no_condition_over_the_fields_is_refused_before_anything_is_r
         with pytest.raises(ExpressionError, match=said.replace("(", r"\(")):
             forget(created, STREAM, where)
     with pytest.raises(SetupError, match="lookback init"):
-        forget(created, STREAM, CUSTOMER)
+        forget(Tables.local(created.spark, tmp_path), STREAM, CUSTOMER)
 
 
 @pytest.mark.parametrize(

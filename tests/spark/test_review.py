@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import random
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lookback.core.errors import ReviewError
+from lookback import notebook
+from lookback.core.errors import ReviewError, SetupError
 from lookback.core.streams import Stream
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.review import decisions, explain, open_queue, record_review, timeline_of
@@ -330,23 +332,24 @@ def test_push_can_warn_of_what_starts_empty_and_takes_over_a_day_to_fill_whateve
     assert rules.cold_measures({**tiles, "rule_id": "other", "measures": measures}) == ["total"]
 
 
-def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(tables: Tables):
-    def alert(number: int, **changes: Any) -> dict[str, Any]:
-        time = START + dt.timedelta(minutes=number)
-        row = {
-            "alert_id": f"{number:032d}", "revision": 0, "verdict": "raised", "rule_id": "r", "rule_version": 1,
-            "mode": "active", "severity": "medium", "stream": "spends", "key": {}, "event_id": str(number),
-            "event_time": time, "window_start": time, "window_end": time, "window_complete": True, "measures": {},
-            "message": "", "evidence": [], "arrival": 1, "decided_at": time,
-        }  # fmt: skip
-        return {**row, **changes}
+def alert_row(number: int, **changes: Any) -> dict[str, Any]:
+    time = START + dt.timedelta(minutes=number)
+    row = {
+        "alert_id": f"{number:032d}", "revision": 0, "verdict": "raised", "rule_id": "r", "rule_version": 1,
+        "mode": "active", "severity": "medium", "stream": "spends", "key": {}, "event_id": str(number),
+        "event_time": time, "window_start": time, "window_end": time, "window_complete": True, "measures": {},
+        "message": "", "evidence": [], "arrival": 1, "decided_at": time,
+    }  # fmt: skip
+    return {**row, **changes}
 
+
+def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(tables: Tables):
     rows = [
-        alert(1, severity="low"), alert(2, severity="critical"), alert(3, severity="high"), alert(4), alert(5),
-        alert(6, mode="shadow"), alert(7, verdict="suppressed"), alert(8), alert(8, revision=1, verdict="retracted"),
-        alert(9), alert(9, revision=1, message="second"), alert(10, rule_id="s"),
-        alert(11, verdict="suppressed"), alert(11, revision=1, verdict="suppressed"),
-        alert(12), alert(12, revision=1, verdict="retracted"), alert(12, revision=2, message="again"),
+        alert_row(1, severity="low"), alert_row(2, severity="critical"), alert_row(3, severity="high"), alert_row(4), alert_row(5),
+        alert_row(6, mode="shadow"), alert_row(7, verdict="suppressed"), alert_row(8), alert_row(8, revision=1, verdict="retracted"),
+        alert_row(9), alert_row(9, revision=1, message="second"), alert_row(10, rule_id="s"),
+        alert_row(11, verdict="suppressed"), alert_row(11, revision=1, verdict="suppressed"),
+        alert_row(12), alert_row(12, revision=1, verdict="retracted"), alert_row(12, revision=2, message="again"),
     ]  # fmt: skip
     tables.append(tables.spark.createDataFrame(rows, ALERTS), "alerts")
     record_review(tables, f"{4:032d}", "false_positive", "kim", "a refund")
@@ -357,7 +360,7 @@ def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(t
     assert [row["message"] for row in queue if int(row["alert_id"]) in (9, 12)] == ["again", "second"]
     assert [int(row["alert_id"]) for row in open_queue(tables, "s").collect()] == [10]
     (review,) = tables.read("reviews").collect()
-    assert review[:4] == (f"{4:032d}", "false_positive", "kim", "a refund")
+    assert review[:5] == (f"{4:032d}", "false_positive", 0, "kim", "a refund")
 
     with pytest.raises(ReviewError, match="a disposition is one of confirmed, false_positive, unclear, got 'fine'"):
         record_review(tables, f"{5:032d}", "fine", "kim")
@@ -376,3 +379,61 @@ def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(t
     assert [tuple(row) for row in decisions(tables).collect()] == [
         ("spends", "r", "confirmed", 2), ("spends", "r", "unclear", 1), ("spends", "s", "confirmed", 1),
     ]  # fmt: skip
+
+
+def test_a_decision_has_the_revision_that_was_seen_and_says_where_it_is_no_longer_the_last(tables: Tables):
+    name = f"{1:032d}"
+    rows = [alert_row(1, message="total 300"), alert_row(1, revision=1, message="total 5000000")]
+    tables.append(tables.spark.createDataFrame(rows, ALERTS), "alerts")
+
+    old = record_review(tables, name, "false_positive", "kim", revision=0)
+    last = record_review(tables, name, "confirmed", "kim")
+
+    assert (old.revision, old.last, last.revision, last.last) == (0, 1, 1, 1)
+    assert str(old) == (
+        f"Alert {name} is recorded as false_positive, by its revision 0: total 300. Revision 1 has come since; look at it, "
+        "and decide again where it changes your mind."
+    )
+    assert str(last) == f"Alert {name} is recorded as confirmed, by its revision 1: total 5000000."
+    # A repeated decision is no second row, so that it does not go over what somebody else has said in between.
+    record_review(tables, name, "unclear", "ann")
+    again = record_review(tables, name, "confirmed", "kim")
+    assert not again.is_new
+    assert "was recorded as confirmed before" in str(again)
+    recorded = tables.read("reviews").orderBy("reviewed_at").select("disposition", "revision", "reviewer").collect()
+    assert [tuple(row) for row in recorded] == [
+        ("false_positive", 0, "kim"),
+        ("confirmed", 1, "kim"),
+        ("unclear", 1, "ann"),
+    ]
+    with pytest.raises(ReviewError, match=r"has no revision 2; there are \[0, 1\]"):
+        record_review(tables, name, "confirmed", "kim", revision=2)
+
+
+def test_a_notebook_that_is_run_again_decides_only_on_the_alert_that_is_named(tables: Tables, capsys: Any):
+    commit(tables, [event(1, 0), event(2, 60)])
+    evaluate(tables, {**ANY, "message": "{n} spends"})
+    workspace: Any = SimpleNamespace(tables=tables, streams=STREAMS, stream=STREAM)
+
+    def run_all(alert_id: str, revision: str, disposition: str) -> str:
+        """The cells of notebook 4 from the queue on."""
+        capsys.readouterr()
+        queue = notebook.show_queue(workspace)
+        explanation = notebook.explain_alert(workspace, alert_id, queue, revision)
+        notebook.review_alert(workspace, explanation, alert_id, disposition, "kim")
+        return str(capsys.readouterr().out)
+
+    first, second = (row["alert_id"] for row in open_queue(tables).collect())
+    for _ in range(2):
+        said = run_all("", "", "confirmed")
+        assert f"To decide on the one above, give alert_id {first} and revision 0." in said
+    assert tables.read("reviews").count() == 0
+    for _ in range(2):
+        said = run_all(second, "0", "confirmed")
+    assert f"Alert {second} was recorded as confirmed before, by its revision 0: 1 spends." in said
+    assert [tuple(row) for row in tables.read("reviews").select("alert_id", "revision").collect()] == [(second, 0)]
+    with pytest.raises(ReviewError, match="has no revision 7"):
+        run_all(second, "7", "confirmed")
+    with pytest.raises(SetupError, match="parameter revision must be a whole number or empty, got 'last'"):
+        run_all(second, "last", "confirmed")
+    assert "give a disposition" in run_all(second, "", "")

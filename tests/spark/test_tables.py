@@ -24,7 +24,7 @@ COLUMNS = {
     "window_end window_complete measures message evidence arrival decided_at",
     "late_events": "stream event_id event_time arrival late_by_us action",
     "rule_log": "stream rule_id version action message batch_id arrival logged_at",
-    "reviews": "alert_id disposition reviewer note reviewed_at",
+    "reviews": "alert_id disposition revision reviewer note reviewed_at",
 }
 NOW = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 
@@ -90,7 +90,7 @@ def test_c4_any_row_can_be_put_into_rules(tables: Tables):
 def test_a_review_needs_an_alert_and_a_known_disposition(created: Tables, values: str):
     with pytest.raises(Exception, match=r"DELTA_(VIOLATE_CONSTRAINT|NOT_NULL)"):
         created.spark.sql(
-            f"insert into {created.identifier('reviews')} values ({values}, 'me', '', current_timestamp())"
+            f"insert into {created.identifier('reviews')} values ({values}, 0, 'me', '', current_timestamp())"
         )
 
 

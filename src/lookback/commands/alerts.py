@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import threading
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,14 @@ def add_commands(command: Command) -> None:
     review = command("review", _review, "record what an alert was")
     review.add_argument("alert_id")
     review.add_argument("--disposition", required=True, choices=["confirmed", "false_positive", "unclear"])
+    review.add_argument(
+        "--revision",
+        type=int,
+        metavar="N",
+        help="of the alert, the one that was seen (default: the last, which is shown)",
+    )
     review.add_argument("--note", default="")
-    review.add_argument("--reviewer", default=None)
+    review.add_argument("--reviewer", help="who looked at it (default: who works here)")
     notify = command("notify", _notify, "send alerts to the receivers of CONF/notifiers.yml")
     which = notify.add_mutually_exclusive_group(required=True)
     which.add_argument("stream", nargs="?", help="of this stream")
@@ -32,10 +37,6 @@ def add_commands(command: Command) -> None:
     notify.add_argument("--once", action="store_true", help="send what is there, then end; 1 where some of it failed")
     notify.add_argument("--every", metavar="DURATION", default="10 seconds", help="how often to look (10 seconds)")
     notify.add_argument("--since", metavar="TIME", help="from when on a receiver that is new hears of alerts (now)")
-    notify.add_argument(
-        "--catalog", help="of Unity Catalog, where it is run on Databricks; with --schema, and a volume as --root"
-    )
-    notify.add_argument("--schema", help="the schema of the tables in it")
 
 
 def _alerts(options: argparse.Namespace) -> None:
@@ -53,23 +54,21 @@ def _alerts(options: argparse.Namespace) -> None:
     if wants_json(options):
         print_json(rows)
     else:
-        print_table(rows, ("alert_id", "event_time", "severity", "rule_id", "verdict", "message"))
+        print_table(rows, ("alert_id", "revision", "event_time", "severity", "rule_id", "verdict", "message"))
 
 
 def _review(options: argparse.Namespace) -> None:
     from lookback.spark.review import record_review
 
-    reviewer = options.reviewer or getpass.getuser()
-    record_review(tables_of(settings_of(options)), options.alert_id, options.disposition, reviewer, options.note)
-    print(f"{options.alert_id}: {options.disposition}")
+    chosen = (options.alert_id, options.disposition, options.reviewer, options.note, options.revision)
+    print(record_review(tables_of(settings_of(options)), *chosen))
 
 
 def _notify(options: argparse.Namespace) -> int:
     from lookback.upkeep import notifier
 
     settings, every = settings_of(options), parse_duration(options.every) / 1_000_000
-    place = (str(settings.root), options.catalog or "", options.schema or "", settings.conf)
-    sending = notifier(*place, options.stream or "", options.since or "")
+    sending = notifier(settings, options.stream or "", options.since or "")
 
     def show(counts: Counts) -> None:
         print(as_json(vars(counts)) if wants_json(options) else counts, flush=True)

@@ -42,17 +42,17 @@ def wants_json(options: argparse.Namespace) -> bool:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """The settings of --root, --conf and --profile. Raises SetupError."""
-    named = (getattr(options, name, None) for name in ("root", "conf", "profile"))
+    """The settings of --root or --catalog and --schema, --conf and --profile. Raises SetupError."""
+    named = (getattr(options, name, None) for name in ("root", "conf", "profile", "catalog", "schema"))
     return Settings.local(*named)
 
 
 def tables_of(settings: Settings, *streams: Stream, kafka: bool = False) -> Tables:
-    """Starts or finds Spark. Returns the tables below the root. kafka: with what reads topics."""
+    """Starts or finds Spark. Returns the tables of the place. kafka: with what reads topics."""
     from lookback.spark.session import get_spark
     from lookback.spark.tables import Tables
 
-    return Tables.local(get_spark(settings=settings.spark, kafka=kafka), settings.root).holding(*streams)
+    return Tables.of(get_spark(settings=settings.spark, kafka=kafka), settings).holding(*streams)
 
 
 def say(line: str) -> None:

@@ -79,7 +79,9 @@ def _rules_table(options: argparse.Namespace) -> RulesTable:
     settings = settings_of(options)
     streams = settings.streams()
     tables = tables_of(settings)
-    if not tables.exists("rules"):
+    if tables.root is None:
+        tables.require_table("rules")
+    elif not tables.exists("rules"):
         for stream in [stream for stream in streams.values() if not stream.table] or streams.values():
             tables.create(stream)
     return RulesTable(tables, streams)

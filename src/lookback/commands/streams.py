@@ -115,8 +115,6 @@ def _ingest(options: argparse.Namespace) -> None:
     else:
         report = ingest(tables_of(settings), stream, options.path, format=options.format, progress=progress)
     print(as_json(asdict(report)) if wants_json(options) else report)
-    if report.assumptions and not wants_json(options):
-        print(report.assumptions)
 
 
 def _stream_new(options: argparse.Namespace) -> int:
@@ -157,16 +155,10 @@ def _ingest_topic(options: argparse.Namespace, tables: Tables, stream: Stream) -
 def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Stream) -> None:
     from lookback.spark.ingest import ingest_continuously
 
-    checkpoint = options.checkpoint or f"{tables.root}/_checkpoints/ingest_{stream.name}"
-
-    told = False
+    checkpoint = options.checkpoint or f"{tables.files}/_checkpoints/ingest_{stream.name}"
 
     def show(report: IngestReport) -> None:
-        nonlocal told
         say(as_json(asdict(report)) if wants_json(options) else str(report))
-        if report.assumptions and not (told or wants_json(options)):
-            told = True
-            say(report.assumptions)
 
     query = ingest_continuously(
         tables, stream, options.path, checkpoint=checkpoint, every=options.every, format=options.format, progress=show
@@ -190,7 +182,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     if idle_after is not None and options.once:
         raise SetupError("--idle-after waits for time to pass, and --once does not wait; leave one of them out")
     tables = tables_of(settings, *streams.values())
-    tables.create(stream)
+    tables.require(stream)
 
     checkpoint = options.checkpoint or checkpoint_folder(tables, stream)
     metrics = Metrics(tables, stream, Checkpoint(Path(checkpoint)), settings.metrics)

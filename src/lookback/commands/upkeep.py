@@ -40,7 +40,9 @@ def _init(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     streams = settings.streams()
     tables = tables_of(settings, *streams.values())
-    refused = [step for step in set_up(tables, streams) if step.done.startswith(REFUSED)]
+    checkpoints = settings.root if settings.catalog else ""
+    steps = set_up(tables, streams, checkpoints=checkpoints)
+    refused = [step for step in steps if step.done.startswith(REFUSED)]
     for name, stream in streams.items():
         print(f"{name}: {tables.path_or_name(name)}{' (others write it)' if stream.table else ''}")
     for step in refused:
@@ -57,8 +59,9 @@ def _status(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     streams = settings.streams()
     tables = tables_of(settings, *streams.values())
+    reaches = tables.reaches_files
     rows = [
-        stream_status(tables, stream, Checkpoint(Path(checkpoint_folder(tables, stream))))
+        stream_status(tables, stream, Checkpoint(Path(checkpoint_folder(tables, stream))) if reaches else None)
         for stream in streams.values()
     ]
     if wants_json(options):
@@ -107,11 +110,11 @@ def _tell(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
 
 def _maintain(options: argparse.Namespace) -> int:
     from lookback.spark.maintenance import maintain
-    from lookback.upkeep import checkpoints_of
+    from lookback.spark.pipeline import checkpoint_folder
 
     settings = settings_of(options)
     tables, streams = tables_of(settings), settings.streams()
-    done = maintain(tables, streams, checkpoints_of(str(tables.root), streams))
+    done = maintain(tables, streams, {name: checkpoint_folder(tables, stream) for name, stream in streams.items()})
     rows = [asdict(each) for each in done.tables]
     if wants_json(options):
         print_json([*rows, *(asdict(each) for each in done.checkpoints)])
@@ -132,7 +135,7 @@ def _forget(options: argparse.Namespace) -> None:
     if not (options.dry_run or options.yes or sys.stdin.isatty()):
         raise SetupError("forget deletes for good: say --yes, or --dry-run to see what it would delete")
     tables = tables_of(settings, stream)
-    checkpoint = options.checkpoint or checkpoint_folder(tables, stream)
+    checkpoint = options.checkpoint or (checkpoint_folder(tables, stream) if tables.reaches_files else None)
     dry_run = not options.yes or options.dry_run
     report = forget(tables, stream, options.where, dry_run=dry_run, checkpoint=checkpoint)
     if dry_run and not options.dry_run:

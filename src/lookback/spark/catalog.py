@@ -78,7 +78,7 @@ def set_up(
 ) -> list[Step]:
     """Makes what is missing of a place, and says of each thing what became of it.
 
-    Everywhere: the product's tables and those of the streams, their comments. In a catalog: the schema, and how files
+    Everywhere: the product's tables and those of the streams, columns that tables of an earlier release lack, comments. In a catalog: the schema, and how files
     are laid out. In Unity Catalog: the volumes of the folders `checkpoints` and `landing` (where they are of the same
     schema), primary keys, which nothing enforces, and the grants of `roles`. What the caller has no right to grant is a
     step with `to_do`.
@@ -168,9 +168,21 @@ class _SetUp:
 
     def _table(self, table: _Table, is_new: bool) -> Step:
         detail = self._tables.spark.sql(f"DESCRIBE DETAIL {self._tables.identifier(table.name)}").collect()[0].asDict()
-        done = ["created"] if is_new else []
+        done = ["created"] if is_new else self._columns(table)
         done += self._comments(table, detail) + self._layout(table, detail) + self._key(table)
         return Step(f"table {self._tables.identifier(table.name)}", ", ".join(done) or AS_IT_SHOULD_BE)
+
+    def _columns(self, table: _Table) -> list[str]:
+        """Adds the columns that a product's table of an earlier release lacks; rows that are there have NULL in them."""
+        if table.name not in PRODUCT_TABLES:
+            return []
+        there = set(self._tables.read(table.name).columns)
+        missing = [field for field in table.schema if field.name not in there]
+        if not missing:
+            return []
+        columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in missing)
+        self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} ADD COLUMNS ({columns})")
+        return [f"added {', '.join(field.name for field in missing)}"]
 
     def _comments(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
         name, done = self._tables.identifier(table.name), []

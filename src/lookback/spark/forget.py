@@ -28,6 +28,7 @@ from operator import and_
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -37,7 +38,7 @@ from lookback.core.types import BOOLEAN
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.fields import RAW, REASON
 from lookback.spark.rejected import Rejected
-from lookback.spark.tables import CONFLICTS, keeps_removed_files
+from lookback.spark.tables import is_conflict, keeps_removed_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -78,7 +79,7 @@ class ForgetReport:
     where: the condition as it was understood. rows: deleted rows by table. unreadable: rejected rows of the stream that
     cannot be read, and so were not looked into. commit: of the events table; from it on the events count in no window.
     waiting: the evaluation has not judged that commit yet, so that it may still write of them; the same request, made
-    again later, takes that out. purges: what is left to do, and when.
+    again later, takes that out. None: its checkpoint is out of reach. purges: what is left to do, and when.
     """
 
     stream: str
@@ -87,7 +88,7 @@ class ForgetReport:
     rows: Mapping[str, int]
     unreadable: int
     commit: int | None
-    waiting: bool
+    waiting: bool | None
     purges: tuple[Purge, ...] = ()
 
     @property
@@ -107,9 +108,10 @@ class ForgetReport:
                 f"{self.unreadable:,} rejected rows of the stream cannot be read and were not looked into; see them in "
                 f"rejected_events where stream = '{self.stream}'"
             )
-        if self.waiting and not self.dry_run:
+        if self.waiting is not False and not self.dry_run:
+            judged = "has not judged" if self.waiting else "may not have judged"
             lines.append(
-                f"The evaluation has not judged commit {self.commit} yet, from which on the events count no more. Make the "
+                f"The evaluation {judged} commit {self.commit} yet, from which on the events count no more. Make the "
                 "same request again when it has: it may write of them until then."
             )
         if self.purges:
@@ -132,7 +134,7 @@ def forget(
     """Deletes what the tables hold of the events that satisfy `where`; see the module for what that is.
 
     where: a condition over the stream's declared fields, as rules write them. dry_run: count only. checkpoint: the
-    evaluation's folder, to see how far it is. It may run while ingest and the evaluation run, and may be made again at
+    evaluation's folder, to see how far it is; None: out of reach. It may run while ingest and the evaluation run, and may be made again at
     any time, also after it was killed; nothing is counted or deleted twice.
     Raises ExpressionError where the condition is none, and SetupError where a table is missing, the condition fails on a
     value, or others kept writing for five minutes.
@@ -152,7 +154,7 @@ def forget(
             f"the condition {condition.sql!r} cannot be computed for every row: {str(error).splitlines()[0]:.300}. "
             "Write it so that it can, such as with try_cast() or nullif(); what was deleted before stays deleted."
         ) from error
-    waiting = commit is not None and checkpoint is not None and _waits(Path(checkpoint), commit)
+    waiting = False if commit is None else None if checkpoint is None else _waits(Path(checkpoint), commit)
     purges = () if dry_run else tuple(request.purges(rows))
     return ForgetReport(stream.name, condition.sql, dry_run, rows, request.unreadable, commit, waiting, purges)
 
@@ -181,7 +183,8 @@ class _Request:
 
     def __init__(self, tables: Tables, stream: Stream, condition: Expression) -> None:
         self._tables, self._stream, self._fields = tables, stream, sorted(condition.fields)
-        self._holds = F.expr(spark_text(condition))
+        self._text = spark_text(condition)
+        self._holds = F.expr(self._text)
         self.gone_at: int | None = None
         self.unreadable = 0
         self._keys: dict[str, DataFrame] = {}
@@ -209,7 +212,8 @@ class _Request:
         if not rows[name]:
             return rows, None
         before = self._tables.version(name)
-        self._retried(name, lambda: self._tables.delta(name).delete(self._holds))
+        table = self._tables.identifier(name)
+        self._retried(name, lambda: self._tables.spark.sql(f"DELETE FROM {table} WHERE {self._text}"))
         commit = self._last_removal(name)[0]
         if commit is None or commit <= before:
             return {**rows, name: 0}, None  # somebody else came first
@@ -231,8 +235,8 @@ class _Request:
             removed = dt.datetime.now(dt.timezone.utc) if rows[name] else self._last_removal(name)[1]
             if removed is None:
                 continue
-            detail = self._tables.delta(name).detail().select("properties").head()
-            properties: Mapping[str, str] = {} if detail is None else detail[0]
+            detail = self._tables.spark.sql(f"DESCRIBE DETAIL {self._tables.identifier(name)}").head()
+            properties: Mapping[str, str] = {} if detail is None else detail["properties"]
             statements = [f"VACUUM {self._tables.identifier(name)}"]
             if properties.get("delta.enableDeletionVectors") == "true":
                 # Rows are only marked there; this writes the files anew.
@@ -247,7 +251,7 @@ class _Request:
     def _gone(self) -> DataFrame | None:
         """The ids of such events that were deleted before, as far as the change feed tells."""
         name = self._stream.name
-        history = self._tables.delta(name).history(_HISTORY).where(F.col("operation").isin(*_REMOVING))
+        history = self._tables.history(name, _HISTORY).where(F.col("operation").isin(*_REMOVING))
         versions = sorted(row[0] for row in history.select("version").collect())
         while versions:
             try:
@@ -334,12 +338,14 @@ class _Request:
 
     def _delete(self, name: str, keys: DataFrame) -> None:
         """Deletes the rows that `keys` names. The table's log is told the join, not the condition."""
-
-        def merge() -> None:
-            merging = self._tables.delta(name).alias("t").merge(keys.alias("k"), _same(name))
-            merging.whenMatchedDelete().execute()
-
-        self._retried(name, merge)
+        view = f"lookback_forget_{name}"
+        keys.createOrReplaceTempView(view)
+        same = " AND ".join(f"t.{column} <=> k.{column}" for column in _KNOWN_BY[name])
+        merge = f"MERGE INTO {self._tables.identifier(name)} AS t USING {view} AS k ON {same} WHEN MATCHED THEN DELETE"
+        try:
+            self._retried(name, lambda: self._tables.spark.sql(merge))
+        finally:
+            self._tables.spark.catalog.dropTempView(view)
 
     def _retried(self, name: str, act: Callable[[], object]) -> None:
         """Again and again while others write to the table in between: OSS Delta lets only one of two win."""
@@ -360,7 +366,7 @@ class _Request:
 
     def _last_removal(self, name: str) -> tuple[int | None, dt.datetime | None]:
         """The last commit that deleted rows of a table and its time, among the last ones."""
-        history = self._tables.delta(name).history(100).where(F.col("operation").isin("DELETE", "MERGE"))
+        history = self._tables.history(name, 100).where(F.col("operation").isin("DELETE", "MERGE"))
         row = history.orderBy(F.col("version").desc()).select("version", F.unix_micros("timestamp")).head()
         if row is None:
             return None, None
@@ -371,7 +377,9 @@ def _done(act: Callable[[], object]) -> bool:
     """Whether it went through, and no other came first."""
     try:
         act()
-    except CONFLICTS:
+    except (PySparkException, Py4JJavaError) as error:
+        if not is_conflict(error):
+            raise
         return False
     return True
 

@@ -16,10 +16,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.alerts import moment
 from lookback.core.errors import SetupError
-from lookback.spark.fields import ASSUMED, BLOCK, FILE, NO_TIME, NO_ZONE, REASON, ROW, reads_kafka
+from lookback.spark.fields import BLOCK, FILE, REASON, ROW, reads_kafka
 from lookback.spark.locks import local_root, only_one_ingest
 from lookback.spark.rejected import Rejected, options_key
 from lookback.spark.schemas import INGESTS
+from lookback.spark.session import is_connect
 from lookback.spark.sources import Files, Source, planned, same_place
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ class IngestReport:
     """What became of the rows offered.
 
     Versions are those of the events table; None where nothing was committed, and in the reports of continuous ingest.
-    without_zone, without_time: usable rows with a time that names no zone, or with a day alone for a time; they are
-    taken as UTC and as midnight UTC.
     """
 
     stream: str
@@ -57,8 +56,6 @@ class IngestReport:
     seconds: float
     first_version: int | None = None
     last_version: int | None = None
-    without_zone: int = 0
-    without_time: int = 0
 
     @property
     def balanced(self) -> bool:
@@ -67,9 +64,7 @@ class IngestReport:
 
     def plus(self, more: IngestReport) -> IngestReport:
         """This and a further round together, their versions left out."""
-        counts = (
-            "offered", "ingested", "duplicates", "rejected", "commits", "seconds", "without_zone", "without_time",
-        )  # fmt: skip
+        counts = ("offered", "ingested", "duplicates", "rejected", "commits", "seconds")
         sums = {name: getattr(self, name) + getattr(more, name) for name in counts}
         return IngestReport(self.stream, **sums)
 
@@ -80,25 +75,6 @@ class IngestReport:
             f"{self.stream}: {self.offered:,} offered = {self.ingested:,} ingested + {self.duplicates:,} duplicates + "
             f"{self.rejected:,} rejected; {self.commits:,} commits{where} in {self.seconds:.1f} s"
         )
-
-    @property
-    def assumptions(self) -> str:
-        """What was assumed about times that do not say it, and how to say it; empty where nothing was."""
-        told = []
-        if self.without_zone:
-            told.append(f"{_rows_have(self.without_zone)} a time without a zone, taken as UTC")
-        if self.without_time:
-            told.append(f"{_rows_have(self.without_time)} a day without a time, taken as midnight UTC")
-        if not told:
-            return ""
-        return (
-            f"{self.stream}: {'; '.join(told)}. Write times as 2026-01-31T12:00:00Z, or say the zone in `columns`, such as "
-            "to_utc_timestamp(at, 'Europe/Berlin')"
-        )
-
-
-def _rows_have(count: int) -> str:
-    return "1 row has" if count == 1 else f"{count:,} rows have"
 
 
 def ingest(
@@ -118,7 +94,7 @@ def ingest(
     """
     source = _source(tables, stream, path, format, options)
     with only_one_ingest(tables, stream):
-        tables.create(stream)
+        tables.require(stream)
         step = Step(tables, stream, progress)
         return step.versions(step.take(source.files(tables.spark, stream)))
 
@@ -137,9 +113,9 @@ def retry_rejected(
     that were wrong before. Killed at any moment and run again, it loses nothing and takes nothing in twice.
     Raises SetupError where the table does not fit, or another ingest is running.
     """
-    require_own_table(stream)
+    require_ingest(tables, stream)
     with only_one_ingest(tables, stream):
-        tables.create(stream)
+        tables.require(stream)
         step = Step(tables, stream, progress)
         changed = {**dict(stream.source.get(options_key(stream)) or {}), **dict(options or {})}
         return step.versions(step.take_again(changed))
@@ -166,7 +142,7 @@ def ingest_continuously(
     lock = only_one_ingest(tables, stream)
     lock.__enter__()
     try:
-        tables.create(stream)
+        tables.require(stream)
         step = Step(tables, stream, None)
 
         def take(rows: DataFrame, batch_id: int) -> None:
@@ -187,8 +163,13 @@ def ingest_continuously(
     return query
 
 
-def require_own_table(stream: Stream) -> None:
-    """Raises SetupError where others write the stream's events table."""
+def require_ingest(tables: Tables, stream: Stream) -> None:
+    """Raises SetupError where others write the stream's events table, or this compute cannot take events in."""
+    if is_connect(tables.spark):
+        raise SetupError(
+            "ingest keeps the rows that it found in memory while it writes them, commit by commit, for which Spark Connect "
+            "(serverless, or standard access mode) has no way: take a cluster with dedicated access mode, as the job ingest does"
+        )
     if stream.table:
         raise SetupError(
             f"the events of stream {stream.name!r} are in {stream.table}, which others write: nothing is ingested into it. "
@@ -199,7 +180,7 @@ def require_own_table(stream: Stream) -> None:
 def _source(
     tables: Tables, stream: Stream, path: str | Path | None, format_: str | None, options: Mapping[str, str] | None
 ) -> Source:
-    require_own_table(stream)
+    require_ingest(tables, stream)
     if path is None and reads_kafka(stream):
         raise SetupError(f"stream {stream.name!r} reads a Kafka topic, which is taken in by `topic_ingest.TopicIngest`")
     return Source.find(tables.spark, stream, None if path is None else str(path), format_, options)
@@ -281,10 +262,7 @@ class Step:
             batch.unpersist()
         offered, seconds = found.usable + found.rejected, time.monotonic() - started
         duplicates = found.usable - ingested
-        report = IngestReport(
-            self._stream.name, offered, ingested, duplicates, found.rejected, commits, seconds,
-            without_zone=found.without_zone, without_time=found.without_time,
-        )  # fmt: skip
+        report = IngestReport(self._stream.name, offered, ingested, duplicates, found.rejected, commits, seconds)
         self._keep_account(report)
         return report
 
@@ -304,7 +282,7 @@ class Step:
         if not report.commits:
             return report
         # Others may have written in between, seldom many.
-        history = self._tables.delta(self._stream.name).history(report.commits + 100)
+        history = self._tables.history(self._stream.name, report.commits + 100)
         rows = F.sum(F.col("operationMetrics")["numOutputRows"].cast("bigint"))
         mine = history.where(F.col("userMetadata") == self._mark)
         row = mine.select(F.min("version"), F.max("version"), rows).head()
@@ -317,8 +295,7 @@ class Step:
         time_, id_ = F.when(usable, _micros(self._stream.event_time)), F.when(usable, F.col(self._stream.event_id))
         figures = (F.min(time_), F.max(time_), F.min(id_), F.max(id_), F.count_distinct(id_))
         try:
-            assumed = [F.count_if(usable & (F.col(ASSUMED) == what)) for what in (NO_ZONE, NO_TIME)]
-            row = batch.select(F.count_if(usable), F.count_if(~usable), *figures, *assumed).head()
+            row = batch.select(F.count_if(usable), F.count_if(~usable), *figures).head()
         except Exception as error:
             raise _Unread(error) from error
         assert row is not None
@@ -437,7 +414,7 @@ class Step:
         if local_root(self._tables.root) is not None:
             return
         # Maintenance may have committed since.
-        history = self._tables.delta(self._stream.name).history(commits + 50).select("userMetadata").collect()
+        history = self._tables.history(self._stream.name, commits + 50).select("userMetadata").collect()
         mine = [number for number, row in enumerate(history) if row[0] == self._mark]
         between = [row[0] for row in history[: mine[-1]] if (row[0] or "").startswith(_MARK) and row[0] != self._mark]
         if between:
@@ -462,8 +439,6 @@ class _Found:
     first_id: int | str
     last_id: int | str
     ids: int
-    without_zone: int
-    without_time: int
 
 
 def existing(

@@ -83,15 +83,13 @@ class Notifier:
 
     At least once: what was sent is recorded in the table `notifications` after that, by receiver, and never sent again; a
     notifier that is killed between the two sends again. Each receiver has a thread of its own and a pause of its own when
-    it fails. A receiver that is new hears of alerts from `since` on (aware; now, unless given). root: where a second
-    notifier of a stream learns of this one; the tables' own, unless given. clock: seconds since 1970.
+    it fails. A receiver that is new hears of alerts from `since` on (aware; now, unless given). clock: seconds since 1970.
     """
 
     tables: Tables
     streams: Sequence[str]
     senders: Mapping[Receiver, Send]
     since: dt.datetime | None = None
-    root: str | None = None
     clock: Callable[[], float] = time.time
     _pauses: dict[str, _Pause] = field(default_factory=dict)
     # Alerts from before are settled; the version of the alerts table that was looked at; when to look again all the same.
@@ -105,7 +103,7 @@ class Notifier:
         report: is handed the counts of each pass that did something. Returns those of all. Raises SetupError where another
         notifier of one of the streams runs.
         """
-        with only_one_notifier(self.root or self.tables.root, self.streams) as require_alone:
+        with only_one_notifier(self.tables.files, self.streams) as require_alone:
             total = Counts()
             self._begin()
             while not stop.is_set():

@@ -51,13 +51,11 @@ _SLOW_POLL_SECONDS = 0.5
 
 
 def checkpoint_folder(tables: Tables, stream: Stream) -> str:
-    """Where an evaluation of the stream keeps its checkpoint unless told otherwise: below the tables' root.
+    """Where an evaluation of the stream keeps its checkpoint unless told otherwise: below the tables' root or volume.
 
-    Raises SetupError for tables of a catalog, which have no folder of their own.
+    Raises SetupError for tables of a catalog without a volume that can be reached.
     """
-    if tables.root is None:
-        raise SetupError("tables of a catalog need a checkpoint folder: give one in a volume, /Volumes/...")
-    return f"{tables.root}/_checkpoints/evaluate_{stream.name}"
+    return f"{tables.files}/_checkpoints/evaluate_{stream.name}"
 
 
 class Evaluation:

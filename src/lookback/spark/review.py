@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.alerts import moment
 from lookback.core.arrival import split_future
 from lookback.core.compiled import CompiledRule, compile_rule
-from lookback.core.errors import ReviewError, RuleError
+from lookback.core.errors import ReviewError, RuleError, SetupError
 from lookback.core.events import Events, read_events
 from lookback.core.evidence import (
     STANDS,
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 _Read = TypeVar("_Read")
 DISPOSITIONS = ("confirmed", "false_positive", "unclear")
 _QUEUE = (
-    "severity", "event_time", "rule_id", "rule_version", "stream", "key", "message", "measures", "alert_id", "event_id",
-    "window_start", "window_end", "window_complete", "arrival", "decided_at",
+    "severity", "event_time", "rule_id", "rule_version", "stream", "key", "message", "measures", "alert_id", "revision",
+    "event_id", "window_start", "window_end", "window_complete", "arrival", "decided_at",
 )  # fmt: skip
 _STATUS_OF = {action: status for status, action in ACTIONS.items()}
 
@@ -56,8 +57,8 @@ def open_queue(tables: Tables, rule_id: str | None = None) -> DataFrame:
     """The alerts that wait for a person: critical first, then high, medium, low; of one severity the newest event first.
 
     One row per alert, its last revision. Left out are alerts in shadow, retracted or suppressed ones, and what has been
-    reviewed. Columns: severity, event_time, rule_id, rule_version, stream, key, message, measures, alert_id, event_id,
-    window_start, window_end, window_complete, arrival, decided_at.
+    reviewed. Columns: severity, event_time, rule_id, rule_version, stream, key, message, measures, alert_id, revision,
+    event_id, window_start, window_end, window_complete, arrival, decided_at.
     """
     alerts = tables.read("alerts")
     if rule_id is not None:
@@ -70,19 +71,65 @@ def open_queue(tables: Tables, rule_id: str | None = None) -> DataFrame:
     return open_.orderBy(rank.desc(), F.col("event_time").desc(), "rule_id", "alert_id").select(*_QUEUE)
 
 
-def record_review(tables: Tables, alert_id: str, disposition: str, reviewer: str, note: str = "") -> None:
+@dataclass(frozen=True)
+class Decision:
+    """What a person decided about one revision of an alert.
+
+    last: the number of the alert's last revision. is_new: False where this was the reviewer's last word on the alert
+    already, so that no row was written.
+    """
+
+    alert_id: str
+    disposition: str
+    revision: int
+    message: str
+    last: int
+    is_new: bool
+
+    def __str__(self) -> str:
+        """The decision as a person reads it, with what to do where a later revision has not been seen."""
+        done = f"is recorded as {self.disposition}" if self.is_new else f"was recorded as {self.disposition} before"
+        text = f"Alert {self.alert_id} {done}, by its revision {self.revision}: {self.message or 'no message'}."
+        if self.revision == self.last:
+            return text
+        return f"{text} Revision {self.last} has come since; look at it, and decide again where it changes your mind."
+
+
+def record_review(
+    tables: Tables,
+    alert_id: str,
+    disposition: str,
+    reviewer: str | None = None,
+    note: str = "",
+    revision: int | None = None,
+) -> Decision:
     """Writes down what a person decided about an alert, which leaves the queue.
 
-    disposition: confirmed, false_positive or unclear. A further review of the same alert is one more row.
-    Raises ReviewError where there is no such alert, the disposition is none of these, or nobody is named.
+    disposition: confirmed, false_positive or unclear. reviewer: None: who works here. revision: the one that the person has seen; None: the last. A
+    further review of the same alert is one more row, unless it repeats the reviewer's last one.
+    Raises ReviewError where there is no such alert or revision, the disposition is none of these, or nobody is named,
+    and SetupError where the table of an earlier release lacks a column.
     """
     if disposition not in DISPOSITIONS:
         raise ReviewError(f"a disposition is one of {', '.join(DISPOSITIONS)}, got {disposition!r}")
+    reviewer = tables.current_user if reviewer is None else reviewer
     if not reviewer.strip():
         raise ReviewError("a review needs the name of who did it, got an empty reviewer")
-    _rows(tables, alert_id)
-    row = (alert_id, disposition, reviewer, note, dt.datetime.now(dt.timezone.utc))
-    tables.append(tables.spark.createDataFrame([row], REVIEWS).coalesce(1), "reviews")
+    rows = _rows(tables, alert_id)
+    seen = _through(rows, alert_id, revision)[-1]
+    reviews = tables.read("reviews")
+    if "revision" not in reviews.columns:
+        raise SetupError(
+            f"table {tables.identifier('reviews')} has no column revision; `lookback init` or notebook 00_set_up adds it"
+        )
+    own = reviews.where((F.col("alert_id") == F.lit(alert_id)) & (F.col("reviewer") == F.lit(reviewer)))
+    before = own.orderBy(F.col("reviewed_at").desc()).select("disposition", "revision", "note").head()
+    is_new = before is None or tuple(before) != (disposition, seen["revision"], note)
+    if is_new:
+        now = dt.datetime.now(dt.timezone.utc)
+        row = (alert_id, disposition, seen["revision"], reviewer, note, now)
+        tables.append(tables.spark.createDataFrame([row], REVIEWS).coalesce(1), "reviews")
+    return Decision(alert_id, disposition, seen["revision"], seen["message"] or "", rows[-1]["revision"], is_new)
 
 
 def decisions(tables: Tables) -> DataFrame:
@@ -114,12 +161,7 @@ def explain(
     version cannot be found, or the events' history is gone.
     """
     tables = tables.holding(*streams.values())
-    rows = _rows(tables, alert_id)
-    if revision is not None:
-        revisions = [row["revision"] for row in rows]
-        if revision not in revisions:
-            raise ReviewError(f"alert {alert_id!r} has no revision {revision}; there are {revisions}")
-        rows = [row for row in rows if row["revision"] <= revision]
+    rows = _through(_rows(tables, alert_id), alert_id, revision)
     alert = rows[-1]
     stream = _stream(streams, alert["stream"])
     history = _rule_history(tables)
@@ -139,6 +181,14 @@ def _rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
     if not rows:
         raise ReviewError(f"there is no alert {alert_id!r}; `open_queue` and `lookback alerts` list their ids")
     return [{**row, **{name: dict(row[name] or []) for name in ("key", "measures")}} for row in rows]
+
+
+def _through(rows: list[dict[str, Any]], alert_id: str, revision: int | None) -> list[dict[str, Any]]:
+    """The rows of an alert up to a revision; None: all. Raises ReviewError where there is no such revision."""
+    revisions = [row["revision"] for row in rows]
+    if revision is not None and revision not in revisions:
+        raise ReviewError(f"alert {alert_id!r} has no revision {revision}; there are {revisions}")
+    return [row for row in rows if revision is None or row["revision"] <= revision]
 
 
 def _stream(streams: Mapping[str, Stream], name: str) -> Stream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import getpass
 import json
 import random
 import time
@@ -213,7 +212,7 @@ class RulesTable:
             "version": F.when(is_same, F.lit(version)).otherwise(F.raise_error(F.lit(_TAKEN)).cast("bigint")),
             "status": F.lit(status),
             "document": F.lit(document),
-            "author": F.lit(author or getpass.getuser()),
+            "author": F.lit(author or self.tables.current_user),
             "comment": F.lit(comment),
             "changed_at": F.lit(dt.datetime.now(dt.timezone.utc)),
         }
@@ -246,7 +245,7 @@ class RulesTable:
 
     def _write(self, rule_id: str, version: int | None, status: str, document: str, author: str, comment: str) -> None:
         changed_at = dt.datetime.now(dt.timezone.utc)
-        row = (rule_id, version, status, document, author or getpass.getuser(), comment, changed_at)
+        row = (rule_id, version, status, document, author or self.tables.current_user, comment, changed_at)
         self.tables.append(self.tables.spark.createDataFrame([row], RULES).coalesce(1), "rules")
 
 

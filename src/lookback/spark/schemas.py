@@ -137,6 +137,7 @@ REVIEWS = StructType(
     [
         _column("alert_id", _STRING, "The alert", required=True),
         _column("disposition", _STRING, "confirmed, false_positive or unclear", required=True),
+        _column("revision", IntegerType(), "The alert's revision that was seen; NULL where it was not kept"),
         _column("reviewer", _STRING, "Who looked at it"),
         _column("note", _STRING, "What was found"),
         _column("reviewed_at", _TIME, "When", required=True),

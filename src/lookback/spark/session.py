@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -20,6 +21,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from lookback.core.errors import SetupError
 from lookback.spark.jars import check_java, extra_jars, kafka_jars, local_files_jar
 
 if TYPE_CHECKING:
@@ -89,11 +91,14 @@ def get_spark(
     the machine's, at least 2). settings: Spark settings that go before the defaults here; where a session runs already
     only those that can be changed at run time are taken. kafka: a new local session can read Kafka from its start; one
     that runs already learns it when it first reads a topic.
-    Raises SetupError where Java or the JARs are missing.
+    Where databricks-connect is installed, the running session is that of its workspace.
+    Raises SetupError where Java or the JARs are missing, and where databricks-connect finds no workspace.
     """
     spark = SparkSession.getActiveSession()
     if spark is None and on_databricks():
         spark = SparkSession.builder.getOrCreate()
+    if spark is None and _has_databricks_connect():
+        spark = _connected()
     if spark is not None:
         own = beside(spark)
         _apply(own, {**_MEANING, **(settings or {})})
@@ -130,6 +135,27 @@ class _Beside:
     """Holds the one session beside those that others started."""
 
     session: SparkSession | None = None
+
+
+def _has_databricks_connect() -> bool:
+    """Whether databricks-connect is installed, in place of a Spark that could start here."""
+    try:
+        return importlib.util.find_spec("databricks.connect") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _connected() -> SparkSession:
+    from databricks.connect import DatabricksSession  # noqa: PLC0415 - it looks for a workspace
+
+    try:
+        spark: SparkSession = DatabricksSession.builder.getOrCreate()
+    except Exception as error:  # whatever the kind: it is about profile, address or compute
+        raise SetupError(
+            f"databricks-connect does not reach a workspace: {str(error).splitlines()[0]:.300}. Name one by "
+            "DATABRICKS_CONFIG_PROFILE, and its compute by DATABRICKS_CLUSTER_ID or DATABRICKS_SERVERLESS_COMPUTE_ID=auto"
+        ) from error
+    return spark
 
 
 def _apply(spark: SparkSession, settings: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import getpass
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from lookback.core import metrics
 from lookback.core.durations import parse_duration
 from lookback.core.errors import DurationError, SetupError
 from lookback.spark.schemas import COMMENTS, PRODUCT_TABLES, events_comment, events_schema
+from lookback.spark.session import is_connect, on_databricks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
 
+    from lookback.config import Settings
     from lookback.core.streams import Stream
 
 # How a write fails that met another: it may be tried again. Siblings, none an ancestor of the others.
@@ -69,8 +72,9 @@ _CHECKS = {"reviews": {"disposition_known": "disposition in ('confirmed', 'false
 class Tables:
     """Where the tables are: `root` (a folder or its URL) or `catalog` and `schema`, never both.
 
-    Made by `Tables.local` or `Tables.catalog`. Table names are lower-case letters, digits and _. elsewhere: the streams
-    whose events are in tables that others write, by name; see `holding`.
+    Made by `Tables.of`, `Tables.local` or `Tables.catalog`. Table names are lower-case letters, digits and _. elsewhere: the
+    streams whose events are in tables that others write, by name; see `holding`. volume: where tables of a catalog have
+    their checkpoints; see `files`.
     """
 
     spark: SparkSession
@@ -78,6 +82,14 @@ class Tables:
     catalog_name: str | None = None
     schema_name: str | None = None
     elsewhere: Mapping[str, Stream] = field(default_factory=dict, hash=False)
+    volume: str | None = None
+
+    @classmethod
+    def of(cls, spark: SparkSession, settings: Settings) -> Tables:
+        """The tables of a place, as the settings name it."""
+        if settings.catalog:
+            return cls.catalog(spark, settings.catalog, settings.schema, settings.root)
+        return cls.local(spark, settings.root)
 
     @classmethod
     def local(cls, spark: SparkSession, root: str | Path) -> Tables:
@@ -88,9 +100,48 @@ class Tables:
         return cls(spark, root=str(Path(text).expanduser().resolve()))
 
     @classmethod
-    def catalog(cls, spark: SparkSession, catalog: str, schema: str) -> Tables:
-        """Tables named catalog.schema.table, as in Unity Catalog. The schema must exist."""
-        return cls(spark, catalog_name=catalog, schema_name=schema)
+    def catalog(cls, spark: SparkSession, catalog: str, schema: str, volume: str | None = None) -> Tables:
+        """Tables named catalog.schema.table, as in Unity Catalog. The schema must exist. volume: a folder in one."""
+        folder = None if volume is None else volume.rstrip("/")
+        return cls(spark, catalog_name=catalog, schema_name=schema, volume=folder)
+
+    @property
+    def place(self) -> str:
+        """The place as people name it: catalog.schema, or the folder."""
+        return str(self.root) if self.root is not None else f"{self.catalog_name}.{self.schema_name}"
+
+    @property
+    def files(self) -> str:
+        """The folder of checkpoints and locks: the root, or the volume of a catalog's tables.
+
+        Raises SetupError where there is none that this machine reaches.
+        """
+        if self.root is not None:
+            return self.root
+        if self.volume is None:
+            raise SetupError("tables of a catalog need a checkpoint folder: give one in a volume, /Volumes/...")
+        if self.is_unity and not self.volume.startswith(("/", "dbfs:")) and "://" not in self.volume:
+            raise SetupError(
+                f"root is the volume that holds checkpoints, such as /Volumes/main/fraud/checkpoints, got {self.volume!r}"
+            )
+        if self.volume.startswith("/Volumes/") and not self.reaches_files:
+            raise SetupError(
+                f"{self.volume} is not on this machine: run this as a job, or in a notebook or terminal of the workspace"
+            )
+        return self.volume
+
+    @property
+    def reaches_files(self) -> bool:
+        """Whether this machine has the volumes of the workspace, where the checkpoints are in one."""
+        return not (self.volume or "").startswith("/Volumes/") or Path("/Volumes").is_dir()
+
+    @property
+    def current_user(self) -> str:
+        """Who works here: the user of the workspace, on this machine that of the operating system."""
+        if on_databricks() or is_connect(self.spark):
+            (row,) = self.spark.sql("SELECT current_user() AS name").collect()
+            return str(row["name"])
+        return getpass.getuser()
 
     @property
     def is_unity(self) -> bool:
@@ -230,6 +281,30 @@ class Tables:
         else:
             properties = {**_CHANGE_FEED, **_HOT, **_retention(history), **_statistics(events)}
             self._create(stream.name, events, properties, events_comment(stream), stream.event_time)
+
+    def require(self, stream: Stream) -> None:
+        """Checks that the rules and the events table of the stream are there; in local folders makes what is missing.
+
+        In a catalog only `set_up` makes tables: who works there has no right to, and a misspelt schema would be filled.
+        Raises SetupError, also where a table does not fit the stream's declaration.
+        """
+        if self.root is not None:
+            self.create(stream)
+            return
+        self.require_table("rules")
+        if stream.table:
+            self.holding(stream)._require_written_by_others(stream, events_schema(stream))
+        else:
+            self.require_table(stream.name)
+            self._require(stream.name, events_schema(stream))
+
+    def require_table(self, name: str) -> None:
+        """Raises SetupError where a table is not there."""
+        if not self.exists(name):
+            raise SetupError(
+                f"there is no table {self.identifier(name)}, or you may not read it; the job set_up or `lookback init` makes "
+                "the tables and gives the grants"
+            )
 
     def clustering(self, name: str, event_time: str | None = None) -> str | None:
         """The column that a table's files are laid out by when OPTIMIZE writes them anew; None for no column.

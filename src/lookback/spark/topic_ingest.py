@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from lookback.core.errors import LookbackError, SetupError
-from lookback.spark.ingest import IngestReport, Step, require_own_table
+from lookback.spark.ingest import IngestReport, Step, require_ingest
 from lookback.spark.kafka import Topic
 from lookback.spark.kafka_faults import Away, explained
 from lookback.spark.locks import only_one_ingest
@@ -40,10 +40,8 @@ _LOST = {"failOnDataLoss": "false"}
 
 
 def topic_checkpoint(tables: Tables, stream: Stream) -> str:
-    """Where an ingest of the stream's topic keeps how far it is unless told otherwise: below the tables' root."""
-    if tables.root is None:
-        raise SetupError("tables of a catalog need a checkpoint folder: give one in a volume, /Volumes/...")
-    return f"{tables.root}/_checkpoints/kafka_{stream.name}"
+    """Where an ingest of the stream's topic keeps how far it is unless told otherwise: below the tables' root or volume."""
+    return f"{tables.files}/_checkpoints/kafka_{stream.name}"
 
 
 class TopicIngest:
@@ -65,7 +63,7 @@ class TopicIngest:
         patience: float = PATIENCE_SECONDS,
         progress: Callable[[str], None] | None = print,
     ) -> None:
-        require_own_table(stream)
+        require_ingest(tables, stream)
         self._tables, self._stream, self._every = tables, stream, every
         self._topic = Topic.of(stream)
         self._checkpoint = str(checkpoint or topic_checkpoint(tables, stream))
@@ -85,7 +83,7 @@ class TopicIngest:
         """
         with only_one_ingest(self._tables, self._stream):
             self._require_same_topics()
-            self._tables.create(self._stream)
+            self._tables.require(self._stream)
             self._step = Step(self._tables, self._stream, None)
             whole = True
             while not self._stopping.is_set():
