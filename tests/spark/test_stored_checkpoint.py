@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -46,6 +46,11 @@ def test_c8_the_checkpoint_of_an_earlier_release_is_gone_on_with(
         assert "layout version" in str(error)  # noqa: PT017 - either is right
         Evaluation(tables, STREAM, STREAMS, folder, once=True, rebuild=True).run()
     found = stored_alerts(tables)
-    assert found == replayed_alerts(replay_of_tables(tables))
+    assert judged_alike(found) == judged_alike(replayed_alerts(replay_of_tables(tables)))
     assert [row for row in found if row[-1] <= JUDGED and row in before] == before
     assert len(found) > len(before)
+
+
+def judged_alike(alerts: list[Any]) -> list[Any]:
+    """All but what release 0.1.0 wrote of fixed expiry: its steps took events in order of arrival."""
+    return [row for row in alerts if row[3] != "fixed" or row[-1] > JUDGED]
