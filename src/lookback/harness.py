@@ -101,7 +101,9 @@ class Harness:
         """Judges events: a list of dicts, a pandas frame or an Arrow table.
 
         Each row is a commit of its own, unless a column `arrival` groups them. A column `committed_at` gives the
-        commit's time; without it max_future is not checked. Raises EventError for rows that cannot be events.
+        commit's time; without it max_future is not checked. None, NaT and pd.NA are NULL, and so is NaN in a pandas
+        frame, where it marks a missing value; only in columns of the types Float32, Float64 and Arrow's, and outside
+        of pandas, NaN is a value. Raises EventError for rows that cannot be events, naming row, field and remedy.
         """
         events, committed_at = read_events(rows, self.stream, self._next_commit())
         commits, future = events.commits, list[LateEvent]()

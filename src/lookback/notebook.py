@@ -123,7 +123,7 @@ def ingest_files(
                 workspace.tables, workspace.stream, found, format=_format(workspace, path, format), progress=None
             )
         )
-        show(_account(report), text(str(report)))
+        _show_account(report)
         return report
     if Path(found).is_file():
         raise SetupError(f"mode {mode} watches a folder for new files, and {found} is one file; name its folder")
@@ -160,13 +160,14 @@ def _ingest_topic(workspace: Workspace, every: str | None, minutes: float) -> In
         report = run.run()
     finally:
         timer.cancel()
-    show(_account(report), text(str(report)))
+    _show_account(report)
     return report
 
 
-def _account(report: IngestReport) -> pd.DataFrame:
+def _show_account(report: IngestReport) -> None:
     counts = {name: getattr(report, name) for name in ("offered", "ingested", "duplicates", "rejected", "commits")}
-    return pd.DataFrame([{**counts, "adds_up": report.balanced, "seconds": round(report.seconds, 1)}])
+    account = pd.DataFrame([{**counts, "adds_up": report.balanced, "seconds": round(report.seconds, 1)}])
+    show(account, text(str(report)), *([text(report.assumptions)] if report.assumptions else []))
 
 
 def _source_path(workspace: Workspace, path: str) -> str:

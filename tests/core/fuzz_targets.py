@@ -172,12 +172,13 @@ def harness_call(rule: Any, status: Any, version: Any, time: Any) -> None:
     with contextlib.suppress(EventError):
         harness.watermark(time)
     harness.events([{"id": "a", "at": 1}])
+    assert_no_defect(row.message for row in harness.errors)
 
 
 def replay_call(rules: Any, rows: Any, stream: Any) -> None:
     """Any values as the arguments of a replay. A path of a stream may be of no file."""
     with contextlib.suppress(RuleError, EventError, StreamError, SetupError):
-        lookback.replay(rules, rows, stream)
+        assert_no_defect(row.message for row in lookback.replay(rules, rows, stream).errors)
 
 
 def page(data: bytes) -> None:

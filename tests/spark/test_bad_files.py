@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 AT = "2024-03-04T00:00:00Z"
+# How a rejected row says what to do.
+AS_TIME = "write it as 2026-01-31T12:00:00Z, or say how it is written by columns: {at: \"to_timestamp(at, 'dd.MM.yyyy HH:mm:ss')\"}"
+AS_NUMBER = "write a number, such as 12.50"
 HUGE = 10 * 1024 * 1024
 
 
@@ -101,17 +104,17 @@ def test_every_kind_of_bad_line_is_rejected_alone(tables: Tables, tmp_path: Path
         "null": "malformed line",
         f'{{"at": "{AT}"}}': "id is NULL",
         '{"id": "b"}': "at is NULL",
-        '{"id": "b", "at": "yesterday"}': "at: 'yesterday' is not timestamp",
-        '{"id": "b", "at": {"t": 1}}': """at: '{"t":1}' is not timestamp""",
+        '{"id": "b", "at": "yesterday"}': f"at: 'yesterday' is not timestamp: {AS_TIME}",
+        '{"id": "b", "at": {"t": 1}}': """at: '{"t":1}' is not timestamp: """ + AS_TIME,
         '{"id": "b", "at": "+10000-01-01"}': "at is not in the years 1 to 9999",
         '{"id": "b", "at": "0000-12-31"}': "at is not in the years 1 to 9999",
         '{"id": "b", "at": "0001-01-01"}': "at is on 0001-01-01 or 9999-12-31, which not every zone has",
         '{"id": "b", "at": "9999-12-31T23:59:59Z"}': "at is on 0001-01-01 or 9999-12-31, which not every zone has",
-        f'{{"id": "b", "at": "{AT}", "amount": NaN}}': "amount: 'NaN' is not decimal(18,2)",
-        f'{{"id": "b", "at": "{AT}", "amount": 1e30}}': "amount: '1.0E30' is not decimal(18,2)",
-        f'{{"id": "b", "at": "{AT}", "ratio": "12,5"}}': "ratio: '12,5' is not double",
+        f'{{"id": "b", "at": "{AT}", "amount": NaN}}': f"amount: 'NaN' is not decimal(18,2): {AS_NUMBER}",
+        f'{{"id": "b", "at": "{AT}", "amount": 1e30}}': "amount: '1.0E30' is not decimal(18,2): it is too large, so declare more digits",
+        f'{{"id": "b", "at": "{AT}", "ratio": "12,5"}}': "ratio: '12,5' is not double: write a decimal point, by columns: {ratio: \"replace(ratio, ',', '.')\"}",
         f'{{"id": "b", "at": "{AT}", "amount": "{"y" * HUGE}"}}': (
-            f"amount: '{'y' * 100}... (10,485,760 characters)' is not decimal(18,2)"
+            f"amount: '{'y' * 100}... (10,485,760 characters)' is not decimal(18,2): {AS_NUMBER}"
         ),
     }
     folder = tmp_path / "a folder [1], 100%"
@@ -174,7 +177,7 @@ def test_csv_files_with_other_columns_and_broken_lines_stop_no_other_file(tables
     assert (report.offered, report.rejected) == (10, 6)
     told = reasons(tables)
     assert told["1.csv"] == {
-        f"at: '1' is not timestamp; amount: '{AT}' is not decimal(18,2)", "malformed line",
+        f"at: '1' is not timestamp: {AS_TIME}; amount: '{AT}' is not decimal(18,2): {AS_NUMBER}", "malformed line",
     }  # fmt: skip
     assert "column 'at', which the event_time of stream 'events' is made of, is missing" in min(told["7-no-time.csv"])
     assert "cannot be read as csv: Unexpected end of input stream" in min(told["8-torn.csv.gz"])

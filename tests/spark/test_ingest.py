@@ -38,6 +38,8 @@ pytestmark = pytest.mark.spark
 CONF = Path(__file__).parents[2] / "conf"
 START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 DAY = 86_400
+# How a rejected row says what to do.
+AS_TIME = "write it as 2026-01-31T12:00:00Z, or say how it is written by columns: {at: \"to_timestamp(at, 'dd.MM.yyyy HH:mm:ss')\"}"
 
 
 def stream(**changes: Any) -> Stream:
@@ -140,9 +142,9 @@ def test_c3_3_the_account_closes_with_every_kind_of_row(tables: Tables, tmp_path
     assert found == {
         "malformed line",
         "id is NULL",
-        "at: 'yesterday' is not timestamp",
-        "amount: '12,50' is not decimal(18,2)",
-        "id is NULL; at: 'x' is not timestamp; amount: 'y' is not decimal(18,2)",
+        f"at: 'yesterday' is not timestamp: {AS_TIME}",
+        "amount: '12,50' is not decimal(18,2): write a decimal point, by columns: {amount: \"replace(amount, ',', '.')\"}",
+        f"id is NULL; at: 'x' is not timestamp: {AS_TIME}; amount: 'y' is not decimal(18,2): write a number, such as 12.50",
         "at is not in the years 1 to 9999",
     }
     assert ('{"id": "b", "at": ', "malformed line") in reasons(tables)
@@ -282,15 +284,15 @@ def test_columns_make_fields_and_what_they_cannot_make_is_rejected(tables: Table
         ("e,1", "malformed line"),
         (
             '{"id":"c","ms":"soon","cents":"1","text":"x"}',
-            f"at: `{columns['at']}` is not timestamp where ms = 'soon'",
+            f"at: `{columns['at']}` is not timestamp where ms = 'soon': mend the expression or the row",
         ),
         (
             '{"id":"d","ms":"1709510400789","cents":"1o","text":"x"}',
-            f"amount: `{columns['amount']}` is not decimal(18,2) where cents = '1o'",
+            f"amount: `{columns['amount']}` is not decimal(18,2) where cents = '1o': mend the expression or the row",
         ),
         (
             '{"id":"g","ms":"9000000000000000000","cents":"1","text":"x"}',
-            f"at: `{columns['at']}` is not timestamp where ms = '9000000000000000000'",
+            f"at: `{columns['at']}` is not timestamp where ms = '9000000000000000000': mend the expression or the row",
         ),
     ]
 
@@ -325,7 +327,9 @@ def test_parquet_types_are_cast_to_the_declared_ones(tables: Tables, tmp_path: P
     row = tables.read("events").drop("ingested_at").head()
     assert row is not None
     assert (row.id, row.amount, row.note) == ("1", Decimal("0.50"), "1")
-    assert {reason for _, reason in reasons(tables)} == {"amount: '1.0E30' is not decimal(18,2)", "at is NULL"}
+    assert {reason for _, reason in reasons(tables)} == {
+        "amount: '1.0E30' is not decimal(18,2): it is too large, so declare more digits", "at is NULL",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,10 @@ def test_records_go_in_once_and_what_cannot_be_read_is_kept_with_its_place(table
             "\0\0\0\0\7\ufffd\ufffd", "the value is not UTF-8 text; its first bytes are 00 00 00 00 07 FF FE",
         ),
         "kafka:mixed/0/5": ('{"id": "e08", "at"', malformed),
-        "kafka:mixed/1/3": (bad, "amount: '1,50' is not decimal(18,2)"),
+        "kafka:mixed/1/3": (
+            bad,
+            "amount: '1,50' is not decimal(18,2): write a decimal point, by columns: {amount: \"replace(amount, ',', '.')\"}",
+        ),
         "kafka:mixed/1/4": ("", malformed),
         "kafka:mixed/1/5": ('[{"id": "e10"}]', malformed),
     }  # fmt: skip

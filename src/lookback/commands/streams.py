@@ -115,6 +115,8 @@ def _ingest(options: argparse.Namespace) -> None:
     else:
         report = ingest(tables_of(settings), stream, options.path, format=options.format, progress=progress)
     print(as_json(asdict(report)) if wants_json(options) else report)
+    if report.assumptions and not wants_json(options):
+        print(report.assumptions)
 
 
 def _stream_new(options: argparse.Namespace) -> int:
@@ -157,8 +159,14 @@ def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Strea
 
     checkpoint = options.checkpoint or f"{tables.files}/_checkpoints/ingest_{stream.name}"
 
+    told = False
+
     def show(report: IngestReport) -> None:
+        nonlocal told
         say(as_json(asdict(report)) if wants_json(options) else str(report))
+        if report.assumptions and not (told or wants_json(options)):
+            told = True
+            say(report.assumptions)
 
     query = ingest_continuously(
         tables, stream, options.path, checkpoint=checkpoint, every=options.every, format=options.format, progress=show

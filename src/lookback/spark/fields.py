@@ -6,6 +6,8 @@ No row stops anything: what does not fit becomes NULL, and `REASON` says why.
 from __future__ import annotations
 
 import json
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import sqlglot
@@ -15,18 +17,20 @@ from sqlglot import exp
 
 from lookback.core.errors import SetupError
 from lookback.core.source_keys import KAFKA
+from lookback.spark.casting import cast_sql, exact_sql, is_day_alone, lacks_zone, remedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType as SparkType
 
     from lookback.core.streams import Stream
-    from lookback.core.types import DataType
 
 # Columns beside the stream's fields. REASON is NULL for a usable row; FILE, BLOCK, ROW give the order in the files;
-# READ_AS says how to read RAW again.
+# READ_AS says how to read RAW again; ASSUMED what a time did not say: NO_ZONE, NO_TIME or NULL.
 REASON, RAW, READ_AS, FILE, BLOCK, ROW = "__reason", "__raw", "__read_as", "__file", "__block", "__row"
+ASSUMED, NO_ZONE, NO_TIME = "__assumed", "zone", "time"
 # Beside the source's columns: the whole of a row that is not made of them.
 CORRUPT = "__corrupt"
 # Of a stream that reads Kafka: what its fields may be made of besides the keys of a record's value. A value's own keys of
@@ -66,31 +70,83 @@ _OPERATORS: dict[Any, str] = {
 
 
 def judged(rows: DataFrame, stream: Stream, *, text: bool, place: str, malformed: Column | None = None) -> DataFrame:
-    """Rows of source columns with RAW, READ_AS, FILE, BLOCK, ROW -> the stream's fields as declared, these, and REASON.
+    """Rows of source columns with RAW, READ_AS, FILE, BLOCK, ROW -> the stream's fields as declared, these, REASON, ASSUMED.
 
-    Columns that the fields are made of and that are not there count as NULL. Where there is a column CORRUPT, a row in
-    which it is not NULL is malformed; malformed: the reason. text: arrays stand in text columns as JSON. place: what
-    messages name.
+    A value that is not exactly one of the field's type is a REASON; only an expression in `columns` rounds. Columns that
+    the fields are made of and that are not there count as NULL. Where there is a column CORRUPT, a row in which it is not
+    NULL is malformed; malformed: the reason. text: arrays stand in text columns as JSON. place: what messages name.
     Raises SetupError where Spark cannot make a field of such columns.
     """
     there = {name.lower() for name in rows.columns}
     lacking = dict.fromkeys(wanted(stream), "string") | (BESIDE if reads_kafka(stream) else {})
+    if not text:
+        # No text becomes an array by a cast, not even one that is NULL.
+        lacking |= {name: str(type_) for name, type_ in stream.fields.items() if name in lacking}
     nulls = [F.lit(None).cast(type_).alias(name) for name, type_ in lacking.items() if name.lower() not in there]
     rows = rows.select("*", *nulls)
-    fields = [_Field(stream, name, type_, text) for name, type_ in stream.fields.items()]
+    fields = _fields(rows, stream, text, place)
     try:
         problems = F.concat_ws("; ", *[field.problem for field in fields])
         reason = F.when(problems != "", problems)
         if CORRUPT in rows.columns:
-            reason = F.when(
-                F.col(CORRUPT).isNotNull(), F.lit("malformed line") if malformed is None else malformed
-            ).otherwise(reason)
+            unread = F.lit("malformed line") if malformed is None else malformed
+            twice = F.lit("a key stands twice in the line, and only one value can count; send it once")
+            unread = F.when(repeats_key(F.col(RAW)), twice).otherwise(unread)
+            reason = F.when(F.col(CORRUPT).isNotNull(), unread).otherwise(reason)
         others = [READ_AS, FILE, BLOCK, ROW]
-        return rows.select(*[field.value for field in fields], reason.alias(REASON), RAW, *others)
+        values = [field.value for field in fields]
+        return rows.select(*values, reason.alias(REASON), _assumed(fields).alias(ASSUMED), RAW, *others)
     except AnalysisException:
         for field in fields:
             field.check(rows, place)
         raise
+
+
+def _fields(rows: DataFrame, stream: Stream, text: bool, place: str) -> list[_Field]:
+    """The declared fields over source columns, whose types say how a value is made and when it is exact."""
+    made = {name: _made(stream, name) for name in stream.fields}
+    try:
+        types = rows.select(*[F.expr(sql).alias(name) for name, (sql, _) in made.items()]).schema
+    except AnalysisException:
+        for name, (sql, _) in made.items():
+            _require_made(rows, stream, name, [F.expr(sql)], place)
+        raise
+    sources = [field.dataType for field in types.fields]
+    return [
+        _Field(stream, name, text, sql, failing, source)
+        for (name, (sql, failing)), source in zip(made.items(), sources, strict=True)
+    ]
+
+
+def _made(stream: Stream, name: str) -> tuple[str, str]:
+    """What a field is made of before it has its type, and whether a part of that failed, as SQL."""
+    expression = stream.columns.get(name)
+    return (ticked(name), "false") if expression is None else _lenient(expression)
+
+
+def _require_made(rows: DataFrame, stream: Stream, name: str, columns: Sequence[Column], place: str) -> None:
+    """Raises SetupError where Spark cannot make these columns of a field."""
+    try:
+        rows.select(*columns)
+    except AnalysisException as error:
+        made = f"columns.{name}" if name in stream.columns else name
+        raise SetupError(f"{place}: {made} cannot become {stream.fields[name]}: {first_line(error)}") from error
+
+
+def _assumed(fields: Sequence[_Field]) -> Column:
+    """What the row's times do not say, and UTC and midnight are taken for."""
+    times = [field for field in fields if field.is_time]
+    no_time, no_zone = (
+        [F.coalesce(condition, F.lit(False)) for condition in conditions]
+        for conditions in ([field.is_day_alone for field in times], [field.lacks_zone for field in times])
+    )
+    return F.when(reduce(or_, no_time), F.lit(NO_TIME)).when(reduce(or_, no_zone), F.lit(NO_ZONE))
+
+
+def repeats_key(line: Column) -> Column:
+    """Whether a line is a JSON object in which a key stands twice; false for what is none."""
+    keys = F.json_object_keys(line)
+    return F.coalesce(F.size(keys) > F.size(F.array_distinct(keys)), F.lit(False))
 
 
 def wanted(stream: Stream) -> list[str]:
@@ -147,43 +203,52 @@ def first_line(error: Exception) -> str:
 
 
 class _Field:
-    """A declared field as Spark columns: its value, and what is wrong where there is none."""
+    """A declared field as Spark columns: its value, and what is wrong where there is none.
 
-    def __init__(self, stream: Stream, name: str, type_: DataType, text: bool) -> None:
-        self._name, self._type = name, type_
+    made, failing: see `_made`; source: the type of what is made.
+    """
+
+    def __init__(self, stream: Stream, name: str, text: bool, made: str, failing: str, source: SparkType) -> None:
+        self._stream, self._name, self._type = stream, name, stream.fields[name]
         self._expression = stream.columns.get(name)
         self._required = name in (stream.event_id, stream.event_time)
         self._reads = read_by(stream, name)
-        if self._expression is None:
-            self._made, self._failing = ticked(name), "false"
-        else:
-            self._made, self._failing = _lenient(self._expression)
-        if text and type_.name == "array" and self._expression is None:
-            self._sql = f"from_json({self._made}, '{type_}')"
-        else:
-            self._sql = f"try_cast({self._made} as {type_})"
-        if type_.name == "string" and not text:
+        self._made, self._failing, self._source = made, failing, source
+        json = text and self._expression is None
+        self._sql = cast_sql(made, source, self._type, json=json)
+        self._exact = exact_sql(made, source, self._type, json=json)
+        if self._type.name == "string" and not text:
             # Text files were decoded as they were read. Bytes that are no text would stop whoever reads the table in Python.
             self._sql = f"make_valid_utf8({self._sql})"
 
     def check(self, rows: DataFrame, place: str) -> None:
         """Raises SetupError where Spark cannot make the field of these columns."""
-        try:
-            rows.select(self.value, self.problem)
-        except AnalysisException as error:
-            made = f"columns.{self._name}" if self._expression else self._name
-            raise SetupError(f"{place}: {made} cannot become {self._type}: {first_line(error)}") from error
+        _require_made(rows, self._stream, self._name, [self.value, self.problem], place)
 
     @property
     def value(self) -> Column:
         return F.expr(self._sql).alias(self._name)
 
     @property
+    def is_time(self) -> bool:
+        """Whether the field is a timestamp."""
+        return self._type.name == "timestamp"
+
+    @property
+    def is_day_alone(self) -> Column:
+        return F.expr(is_day_alone(self._made, self._source))
+
+    @property
+    def lacks_zone(self) -> Column:
+        return F.expr(lacks_zone(self._made, self._source))
+
+    @property
     def problem(self) -> Column:
         """What is wrong with the row's value, else NULL."""
         value = F.expr(self._sql)
         unusable = value.isNull() & F.expr(f"({self._made}) is not null or {self._failing}")
-        problem = F.when(unusable, self._told())
+        inexact = value.isNotNull() & ~F.coalesce(F.expr(self._exact), F.lit(False))
+        problem = F.when(unusable, self._told(False)).when(inexact, self._told(True))
         if self._type.name == "timestamp":
             # Python knows no other years, and durations can be added to these without an overflow.
             year = F.year(value)
@@ -199,15 +264,18 @@ class _Field:
             problem = problem.when(F.contains(value, F.lit("\ufffd")), told)
         return problem.when(value.isNull(), F.lit(f"{self._name} is NULL")) if self._required else problem
 
-    def _told(self) -> Column:
+    def _told(self, is_inexact: bool) -> Column:
         found = [F.coalesce(_quoted(F.col(ticked(name)).cast("string")), F.lit("NULL")) for name in self._reads]
         if self._expression is None:
-            return F.concat(F.lit(f"{self._name}: '"), found[0], F.lit(f"' is not {self._type}"))
+            text = F.btrim(F.col(ticked(self._name)).cast("string"))
+            advice = remedy(self._name, self._type, text, is_inexact)
+            return F.concat(F.lit(f"{self._name}: '"), found[0], F.lit(f"' is not {self._type}: "), advice)
         values = [
             F.concat(F.lit(f"{name} = '"), value, F.lit("'")) for name, value in zip(self._reads, found, strict=True)
         ]
         told = F.lit(f"{self._name}: `{self._expression}` is not {self._type} where ")
-        return F.concat(told, F.concat_ws(", ", *values))
+        mend = f": cast it to {self._type} there, which rounds" if is_inexact else ": mend the expression or the row"
+        return F.concat(told, F.concat_ws(", ", *values), F.lit(mend))
 
 
 def _quoted(value: Column) -> Column:

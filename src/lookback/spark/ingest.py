@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.alerts import moment
 from lookback.core.errors import SetupError
-from lookback.spark.fields import BLOCK, FILE, REASON, ROW, reads_kafka
+from lookback.spark.fields import ASSUMED, BLOCK, FILE, NO_TIME, NO_ZONE, REASON, ROW, reads_kafka
 from lookback.spark.locks import local_root, only_one_ingest
 from lookback.spark.rejected import Rejected, options_key
 from lookback.spark.schemas import INGESTS
@@ -45,6 +45,8 @@ class IngestReport:
     """What became of the rows offered.
 
     Versions are those of the events table; None where nothing was committed, and in the reports of continuous ingest.
+    without_zone, without_time: usable rows with a time that names no zone, or with a day alone for a time; they are
+    taken as UTC and as midnight UTC.
     """
 
     stream: str
@@ -56,6 +58,8 @@ class IngestReport:
     seconds: float
     first_version: int | None = None
     last_version: int | None = None
+    without_zone: int = 0
+    without_time: int = 0
 
     @property
     def balanced(self) -> bool:
@@ -64,7 +68,9 @@ class IngestReport:
 
     def plus(self, more: IngestReport) -> IngestReport:
         """This and a further round together, their versions left out."""
-        counts = ("offered", "ingested", "duplicates", "rejected", "commits", "seconds")
+        counts = (
+            "offered", "ingested", "duplicates", "rejected", "commits", "seconds", "without_zone", "without_time",
+        )  # fmt: skip
         sums = {name: getattr(self, name) + getattr(more, name) for name in counts}
         return IngestReport(self.stream, **sums)
 
@@ -75,6 +81,25 @@ class IngestReport:
             f"{self.stream}: {self.offered:,} offered = {self.ingested:,} ingested + {self.duplicates:,} duplicates + "
             f"{self.rejected:,} rejected; {self.commits:,} commits{where} in {self.seconds:.1f} s"
         )
+
+    @property
+    def assumptions(self) -> str:
+        """What was assumed about times that do not say it, and how to say it; empty where nothing was."""
+        told = []
+        if self.without_zone:
+            told.append(f"{_rows_have(self.without_zone)} a time without a zone, taken as UTC")
+        if self.without_time:
+            told.append(f"{_rows_have(self.without_time)} a day without a time, taken as midnight UTC")
+        if not told:
+            return ""
+        return (
+            f"{self.stream}: {'; '.join(told)}. Write times as 2026-01-31T12:00:00Z, or say the zone in `columns`, such as "
+            "to_utc_timestamp(at, 'Europe/Berlin')"
+        )
+
+
+def _rows_have(count: int) -> str:
+    return "1 row has" if count == 1 else f"{count:,} rows have"
 
 
 def ingest(
@@ -262,7 +287,10 @@ class Step:
             batch.unpersist()
         offered, seconds = found.usable + found.rejected, time.monotonic() - started
         duplicates = found.usable - ingested
-        report = IngestReport(self._stream.name, offered, ingested, duplicates, found.rejected, commits, seconds)
+        report = IngestReport(
+            self._stream.name, offered, ingested, duplicates, found.rejected, commits, seconds,
+            without_zone=found.without_zone, without_time=found.without_time,
+        )  # fmt: skip
         self._keep_account(report)
         return report
 
@@ -295,7 +323,8 @@ class Step:
         time_, id_ = F.when(usable, _micros(self._stream.event_time)), F.when(usable, F.col(self._stream.event_id))
         figures = (F.min(time_), F.max(time_), F.min(id_), F.max(id_), F.count_distinct(id_))
         try:
-            row = batch.select(F.count_if(usable), F.count_if(~usable), *figures).head()
+            assumed = [F.count_if(usable & (F.col(ASSUMED) == what)) for what in (NO_ZONE, NO_TIME)]
+            row = batch.select(F.count_if(usable), F.count_if(~usable), *figures, *assumed).head()
         except Exception as error:
             raise _Unread(error) from error
         assert row is not None
@@ -439,6 +468,8 @@ class _Found:
     first_id: int | str
     last_id: int | str
     ids: int
+    without_zone: int
+    without_time: int
 
 
 def existing(

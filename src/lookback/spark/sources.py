@@ -19,6 +19,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from lookback.core.errors import SetupError
 from lookback.spark.fields import (
+    ASSUMED,
     BLOCK,
     CORRUPT,
     FILE,
@@ -29,6 +30,7 @@ from lookback.spark.fields import (
     first_line,
     judged,
     read_by,
+    repeats_key,
     require,
     ticked,
     wanted,
@@ -158,14 +160,14 @@ class Source:
     def parsed(self, lines: DataFrame, names: Sequence[str]) -> DataFrame:
         """JSON lines in a column RAW, and others, -> the same with the named keys as text, and CORRUPT.
 
-        CORRUPT is the line where it is not one JSON object.
+        CORRUPT is the line where it is not one JSON object, or one in which a key stands twice.
         """
         fields = ", ".join(f"{ticked(name)}: string" for name in names)
         # In brackets, so that a second object on the line is not passed over.
         array = F.concat(F.lit("["), F.col(RAW), F.lit("]"))
         options = {**self.options, "mode": "PERMISSIVE"}
         lines = lines.withColumn(_OBJECTS, F.from_json(array, f"array<struct<{fields}>>", options))
-        one = (F.size(_OBJECTS) == 1) & F.get(F.col(_OBJECTS), F.lit(0)).isNotNull()
+        one = (F.size(_OBJECTS) == 1) & F.get(F.col(_OBJECTS), F.lit(0)).isNotNull() & ~repeats_key(F.col(RAW))
         lines = lines.withColumn(CORRUPT, F.when(F.coalesce(one, F.lit(False)), F.lit(None)).otherwise(F.col(RAW)))
         columns = [_json_text(name).alias(name) for name in names]
         return lines.select(*[ticked(name) for name in lines.columns if name != _OBJECTS], *columns)
@@ -320,7 +322,9 @@ class Files:
         nothing = [F.lit(None).cast(str(type_)).alias(name) for name, type_ in self.stream.fields.items()]
         raw, read_as = F.lit(None).cast("string").alias(RAW), F.lit(self.source.read_as(None)).alias(READ_AS)
         first = F.lit(0).cast("bigint")
-        return files.select(*nothing, F.col(REASON), raw, read_as, F.col(FILE), first.alias(BLOCK), first.alias(ROW))
+        assumed = F.lit(None).cast("string").alias(ASSUMED)
+        order = [F.col(FILE), first.alias(BLOCK), first.alias(ROW)]
+        return files.select(*nothing, F.col(REASON), assumed, raw, read_as, *order)
 
     def _require_keys(self) -> None:
         """Raises SetupError where no line of the files has a key that the id or the time is made of."""
