@@ -19,7 +19,7 @@ from typing import Any
 import pyspark
 
 _HOST = "127.0.0.1"
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 _END_SECONDS = 10.0
 # The master and the workers judge nothing: they start executors and watch them.
 _DAEMON_OPTIONS = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
@@ -78,12 +78,12 @@ class Standalone:
 
     def executors(self) -> list[int]:
         """The processes of all executors that run."""
-        return [process for process, command in self._members().items() if "CoarseGrainedExecutorBackend" in command]
+        return [process for process, command in self.members().items() if "CoarseGrainedExecutorBackend" in command]
 
     def end(self) -> None:
         """Ends every process of the cluster; may be called again."""
         deadline = time.monotonic() + _END_SECONDS
-        while members := self._members():
+        while members := self.members():
             for pid in members:
                 # It may have ended by itself.
                 with contextlib.suppress(ProcessLookupError):
@@ -94,19 +94,10 @@ class Standalone:
                 raise RuntimeError(f"processes {sorted(members)} of the cluster do not end")
         self._daemons.clear()
 
-    def _members(self) -> dict[int, str]:
+    def members(self) -> dict[int, str]:
         """The command of every process of the cluster by its id, also of those whose parent is gone."""
         sessions = {process.pid for process in self._daemons}
-        lines = subprocess.run(
-            ["ps", "-A", "-ww", "-o", "pid=,stat=,args="],  # noqa: S607
-            capture_output=True, text=True, check=True,
-        ).stdout.splitlines()  # fmt: skip
-        found = {}
-        for process, state, command in (line.split(None, 2) for line in lines if len(line.split(None, 2)) == 3):
-            with contextlib.suppress(ProcessLookupError):
-                if not state.startswith("Z") and os.getsid(int(process)) in sessions:
-                    found[int(process)] = command
-        return found
+        return {pid: command for pid, command in running().items() if _session(pid) in sessions}
 
     def _start(self, name: str, of: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [str(Path(self._environment["SPARK_HOME"], "bin", "spark-class")), f"org.apache.spark.deploy.{of}"]
@@ -140,6 +131,22 @@ class Standalone:
                 return dict(json.load(answer))
         except (OSError, ValueError):
             return None
+
+
+def running() -> dict[int, str]:
+    """The command of every process of this machine by its id."""
+    command = ["ps", "-A", "-ww", "-o", "pid=,stat=,args="]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()  # noqa: S603
+    rows = (line.split(None, 2) for line in lines)
+    # One that has ended, and nobody has asked how, is a Z.
+    return {int(row[0]): row[2] for row in rows if len(row) == 3 and not row[1].startswith("Z")}
+
+
+def _session(process: int) -> int | None:
+    try:
+        return os.getsid(process)
+    except ProcessLookupError:
+        return None
 
 
 def _end_with_this_process() -> None:

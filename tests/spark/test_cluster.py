@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from bench.standalone import Standalone
+from bench.standalone import Standalone, running
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.pipeline import checkpoint_folder
 from lookback.spark.rules import RulesTable
@@ -51,7 +51,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
         tmp_path_factory.mktemp("cluster"), workers=2, cores=1, memory="1g", environment=installed
     ) as started:
         yield started
-    assert started.executors() == []
+        everything = started.members()
+    assert len(everything) >= 3
+    assert not everything.items() & running().items()
 
 
 class Driver:
