@@ -14,7 +14,7 @@ BROKER = $(VENV)/.broker
 TWO_PROCESSES = -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-cluster test-core fuzz fuzz-coverage soak soak-load bench bench-peers pictures audit docs links release-check check fix clean java
+.PHONY: help setup demo test test-long test-cluster test-runtimes test-core fuzz fuzz-coverage soak soak-load bench bench-peers pictures audit docs links release-check check fix clean java
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -36,6 +36,9 @@ test-long: setup $(BROKER) ## the tests that `make test` leaves out: some minute
 
 test-cluster: setup ## on a Spark cluster of several processes: executors, workers and drivers die in mid-batch
 	@$(BIN)/python -m pytest -m cluster tests/spark/test_cluster.py
+
+test-runtimes: setup ## on the Spark of each Databricks Runtime, RUNTIMES of them ("4.0 4.1 4.2"), with what each brings
+	@$(BIN)/python tools/runtimes.py $(RUNTIMES)
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core

@@ -1,6 +1,7 @@
 """Tables and a checkpoint as this release leaves them, in one small file, for later releases to go on with.
 
-Run by hand when the layout of state has changed, or before a release: `python tests/stored_checkpoint.py`.
+Run by hand when the layout of state has changed, or before a release: `python tests/stored_checkpoint.py`. With the name of
+a file it is written there, as `make test-runtimes` does for each Spark.
 """
 
 from __future__ import annotations
@@ -55,5 +56,5 @@ def _pack(root: Path, target: Path) -> Path:
 
 
 if __name__ == "__main__":
-    made = store(DATA / f"checkpoint-{version('lookback')}.zip")
+    made = store(Path(sys.argv[1]) if sys.argv[1:] else DATA / f"checkpoint-{version('lookback')}.zip")
     sys.stdout.write(f"{made}: {made.stat().st_size:,} bytes\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -206,10 +207,33 @@ def test_c8_a_checkpoint_of_another_declaration_or_number_of_shards_is_refused(
         checkpoint.require_fit(stream, shards)
 
 
+@pytest.mark.parametrize("now", ["4.1.0", "4.1.7", "4.2.0", "4.10.1", "5.0.0"])
+def test_c8_a_checkpoint_is_gone_on_with_by_the_same_or_a_newer_spark(checkpoint: Checkpoint, now: str) -> None:
+    plan = checkpoint.plan()
+    assert plan is not None
+    checkpoint.require_spark(now, STREAM.name)
+    checkpoint.record(replace(plan, spark="4.1.2"))
+    checkpoint.require_spark(now, STREAM.name)
+
+
+@pytest.mark.parametrize(("before", "now"), [("4.2.0", "4.1.9"), ("4.10.0", "4.9.0"), ("5.0.0", "4.2.0")])
+def test_c8_a_checkpoint_of_a_newer_spark_is_refused(checkpoint: Checkpoint, before: str, now: str) -> None:
+    plan = checkpoint.plan()
+    assert plan is not None
+    checkpoint.record(replace(plan, spark=before))
+    words = rf"{checkpoint.folder} was last written by Spark {before}, and this is Spark {now}: .*payins --rebuild$"
+    with pytest.raises(SetupError, match=words):
+        checkpoint.require_spark(now, STREAM.name)
+    # Nothing is in a checkpoint before its first batch, so any Spark may begin it.
+    shutil.rmtree(checkpoint.folder / "offsets")
+    shutil.rmtree(checkpoint.folder / "commits")
+    checkpoint.require_spark(now, STREAM.name)
+
+
 def test_checkpoints_of_earlier_releases_say_nothing_of_the_declaration(checkpoint: Checkpoint) -> None:
     file = checkpoint.folder / "lookback.json"
     document = json.loads(file.read_text())
-    del document["declared"], document["starts"]
+    del document["declared"], document["starts"], document["spark"]
     file.write_text(json.dumps(document))
     assert checkpoint.plan() == Plan(2, _COVERAGE)
     checkpoint.require_fit(changed(amount="decimal(20,2)"), None)

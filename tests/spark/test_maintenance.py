@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from delta.exceptions import ConcurrentDeleteReadException
 from pyspark.errors import PySparkException
 
 from lookback.cli import main
@@ -149,10 +148,15 @@ def test_a_backlog_that_grows_as_old_as_the_history_is_told_in_time(
     assert found.what == "payins needs a look."
 
 
+class ConcurrentDeleteReadException(PySparkException):
+    """As Delta's Python package has it, where it has one."""
+
+
 @pytest.mark.parametrize(
     "error",
     [
         ConcurrentDeleteReadException("of another writer"),
+        PySparkException("io.delta.exceptions.ConcurrentDeleteReadException: Files were deleted"),
         PySparkException("[DELTA_CONCURRENT_DELETE_READ] ConcurrentDeleteReadException: of another writer"),
     ],
 )

@@ -45,13 +45,15 @@ class Plan:
 
     shards: into how many parts the keys are divided, frozen with the first batch. coverage: what dispatch sends; it
     covers the rules in force, also those whose rows have been deleted since. declared: of the stream, what state is made
-    from; empty in checkpoints of earlier releases. starts: the first commit read of each source.
+    from; empty in checkpoints of earlier releases. starts: the first commit read of each source. spark: the version of
+    Spark that plans it; empty in checkpoints of earlier releases.
     """
 
     shards: int
     coverage: Coverage
     declared: Mapping[str, Any] = field(default_factory=dict)
     starts: Mapping[str, int] = field(default_factory=dict)
+    spark: str = ""
 
     def start(self, source: str) -> int:
         """The first commit of a source that the query reads."""
@@ -156,14 +158,15 @@ class Checkpoint:
             document = json.loads(file.read_text())
             shards, coverage = int(document["shards"]), Coverage.from_dict(document)
             starts = {str(name): int(start) for name, start in document.get("starts", {}).items()}
-            return Plan(shards, coverage, dict(document.get("declared", {})), starts)
+            return Plan(shards, coverage, dict(document.get("declared", {})), starts, str(document.get("spark", "")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(f"{file} is damaged ({error}); start with a new checkpoint: evaluate --rebuild") from error
 
     def record(self, plan: Plan) -> None:
         """Writes down, before the query starts, how it is planned."""
         document = {"shards": plan.shards, **plan.coverage.to_dict()}
-        self._write(_PLAN, {**document, "declared": dict(plan.declared), "starts": dict(plan.starts)})
+        more = {"declared": dict(plan.declared), "starts": dict(plan.starts), "spark": plan.spark}
+        self._write(_PLAN, {**document, **more})
 
     def rebuild(self) -> dict[str, Any] | None:
         """What `record_rebuild` wrote; None where state is not made anew here."""
@@ -204,6 +207,16 @@ class Checkpoint:
             raise SetupError(
                 f"{self.folder} does not fit stream {stream.name!r} as it is declared now: {'; '.join(problems)}. "
                 f"Take the change back, or {remedy}"
+            )
+
+    def require_spark(self, version: str, stream: str) -> None:
+        """Raises SetupError where a newer minor version of Spark than this one has written the checkpoint."""
+        plan = self.plan()
+        if plan is not None and not self.is_new and _minor(version) < _minor(plan.spark):
+            raise SetupError(
+                f"{self.folder} was last written by Spark {plan.spark}, and this is Spark {version}: an older Spark cannot be "
+                f"trusted to read what a newer one wrote. Go on with Spark {plan.spark} or newer, or "
+                f"{_REMEDY.format(stream=stream)}"
             )
 
     def mend(self, stream: Stream, is_written: Callable[[str], bool]) -> list[str]:
@@ -290,6 +303,12 @@ class Checkpoint:
             # A crash of the machine must not leave an empty file of that name.
             os.fsync(file.fileno())
         temporary.replace(self.folder / name)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version of Spark; nothing where it has none."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return () if match is None else (int(match[1]), int(match[2]))
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -28,7 +28,6 @@ from operator import and_
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -38,7 +37,7 @@ from lookback.core.types import BOOLEAN
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.fields import RAW, REASON
 from lookback.spark.rejected import Rejected
-from lookback.spark.tables import is_conflict, keeps_removed_files
+from lookback.spark.tables import WRITE_ERRORS, is_conflict, keeps_removed_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -377,7 +376,7 @@ def _done(act: Callable[[], object]) -> bool:
     """Whether it went through, and no other came first."""
     try:
         act()
-    except (PySparkException, Py4JJavaError) as error:
+    except WRITE_ERRORS as error:
         if not is_conflict(error):
             raise
         return False

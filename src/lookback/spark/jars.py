@@ -159,11 +159,11 @@ def _spark_version() -> str:
 
 
 def _delta() -> Artifacts:
-    # Delta publishes one artifact for each minor version of Spark.
     spark, delta = _spark_version(), metadata.version("delta-spark")
-    minor = ".".join(spark.split(".")[:2])
+    # From 4.1 on Delta publishes one artifact for each minor version of Spark.
+    minor = "" if delta.startswith("4.0.") else "_" + ".".join(spark.split(".")[:2])
     name = f"delta-{delta}-spark-{spark}-files-{_LOCAL_FILES[-1]}"
-    return Artifacts(name, (("io.delta", f"delta-spark_{minor}_2.13", delta), _LOCAL_FILES), _DELTA)
+    return Artifacts(name, (("io.delta", f"delta-spark{minor}_2.13", delta), _LOCAL_FILES), _DELTA)
 
 
 def _kafka() -> Artifacts:

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.errors import PySparkException
-
 from lookback.core.errors import SetupError
 from lookback.core.health import NOTE, PROBLEM, WARNING, health, health_in_words
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.resume import require_sources
 from lookback.spark.schemas import PRODUCT_TABLES
 from lookback.spark.status import stream_figures
-from lookback.spark.tables import is_conflict, keeps_removed_files
+from lookback.spark.tables import WRITE_ERRORS, is_conflict, keeps_removed_files
 
 if TYPE_CHECKING:
     from lookback.core.streams import Stream
@@ -101,7 +99,7 @@ def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:
     for _ in range(_ATTEMPTS):
         try:
             row = tables.spark.sql(f"OPTIMIZE {table}").collect()[0]
-        except PySparkException as error:
+        except WRITE_ERRORS as error:
             if is_conflict(error):
                 continue
             raise

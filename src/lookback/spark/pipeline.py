@@ -202,7 +202,7 @@ class Evaluation:
             coverage |= self._watch.past_needs(self._beginning.starts[RULES])
         spark = self.tables.spark
         shards = before.shards if before else self._shards or self._default_shards or default_shards(spark)
-        plan = Plan(shards, coverage, declared(self.stream), self._beginning.starts)
+        plan = Plan(shards, coverage, declared(self.stream), self._beginning.starts, spark.version)
         self.checkpoint.record(plan)
         self._wanted = None
         self._query = self._query_of(plan)

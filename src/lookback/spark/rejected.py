@@ -14,7 +14,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from lookback.spark.fields import BLOCK, CORRUPT, FILE, RAW, READ_AS, REASON, ROW, judged, reads_kafka, ticked, wanted
 from lookback.spark.kafka import alike, beside_value, is_record, source_of
 from lookback.spark.sources import CSV_DEFAULTS, FORMATS, JSON_FORMATS, Files, Source
-from lookback.spark.tables import CONFLICTS
+from lookback.spark.tables import WRITE_ERRORS, is_conflict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,8 +94,8 @@ class Rejected:
             try:
                 table = self.tables.delta(_TABLE).alias("rejected")
                 table.merge(used.alias("used"), condition).whenMatchedDelete().execute()
-            except CONFLICTS:  # noqa: PERF203 - rows of other streams come meanwhile
-                if attempt == _ATTEMPTS:
+            except WRITE_ERRORS as error:  # noqa: PERF203 - rows of other streams come meanwhile
+                if attempt == _ATTEMPTS or not is_conflict(error):
                     raise
             else:
                 return

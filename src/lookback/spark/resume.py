@@ -45,6 +45,7 @@ def begin(
     """
     if rebuild:
         _prepare_rebuild(tables, stream, streams, checkpoint)
+    checkpoint.require_spark(tables.spark.version, stream.name)
     is_known = not (accept_unknown and _warn_of_unknown_form(checkpoint))
     if is_known:
         for line in checkpoint.mend(stream, lambda mark: any(is_written(tables, name, mark) for name in _OUTPUTS)):

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -28,7 +26,7 @@ from lookback.core.streams import Stream
 from lookback.core.windows import Lookback, Session, Window
 from lookback.rule_tests import check_rule
 from lookback.spark.schemas import RULES
-from lookback.spark.tables import is_conflict
+from lookback.spark.tables import WRITE_ERRORS, is_conflict
 
 if TYPE_CHECKING:
     from lookback.spark.tables import Tables
@@ -219,7 +217,7 @@ class RulesTable:
         row = found.select(*(values[field.name].cast(field.dataType).alias(field.name) for field in RULES))
         try:
             self.tables.append(row, "rules")
-        except (PySparkException, Py4JJavaError) as error:
+        except WRITE_ERRORS as error:
             if _TAKEN not in str(error) and not is_conflict(error):
                 raise
             return False

@@ -9,17 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from delta.exceptions import (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    DeltaConcurrentModificationException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core import metrics
@@ -37,13 +29,14 @@ if TYPE_CHECKING:
     from lookback.config import Settings
     from lookback.core.streams import Stream
 
-# How a write fails that met another: it may be tried again. Siblings, none an ancestor of the others.
-CONFLICTS = (
-    ConcurrentAppendException, ConcurrentDeleteDeleteException, ConcurrentDeleteReadException, ConcurrentTransactionException,
-    ConcurrentWriteException, DeltaConcurrentModificationException, MetadataChangedException, ProtocolChangedException,
-)  # fmt: skip
-# The same by name: Spark Connect tells of them by a class of its own.
-_CONFLICT = re.compile(r"DELTA_(CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)")
+# How Spark says that a write failed: by an error of its own, or by Java's where it knows none.
+WRITE_ERRORS = (PySparkException, Py4JJavaError)
+# A write that met another one may be tried again. Which Python class says so differs from Delta to Delta, and over Spark
+# Connect; the name of the error does not.
+_CONFLICT = re.compile(
+    r"DELTA_(CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)"
+    r"|\b(Concurrent(Append|DeleteDelete|DeleteRead|Transaction|Write)|MetadataChanged|ProtocolChanged)Exception"
+)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
 # Of an events table: how far back commits can be replayed and read as they stood.
 DEFAULT_HISTORY = "30 days"
@@ -363,7 +356,7 @@ class Tables:
 
 def is_conflict(error: Exception) -> bool:
     """Whether a write failed because it met another one, so that it may be tried again."""
-    return isinstance(error, CONFLICTS) or _CONFLICT.search(str(error)) is not None
+    return _CONFLICT.search(f"{type(error).__name__}: {error}") is not None
 
 
 def quoted(text: str) -> str:
