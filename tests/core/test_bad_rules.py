@@ -90,7 +90,7 @@ BAD_ROWS: dict[str, tuple[RuleChange, str]] = {
     "superseded": (row(1, commit=2, message="x"), "superseded: version 1 is not above version 1"),
     "half a character": (raw("r", 2, "active", json.dumps(document())[:-1] + f', "message": {SURROGATE}}}'), "half of a surrogate pair"),
     "half a character as a key": (raw("r", 2, "active", json.dumps(document())[:-1] + f", {SURROGATE}: 1}}"), "half of a surrogate pair"),
-    "keys twice": (raw("r", 2, "active", '{"stream": "tx", "stream": "tx"}'), "rule_id is missing"),
+    "keys twice": (raw("r", 2, "active", '{"stream": "tx", "stream": "tx"}'), "gives the key 'stream' twice in one object; leave one of them out"),
     "a field that is not there": (row(2, where="nope > 1"), "nope"),
     "NaN": (raw("r", 2, "active", '{"stream": "tx", "rule_id": NaN}'), "got NaN"),
     "a command of no kind": (raw("*", None, "drop", "{}"), "a command's status must be one of"),

@@ -255,7 +255,7 @@ def test_a_checkpoint_of_another_topic_is_refused_before_anything_is_written(tmp
     (offsets / ".10.crc").write_bytes(b"crc")
     assert topics_of(str(offsets.parent)) == {"payments", "orders"}
     assert topics_of(str(tmp_path / "none")) == set()
-    run = TopicIngest(SimpleNamespace(root=str(tmp_path)), stream(**KAFKA), offsets.parent)  # type: ignore[arg-type]
+    run = TopicIngest(SimpleNamespace(root=str(tmp_path), spark=None), stream(**KAFKA), offsets.parent)  # type: ignore[arg-type]
     with pytest.raises(
         SetupError, match="is of topic orders, and stream 'events' now reads payments: begin with another"
     ):
@@ -302,7 +302,7 @@ def test_nothing_is_ingested_into_a_table_that_others_write():
     declared = Stream.from_dict(
         {"stream": "orders", "event_id": "id", "event_time": "at", "fields": FIELDS, "table": "main.sales.orders"}
     )
-    tables: Any = SimpleNamespace(root="/nowhere")
+    tables: Any = SimpleNamespace(root="/nowhere", spark=None)
     for take in (
         lambda: ingest(tables, declared, Path("x.csv")),
         lambda: retry_rejected(tables, declared),
