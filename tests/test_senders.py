@@ -333,7 +333,8 @@ def test_status_tells_the_receivers_that_want_it(
         (tmp_path / f"streams/{name}.yml").write_text(declared)
     found = {"payments": health_of("payments", "problem"), "logins": health_of("logins", "note")}
     monkeypatch.setattr(
-        "lookback.commands.upkeep.tables_of", lambda *_: SimpleNamespace(root=str(tmp_path), reaches_files=True)
+        "lookback.commands.upkeep.tables_of",
+        lambda *_: SimpleNamespace(root=str(tmp_path), files=str(tmp_path), reaches_files=True),
     )
     monkeypatch.setattr("lookback.spark.status.stream_status", lambda tables, stream, *_: found[stream.name])
     status = ["status", "--json", "--conf", str(tmp_path)]
