@@ -215,6 +215,39 @@ def test_a_rule_of_any_kind_can_be_tried(kind: str, tmp_path: Path, monkeypatch:
     assert "raised" in shown
 
 
+def test_remarks_on_a_rule_are_shown_and_stop_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    given = [
+        {
+            "id": 1,
+            "at": dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc),
+            "k": "X",
+            "amount": Decimal("2.00"),
+            "arrival": 1,
+        }
+    ]
+    recent = pa.Table.from_pylist(given)
+    monkeypatch.setattr("lookback.spark.history.recent_events", lambda tables, stream, limit: recent)
+    from lookback.spark.rules import RulesTable
+
+    nowhere: Any = None
+    place = workspace(tmp_path, RulesTable(nowhere, {"tx": STREAM}))
+    place.tables = nowhere
+    rule = {
+        "rule_id": "r", "stream": "tx", "group_by": ["k"], "window": "1 hour", "where": "k = 'x'",
+        "measures": {"usual": "avg(amount)"}, "when": "amount > 3 * usual",
+    }  # fmt: skip
+
+    notebook.check_rule(place, rule)
+    shown = capsys.readouterr().out
+    assert "amount is compared with usual" in shown
+    assert "write an alert that you want and a near miss" in shown
+
+    notebook.try_rule(place, rule)
+    assert "'x' was never seen in k; did you mean 'X', of 1 event?" in capsys.readouterr().out
+
+
 def test_an_explanation_of_a_sequence_is_shown_step_by_step(capsys: pytest.CaptureFixture[str]):
     time = pd.Timestamp("2024-03-04", tz="UTC")
     alert = {

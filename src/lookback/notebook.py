@@ -165,9 +165,15 @@ def _ingest_topic(workspace: Workspace, every: str | None, minutes: float) -> In
 
 
 def _show_account(report: IngestReport) -> None:
+    """Shows the counts, what was assumed, and by kind of reason what was rejected, with an example."""
     counts = {name: getattr(report, name) for name in ("offered", "ingested", "duplicates", "rejected", "commits")}
     account = pd.DataFrame([{**counts, "adds_up": report.balanced, "seconds": round(report.seconds, 1)}])
     show(account, text(str(report)), *([text(report.assumptions)] if report.assumptions else []))
+    if report.rejections:
+        show(pd.DataFrame([vars(each) for each in report.rejections]))
+        show(
+            text(f"All rejected rows are in the table rejected_events; `lookback rejected {report.stream}` lists them.")
+        )
 
 
 def _source_path(workspace: Workspace, path: str) -> str:
@@ -388,10 +394,10 @@ def show_log(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
 
 
 def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20) -> pd.DataFrame:
-    """The first alerts of the open queue, by severity, and how many wait in all."""
+    """The first alerts of the stream's open queue, by severity, and how many wait in all."""
     from lookback.spark.review import open_queue
 
-    queue = open_queue(workspace.tables, rule_id or None)
+    queue = open_queue(workspace.tables, rule_id or None, workspace.stream.name)
     # One pass over the tables is enough where few alerts wait.
     frame = frame_of(queue.limit(_COUNTED))
     waiting = len(frame) if len(frame) < _COUNTED else queue.count()

@@ -18,6 +18,7 @@ def add_commands(command: Command) -> None:
     """Adds these commands."""
     alerts = command("alerts", _alerts, "list alerts")
     alerts.add_argument("--rule", help="of this rule only")
+    alerts.add_argument("--stream", help="of this stream only")
     alerts.add_argument("--queue", action="store_true", help="the open queue: what nobody reviewed yet")
     review = command("review", _review, "record what an alert was")
     review.add_argument("alert_id")
@@ -40,16 +41,20 @@ def add_commands(command: Command) -> None:
 
 
 def _alerts(options: argparse.Namespace) -> None:
-    tables = tables_of(settings_of(options))
+    settings = settings_of(options)
+    if options.stream:
+        settings.stream(options.stream)  # raises where there is none
+    tables = tables_of(settings)
     if options.queue:
         from lookback.spark.review import open_queue
 
-        frame = open_queue(tables, options.rule)
+        frame = open_queue(tables, options.rule, options.stream)
     else:
         from pyspark.sql import functions as F  # noqa: N812
 
         frame = tables.read("alerts").orderBy("arrival", "event_time", "event_id", "rule_id", "alert_id", "revision")
         frame = frame.where(F.col("rule_id") == options.rule) if options.rule else frame
+        frame = frame.where(F.col("stream") == options.stream) if options.stream else frame
     rows = [row.asDict() for row in frame.toLocalIterator()]
     if wants_json(options):
         print_json(rows)

@@ -156,11 +156,11 @@ def _rules_push(options: argparse.Namespace) -> int:
         return FOUND_PROBLEMS
     rules = _rules_table(options)
     for _, document in _documents(options):
-        for name in rules.cold_measures(document):
-            text = (
-                "starts empty, since no rule keeps its rows yet; window_complete is false until its window has filled"
-            )
-            print(f"warning: {document['rule_id']}: {name} {text}", file=sys.stderr)
+        if cold := rules.cold_measures(document):
+            names = " and ".join([", ".join(cold[:-1]), cold[-1]] if len(cold) > 1 else cold)
+            text = "no rule keeps the rows yet; window_complete is false until the longest window has filled"
+            begins = "starts" if len(cold) == 1 else "start"
+            print(f"warning: {document['rule_id']}: {names} {begins} empty, since {text}", file=sys.stderr)
         version = rules.push(document, status=options.status, author=options.author, comment=options.comment)
         print(f"published {document['rule_id']} version {version} ({options.status})")
     return 0

@@ -24,7 +24,7 @@ from lookback.commands.asked import (
 from lookback.core.durations import parse_duration
 from lookback.core.errors import SetupError, StreamError
 from lookback.core.streams import Stream
-from lookback.terminal import as_json, describe_change
+from lookback.terminal import as_json, describe_change, print_json, print_table, visible
 
 if TYPE_CHECKING:
     from lookback.spark.ingest import IngestReport
@@ -62,6 +62,9 @@ def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
     ingest.add_argument(
         "--skip-lost", action="store_true", help="go on where Kafka has deleted records that were not read yet"
     )
+    rejected = command("rejected", _rejected, "list the rows that ingest could not use, and why")
+    rejected.add_argument("stream")
+    rejected.add_argument("--limit", type=int, default=20, metavar="N", help="how many rows to print (20); --json: all")
     evaluate = command("evaluate", _evaluate, "judge a stream's events by its rules")
     evaluate.add_argument("stream")
     how = evaluate.add_mutually_exclusive_group()
@@ -114,9 +117,35 @@ def _ingest(options: argparse.Namespace) -> None:
         return
     else:
         report = ingest(tables_of(settings), stream, options.path, format=options.format, progress=progress)
-    print(as_json(asdict(report)) if wants_json(options) else report)
-    if report.assumptions and not wants_json(options):
+    if wants_json(options):
+        print(as_json(asdict(report)))
+        return
+    print(report)
+    if report.why_rejected:
+        # It quotes what files hold.
+        print("\n".join(map(visible, report.why_rejected.splitlines())))
+    if report.assumptions:
         print(report.assumptions)
+
+
+def _rejected(options: argparse.Namespace) -> None:
+    from lookback.spark.rejected import Rejected
+
+    settings = settings_of(options)
+    stream, tables = settings.stream(options.stream), tables_of(settings)
+    rejected = Rejected(tables, stream) if tables.exists("rejected_events") else None
+    if rejected is None or rejected.rows().isEmpty():
+        if not wants_json(options):
+            print(f"{stream.name}: no row is rejected")
+    elif wants_json(options):
+        print_json(row.asDict() for row in rejected.rows().toLocalIterator())
+    else:
+        for each in rejected.by_reason():
+            print(visible(str(each)))
+        print(f"the newest {options.limit}:")
+        rows = [row.asDict() for row in rejected.rows().limit(options.limit).collect()]
+        print_table(rows, ("ingested_at", "reason", "source", "raw"))
+        print(f"mend the stream's declaration or `raw`, then: lookback ingest {stream.name} --retry-rejected")
 
 
 def _stream_new(options: argparse.Namespace) -> int:
@@ -164,6 +193,8 @@ def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Strea
     def show(report: IngestReport) -> None:
         nonlocal told
         say(as_json(asdict(report)) if wants_json(options) else str(report))
+        if report.why_rejected and not wants_json(options):
+            say("\n".join(map(visible, report.why_rejected.splitlines())))
         if report.assumptions and not (told or wants_json(options)):
             told = True
             say(report.assumptions)

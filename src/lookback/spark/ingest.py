@@ -16,15 +16,16 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.alerts import moment
 from lookback.core.errors import SetupError
-from lookback.spark.fields import ASSUMED, BLOCK, FILE, NO_TIME, NO_ZONE, REASON, ROW, reads_kafka
+from lookback.spark.fields import ASSUMED, BLOCK, FILE, NO_TIME, NO_ZONE, RAW, REASON, ROW, reads_kafka
+from lookback.spark.kafka import source_of
 from lookback.spark.locks import local_root, only_one_ingest
-from lookback.spark.rejected import Rejected, options_key
+from lookback.spark.rejected import Rejected, Rejection, options_key, rejections_of
 from lookback.spark.schemas import INGESTS
 from lookback.spark.session import is_connect
 from lookback.spark.sources import Files, Source, planned, same_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame
@@ -38,6 +39,7 @@ _NUMBER, _DOUBTFUL = "__number", "__doubtful"
 # Rows of a partition are numbered from partition * 2^33, as monotonically_increasing_id does.
 _PARTITION_BITS = 33
 _MICROSECONDS = 1_000_000
+_MOST_REASONS = 5
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class IngestReport:
     last_version: int | None = None
     without_zone: int = 0
     without_time: int = 0
+    rejections: tuple[Rejection, ...] = ()
 
     @property
     def balanced(self) -> bool:
@@ -72,7 +75,17 @@ class IngestReport:
             "offered", "ingested", "duplicates", "rejected", "commits", "seconds", "without_zone", "without_time",
         )  # fmt: skip
         sums = {name: getattr(self, name) + getattr(more, name) for name in counts}
-        return IngestReport(self.stream, **sums)
+        return IngestReport(self.stream, **sums, rejections=_merged(self.rejections + more.rejections))
+
+    @property
+    def why_rejected(self) -> str:
+        """The most frequent reasons of rejected rows, a line each with an example, and the command that lists all rows."""
+        if not self.rejections:
+            return ""
+        lines = [f"  {rejection}" for rejection in self.rejections[:_MOST_REASONS]]
+        if len(self.rejections) > _MOST_REASONS:
+            lines.append(f"  ... and {len(self.rejections) - _MOST_REASONS} other reasons")
+        return "\n".join([*lines, f"  all of them: lookback rejected {self.stream}"])
 
     def __str__(self) -> str:
         known = self.first_version is not None
@@ -100,6 +113,15 @@ class IngestReport:
 
 def _rows_have(count: int) -> str:
     return "1 row has" if count == 1 else f"{count:,} rows have"
+
+
+def _merged(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
+    """One for each kind of reason, rows added, the first example kept; the most frequent first."""
+    found: dict[str, Rejection] = {}
+    for each in rejections:
+        known = found.get(each.reason)
+        found[each.reason] = each if known is None else replace(known, rows=known.rows + each.rows)
+    return tuple(sorted(found.values(), key=lambda each: (-each.rows, each.reason)))
 
 
 def ingest(
@@ -276,11 +298,14 @@ class Step:
         try:
             found = self._count(batch)
             ingested = commits = 0
+            rejections: tuple[Rejection, ...] = ()
             if found.usable:
                 ingested, commits = self._write(self._new(batch.where(F.col(REASON).isNull()), found))
             # Last, so that a run that was killed and is run again writes them once.
             if found.rejected:
-                self._rejected.write(batch.where(F.col(REASON).isNotNull()), self._mark, _time(_now()))
+                refused = batch.where(F.col(REASON).isNotNull())
+                rejections = rejections_of(refused, F.col(REASON), F.col(RAW), source_of())
+                self._rejected.write(refused, self._mark, _time(_now()))
             if then is not None:
                 then(batch)
         finally:
@@ -289,7 +314,7 @@ class Step:
         duplicates = found.usable - ingested
         report = IngestReport(
             self._stream.name, offered, ingested, duplicates, found.rejected, commits, seconds,
-            without_zone=found.without_zone, without_time=found.without_time,
+            without_zone=found.without_zone, without_time=found.without_time, rejections=rejections,
         )  # fmt: skip
         self._keep_account(report)
         return report

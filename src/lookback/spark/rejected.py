@@ -27,6 +27,39 @@ if TYPE_CHECKING:
 _TABLE = "rejected_events"
 _ATTEMPTS = 5
 _ALIKE = "__alike"
+_MOST_KINDS, _MOST_RAW = 20, 200
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Rows that were rejected for reasons of one kind.
+
+    reason: the reason, values in it replaced by `…`; rows: how many there are; example: the reason of one of them, with
+    its values; raw: that row as it came, cut after 200 characters; source: where it came from.
+    """
+
+    reason: str
+    rows: int
+    example: str
+    raw: str | None
+    source: str | None
+
+    def __str__(self) -> str:
+        place = f" in {self.source}" if self.source else ""
+        row = f"; such a row is {self.raw}" if self.raw else ""
+        return f"{self.rows:,} rejected: {self.example}{place}{row}"
+
+
+def rejections_of(rows: DataFrame, reason: Column, raw: Column, source: Column) -> tuple[Rejection, ...]:
+    """Rejected rows by kind of reason, the most frequent first; at most 20 kinds. reason, raw, source: columns of theirs."""
+    kind = F.regexp_replace(reason, "'[^']*'", "'…'")
+    # The least row of each kind, so that a run that is repeated says the same.
+    example = F.min(
+        F.struct(reason.alias("reason"), F.left(raw, F.lit(_MOST_RAW)).alias("raw"), source.alias("source"))
+    )
+    kinds = rows.groupBy(kind.alias("kind")).agg(F.count("*").alias("rows"), example.alias("example"))
+    found = kinds.orderBy(F.desc("rows"), "kind").limit(_MOST_KINDS).collect()
+    return tuple(Rejection(row["kind"], row["rows"], *row["example"]) for row in found)
 
 
 def options_key(stream: Stream) -> str:
@@ -60,6 +93,14 @@ class Rejected:
             if rows.isEmpty():
                 return
         self.tables.append(rows.coalesce(1).select(*self.tables.read(_TABLE).columns), _TABLE, mark)
+
+    def rows(self) -> DataFrame:
+        """The stream's rows as the table has them, the newest first."""
+        return self._rows().orderBy(F.desc("ingested_at"), "source", "raw").drop("read_as")
+
+    def by_reason(self) -> tuple[Rejection, ...]:
+        """The stream's rows by kind of reason."""
+        return rejections_of(self._rows(), F.col("reason"), F.col("raw"), F.col("source"))
 
     def kept(self, options: Mapping[str, str]) -> list[DataFrame]:
         """The rows of which the text was kept, judged anew: those that were read alike together. No file is read."""

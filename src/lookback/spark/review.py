@@ -53,8 +53,8 @@ _QUEUE = (
 _STATUS_OF = {action: status for status, action in ACTIONS.items()}
 
 
-def open_queue(tables: Tables, rule_id: str | None = None) -> DataFrame:
-    """The alerts that wait for a person: critical first, then high, medium, low; of one severity the newest event first.
+def open_queue(tables: Tables, rule_id: str | None = None, stream: str | None = None) -> DataFrame:
+    """The alerts, of one rule or stream or of all, that wait for a person: critical first, then high, medium, low; of one severity the newest event first.
 
     One row per alert, its last revision. Left out are alerts in shadow, retracted or suppressed ones, and what has been
     reviewed. Columns: severity, event_time, rule_id, rule_version, stream, key, message, measures, alert_id, revision,
@@ -63,6 +63,8 @@ def open_queue(tables: Tables, rule_id: str | None = None) -> DataFrame:
     alerts = tables.read("alerts")
     if rule_id is not None:
         alerts = alerts.where(F.col("rule_id") == F.lit(rule_id))
+    if stream is not None:
+        alerts = alerts.where(F.col("stream") == F.lit(stream))
     revisions = Window.partitionBy("alert_id").orderBy(F.col("revision").desc())
     last = alerts.withColumn("__nth", F.row_number().over(revisions)).where(F.col("__nth") == 1)
     open_ = last.where((F.col("verdict") == "raised") & (F.col("mode") == "active"))

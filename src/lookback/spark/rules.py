@@ -128,9 +128,14 @@ class RulesTable:
     def cold_measures(self, document: Mapping[str, Any] | Rule) -> list[str]:
         """The measures that will start empty and take over a day to fill: no rule in the table keeps their rows yet.
 
-        A sequence has no measures and is named `sequence`. A session is as long as it is: what counts is its gap.
+        A sequence has no measures and is named `sequence`. A session is as long as it is: what counts is its gap. None
+        where the stream has no events yet, whose rows anybody could have kept.
         """
         compiled = self.check(document)
+        cold = {span for span in _spans(compiled) if span[1] > _DAY}
+        tables, stream = self.tables.holding(*self.streams.values()), compiled.rule.stream
+        if not cold or not tables.exists(stream) or tables.read(stream).isEmpty():
+            return []
         kept: set[str] = set()
         for row in self.rows():
             if row.status in WITH_STATE and row.document and row.document.get("stream") == compiled.rule.stream:

@@ -166,7 +166,7 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         judged=figures.judged,
         rules=figures.rules,
         alerts=count("alerts"),
-        open=open_queue(tables).where(F.col("stream") == stream.name).count(),
+        open=open_queue(tables, stream=stream.name).count(),
         late=count("late_events"),
         rejected=count("rejected_events"),
         lag_commits=figures.waiting,
