@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import ArithmeticException
 
+import lookback
 from lookback.core.columns import Column, arrow_type, from_arrow
 from lookback.core.errors import ExpressionError
 from lookback.core.expressions import Expression, compile_expression
@@ -487,3 +489,38 @@ def test_canonical_text_means_the_same_to_spark(spark: SparkSession) -> None:
 @pytest.mark.parametrize("seed", [11, 12])
 def test_generated_expressions(spark: SparkSession, seed: int) -> None:
     assert compare(spark, list(Generator(seed).expressions(250)), seed, probes=5) == []
+
+
+# Neither a distinct count nor an average: Spark computes their argument for all rows, before the filter, and fails where
+# Lookback does not.
+_FILTERED = [
+    "sum(12 div i) filter (where i <> 0)", "max(10 / i) filter (where i > 0)", "count(1 / i) filter (where i in (1, 2))",
+    "min(1 / i) filter (where i <> 0 and 1 / i > 0)", "sum(12 div i)", "sum(12 div i) filter (where j > 1)",
+    "sum(j) filter (where 1 / i > 0)",
+]  # fmt: skip
+
+
+def test_an_argument_is_evaluated_only_where_its_filter_is_true(spark: SparkSession) -> None:
+    cells = [(3, 1), (0, 2), (2, None), (None, 3), (-5, 0), (0, None)]
+    rows = [{"id": str(at), "at": at, "i": i, "j": j} for at, (i, j) in enumerate(cells)]
+    frame = spark.createDataFrame([(row["i"], row["j"]) for row in rows], "i int, j int")
+    fields = {"id": "string", "at": "timestamp", "i": "int", "j": "int"}
+    stream = {"stream": "s", "event_id": "id", "event_time": "at", "fields": fields}
+    failing = []
+    for text in _FILTERED:
+        rule = {
+            "rule_id": "r",
+            "stream": "s",
+            "window": "1 hour",
+            "measures": {"m": text, "n": "count(*)"},
+            "when": "n = 6",
+        }
+        found = lookback.replay([{**rule, "group_by": []}], rows, stream)
+        with settings(spark, _DEFAULT):
+            if found.errors:
+                failing.append(text)
+                with pytest.raises(ArithmeticException):
+                    frame.selectExpr(text).collect()
+            else:
+                assert [alert.measures["m"] for alert in found.alerts] == [frame.selectExpr(text).head()[0]], text
+    assert failing == _FILTERED[-3:]

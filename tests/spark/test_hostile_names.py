@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import LookbackError, ReviewError, RuleError, SetupError
+from lookback.core.expressions import compile_expression
 from lookback.core.streams import Stream
+from lookback.core.syntax import LookbackSql
+from lookback.core.types import parse_type
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.forget import forget
 from lookback.spark.ingest import ingest
@@ -175,6 +180,30 @@ def test_fields_named_like_words_of_sql_are_judged_and_an_older_plan_that_cannot
     Evaluation(tables, MAILS, {MAILS.name: MAILS}, folder, once=True).run()
     assert alerts() == first | {(name, "e3") for name in wheres}
     assert tables.read("rule_log").where("action in ('failed', 'rejected', 'quarantined')").isEmpty()
+
+
+def test_a_name_that_is_printed_without_backticks_is_the_field_to_spark_too(spark: SparkSession) -> None:
+    # `forget` and checks against data give printed conditions to Spark.
+    words = {word.lower() for word in LookbackSql.Tokenizer.KEYWORDS if word.isidentifier()}
+    names = sorted(
+        words | {"current_date", "current_user", "user", "session_user", "anti", "semi", "time", "some", "check"}
+    )
+    schema = dict.fromkeys(names, parse_type("int"))
+    texts = [
+        compile_expression(f"`{name}` + `{name}` = 8 and not `{name}` in (3) or -`{name}` is null", schema).sql
+        for name in names
+    ]
+    frame = spark.createDataFrame([(4,) * len(names)], ", ".join(f"`{name}` int" for name in names))
+    assert [name for name, text in zip(names, texts, strict=True) if not reads(text)] == []
+    assert frame.select(*(F.expr(text) for text in texts)).head() == (True,) * len(names)
+
+
+def reads(text: str) -> bool:
+    try:
+        F.expr(text)
+    except PySparkException:
+        return False
+    return True
 
 
 def test_a_place_that_sql_would_read_otherwise_is_refused(spark: SparkSession, tmp_path: Path) -> None:
