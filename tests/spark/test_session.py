@@ -144,6 +144,11 @@ def test_a_session_beside_theirs_has_what_lookback_needs(theirs: SparkSession) -
     assert own.conf.get("spark.sql.ansi.enabled") == "true"
     assert own.conf.get("spark.sql.files.maxRecordsPerFile") == "7"
     assert own.conf.get("spark.hadoop.some.storage") == "key"
+    # Also what they set later, by the next call; what Lookback needs stays as it is.
+    theirs.conf.set("spark.hadoop.some.storage", "another key")
+    theirs.conf.set("spark.sql.ansi.enabled", "false")
+    assert beside(theirs).conf.get("spark.hadoop.some.storage") == "another key"
+    assert own.conf.get("spark.sql.ansi.enabled") == "true"
     # Its own session has none beside it, and there is one for all.
     assert beside(own) is own
     assert beside(theirs) is own

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, ClassVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext, __version__
@@ -119,12 +119,17 @@ def beside(spark: SparkSession) -> SparkSession:
     if is_connect(spark) or spark.conf.get(_OWN, None) is not None:
         return spark
     with _SETTING:
-        own = _Beside.session
-        if own is None or own.sparkContext is not spark.sparkContext:
+        own, theirs = _Beside.session, dict(spark.conf.getAll)
+        is_new = own is None or own.sparkContext is not spark.sparkContext
+        if is_new or own is None:
             own = _Beside.session = spark.newSession()
-            # A new session has the settings of the cluster; those of this session may say how storage is reached.
-            theirs, there = spark.conf.getAll, own.conf.getAll
-            _apply(own, {key: value for key, value in theirs.items() if there.get(key) != value})
+            # A new session has the settings of the cluster.
+            _Beside.copied = dict(own.conf.getAll)
+        # Settings of their session may say how storage is reached, also those that they make later.
+        changed = {key: value for key, value in theirs.items() if _Beside.copied.get(key) != value}
+        _apply(own, {key: value for key, value in changed.items() if key not in _MEANING})
+        _Beside.copied = theirs
+        if is_new:
             # Delta reads its log in 50 tasks, which on few cores takes longer than the rest of a small batch.
             tasks = {} if _DELTA_LOG_TASKS in theirs else {_DELTA_LOG_TASKS: str(default_shards(spark))}
             _apply(own, {**_MEANING, **tasks, _OWN: "true"})
@@ -132,9 +137,10 @@ def beside(spark: SparkSession) -> SparkSession:
 
 
 class _Beside:
-    """Holds the one session beside those that others started."""
+    """Holds the one session beside those that others started, and their settings as they were copied last."""
 
     session: SparkSession | None = None
+    copied: ClassVar[dict[str, str]] = {}
 
 
 def _has_databricks_connect() -> bool:
