@@ -135,7 +135,10 @@ def test_c8_executors_workers_and_drivers_may_die_in_mid_batch_and_the_alerts_ar
     def arrive(first: int, last: int) -> None:
         append(tables, [row for row in events if first <= row["arrival"] <= last])
 
-    def die_in_mid_batch(driver: Driver, die: Callable[[], None]) -> None:
+    def die_in_mid_batch(driver: Driver, die: Callable[[], None], first: int, last: int) -> None:
+        # A batch says what it did before Spark notes its end.
+        driver.wait_for(lambda: begun_batch(checkpoint) is None, "the end of the batch before")
+        arrive(first, last)
         driver.wait_for(lambda: begun_batch(checkpoint) is not None, "a batch that has begun")
         batch = begun_batch(checkpoint)
         die()
@@ -147,13 +150,11 @@ def test_c8_executors_workers_and_drivers_may_die_in_mid_batch_and_the_alerts_ar
         driver.wait_until_judged(2)
         assert len(cluster.executors()) == 2
 
-        arrive(3, 4)
-        die_in_mid_batch(driver, lambda: os.kill(cluster.executors()[0], signal.SIGKILL))
+        die_in_mid_batch(driver, lambda: os.kill(cluster.executors()[0], signal.SIGKILL), 3, 4)
         driver.wait_until_judged(4)
         driver.wait_for(lambda: len(cluster.executors()) == 2, "an executor in place of the one that died")
 
-        arrive(5, 6)
-        die_in_mid_batch(driver, cluster.workers[0].kill)
+        die_in_mid_batch(driver, cluster.workers[0].kill, 5, 6)
         driver.wait_until_judged(6)
         assert len(cluster.executors()) == 1
 
@@ -163,8 +164,7 @@ def test_c8_executors_workers_and_drivers_may_die_in_mid_batch_and_the_alerts_ar
         arrive(7, 8)
         driver.wait_until_judged(8)
 
-        arrive(9, 9)
-        die_in_mid_batch(driver, driver.kill)
+        die_in_mid_batch(driver, driver.kill, 9, 9)
     with Driver(cluster, tables, tmp_path / "second", "--once") as driver:
         arrive(10, 10)
         assert driver.ended() == 0, driver.error
