@@ -39,7 +39,7 @@ RULE = str(ROOT / "conf/rules/large-payment.yml")
 COMMANDS = {
     "init": [], "status": [], "maintain": [], "demo": [],
     "forget": ["transactions", "--where", "customer_id = 17", "--yes"],
-    "ingest": ["transactions", "x.csv"], "evaluate": ["transactions", "--once"], "repartition": ["transactions", "2"],
+    "ingest": ["transactions", "x.csv"], "rejected": ["transactions"], "evaluate": ["transactions", "--once"], "repartition": ["transactions", "2"],
     "alerts": [], "review": ["a", "--disposition", "confirmed"], "notify": ["--all", "--once"],
     "advance": ["transactions", "2026-01-01"],
     "rules push": [RULE], "rules list": [], "rules pause": ["r"], "rules resume": ["r"], "rules retire": ["r"],
