@@ -339,6 +339,7 @@ def test_c3_8_push_can_warn_of_a_long_window_that_starts_empty(ready: Tables) ->
     )
     long["when"] = "n > 1 or m > 1"
     long["message"] = ""
+    append(ready, make_events(1, seed=1))
     assert rules.cold_measures(long) == ["n"]
     rules.push(long)
     assert rules.cold_measures(rule("other", window="7 days")) == ["top"]  # sums are kept already
