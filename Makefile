@@ -10,8 +10,8 @@ PEERS = $(VENV)/.peers
 AUDITOR = $(VENV)/audit
 FUZZER = $(VENV)/.fuzzer
 BROKER = $(VENV)/.broker
-# Tests without Spark run beside those that share the one Spark session.
-TWO_PROCESSES = -n 2 --dist loadgroup
+# Each process takes whole files, in the order of tests/conftest.py, and has a Spark session of its own.
+TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-cluster test-runtimes test-core fuzz fuzz-coverage soak soak-load bench bench-peers pictures audit docs links release-check check fix clean java

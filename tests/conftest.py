@@ -1,4 +1,4 @@
-"""How many generated cases, and which tests run in one process.
+"""How many generated cases, and in which order the tests run.
 
 The cases are the same in every run of `make test`; `make fuzz` draws new and many ones.
 """
@@ -18,15 +18,14 @@ settings.register_profile("fuzz", max_examples=10_000, deadline=None, suppress_h
 settings.load_profile(os.environ.get("LOOKBACK_CASES", "test"))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests of the Spark session in one process, and the notebooks, which follow one another, in one too."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        group = next((name for name in ("notebook", "spark") if item.get_closest_marker(name)), None)
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+# The folders of tests by how long their files take; all others follow.
+_LONGEST_FIRST = ("notebooks", "spark")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files that take long first: each of two processes takes a file at a time, and so both end together."""
+    for folder in reversed(_LONGEST_FIRST):
+        items.sort(key=lambda item: item.path.parent.name != folder)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
