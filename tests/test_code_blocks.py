@@ -205,7 +205,7 @@ KINDS: dict[str, Callable[[Block], None]] = {
     "json": read_json,
     "text": output,
     "text drawing": nothing,
-    "python": elsewhere("README.md", "docs/"),
+    "python": elsewhere("docs/"),
     "yaml mistake": elsewhere("README.md", "docs/"),
     "yaml rule": elsewhere("README.md", "docs/"),
     "yaml stream": elsewhere("docs/"),
