@@ -35,15 +35,20 @@ MOST_LINES = 70
 
 
 class Widgets:
-    """What Databricks has: `text` makes a widget unless the job has set it, `get` gives its text, always a string."""
+    """The widgets of Databricks: a widget is made unless the job has set it, and its value is always a string."""
 
     def __init__(self, **job: str) -> None:
-        self._values, self.made = dict(job), list[str]()
+        self._values, self.made, self.lists = dict(job), list[str](), dict[str, list[str]]()
 
     def text(self, name: str, defaultValue: str, label: str | None = None) -> None:  # noqa: N803 - as Databricks has it
         assert isinstance(defaultValue, str)
         self.made.append(name)
         self._values.setdefault(name, defaultValue)
+
+    def dropdown(self, name: str, defaultValue: str, choices: list[str], label: str | None = None) -> None:  # noqa: N803
+        assert defaultValue in choices
+        self.lists[name] = choices
+        self.text(name, defaultValue)
 
     def get(self, name: str) -> str:
         if name not in self._values:
@@ -61,7 +66,7 @@ def test_the_widgets_of_these_tests_take_what_those_of_databricks_take():
     theirs = {
         node.name: [each.arg for each in node.args.args] for node in widgets.body if isinstance(node, ast.FunctionDef)
     }
-    for name in ("text", "get"):
+    for name in ("text", "dropdown", "get"):
         assert list(inspect.signature(getattr(Widgets(), name)).parameters) == theirs[name]
 
 
@@ -79,14 +84,15 @@ def databricks(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_without_databricks_the_values_of_the_cell_are_taken():
-    given = notebook.parameters(root="../lakehouse", minutes=0.5, events=50_000, publish=False)
+    given = notebook.parameters({"root": "../lakehouse", "minutes": 0.5, "events": 50_000, "publish": False})
     assert vars(given) == {"root": "../lakehouse", "minutes": 0.5, "events": 50_000, "publish": False}
 
 
 def test_the_environment_goes_before_the_cell_and_takes_its_types(monkeypatch: pytest.MonkeyPatch):
     for name, value in {"ROOT": "there", "MINUTES": "2", "EVENTS": "10", "PUBLISH": "True", "OTHER": "x"}.items():
         monkeypatch.setenv(f"LOOKBACK_PARAM_{name}", value)
-    given = notebook.parameters(root="../lakehouse", minutes=0.5, events=50_000, publish=False, note="")
+    cell = {"root": "../lakehouse", "minutes": 0.5, "events": 50_000, "publish": False, "note": ""}
+    given = notebook.parameters(cell)
     assert vars(given) == {"root": "there", "minutes": 2.0, "events": 10, "publish": True, "note": ""}
     assert isinstance(given.minutes, float)
 
@@ -94,9 +100,35 @@ def test_the_environment_goes_before_the_cell_and_takes_its_types(monkeypatch: p
 def test_on_databricks_widgets_are_made_and_go_before_everything(databricks: Any, monkeypatch: pytest.MonkeyPatch):
     widgets = databricks(minutes="0", mode="continuous")
     monkeypatch.setenv("LOOKBACK_PARAM_MODE", "from the environment")
-    given = notebook.parameters(mode="once", minutes=1.5, publish=False, stream="transactions")
+    cell = {"mode": "once", "minutes": 1.5, "publish": False, "stream": "transactions"}
+    given = notebook.parameters(cell)
     assert widgets.made == ["mode", "minutes", "publish", "stream"]
     assert vars(given) == {"mode": "continuous", "minutes": 0.0, "publish": False, "stream": "transactions"}
+
+
+def test_a_widget_is_a_list_where_its_values_are_one(databricks: Any):
+    widgets = databricks()
+    conf = str(NOTEBOOKS[0].parents[1] / "conf")
+    cell = {"conf": conf, "stream": "transactions", "mode": "once", "publish": False, "severity": "?", "note": ""}
+    notebook.parameters(cell, mode=["once", "continuous"], severity=["low", "high"])
+    streams = widgets.lists.pop("stream")
+    assert "transactions" in streams
+    assert "logins" in streams
+    # A default that is not in the list would be refused by Databricks: a text, and the message of whoever reads it.
+    assert widgets.lists == {"mode": ["once", "continuous"], "publish": ["false", "true"]}
+    assert widgets.made == list(cell)
+
+
+def test_parameters_are_the_texts_numbers_and_booleans_of_a_notebook(databricks: Any):
+    names = {
+        "__name__": "__main__",
+        "_i1": "root = 1",
+        "In": ["x"],
+        "notebook": notebook,
+        "root": "here",
+        "spark": object(),
+    }
+    assert vars(notebook.parameters(names)) == {"root": "here"}
 
 
 def test_neither_spark_nor_the_sdk_of_databricks_is_imported_with_the_module():
@@ -117,7 +149,7 @@ def test_neither_spark_nor_the_sdk_of_databricks_is_imported_with_the_module():
 def test_a_text_that_does_not_fit_is_refused(default: Any, text: str, message: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOOKBACK_PARAM_IT", text)
     with pytest.raises(SetupError, match=re.escape(message)):
-        notebook.parameters(it=default)
+        notebook.parameters({"it": default})
 
 
 STREAM = Stream.from_dict(
@@ -473,7 +505,10 @@ def test_a_notebook_is_thin_and_documents_its_parameters(path: Path):
     text = "".join("".join(cell["source"]) for cell in document["cells"] if cell["cell_type"] == "markdown")
     for name in names:
         assert f"| `{name}` |" in text
-        assert f"{name}={name}" in "".join(code)
+    # A text or number that another cell keeps in a name of its own would be a parameter when the notebook is run again.
+    body = ast.parse("\n".join(code)).body
+    assigned = [each for each in body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)]
+    assert [ast.unparse(each.targets[0]) for each in assigned] == names
     assert len({cell["id"] for cell in document["cells"]}) == len(document["cells"])
 
 
