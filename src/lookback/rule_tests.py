@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from decimal import Decimal, InvalidOperation
@@ -16,6 +15,7 @@ from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.events import problems_of_rows, read_events
 from lookback.core.rules import Rule, parse_time, read_rule, shown
 from lookback.core.streams import Stream
+from lookback.core.suggestions import suggest
 from lookback.harness import Harness
 
 # The columns of an alert that a test can compare; who decided when is known to the running stream alone.
@@ -108,10 +108,7 @@ def _wrong_expectations(expected: Sequence[Mapping[str, Any]], rule: CompiledRul
 
 def _hint(name: object, known: Iterable[str]) -> str:
     listed = tuple(known)
-    near = difflib.get_close_matches(name.lower(), listed, 1) if isinstance(name, str) else []
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"known are {', '.join(listed)}" if listed else "leave it out, it has none"
+    return suggest(name, listed, None if listed else "leave it out, it has none")
 
 
 def _cause(rule: CompiledRule, rows: Sequence[Mapping[str, Any]], stream: Stream) -> str:

@@ -56,7 +56,7 @@ def test_receivers_have_what_the_document_says() -> None:
     [
         ({"name": "On Call"}, "name must be lower-case letters"),
         ({"severity": "worst"}, "severity must be one of low, medium, high, critical, got 'worst'"),
-        ({"severty": "high"}, "has no key 'severty'; did you mean severity?"),
+        ({"severty": "high"}, "has no key 'severty'; did you mean 'severity'?"),
         ({"verdicts": ["raise"]}, "verdicts must be of raised, suppressed, retracted, got 'raise'"),
         ({"rules": [1]}, "rules must be a list of texts"),
         ({"give_up_after": "soon"}, "give_up_after: "),

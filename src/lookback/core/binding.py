@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -30,6 +29,7 @@ from lookback.core.operators import (
     negation,
     negative,
 )
+from lookback.core.suggestions import find_nearest, suggest
 from lookback.core.syntax import LookbackSql, name_as_sql, shortened, unwrapped
 from lookback.core.types import (
     BIGINT,
@@ -388,9 +388,9 @@ def _no_field(name: str, schema: Mapping[str, DataType]) -> str:
         return f"{name}: numbers take no suffix here; write cast({number} as {_SUFFIX_TYPES[suffix.upper()]})"
     if name.lower() in _CLOCKS:
         return _no_function(name.lower())
+    if hint := suggest(name, schema, ""):
+        return f"unknown field {name!r}; {hint}"
     lowered = {known.lower(): known for known in schema}
-    if near := difflib.get_close_matches(name.lower(), lowered, n=1):
-        return f"unknown field {name!r}; did you mean {lowered[near[0]]!r}?"
     if (last := name.lower().rpartition(".")[2]) in lowered:
         return f"unknown field {name!r}; did you mean {lowered[last]!r}?"
     if not schema:
@@ -412,8 +412,8 @@ def _no_function(name: str) -> str:
         return f"{name}() is not allowed; it gives another value each time, so a replay would differ"
     if name in _REMEDIES:
         return f"{name}() is not allowed; {_REMEDIES[name]}"
-    near = difflib.get_close_matches(name, [*FUNCTIONS, *FORMS], n=1)
-    hint = f"did you mean {near[0]}()?" if near else f"the functions are {', '.join(sorted([*FUNCTIONS, *FORMS]))}"
+    near = find_nearest(name, [*FUNCTIONS, *FORMS])
+    hint = f"did you mean {near}()?" if near else f"the functions are {', '.join(sorted([*FUNCTIONS, *FORMS]))}"
     return f"function {name}() is not allowed; {hint}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -27,6 +26,7 @@ from lookback.core.expressions import (
 from lookback.core.rules import Rule, first_problems, problem_at, read_rule, shown
 from lookback.core.runs import Buckets
 from lookback.core.streams import Stream
+from lookback.core.suggestions import find_nearest, suggest
 from lookback.core.types import BIGINT, BOOLEAN, NULL, DataType, array
 from lookback.core.windows import (
     LOOKBACK,
@@ -242,8 +242,7 @@ class _Binder:
     def bind(self) -> CompiledRule | None:
         rule, stream = self._rule, self._stream
         if rule.stream and rule.stream != stream.name:
-            near = difflib.get_close_matches(rule.stream.lower(), [stream.name], 1)
-            hint = f"did you mean {near[0]!r}?" if near else "give it to that stream, or write the name of this one"
+            hint = suggest(rule.stream, [stream.name], "give it to that stream, or write the name of this one")
             self._wrong("stream", f"the rule is for stream {shown(rule.stream)}, not for {stream.name!r}; {hint}")
             return None
         group_by = self._group_by()
@@ -427,7 +426,7 @@ class _Binder:
                     f"{name} is a step; write {name}.{COUNT} for the number of its events, or such as {name}.{field} "
                     "for the values of a field",
                 )
-            elif dot and not seen and not difflib.get_close_matches(name.lower(), self._arrays(before), 1):
+            elif dot and not seen and not find_nearest(name, self._arrays(before)):
                 told.add(name.lower())
                 if self._all_named():
                     earlier = ", ".join(step.name for step in before) or "none, since this is the first"
@@ -442,9 +441,8 @@ class _Binder:
     def _field(self, name: str, place: str) -> str | None:
         known = self._names.get(name.lower())
         if known is None:
-            near = difflib.get_close_matches(name.lower(), self._names, 1)
             fields = ", ".join(list(self._stream.fields)[:20]) + (", ..." if len(self._stream.fields) > 20 else "")
-            hint = f"did you mean {self._names[near[0]]!r}?" if near else f"known are {fields}"
+            hint = suggest(name, self._stream.fields, f"known are {fields}")
             self._wrong(place, f"stream {self._stream.name!r} has no field {shown(name)}; {hint}")
         return known
 
@@ -518,8 +516,8 @@ class _Binder:
             if name in self._stream.fields:
                 self._wrong("message", self._no_event(name))
                 continue
-            near = difflib.get_close_matches(name, sorted(known), 1)
-            hint = f"did you mean {{{near[0]}}}?" if near else f"known are {', '.join(sorted(known)[:20])}"
+            near = find_nearest(name, sorted(known))
+            hint = f"did you mean {{{near}}}?" if near else f"known are {', '.join(sorted(known)[:20])}"
             self._wrong("message", f"{{{name}}} is neither {kinds}; {hint}")
         return names
 

@@ -6,13 +6,13 @@ more is refused with the name of the limit.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lookback.core.durations import LONGEST, MICROSECONDS, format_duration, parse_duration
 from lookback.core.errors import DurationError
+from lookback.core.suggestions import suggest
 
 _DAY = MICROSECONDS["day"]
 
@@ -52,8 +52,7 @@ class Limits:
         for key, value in document.items():
             limit = LIMITS.get(key)
             if limit is None:
-                near = difflib.get_close_matches(str(key), LIMITS, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(LIMITS)}"
+                hint = suggest(key, LIMITS)
                 wrong[str(key)] = f"unknown limit {key!r:.100}; {hint}"
                 continue
             number = _number(limit, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 from lookback.core.durations import parse_duration
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.rules import SEVERITIES
+from lookback.core.suggestions import suggest
 
 VERDICTS = ("raised", "suppressed", "retracted")
 MODES = ("active", "shadow")
@@ -219,8 +219,7 @@ class _Reader:
     def _unknown(self, where: str, document: Mapping[str, Any], known: tuple[str, ...]) -> None:
         for key in document:
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, 1)
-                self._wrong(where, f"has no key {key!r:.100}" + (f"; did you mean {near[0]}?" if near else ""))
+                self._wrong(where, f"has no key {key!r:.100}; {suggest(key, known)}")
 
     def _wrong(self, where: str, message: str) -> None:
         self.problems.append(f"{self.place}: {where}: {message}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 from lookback.core.durations import format_duration, parse_duration
 from lookback.core.errors import DurationError, Problem, RuleError
 from lookback.core.limits import DEFAULT_LIMITS, WIDEST, Limits, over
+from lookback.core.suggestions import suggest
 from lookback.core.windows import LOOKBACK, SEQUENCE, Lookback, Sequence, Session, Step, Tiles, Window
 
 RULE_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.ASCII)
@@ -696,17 +696,16 @@ _MEANT = {
 
 
 def _unknown(key: object, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(key.lower(), known, 1) if isinstance(key, str) else []
+    hint = suggest(key, known)
     if isinstance(key, str) and (meant := _MEANT.get(key.lower())):
-        near = [word for word in (meant, "where" if meant == "when" else "") if word in known][:1] or near
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        words = [word for word in (meant, "where" if meant == "when" else "") if word in known]
+        hint = f"did you mean {words[0]!r}?" if words else hint
     return f"unknown key {shown(key)}; {hint}"
 
 
 def _one_of(choices: tuple[str, ...], value: object) -> str:
-    near = difflib.get_close_matches(value.lower(), choices, 1) if isinstance(value, str) else []
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"must be one of {', '.join(choices)}, got {shown(value)}{hint}"
+    hint = suggest(value, choices, "")
+    return f"must be one of {', '.join(choices)}, got {shown(value)}" + (f"; {hint}" if hint else "")
 
 
 def _no_name(value: object) -> str:

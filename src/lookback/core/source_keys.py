@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lookback.core.errors import Problem
+from lookback.core.suggestions import suggest
 
 KAFKA = "kafka"
 FILE_KEYS = ("format", "path", "options")
@@ -72,8 +72,7 @@ def _unknown(key: str, value: object, keys: tuple[str, ...], is_topic: bool) -> 
         return f"{key!r} is an option of the reader; write it below {below}: {{{option}: {json.dumps(value, default=str)}}}"
     if not is_topic and key in KAFKA_KEYS:
         return f"{key!r} is for topics, with `format: kafka`; files take {', '.join(keys)}"
-    near = difflib.get_close_matches(key, keys, 1)
-    return f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys)}")
+    return f"unknown key {key!r}; {suggest(key, keys)}"
 
 
 def _option_of(name: str, known: Iterable[str]) -> str | None:
@@ -90,7 +89,6 @@ def _problems_of_options(options: Mapping[Any, Any], format_: object, place: str
         # One with a dot is a setting of Auto Loader or of a file system.
         if "." in name or _option_of(name, known):
             continue
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "see Spark's data source options"
+        hint = suggest(name, known, "see Spark's data source options")
         what = f"{format_} files" if of_format else "files"
         yield Problem(f"{place}.{name}", f"{name!r} is no option of Spark's reader of {what}; {hint}")

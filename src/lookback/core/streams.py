@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from lookback.core.durations import format_duration, parse_duration
 from lookback.core.errors import DurationError, Problem, StreamError, TypeNameError
 from lookback.core.limits import Limits
 from lookback.core.source_keys import problems_of_source
+from lookback.core.suggestions import suggest
 from lookback.core.types import DataType, parse_type
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
@@ -184,9 +184,7 @@ class _Reader:
         return table
 
     def _unknown(self, key: str) -> None:
-        near = difflib.get_close_matches(key, _KEYS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(_KEYS)}"
-        self._wrong(key, f"unknown key {key!r}{hint}")
+        self._wrong(key, f"unknown key {key!r}; {suggest(key, _KEYS)}")
 
     def _fields(self) -> dict[str, DataType]:
         declared = self._document.get("fields")
@@ -221,9 +219,8 @@ class _Reader:
             # Its type was refused already; to say that it is missing would be wrong.
             return name
         if fields and name not in fields:
-            near = difflib.get_close_matches(name, fields, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            self._wrong(key, f"{name!r} is not one of the declared fields{hint}")
+            hint = suggest(name, fields, "")
+            self._wrong(key, f"{name!r} is not one of the declared fields" + (f"; {hint}" if hint else ""))
         elif fields and fields[name].name not in types:
             self._wrong(key, f"field {name!r} is {fields[name]}; it must be one of {', '.join(sorted(types))}")
         return name

@@ -5,7 +5,6 @@ No record stops another: one whose value cannot be read becomes a row with a `RE
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import threading
@@ -18,6 +17,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from lookback.core.errors import SetupError
 from lookback.core.source_keys import KAFKA
+from lookback.core.suggestions import suggest
 from lookback.spark.fields import (
     BESIDE,
     BLOCK,
@@ -255,14 +255,10 @@ def _problems_of_options(options: Mapping[str, str]) -> Iterator[str]:
         if name in _OURS:
             yield f"option {name} is set by Lookback" + ("; say `servers`" if name.endswith("servers") else "")
         elif not name.startswith("kafka.") and name not in _OPTIONS:
-            yield f"option {name!r} is not one of Spark's Kafka source{_near(name, _OPTIONS)}; those of values are `value_options`"
+            near = f"; {hint}" if (hint := suggest(name, _OPTIONS, "")) else ""
+            yield f"option {name!r} is not one of Spark's Kafka source{near}; those of values are `value_options`"
     for name in written_out(options):
         yield (
             f"option {name} holds a secret, which does not belong into a file: write ${{env:NAME}} for an environment "
             "variable, or ${secret:SCOPE/KEY} for a secret of the Databricks workspace"
         )
-
-
-def _near(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
