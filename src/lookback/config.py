@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from lookback.core.durations import parse_duration
 from lookback.core.errors import DurationError, Problem, SetupError, StreamError
 from lookback.core.receivers import Receiver, read_receivers
 from lookback.core.streams import Stream
+from lookback.core.suggestions import suggest
 
 DEFAULT_ROOT = "./lakehouse"
 DEFAULT_CONF = "./conf"
@@ -22,6 +24,11 @@ DEFAULT_EVERY = "1 second"
 MAX_FILE_BYTES = 200_000
 MAX_NODES = 50_000
 DEFAULT_METRICS = 30.0
+# So that its begin is a time that Python knows.
+_LONGEST_RETENTION = dt.timedelta(days=36_500)
+# The tables whose old rows `maintain` may delete: the shortest that each can be kept, in days. The open queue goes back
+# 90 days; what the others are asked for goes back a day, and a week leaves room for a job that did not run.
+RETAINED = {"alerts": 90, "late_events": 7, "rule_log": 7, "notifications": 7, "metrics": 7, "ingests": 7}
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Settings:
     two micro-batches; admission: options of the Delta source that bound one; spark: Spark settings that go before
     Lookback's own. shards: of the new checkpoint of a stream that declares no number itself; None: the evaluation chooses. accept_unknown_checkpoint: go on with a
     checkpoint whose form this release does not know. metrics: the seconds between two rows of the table `metrics`; None: none are written.
+    retention: by table of the product, how old its rows may be before `maintain` deletes them; the others keep all.
     """
 
     root: str
@@ -47,6 +55,7 @@ class Settings:
     accept_unknown_checkpoint: bool = False
     catalog: str = ""
     schema: str = ""
+    retention: Mapping[str, dt.timedelta] = field(default_factory=dict)
 
     @classmethod
     def local(
@@ -64,7 +73,7 @@ class Settings:
         files = f"/Volumes/{catalog}/{schema}/checkpoints" if catalog else os.environ.get("LOOKBACK_ROOT", DEFAULT_ROOT)
         folder = Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF)
         file = folder / "settings.yml"
-        keys = {"profile": "", "every": "", "admission": {}, "spark": {}, "metrics": "", "shards": ""}
+        keys = {"profile": "", "every": "", "admission": {}, "spark": {}, "metrics": "", "shards": "", "retention": {}}
         keys["accept_unknown_checkpoint"] = "false"
         own = _run_settings(file, keys)
         name = profile or os.environ.get("LOOKBACK_PROFILE") or own["profile"]
@@ -83,6 +92,7 @@ class Settings:
             _truth(own["accept_unknown_checkpoint"], "accept_unknown_checkpoint", file),
             catalog or "",
             schema or "",
+            _retention(own["retention"], file),
         )
 
     def streams(self) -> dict[str, Stream]:
@@ -132,6 +142,31 @@ def _metrics(text: str, file: Path) -> float | None:
     if not microseconds:
         raise SetupError(f"{file}: metrics must be longer than 0 s, got {text!r}; write none to write none")
     return microseconds / 1_000_000
+
+
+def _retention(texts: Mapping[str, str], file: Path) -> dict[str, dt.timedelta]:
+    """How old the rows of each table may be, by `retention` of the settings. Raises SetupError with every problem."""
+    problems, found = [], {}
+    for name, text in texts.items():
+        if name not in RETAINED:
+            problems.append(f"retention has no table {name!r:.100}; {suggest(name, RETAINED)}")
+            continue
+        if text == "none":
+            continue
+        try:
+            age = dt.timedelta(microseconds=parse_duration(text))
+        except DurationError as error:
+            problems.append(f"retention.{name}: {error}, or none to keep every row")
+            continue
+        if not dt.timedelta(days=RETAINED[name]) <= age <= _LONGEST_RETENTION:
+            problems.append(
+                f"retention.{name} must be from {RETAINED[name]} to {_LONGEST_RETENTION.days:,} days, got {text!r}; none "
+                "keeps every row"
+            )
+        found[name] = age
+    if problems:
+        raise SetupError(f"{file}: {'; '.join(problems)}")
+    return found
 
 
 def _profile_file(folder: Path, name: str) -> Path:

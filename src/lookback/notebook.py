@@ -369,11 +369,17 @@ def show_health(workspace: Workspace) -> list[Finding]:
     return findings
 
 
-def show_alerts(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:
-    """Alerts per rule, mode and verdict (of the newest 100,000), and when they fell; of one rule or of all."""
+def show_alerts(workspace: Workspace, rule_id: str = "", days: float = 90) -> pd.DataFrame:
+    """Alerts per rule, mode and verdict (of the newest 100,000), and when they fell; of one rule or of all.
+
+    days: how long ago an alert was decided at most.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
+    from lookback.spark.review import queue_begins
+
     alerts = workspace.tables.read("alerts").where(F.col("stream") == workspace.stream.name)
+    alerts = alerts.where(F.col("decided_at") >= F.lit(queue_begins(days)))
     alerts = alerts.where(F.col("rule_id") == rule_id) if rule_id else alerts
     kinds = ["rule_id", "mode", "verdict", "severity"]
     newest = frame_of(alerts.orderBy(F.col("event_time").desc()).limit(_MOST_DRAWN).select("event_time", *kinds))
@@ -393,15 +399,20 @@ def show_log(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
     return frame
 
 
-def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20) -> pd.DataFrame:
-    """The first alerts of the stream's open queue, by severity, and how many wait in all."""
-    from lookback.spark.review import open_queue
+def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: float = 90) -> pd.DataFrame:
+    """The first alerts of the stream's open queue, by severity, and how many wait in all.
 
-    queue = open_queue(workspace.tables, rule_id or None, workspace.stream.name)
+    days: how long ago an alert was decided at most; a sentence says where older ones are left out.
+    """
+    from lookback.spark.review import note_on_older, open_queue
+
+    queue = open_queue(workspace.tables, rule_id or None, workspace.stream.name, days)
     # One pass over the tables is enough where few alerts wait.
     frame = frame_of(queue.limit(_COUNTED))
     waiting = len(frame) if len(frame) < _COUNTED else queue.count()
     show(text(f"{waiting:,} alerts wait for review" + (f"; the first {limit}:" if waiting > limit else ".")))
+    if note := note_on_older(workspace.tables, days):
+        show(text(note))
     if len(frame):
         show(
             frame[["severity", "event_time", "rule_id", "key", "measures", "message", "alert_id", "revision"]].head(

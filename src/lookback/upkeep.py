@@ -67,17 +67,21 @@ def set_up(
 
 
 def maintain(root: str, catalog: str = "", schema: str = "", conf: str = "../conf") -> Maintenance:
-    """OPTIMIZE and VACUUM of every table, and the health of every checkpoint, shown as tables.
+    """Deletes rows older than the settings keep; OPTIMIZE and VACUUM of every table, the health of every checkpoint; shown.
 
     Raises SetupError, at the end, where an evaluation cannot go on from its checkpoint.
     """
     from lookback.spark.maintenance import maintain as run
     from lookback.spark.pipeline import checkpoint_folder
 
-    tables, streams = open_place(Settings.local(root, conf, catalog=catalog, schema=schema))
-    done = run(tables, streams, {name: checkpoint_folder(tables, stream) for name, stream in streams.items()})
+    settings = Settings.local(root, conf, catalog=catalog, schema=schema)
+    tables, streams = open_place(settings)
+    checkpoints = {name: checkpoint_folder(tables, stream) for name, stream in streams.items()}
+    done = run(tables, streams, checkpoints, settings.retention)
     show(pd.DataFrame([asdict(each) for each in done.tables]))
     show(pd.DataFrame([asdict(each) for each in done.checkpoints]))
+    if done.older is not None:
+        show(text(str(done.older)))
     if done.problems:
         raise SetupError("; ".join(done.problems))
     return done

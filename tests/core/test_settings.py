@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lookback.config import DEFAULT_EVERY, Settings, load_rule_document
+from lookback.config import DEFAULT_EVERY, RETAINED, Settings, load_rule_document
 from lookback.core.errors import SetupError
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -81,3 +81,31 @@ def test_a_rule_file_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     file.write_text("rule_id: a\nwindow: 1 hour\nrule_id: b\n")
     with pytest.raises(SetupError, match=r"rule\.yml:3: the key rule_id stands twice"):
         load_rule_document(file)
+
+
+def test_how_long_rows_are_kept_is_a_setting_by_table_and_all_are_kept_without(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yml"
+    assert Settings.local(conf=tmp_path).retention == {}
+    file.write_text("retention: {alerts: 730 days, metrics: 13 weeks, rule_log: none}")
+    days = {name: age.days for name, age in Settings.local(conf=tmp_path).retention.items()}
+    assert days == {"alerts": 730, "metrics": 91}
+    # Shorter than the queue goes back, or than a nightly job needs; each at its edge.
+    for name, least in RETAINED.items():
+        file.write_text(f"retention: {{{name}: {least} days}}")
+        assert Settings.local(conf=tmp_path).retention[name].days == least
+        file.write_text(f"retention: {{{name}: {least * 24 - 1} hours}}")
+        with pytest.raises(SetupError, match=rf"settings.yml: retention\.{name} must be from {least} to 36,500 days"):
+            Settings.local(conf=tmp_path)
+    file.write_text("retention: {alerts: 36501 days}")
+    with pytest.raises(SetupError, match="to 36,500 days, got '36501 days'; none keeps every row"):
+        Settings.local(conf=tmp_path)
+    file.write_text("retention: {payments: 30 days, alerts: often}")
+    with pytest.raises(SetupError) as refused:
+        Settings.local(conf=tmp_path)
+    assert str(refused.value) == (
+        f"{file}: retention has no table 'payments'; known are {', '.join(RETAINED)}; retention.alerts: 'often' is "
+        "not a duration; write an integer and a unit, such as '24 hours', or none to keep every row"
+    )
+    file.write_text("retention: 30 days")
+    with pytest.raises(SetupError, match="retention is a mapping of settings, got '30 days'"):
+        Settings.local(conf=tmp_path)

@@ -23,7 +23,7 @@ from lookback.spark.maintenance import maintain
 from lookback.spark.pipeline import Evaluation
 from lookback.spark.review import record_review
 from lookback.spark.schemas import ALERTS, COMMENTS, PRODUCT_TABLES, events_schema
-from lookback.spark.tables import Tables
+from lookback.spark.tables import STATISTICS, Tables
 from lookback.upkeep import forget as forgetting
 from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, rule, stored_alerts
 
@@ -57,12 +57,15 @@ def test_tables_of_an_earlier_release_get_their_comments_once(tables: Tables) ->
     )
     rules = tables.identifier("rules")
     tables.spark.sql(f"alter table {rules} alter column status comment ''")
+    figures = f"'{STATISTICS}' = 'event_time,arrival'"
+    tables.spark.sql(f"alter table {tables.identifier('alerts')} set tblproperties ({figures})")
 
     first = done(tables, COMMENTED)
 
     assert first == {
         **dict.fromkeys(PRODUCT_TABLES, AS_IT_SHOULD_BE),
         "rules": "comments of 1 column",
+        "alerts": "figures of event_time, arrival, decided_at",
         STREAM.name: "comments of 6 columns, its comment",
     }
     assert comments(tables, STREAM.name) == {

@@ -16,7 +16,7 @@ from lookback.cli import main
 from lookback.core.notices import BEGAN, FAILED, GIVEN_UP, SENT, Outcome
 from lookback.core.receivers import Receiver, Webhook
 from lookback.spark.notify import Counts, Notifier
-from lookback.spark.schemas import ALERTS
+from lookback.spark.schemas import ALERTS, NOTIFICATIONS
 from lookback.spark.tables import Tables
 from sample_alert import ALERT, AT
 from workspace_server import Answer, WorkspaceServer
@@ -209,3 +209,53 @@ def test_command_sends_by_the_file_and_goes_on_until_it_is_stopped(
         assert main([*command, "--all", "--every", "1 second"]) == 0
         assert capsys.readouterr().out == '{"sent": 1, "failed": 0, "given_up": 0, "waiting": 0}\n'
         assert [asked.headers["X-Lookback-Alert-Id"] for asked in server.asked] == ["a1", "a1"]
+
+
+def test_a_pass_reads_no_files_of_what_is_settled_however_long_the_history_is(tables: Tables) -> None:
+    clock, desk, day = Clock(), Inbox(), dt.timedelta(days=1)
+    senders = {receiver("desk"): desk}
+
+    def notifier(*streams: str) -> Notifier:
+        return Notifier(tables, list(streams or ("payments",)), senders, since=AT, clock=clock)
+
+    raise_alerts(tables, "a1", "a2")
+    raise_alerts(tables, "foreign", stream="logins")
+    assert passes(notifier()).sent == 2
+    folders = [Path(tables.path_or_name(name)) for name in ("alerts", "notifications")]
+    old = [file for folder in folders for file in folder.glob("*.parquet")]
+    clock.now += 3 * 24 * HOUR
+    # Nobody was told of it while no notifier ran.
+    raise_alerts(tables, "b1", decided_at=AT + day)
+    desk.down = True
+    assert passes(notifier()).waiting == 1
+    desk.down = False
+    clock.now += HOUR
+    assert passes(notifier()).sent == 1
+    marks = tables.read("notifications").where("status = 'settled'").select("receiver", "stream", "sent_at")
+    # Up to the alert that waited, and when it was sent up to a day ago: an evaluation may be about to commit.
+    at = [AT + day, AT + dt.timedelta(days=2, hours=1)]
+    assert [row["sent_at"].astimezone(dt.timezone.utc) for row in marks.orderBy("sent_at").collect()] == at
+    # Another stream has no mark yet, and hears of what was raised since the receiver began.
+    assert passes(notifier("payments", "logins")).sent == 1
+    assert desk.came == [("a1", 0), ("a2", 0), ("b1", 0), ("b1", 0), ("foreign", 0)]
+
+    # Who opens a file of before fails.
+    for file in old:
+        file.unlink()
+    clock.now += HOUR
+    raise_alerts(tables, "c1", decided_at=dt.datetime.fromtimestamp(clock.now, dt.timezone.utc))
+    assert passes(notifier("payments", "logins")).sent == 1
+    assert desk.came[-1] == ("c1", 0)
+
+
+def test_notifications_of_an_earlier_release_have_no_marks_and_go_on(tables: Tables) -> None:
+    clock, desk = Clock(), Inbox()
+    raise_alerts(tables, "a1")
+    old = tables.spark.createDataFrame([], NOTIFICATIONS).drop("stream")
+    old.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
+        tables.path_or_name("notifications")
+    )
+    for sent in (1, 0):
+        clock.now += 2 * 24 * HOUR
+        assert passes(Notifier(tables, ["payments"], {receiver("desk"): desk}, since=AT, clock=clock)).sent == sent
+    assert tables.read("notifications").where("status = 'settled'").isEmpty()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 from decimal import Decimal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,15 @@ from lookback import notebook
 from lookback.core.errors import ReviewError, SetupError
 from lookback.core.streams import Stream
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.review import decisions, explain, open_queue, record_review, timeline_of
+from lookback.spark.review import (
+    count_older,
+    decisions,
+    explain,
+    note_on_older,
+    open_queue,
+    record_review,
+    timeline_of,
+)
 from lookback.spark.rules import RulesTable
 from lookback.spark.schemas import ALERTS, events_schema
 
@@ -342,7 +351,7 @@ def alert_row(number: int, **changes: Any) -> dict[str, Any]:
         "alert_id": f"{number:032d}", "revision": 0, "verdict": "raised", "rule_id": "r", "rule_version": 1,
         "mode": "active", "severity": "medium", "stream": "spends", "key": {}, "event_id": str(number),
         "event_time": time, "window_start": time, "window_end": time, "window_complete": True, "measures": {},
-        "message": "", "evidence": [], "arrival": 1, "decided_at": time,
+        "message": "", "evidence": [], "arrival": 1, "decided_at": dt.datetime.now(dt.timezone.utc),
     }  # fmt: skip
     return {**row, **changes}
 
@@ -441,3 +450,33 @@ def test_a_notebook_that_is_run_again_decides_only_on_the_alert_that_is_named(ta
     with pytest.raises(SetupError, match="parameter revision must be a whole number or empty, got 'last'"):
         run_all(second, "last", "confirmed")
     assert "give a disposition" in run_all(second, "", "")
+
+
+def recent_row(number: int, days: float, **changes: Any) -> dict[str, Any]:
+    """An alert that was decided so many days ago."""
+    return alert_row(number, decided_at=dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=days), **changes)
+
+
+def test_the_queue_reads_no_files_from_before_it_begins_and_what_is_open_there_is_told(tables: Tables):
+    # The old files are gone from the disk: who opens one fails.
+    old = [recent_row(1, 120), recent_row(2, 100), recent_row(3, 110, mode="shadow"), recent_row(4, 95)]
+    changed = [recent_row(4, 94, revision=1, verdict="retracted"), recent_row(5, 99, verdict="suppressed")]
+    tables.append(tables.spark.createDataFrame([*old, *changed], ALERTS).coalesce(1), "alerts")
+    record_review(tables, f"{2:032d}", "confirmed", "kim")
+    older = count_older(tables)
+    assert (older.count, older.oldest) == (1, old[0]["decided_at"])
+    assert str(older).startswith("1 open alert is older than the queue, which begins at ")
+    assert str(older).endswith("lookback alerts --queue --days 121 shows all of them.")
+    assert [int(row["alert_id"]) for row in open_queue(tables, days=121).collect()] == [1]
+    assert "There are older ones" in note_on_older(tables)
+    assert note_on_older(tables, 130) == ""
+    for file in Path(tables.path_or_name("alerts")).glob("*.parquet"):
+        file.unlink()
+    # An alert that was revised within the 90 days is as young as its revision.
+    tables.append(tables.spark.createDataFrame([recent_row(6, 89), recent_row(1, 1, revision=1)], ALERTS), "alerts")
+
+    assert {int(row["alert_id"]) for row in open_queue(tables).collect()} == {1, 6}
+    assert [int(row["alert_id"]) for row in open_queue(tables, days=2).collect()] == [1]
+    for days in (0, -1, float("nan"), 1e9):
+        with pytest.raises(ReviewError, match="days of the queue"):
+            open_queue(tables, days=days)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 from lookback.commands.asked import FOUND_PROBLEMS, Command, on_signals, settings_of, tables_of, wants_json
 from lookback.core.durations import parse_duration
+from lookback.core.errors import SetupError
 from lookback.terminal import as_json, print_json, print_table
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ def add_commands(command: Command) -> None:
     alerts.add_argument("--rule", help="of this rule only")
     alerts.add_argument("--stream", help="of this stream only")
     alerts.add_argument("--queue", action="store_true", help="the open queue: what nobody reviewed yet")
+    alerts.add_argument(
+        "--days", type=float, metavar="N", help="of --queue: alerts decided within so many days (default: 90)"
+    )
     review = command("review", _review, "record what an alert was")
     review.add_argument("alert_id")
     review.add_argument("--disposition", required=True, choices=["confirmed", "false_positive", "unclear"])
@@ -44,11 +49,17 @@ def _alerts(options: argparse.Namespace) -> None:
     settings = settings_of(options)
     if options.stream:
         settings.stream(options.stream)  # raises where there is none
+    if options.days is not None and not options.queue:
+        raise SetupError(
+            "--days says how far back the queue goes: give --queue too, or leave it out to list every alert"
+        )
     tables = tables_of(settings)
+    note = ""
     if options.queue:
-        from lookback.spark.review import open_queue
+        from lookback.spark.review import QUEUE_DAYS, note_on_older, open_queue
 
-        frame = open_queue(tables, options.rule, options.stream)
+        days = QUEUE_DAYS if options.days is None else options.days
+        frame, note = open_queue(tables, options.rule, options.stream, days), note_on_older(tables, days)
     else:
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -60,6 +71,9 @@ def _alerts(options: argparse.Namespace) -> None:
         print_json(rows)
     else:
         print_table(rows, ("alert_id", "revision", "event_time", "severity", "rule_id", "verdict", "message"))
+    if note:
+        # Beside the rows, so that a program that reads them need not know it.
+        print(note, file=sys.stderr)
 
 
 def _review(options: argparse.Namespace) -> None:

@@ -23,7 +23,11 @@ def add_commands(command: Command) -> None:
     status.add_argument(
         "--tell", action="store_true", help="send what is found to the receivers of CONF/notifiers.yml that want it"
     )
-    command("maintain", _maintain, "OPTIMIZE and VACUUM all tables within their retention, look at the checkpoints")
+    command(
+        "maintain",
+        _maintain,
+        "delete rows older than the settings keep, OPTIMIZE and VACUUM all tables, look at the checkpoints",
+    )
     forget = command("forget", _forget, "delete what the tables hold of some events, for a privacy request")
     forget.add_argument("stream")
     forget.add_argument(
@@ -80,7 +84,7 @@ def _status(options: argparse.Namespace) -> int:
             "rejected",
         )
         print_table(rows, columns)
-        print()
+        print("alerts, open, rejected: of the last 90 days\n")
         for row in rows:
             print_health(row)
     unhealthy = [row for row in rows if not row["healthy"]]
@@ -114,14 +118,18 @@ def _maintain(options: argparse.Namespace) -> int:
 
     settings = settings_of(options)
     tables, streams = tables_of(settings), settings.streams()
-    done = maintain(tables, streams, {name: checkpoint_folder(tables, stream) for name, stream in streams.items()})
+    checkpoints = {name: checkpoint_folder(tables, stream) for name, stream in streams.items()}
+    done = maintain(tables, streams, checkpoints, settings.retention)
     rows = [asdict(each) for each in done.tables]
     if wants_json(options):
-        print_json([*rows, *(asdict(each) for each in done.checkpoints)])
+        older = [] if done.older is None else [{"open_before_queue": done.older.count, **asdict(done.older)}]
+        print_json([*rows, *(asdict(each) for each in done.checkpoints), *older])
     else:
-        print_table(rows, ("table", "files", "compacted", "written", "deleted", "keeps", "note"))
+        print_table(rows, ("table", "expired", "open", "files", "compacted", "written", "deleted", "keeps", "note"))
         for each in done.checkpoints:
             print("".join(map(visible, f"{each.level}: {each.what}")))
+        if done.older is not None:
+            print(done.older)
     return FOUND_PROBLEMS if done.problems else 0
 
 

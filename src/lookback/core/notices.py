@@ -13,9 +13,9 @@ from typing import Any
 from lookback.core.columns import text_of
 from lookback.core.health import NOTE, PROBLEM
 
-# What the table `notifications` says of an alert and a receiver; BEGAN: of a receiver, from when on it hears of alerts.
-BEGAN, SENT, FAILED, GIVEN_UP = "began", "sent", "failed", "given_up"
-STATUSES = (BEGAN, SENT, FAILED, GIVEN_UP)
+# What the table `notifications` says of an alert and a receiver; BEGAN: of a receiver, from when on it hears of alerts;
+# SETTLED: of a receiver and a stream, up to when nothing is left to be sent.
+BEGAN, SENT, FAILED, GIVEN_UP, SETTLED = "began", "sent", "failed", "given_up", "settled"
 # After an attempt that failed: the first pause, and the longest. Seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
 # What a receiver may ask for by Retry-After.

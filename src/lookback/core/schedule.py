@@ -21,7 +21,9 @@ from lookback.core.streams import Stream
 from lookback.core.types import DataType
 
 # What rule_log says of itself, not of a row of the rules table.
-_NO_CHANGES = frozenset({"failed", "commit_cut", "session_closed", "revisions_limited", "delete_unmatched"})
+NO_CHANGES = frozenset({"failed", "commit_cut", "session_closed", "revisions_limited", "delete_unmatched"})
+# By table: the action by which rule_log says through which commit the retention of settings has deleted rows of it.
+DELETED = {"alerts": "alerts_deleted", "late_events": "late_events_deleted", "rule_log": "log_deleted"}
 _Logged = tuple[str | None, int | None, str]
 
 
@@ -102,7 +104,7 @@ class Schedule:
         """
         times: dict[_Logged, list[int]] = {}
         for row in logged:
-            if row.action not in _NO_CHANGES:
+            if row.action not in NO_CHANGES:
                 times.setdefault((row.rule_id, row.version, row.action), []).append(_number(row.arrival))
         for found in times.values():
             found.sort()

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from lookback.core.errors import SetupError
 from lookback.spark.grants import Grant, Place, Roles, grants
 from lookback.spark.schemas import COMMENTS, KEYS, PRODUCT_TABLES, events_comment, events_schema
-from lookback.spark.tables import literal, quoted
+from lookback.spark.tables import STATISTICS, literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -169,7 +169,8 @@ class _SetUp:
     def _table(self, table: _Table, is_new: bool) -> Step:
         detail = self._tables.spark.sql(f"DESCRIBE DETAIL {self._tables.identifier(table.name)}").collect()[0].asDict()
         done = ["created"] if is_new else self._columns(table)
-        done += self._comments(table, detail) + self._layout(table, detail) + self._key(table)
+        done += self._comments(table, detail) + self._statistics(table, detail)
+        done += self._layout(table, detail) + self._key(table)
         return Step(f"table {self._tables.identifier(table.name)}", ", ".join(done) or AS_IT_SHOULD_BE)
 
     def _columns(self, table: _Table) -> list[str]:
@@ -198,6 +199,15 @@ class _SetUp:
             self._tables.spark.sql(f"COMMENT ON TABLE {name} IS {literal(table.comment)}")
             done.append("its comment")
         return done
+
+    def _statistics(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
+        """Has Delta keep the figures by which readers leave files out; files that are there keep theirs."""
+        columns = self._tables.statistics(table.name)
+        if columns is None or detail["properties"].get(STATISTICS) == columns:
+            return []
+        setting = f"{literal(STATISTICS)} = {literal(columns)}"
+        self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} SET TBLPROPERTIES ({setting})")
+        return [f"figures of {columns.replace(',', ', ')}"]
 
     def _layout(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
         column = self._tables.clustering(table.name, table.event_time)

@@ -20,7 +20,6 @@ what the evaluation has written meanwhile. Events that were deleted before are f
 from __future__ import annotations
 
 import datetime as dt
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -37,7 +36,7 @@ from lookback.core.types import BOOLEAN
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.fields import RAW, REASON
 from lookback.spark.rejected import Rejected
-from lookback.spark.tables import WRITE_ERRORS, is_conflict, keeps_removed_files
+from lookback.spark.tables import keeps_removed_files, retried
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -347,21 +346,11 @@ class _Request:
             self._tables.spark.catalog.dropTempView(view)
 
     def _retried(self, name: str, act: Callable[[], object]) -> None:
-        """Again and again while others write to the table in between: OSS Delta lets only one of two win."""
-        deadline = time.monotonic() + _PATIENCE
-        while not _done(act):
-            if time.monotonic() > deadline:
-                raise SetupError(
-                    f"others keep writing to {self._tables.identifier(name)}; pause the ingest or the evaluation for a "
-                    "minute and make the same request again"
-                )
-            self._await_commit(name)
-
-    def _await_commit(self, name: str) -> None:
-        """Waits for the others' next commit, up to two seconds: just after it there is the most time before another."""
-        until, version = time.monotonic() + 2, self._tables.version(name)
-        while time.monotonic() < until and self._tables.version(name) == version:
-            time.sleep(0.05)
+        if not retried(self._tables, name, act, _PATIENCE):
+            raise SetupError(
+                f"others keep writing to {self._tables.identifier(name)}; pause the ingest or the evaluation for a "
+                "minute and make the same request again"
+            )
 
     def _last_removal(self, name: str) -> tuple[int | None, dt.datetime | None]:
         """The last commit that deleted rows of a table and its time, among the last ones."""
@@ -370,17 +359,6 @@ class _Request:
         if row is None:
             return None, None
         return int(row[0]), dt.datetime.fromtimestamp(row[1] / 1e6, dt.timezone.utc)
-
-
-def _done(act: Callable[[], object]) -> bool:
-    """Whether it went through, and no other came first."""
-    try:
-        act()
-    except WRITE_ERRORS as error:
-        if not is_conflict(error):
-            raise
-        return False
-    return True
 
 
 def _same(name: str) -> Column:

@@ -1,5 +1,7 @@
 """Keeps tables quick to read and storage small, and looks at the checkpoints; safe beside whatever runs.
 
+Rows that are older than the settings' retention go first, see `lookback.spark.retention`; without such settings none do.
+
 OPTIMIZE moves rows and changes none, so its commits bring an evaluation nothing to judge. VACUUM deletes what was
 removed for longer than the table keeps it, which is what replays and questions about old alerts need.
 """
@@ -16,6 +18,8 @@ from lookback.core.errors import SetupError
 from lookback.core.health import NOTE, PROBLEM, WARNING, health, health_in_words
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.resume import require_sources
+from lookback.spark.retention import ORDER, Deletion, delete_old
+from lookback.spark.review import OlderAlerts, count_older
 from lookback.spark.schemas import PRODUCT_TABLES
 from lookback.spark.status import stream_figures
 from lookback.spark.tables import WRITE_ERRORS, is_conflict, keeps_removed_files
@@ -34,8 +38,9 @@ class Upkeep:
     """What was done to a table.
 
     files: how many it has now; compacted: those that were put together, into `written`; deleted: files that VACUUM took
-    out of storage, None where the table's history does not tell; keeps: how long removed files stay. note: what was
-    left, and why.
+    out of storage, None where the table's history does not tell; keeps: how long removed files stay. expired: rows that
+    were older than the settings keep them, and were deleted; open: alerts among them that waited for a person. note: what
+    was left, and why.
     """
 
     table: str
@@ -45,6 +50,8 @@ class Upkeep:
     deleted: int | None
     keeps: str
     note: str = ""
+    expired: int = 0
+    open: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,10 +65,14 @@ class CheckpointHealth:
 
 @dataclass(frozen=True)
 class Maintenance:
-    """What was done to every table, and how the checkpoint of every stream is."""
+    """What was done to every table, how the checkpoint of every stream is, and which open alerts the queue leaves out.
+
+    older: None where there is no table of alerts.
+    """
 
     tables: tuple[Upkeep, ...]
     checkpoints: tuple[CheckpointHealth, ...]
+    older: OlderAlerts | None = None
 
     @property
     def problems(self) -> list[str]:
@@ -69,21 +80,29 @@ class Maintenance:
         return [each.what for each in self.checkpoints if each.level == PROBLEM]
 
 
-def maintain(tables: Tables, streams: Mapping[str, Stream], checkpoints: Mapping[str, str]) -> Maintenance:
-    """OPTIMIZE and VACUUM of every table that is there, and the health of every checkpoint.
+def maintain(
+    tables: Tables,
+    streams: Mapping[str, Stream],
+    checkpoints: Mapping[str, str],
+    retention: Mapping[str, dt.timedelta] | None = None,
+) -> Maintenance:
+    """Deletes rows that are too old, then OPTIMIZE and VACUUM of every table that is there; looks at every checkpoint.
 
-    checkpoints: stream -> folder of its evaluation's. VACUUM goes by each table's own `deletedFileRetentionDuration`,
+    checkpoints: stream -> folder of its evaluation's. retention: table -> how old its rows may be. VACUUM goes by each table's own `deletedFileRetentionDuration`,
     never by less. A table whose writers keep coming first is left for the next time, and says so; one that others write
     is left to them.
     """
-    tables = tables.holding(*streams.values())
+    tables, retention = tables.holding(*streams.values()), retention or {}
     names = [*PRODUCT_TABLES, *(name for name, s in streams.items() if name not in PRODUCT_TABLES and not s.table)]
-    done = tuple(_maintain(tables, name) for name in names if tables.exists(name))
+    there = [name for name in names if tables.exists(name)]
+    expired = {name: delete_old(tables, name, retention[name]) for name in ORDER if name in there and name in retention}
+    done = tuple(_maintain(tables, name, expired.get(name, Deletion())) for name in there)
     looked = tuple(checkpoint_health(tables, stream, checkpoints[name]) for name, stream in streams.items())
-    return Maintenance(done, looked)
+    has_alerts = tables.exists("alerts") and tables.exists("reviews")
+    return Maintenance(done, looked, count_older(tables) if has_alerts else None)
 
 
-def _maintain(tables: Tables, name: str) -> Upkeep:
+def _maintain(tables: Tables, name: str, expired: Deletion = Deletion()) -> Upkeep:  # noqa: B008 - it is frozen
     table = tables.identifier(name)
     compacted, written, note = _optimize(tables, table)
     before = tables.version(name)
@@ -91,7 +110,9 @@ def _maintain(tables: Tables, name: str) -> Upkeep:
     tables.spark.sql(f"VACUUM {table}")
     files = tables.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]["numFiles"]
     deleted = _vacuumed(tables, name, before)
-    return Upkeep(name, int(files), compacted, written, deleted, _span(_kept(tables, name)), note)
+    note = "; ".join(filter(None, (expired.note, note)))
+    kept = _span(_kept(tables, name))
+    return Upkeep(name, int(files), compacted, written, deleted, kept, note, expired.rows, expired.open)
 
 
 def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.notices import BEGAN, FAILED, GIVEN_UP, SENT, Outcome, is_over, pause_after
+from lookback.core.notices import BEGAN, FAILED, GIVEN_UP, SENT, SETTLED, Outcome, is_over, pause_after
 from lookback.core.receivers import Receiver
 from lookback.core.rules import SEVERITIES
 from lookback.spark.locks import only_one_notifier
@@ -31,6 +30,10 @@ TABLE = "notifications"
 MOST_MESSAGES, MOST_SECONDS = 100, 30.0
 # A batch stamps its alerts when it makes them and commits them soon after; in a day for sure. Seconds.
 _LATEST_COMMIT = 86_400.0
+# How far a clock that stamps alerts may be ahead of the one that stamps notifications. Seconds.
+CLOCKS_APART = 86_400.0
+# A mark of what is settled is written so seldom, and looked for first among rows so young. Seconds.
+_MARK_EVERY, _MARK_AGE = 86_400.0, 7 * 86_400.0
 _LOG = logging.getLogger("lookback")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
@@ -84,6 +87,8 @@ class Notifier:
     At least once: what was sent is recorded in the table `notifications` after that, by receiver, and never sent again; a
     notifier that is killed between the two sends again. Each receiver has a thread of its own and a pause of its own when
     it fails. A receiver that is new hears of alerts from `since` on (aware; now, unless given). clock: seconds since 1970.
+    About once a day a row of status `settled` marks, by receiver and stream, up to when nothing is left to be sent; alerts
+    decided before it are not read again, so that a pass costs the same however long the history is.
     """
 
     tables: Tables
@@ -92,6 +97,10 @@ class Notifier:
     since: dt.datetime | None = None
     clock: Callable[[], float] = time.time
     _pauses: dict[str, _Pause] = field(default_factory=dict)
+    # By receiver and stream: alerts decided before are settled, or came before the receiver began.
+    _starts: dict[tuple[str, str], float] = field(default_factory=dict)
+    # Whether the table has the column by which streams are told apart; that of an earlier release does not.
+    _has_stream: bool = True
     # Alerts from before are settled; the version of the alerts table that was looked at; when to look again all the same.
     _floor: float | None = None
     _seen: int | None = None
@@ -124,18 +133,19 @@ class Notifier:
 
     def send(self) -> Counts:
         """One pass: sends what is due, each receiver beside the others, then records all of it in one commit."""
-        began = self._begin()
+        starts = self._begin()
         now = self.clock()
-        down = self._down_since()
-        found = self._waiting(began)
+        floor = min(starts.values()) if self._floor is None else self._floor
+        # An alert is noted after it was decided.
+        notes = self._notes().where(F.col("sent_at") >= F.lit(_moment(floor - CLOCKS_APART)))
+        down = self._down_since(notes)
+        found = self._waiting(starts, floor, notes)
         with ThreadPoolExecutor(max_workers=len(self.senders)) as pool:
             work = [
                 pool.submit(self._deliver, receiver, found[receiver.name], down.get(receiver.name))
                 for receiver in self.senders
             ]
             rows = [row for each in work for row in each.result()]
-        if rows:
-            self.tables.append(self.tables.spark.createDataFrame(rows, NOTIFICATIONS).coalesce(1), TABLE)
         counts = _counted(rows)
         settled = {(row["receiver"], row["alert_id"], row["revision"]) for row in rows if row["status"] != FAILED}
         left = [
@@ -143,39 +153,60 @@ class Notifier:
         ]
         counts.waiting = len(left)
         self._floor = min([now - _LATEST_COMMIT, *(waiting.decided_at for _, waiting in left)])
+        self._append([*rows, *self._marks(self._floor)])
         self._due = min((max(self._pause(name).until, waiting.due) for name, waiting in left), default=float("inf"))
         return counts
 
-    def _begin(self) -> dict[str, float]:
-        """From when on each receiver hears of alerts; of new ones it is written down."""
-        rows = (
-            self._notes()
-            .where(F.col("status") == BEGAN)
-            .groupBy("receiver")
-            .agg(F.min("sent_at").alias("at"))
-            .collect()
-        )
-        began = {row["receiver"]: _seconds(row["at"]) for row in rows}
+    def _begin(self) -> dict[tuple[str, str], float]:
+        """From when on each receiver hears of the alerts of each stream; of new receivers it is written down."""
+        if self._starts:
+            return self._starts
+        self._has_stream = "stream" in self.tables.read(TABLE).columns
+        pairs = [(receiver.name, stream) for receiver in self.senders for stream in self.streams]
+        recent = F.col("sent_at") >= F.lit(_moment(self.clock() - _MARK_AGE))
+        marks = self._settled(self._notes().where(recent))
+        if set(pairs) <= marks.keys():
+            self._starts = {pair: marks[pair] for pair in pairs}
+            return self._starts
+        marks = self._settled(self._notes())
+        first = self._notes().where(F.col("status") == BEGAN).groupBy("receiver").agg(F.min("sent_at").alias("at"))
+        began = {row["receiver"]: _seconds(row["at"]) for row in first.collect()}
         new = [receiver.name for receiver in self.senders if receiver.name not in began]
         if new:
             start = self.since or _moment(self.clock())
-            self._append_began(new, start)
+            self._append([_mark(name, BEGAN, start.timestamp()) for name in new])
             began.update(dict.fromkeys(new, start.timestamp()))
             for name in new:
                 _LOG.info("receiver=%s hears of alerts from %s on", name, start.isoformat())
-        return began
+        self._starts = {(name, stream): marks.get((name, stream), began[name]) for name, stream in pairs}
+        return self._starts
 
-    def _append_began(self, names: Sequence[str], start: dt.datetime) -> None:
-        rows = [(None, None, name, BEGAN, None, None, start) for name in names]
-        self.tables.append(self.tables.spark.createDataFrame(rows, NOTIFICATIONS).coalesce(1), TABLE)
+    def _settled(self, notes: DataFrame) -> dict[tuple[str, str], float]:
+        """By receiver and stream: the last mark."""
+        if not self._has_stream:
+            return {}
+        marks = notes.where(F.col("status") == SETTLED).groupBy("receiver", "stream")
+        return {(row[0], row[1]): _seconds(row[2]) for row in marks.agg(F.max("sent_at")).collect()}
+
+    def _marks(self, floor: float) -> list[dict[str, Any]]:
+        """The marks that are due: alerts decided before `floor` are settled."""
+        due = [pair for pair, start in self._starts.items() if self._has_stream and floor - start >= _MARK_EVERY]
+        self._starts.update(dict.fromkeys(due, floor))
+        return [_mark(receiver, SETTLED, floor, stream) for receiver, stream in due]
+
+    def _append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if rows:
+            frame = self.tables.spark.createDataFrame([dict(row) for row in rows], NOTIFICATIONS).coalesce(1)
+            self.tables.append(frame if self._has_stream else frame.drop("stream"), TABLE)
 
     def _notes(self) -> DataFrame:
         names = [receiver.name for receiver in self.senders]
         return self.tables.read(TABLE).where(F.col("receiver").isin(names))
 
-    def _down_since(self) -> dict[str, float]:
+    @staticmethod
+    def _down_since(notes: DataFrame) -> dict[str, float]:
         """The receivers whose last attempt failed -> the first failure since they were last sent anything."""
-        tried = self._notes().where(F.col("status") != BEGAN)
+        tried = notes.where(F.col("alert_id").isNotNull())
         last = tried.groupBy("receiver").agg(
             F.max(F.when(F.col("status") == SENT, F.col("sent_at"))).alias("last_sent")
         )
@@ -183,18 +214,23 @@ class Notifier:
         rows = tried.join(last, "receiver").where(later).groupBy("receiver").agg(F.min("sent_at").alias("at")).collect()
         return {row["receiver"]: _seconds(row["at"]) for row in rows}
 
-    def _waiting(self, began: Mapping[str, float]) -> dict[str, list[Waiting]]:
-        """What each receiver is still to be sent, those that were tried least first, then the oldest."""
-        floor = min(began.values()) if self._floor is None else self._floor
+    def _waiting(
+        self, starts: Mapping[tuple[str, str], float], floor: float, notes: DataFrame
+    ) -> dict[str, list[Waiting]]:
+        """What each receiver is still to be sent, those that were tried least first, then the oldest.
+
+        floor: alerts decided before are settled. notes: the rows of notifications on alerts that are not older.
+        """
         is_settled = F.max(F.col("status").isin(SENT, GIVEN_UP))
-        notes = self._notes().where(F.col("alert_id").isNotNull())
-        states = notes.groupBy("alert_id", "revision", "receiver").agg(
+        states = notes.where(F.col("alert_id").isNotNull()).groupBy("alert_id", "revision", "receiver").agg(
             is_settled.alias("settled"), F.max("attempts").alias("attempts"),
             F.min("sent_at").alias("first_failed"), F.max("sent_at").alias("last_failed"),
         )  # fmt: skip
         alerts = self.tables.read("alerts").where(F.col("stream").isin(list(self.streams)))
         alerts = alerts.where(F.col("decided_at") >= F.lit(_moment(floor)))
-        wanted = functools.reduce(lambda one, other: one | other, (_coarse(each, began) for each in self.senders))
+        wanted = F.lit(False)
+        for receiver in self.senders:
+            wanted = wanted | _coarse(receiver, {stream: starts[receiver.name, stream] for stream in self.streams})
         names = F.explode(F.array(*(F.lit(receiver.name) for receiver in self.senders)))
         pairs = alerts.withColumn("receiver", names).where(wanted)
         rows = pairs.join(states, ["alert_id", "revision", "receiver"], "left").where("settled IS NULL OR NOT settled")
@@ -258,11 +294,14 @@ class Notifier:
         return self._pauses.setdefault(name, _Pause())
 
 
-def _coarse(receiver: Receiver, began: Mapping[str, float]) -> Column:
-    """What Spark leaves out before `Receiver.wants` has the last word."""
+def _coarse(receiver: Receiver, starts: Mapping[str, float]) -> Column:
+    """What Spark leaves out before `Receiver.wants` has the last word. starts: stream -> from when on it hears."""
+    hears = F.lit(False)
+    for stream, start in starts.items():
+        hears = hears | ((F.col("stream") == stream) & (F.col("decided_at") >= F.lit(_moment(start))))
     return (
         (F.col("receiver") == receiver.name)
-        & (F.col("decided_at") >= F.lit(_moment(began[receiver.name])))
+        & hears
         & F.col("severity").isin(list(SEVERITIES[SEVERITIES.index(receiver.severity) :]))
         & F.col("verdict").isin(list(receiver.verdicts))
         & F.col("mode").isin(list(receiver.modes))
@@ -284,7 +323,15 @@ def _note(receiver: Receiver, waiting: Waiting, status: str, attempts: int, erro
         _LOG.log(level, text, receiver.name, alert_id, revision, status, attempts, error)
     return {
         "alert_id": alert_id, "revision": revision, "receiver": receiver.name, "status": status,
-        "attempts": attempts, "error": error or None, "sent_at": _moment(now),
+        "attempts": attempts, "error": error or None, "sent_at": _moment(now), "stream": waiting.alert["stream"],
+    }  # fmt: skip
+
+
+def _mark(receiver: str, status: str, at: float, stream: str | None = None) -> dict[str, Any]:
+    """A row of `notifications` that is about no alert."""
+    return {
+        "alert_id": None, "revision": None, "receiver": receiver, "status": status,
+        "attempts": None, "error": None, "sent_at": _moment(at), "stream": stream,
     }  # fmt: skip
 
 

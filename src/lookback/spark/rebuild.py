@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.core.rulebook import LogRow, RuleChange
-from lookback.core.schedule import Schedule, Seed
+from lookback.core.schedule import DELETED, NO_CHANGES, Schedule, Seed
 from lookback.spark.checkpoint import EVENTS, RULES
 from lookback.spark.dispatch import rule_rows
 from lookback.spark.history import is_unwritten
@@ -39,11 +39,13 @@ class Rebuild:
 
     schedule: when the rules changed. written: the last arrival that each output table names. restore: rows that a table
     lacks though it has later ones are written; else they were deleted on purpose, with their events, and stay away.
+    deleted: through which arrival the settings' retention has deleted rows of an output table; they stay away too.
     """
 
     schedule: Schedule
     written: Mapping[str, int]
     restore: bool
+    deleted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_exact(self) -> bool:
@@ -81,16 +83,21 @@ class Rebuild:
         seed = _seed(tables, stream, starts[EVENTS]) if starts[EVENTS] else None
         changes = rule_changes(tables, starts[RULES])
         schedule = Schedule.of_log(changes, logged, stream, streams, None if through < 0 else through, seed)
-        return cls(schedule, known, not _are_removed(tables, stream.name))
+        deleted = {name: _deleted_through(logged, action) for name, action in DELETED.items()}
+        return cls(schedule, known, not _are_removed(tables, stream.name), deleted)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {"schedule": self.schedule.to_dict(), "written": dict(self.written), "restore": self.restore}
+        return {
+            "schedule": self.schedule.to_dict(), "written": dict(self.written), "restore": self.restore,
+            "deleted": dict(self.deleted),
+        }  # fmt: skip
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Rebuild:
         """The rebuild that `to_dict` wrote."""
-        return cls(Schedule.from_dict(document["schedule"]), dict(document["written"]), bool(document["restore"]))
+        schedule, deleted = Schedule.from_dict(document["schedule"]), dict(document.get("deleted", {}))
+        return cls(schedule, dict(document["written"]), bool(document["restore"]), deleted)
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ class Missing:
             return rows
         identity = _IDENTITIES[name] if self.rebuild.is_exact else _LASTING.get(name, _IDENTITIES[name])
         known = self._known(name, identity, arrivals)
-        last = self.rebuild.written.get(name, -1)
+        last, deleted = self.rebuild.written.get(name, -1), self.rebuild.deleted.get(name, -1)
         keys = zip(*(rows.column(column).to_pylist() for column in identity), strict=True)
         keep = []
         for key, row in zip(keys, self._rows(rows), strict=True):
@@ -119,7 +126,9 @@ class Missing:
             known[key] -= again
             # How often a rule failed was logged batch by batch, and its batches were others.
             failed = row.get("action") == "failed" and arrival <= through
-            keep.append(not again and not failed and (self.rebuild.restore or arrival >= last))
+            # Changes of rules are never deleted.
+            gone = arrival <= deleted and (name != "rule_log" or row["action"] in NO_CHANGES)
+            keep.append(not again and not failed and not gone and (self.rebuild.restore or arrival >= last))
         return rows.filter(pa.array(keep, pa.bool_()))
 
     @staticmethod
@@ -181,6 +190,11 @@ def _seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
     of_key = raised.groupBy("rule_id", F.array_sort(F.map_entries("key")).alias("entries"))
     last = of_key.agg(F.max_by(F.unix_micros("event_time"), F.struct("arrival", "event_time")).alias("at"))
     return Seed(int(row[0]), [(each["rule_id"], dict(each["entries"]), each["at"]) for each in last.collect()])
+
+
+def _deleted_through(logged: Sequence[LogRow], action: str) -> int:
+    """The last arrival of which rows of a table were deleted; -1 for none."""
+    return max((row.arrival for row in logged if row.action == action and row.arrival is not None), default=-1)
 
 
 def _last_change(tables: Tables, stream: Stream, first: int, last: int) -> int:

@@ -46,31 +46,94 @@ if TYPE_CHECKING:
 
 _Read = TypeVar("_Read")
 DISPOSITIONS = ("confirmed", "false_positive", "unclear")
+# How far back the queue goes: older files of alerts are not read.
+QUEUE_DAYS = 90.0
 _QUEUE = (
     "severity", "event_time", "rule_id", "rule_version", "stream", "key", "message", "measures", "alert_id", "revision",
     "event_id", "window_start", "window_end", "window_complete", "arrival", "decided_at",
 )  # fmt: skip
+# What an alert's last revision must be for the alert to need a person.
+_IS_RAISED = "verdict = 'raised' AND mode = 'active'"
+# So that its begin is a time that Python knows.
+_MOST_DAYS = 36_500
 _STATUS_OF = {action: status for status, action in ACTIONS.items()}
 
 
-def open_queue(tables: Tables, rule_id: str | None = None, stream: str | None = None) -> DataFrame:
+def open_queue(
+    tables: Tables, rule_id: str | None = None, stream: str | None = None, days: float = QUEUE_DAYS
+) -> DataFrame:
     """The alerts, of one rule or stream or of all, that wait for a person: critical first, then high, medium, low; of one severity the newest event first.
 
     One row per alert, its last revision. Left out are alerts in shadow, retracted or suppressed ones, and what has been
-    reviewed. Columns: severity, event_time, rule_id, rule_version, stream, key, message, measures, alert_id, revision,
-    event_id, window_start, window_end, window_complete, arrival, decided_at.
+    reviewed. days: how long ago an alert was decided at most; see `note_on_older`. Columns: severity, event_time, rule_id,
+    rule_version, stream, key, message, measures, alert_id, revision, event_id, window_start, window_end, window_complete,
+    arrival, decided_at. Raises ReviewError where `days` is no number of days.
     """
-    alerts = tables.read("alerts")
+    alerts = tables.read("alerts").where(F.col("decided_at") >= F.lit(queue_begins(days)))
     if rule_id is not None:
         alerts = alerts.where(F.col("rule_id") == F.lit(rule_id))
     if stream is not None:
         alerts = alerts.where(F.col("stream") == F.lit(stream))
     revisions = Window.partitionBy("alert_id").orderBy(F.col("revision").desc())
     last = alerts.withColumn("__nth", F.row_number().over(revisions)).where(F.col("__nth") == 1)
-    open_ = last.where((F.col("verdict") == "raised") & (F.col("mode") == "active"))
+    open_ = last.where(_IS_RAISED)
     open_ = open_.join(tables.read("reviews").select("alert_id"), "alert_id", "left_anti")
     rank = F.array_position(F.array(*[F.lit(name) for name in SEVERITIES]), F.col("severity"))
     return open_.orderBy(rank.desc(), F.col("event_time").desc(), "rule_id", "alert_id").select(*_QUEUE)
+
+
+def queue_begins(days: float = QUEUE_DAYS) -> dt.datetime:
+    """The time, by `decided_at`, from which on alerts are in a queue of so many days. Raises ReviewError."""
+    if not 0 < days <= _MOST_DAYS:
+        raise ReviewError(f"the days of the queue are a number above 0, at most {_MOST_DAYS:,}, got {days}")
+    return dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=days)
+
+
+def note_on_older(tables: Tables, days: float = QUEUE_DAYS) -> str:
+    """A sentence that says where the queue begins and how to see what is older; empty where no alert is older.
+
+    days: those of the queue. It reads one file at most, so it does not say how many of them are open; `count_older` does.
+    """
+    begins = queue_begins(days)
+    if tables.read("alerts").where(F.col("decided_at") < F.lit(begins)).select("decided_at").isEmpty():
+        return ""
+    return (
+        f"The queue begins with alerts decided at {begins:%Y-%m-%dT%H:%MZ}, {days:g} days ago. There are older ones; "
+        "`lookback maintain` counts those that are open, and a larger number of days (--days N, or the notebook's "
+        "parameter) shows them."
+    )
+
+
+@dataclass(frozen=True)
+class OlderAlerts:
+    """Open alerts that are too old for the queue. begins: where the queue begins; oldest: when the first was decided."""
+
+    count: int
+    begins: dt.datetime
+    oldest: dt.datetime | None
+
+    def __str__(self) -> str:
+        """The count in a sentence, with how to see them."""
+        if self.oldest is None:
+            return f"No open alert is older than the queue, which begins at {self.begins:%Y-%m-%d}."
+        days = (dt.datetime.now(dt.timezone.utc) - self.oldest).days + 1
+        alerts = "1 open alert is" if self.count == 1 else f"{self.count:,} open alerts are"
+        return (
+            f"{alerts} older than the queue, which begins at {self.begins:%Y-%m-%d}: "
+            f"lookback alerts --queue --days {days} shows all of them."
+        )
+
+
+def count_older(tables: Tables, begins: dt.datetime | None = None) -> OlderAlerts:
+    """How many open alerts were decided before the queue begins, or before another time (aware); reads all of them."""
+    begins = begins or queue_begins()
+    alerts = tables.read("alerts")
+    revised = alerts.where("revision > 0").select(F.col("alert_id").alias("same"), F.col("revision").alias("later"))
+    old = alerts.where(F.col("decided_at") < F.lit(begins)).where(_IS_RAISED)
+    is_superseded = (F.col("alert_id") == F.col("same")) & (F.col("revision") < F.col("later"))
+    last = old.join(revised, is_superseded, "left_anti").join(tables.read("reviews"), "alert_id", "left_anti")
+    row = last.agg(F.count_distinct("alert_id"), F.min(F.unix_micros("decided_at"))).collect()[0]
+    return OlderAlerts(int(row[0]), begins, None if row[1] is None else moment(row[1]))
 
 
 @dataclass(frozen=True)

@@ -146,18 +146,20 @@ REVIEWS = StructType(
 
 NOTIFICATIONS = StructType(
     [
-        _column("alert_id", _STRING, "The alert; NULL where a receiver began"),
+        _column("alert_id", _STRING, "The alert; NULL where a receiver began or is settled"),
         _column("revision", IntegerType(), "Its revision"),
         _column("receiver", _STRING, "The receiver, as conf/notifiers.yml names it", required=True),
         _column(
             "status",
             _STRING,
-            "sent, failed (it is tried again), given_up, or began: hears of alerts from then on",
+            "sent, failed (it is tried again), given_up; began: hears of alerts from then on; settled: of the stream's "
+            "alerts decided before then nothing is left to be sent",
             required=True,
         ),
         _column("attempts", IntegerType(), "How often it was tried until then"),
         _column("error", _STRING, "Why it failed"),
         _column("sent_at", _TIME, "When it was tried", required=True),
+        _column("stream", _STRING, "The alert's stream; NULL where a receiver began, and in rows of earlier releases"),
     ]
 )
 

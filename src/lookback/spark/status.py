@@ -16,7 +16,7 @@ from lookback.core.metrics import RuleCounts
 from lookback.core.rulebook import EVALUATED
 from lookback.core.streams import Stream
 from lookback.spark.metrics import backlog
-from lookback.spark.review import open_queue
+from lookback.spark.review import open_queue, queue_begins
 from lookback.spark.rules import RulesTable
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
     """Figures of a stream, from its tables; zeros before `init`.
 
     events and commits of its table; judged: the last commit judged, so far as it is known; lag_commits, lag_seconds: the
-    commits that wait and for how long the oldest has; rules that raise alerts; alerts, and how many of all are in the open
-    queue; late and rejected events; account: what became of what ingest was offered lately, see `recent_account`; healthy, health: a sentence; findings: level, check, what, remedy of each.
+    commits that wait and for how long the oldest has; rules that raise alerts; alerts decided and rows rejected in the 90
+    days of the queue, and how many alerts are in the open queue; late events, of all that the table has; account: what became of what ingest was offered lately, see `recent_account`; healthy, health: a sentence; findings: level, check, what, remedy of each.
     checkpoint: that of the stream's evaluation, where it can be reached.
     """
     tables = tables.holding(stream)
@@ -155,8 +155,9 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         )
         return {**status, "healthy": True, "health": f"{stream.name} {missing}", "findings": []}
 
-    def count(name: str) -> int:
-        return tables.read(name).where(F.col("stream") == stream.name).count()
+    def count(name: str, time: str | None = None) -> int:
+        rows = tables.read(name).where(F.col("stream") == stream.name)
+        return (rows if time is None else rows.where(F.col(time) >= F.lit(queue_begins()))).count()
 
     figures = stream_figures(tables, stream, checkpoint)
     findings = health(figures)
@@ -165,10 +166,10 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         commits=figures.committed,
         judged=figures.judged,
         rules=figures.rules,
-        alerts=count("alerts"),
+        alerts=count("alerts", "decided_at"),
         open=open_queue(tables, stream=stream.name).count(),
         late=count("late_events"),
-        rejected=count("rejected_events"),
+        rejected=count("rejected_events", "ingested_at"),
         lag_commits=figures.waiting,
         lag_seconds=round(figures.lag, 3),
         account=recent_account(tables, stream, figures.judged, figures.now),

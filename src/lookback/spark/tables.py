@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import getpass
 import re
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from lookback.spark.schemas import COMMENTS, PRODUCT_TABLES, events_comment, eve
 from lookback.spark.session import is_connect, on_databricks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
@@ -52,7 +53,12 @@ _HOT = {"delta.checkpointInterval": "100"}
 # first reader takes 2.4 s more after 950 commits (2 cores).
 _OUTPUT = {"delta.checkpointInterval": "1000"}
 # Figures of few columns make an append a sixth faster; of these they help a reader.
-_FIGURES = {"alerts": "event_time,arrival", "late_events": "event_time,arrival", "rule_log": "arrival,logged_at"}
+_FIGURES = {
+    "alerts": "event_time,arrival,decided_at",
+    "late_events": "event_time,arrival",
+    "rule_log": "arrival,logged_at",
+}
+STATISTICS = "delta.dataSkippingStatsColumns"
 # What an event of a table that others write must have, as ingest sees to it elsewhere.
 _FIRST_DAY, _LAST_DAY = "0001-01-02", "9999-12-31"
 # Catalogs of a workspace that are not Unity Catalog's.
@@ -310,6 +316,10 @@ class Tables:
             return None
         return event_time or ("event_time" if name == "alerts" else None)
 
+    def statistics(self, name: str) -> str | None:
+        """The columns of a product's table that Delta keeps figures of for each file; None: its first 32."""
+        return _FIGURES.get(name)
+
     def _create(
         self, name: str, schema: StructType, properties: Mapping[str, str], comment: str, event_time: str | None = None
     ) -> None:
@@ -357,6 +367,37 @@ class Tables:
 def is_conflict(error: Exception) -> bool:
     """Whether a write failed because it met another one, so that it may be tried again."""
     return _CONFLICT.search(f"{type(error).__name__}: {error}") is not None
+
+
+def retried(tables: Tables, name: str, act: Callable[[], object], patience: float) -> bool:
+    """Does what changes a table, again and again while others write to it in between.
+
+    name: the table; act: makes the change, or raises a conflict; patience: for how many seconds it is tried. Returns whether it was done: OSS Delta lets only one of two win, and so does any Delta where both remove rows.
+    """
+    deadline = time.monotonic() + patience
+    while not _is_done(act):
+        if time.monotonic() > deadline:
+            return False
+        _await_commit(tables, name)
+    return True
+
+
+def _is_done(act: Callable[[], object]) -> bool:
+    """Whether it went through, and no other came first."""
+    try:
+        act()
+    except WRITE_ERRORS as error:
+        if not is_conflict(error):
+            raise
+        return False
+    return True
+
+
+def _await_commit(tables: Tables, name: str) -> None:
+    """Waits for the others' next commit, up to two seconds: just after it there is the most time before another."""
+    until, version = time.monotonic() + 2, tables.version(name)
+    while time.monotonic() < until and tables.version(name) == version:
+        time.sleep(0.05)
 
 
 def quoted(text: str) -> str:
@@ -413,7 +454,7 @@ def _properties(name: str) -> dict[str, str]:
         # An events table that evaluations write: rules may watch it.
         return {**_CHANGE_FEED, **_HOT, **_retention(DEFAULT_HISTORY)}
     if name in _FIGURES:
-        return {**_OUTPUT, "delta.dataSkippingStatsColumns": _FIGURES[name]}
+        return {**_OUTPUT, STATISTICS: _FIGURES[name]}
     return {**_HOT, **checks}
 
 
