@@ -14,16 +14,17 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 
 from lookback.config import Settings
+from lookback.core.coverage import Coverage
 from lookback.core.errors import SetupError
 from lookback.core.streams import Stream
 from lookback.spark import session
 from lookback.spark.catalog import Step, Volume, _SetUp
 from lookback.spark.grants import Place, Roles, grants
 from lookback.spark.ingest import ingest, ingest_continuously, retry_rejected
-from lookback.spark.pipeline import Evaluation
+from lookback.spark.pipeline import Evaluation, _Idle
 from lookback.spark.schemas import COMMENTS, KEYS, PRODUCT_TABLES
 from lookback.spark.session import _set
 from lookback.spark.tables import Tables
@@ -211,6 +212,62 @@ def test_the_version_of_rules_in_a_catalog_is_asked_for_every_ten_seconds(monkey
         clock[0] += 0.5
         watch.look(None)
     assert asked == ["rules"] * 6
+
+
+def test_a_look_at_the_rules_that_fails_is_logged_and_done_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, version, widened = [0.0], [1], list[Coverage]()
+    monkeypatch.setattr("lookback.spark.watching.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    tables: Any = SimpleNamespace(root=None, version=lambda _: version[0])
+    stream: Any = SimpleNamespace(name="tx")
+    watch = RulesWatch(tables, stream, SimpleNamespace())  # type: ignore[arg-type]
+    is_out = [False]
+
+    def needs() -> Coverage:
+        if is_out[0]:
+            raise PySparkException("[UNAVAILABLE] the catalog does not answer\nat a.long.trace")
+        return Coverage()
+
+    monkeypatch.setattr(watch, "table_needs", needs)
+    monkeypatch.setattr(watch, "_widen", widened.append)
+    version[0], is_out[0] = 2, True
+    for _ in range(50):
+        clock[0] += 0.5
+        watch.look(None)
+    assert [record.getMessage() for record in caplog.records] == [
+        "stream=tx the rules table could not be looked at, it will be tried again: [UNAVAILABLE] the catalog does not answer"
+    ] * 2
+    assert not widened
+    is_out[0] = False
+    clock[0] += 10
+    watch.look(None)
+    assert widened == [Coverage()]
+
+
+def test_a_watermark_that_cannot_be_moved_on_is_logged_and_moved_a_span_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, is_out, asked = [0.0], [True], [0]
+    monkeypatch.setattr("lookback.spark.pipeline.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def version(_: str) -> int:
+        if is_out[0]:
+            raise PySparkException("[UNAVAILABLE] the catalog does not answer")
+        asked[0] += 1
+        return 1
+
+    tables, stream = SimpleNamespace(version=version), SimpleNamespace(name="tx")
+    idle = _Idle(SimpleNamespace(tables=tables, stream=stream), 1_000_000)  # type: ignore[arg-type]
+    query: Any = SimpleNamespace(status={"isDataAvailable": True})
+    clock[0] = 1.0
+    idle.look(query)
+    idle.look(query)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("stream=tx the watermark could not be moved on, it will be tried again: ")
+    clock[0], is_out[0] = 2.0, False
+    idle.look(query)
+    assert asked == [1]
 
 
 def test_a_query_over_a_catalog_is_looked_at_twice_a_second_and_local_rules_are_looked_at_often() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812
@@ -40,11 +42,16 @@ if TYPE_CHECKING:
 
     from lookback.spark.tables import Tables
 
+_LOG = logging.getLogger("lookback")
 DEFAULT_EVERY = "500 milliseconds"
 # Bound a batch, and with it the memory of a worker: about 600,000 card transactions.
 _ADMISSION = {"maxFilesPerTrigger": "1000", "maxBytesPerTrigger": "8m"}
 # When state is made anew, the first batch brings all changes of the rules, which wait for their time.
 _ALL_FILES = {"maxFilesPerTrigger": str(2**31 - 1)}
+_NO_REBUILD = (
+    "state is made anew by the process that started the evaluation, and this compute runs what writes its output elsewhere "
+    "(Spark Connect: serverless, or standard access mode); take a cluster with dedicated access mode for --rebuild"
+)
 # Looking for a file costs nothing; over Spark Connect each look at the query is a call to the server.
 _POLL_SECONDS = 0.02
 _SLOW_POLL_SECONDS = 0.5
@@ -121,6 +128,7 @@ class Evaluation:
 
         Raises what the query failed with.
         """
+        self._require_compute()
         with only_one(self.checkpoint.owner_file, f"checkpoint {self.checkpoint.folder}") as self._require_ownership:
             self._beginning = begin(
                 self.tables, self.stream, self.streams, self.checkpoint,
@@ -193,6 +201,20 @@ class Evaluation:
             time.sleep(_POLL_SECONDS)
         raise TimeoutError(f"not within {timeout} s")
 
+    def _require_compute(self) -> None:
+        """Raises SetupError where Spark Connect cannot do what is asked for; nothing has been moved or written by then."""
+        spark = self.tables.spark
+        if not is_connect(spark):
+            return
+        if not hasattr(spark.range(1).groupBy("id"), "transformWithStateInPandas"):
+            raise SetupError(
+                f"this is Spark Connect (serverless, or standard access mode) with the client of Spark {pyspark.__version__}, "
+                "which has no stateful operator for Python; Spark 4.1 has. Evaluate on a cluster with dedicated access mode, or "
+                "take a runtime, environment version or databricks-connect with a newer Spark"
+            )
+        if self._rebuild:
+            raise SetupError(_NO_REBUILD)
+
     def _start(self) -> None:
         before = self.checkpoint.plan()
         self._watch = RulesWatch(self.tables, self.stream, self.checkpoint)
@@ -239,11 +261,7 @@ class Evaluation:
         rebuild = self._beginning.rebuild
         if is_connect(self.tables.spark):
             if rebuild is not None:
-                raise SetupError(
-                    "state is made anew by the process that started the evaluation, and this compute runs what writes its "
-                    "output elsewhere (Spark Connect: serverless, or standard access mode); take a cluster with dedicated "
-                    "access mode for --rebuild"
-                )
+                raise SetupError(_NO_REBUILD)
             return RemoteBatches.of(self.tables, self.stream, self.streams, self.checkpoint.ensure_query_id())
         sink: Sink | None = None
         missing = None if rebuild is None else Missing(self.tables, self.stream.name, rebuild)
@@ -305,9 +323,18 @@ class _Idle:
         self._since = time.monotonic()
 
     def look(self, query: StreamingQuery) -> None:
-        """Called often; acts once a span."""
+        """Called often; acts once a span. What fails, as in an outage of the catalog, is logged and done a span later."""
         if (time.monotonic() - self._since) * 1e6 < self._span:
             return
+        try:
+            self._move_on(query)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+            self._version, self._since = None, time.monotonic()
+            told = str(error).partition("\n")[0][:300]
+            name = self._evaluation.stream.name
+            _LOG.warning("stream=%s the watermark could not be moved on, it will be tried again: %s", name, told)
+
+    def _move_on(self, query: StreamingQuery) -> None:
         tables, stream = self._evaluation.tables, self._evaluation.stream
         version, before = tables.version(stream.name), self._version
         self._version, self._since = version, time.monotonic()

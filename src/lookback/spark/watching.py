@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lookback.spark.sink import BatchReport
     from lookback.spark.tables import Tables
 
+_LOG = logging.getLogger("lookback")
 _COLUMNS = ["rule_id", "version", "status", "document"]
 # Looking for a file costs nothing; asking a catalog for a table's version takes a job. A rule that comes between two looks
 # and needs more than is sent costs a planning anew, some two seconds.
@@ -36,8 +38,9 @@ _REMOTE_SECONDS = 10.0
 class RulesWatch:
     """Sees new commits of the rules table before the batch that admits them is dispatched, and widens the plan for them.
 
-    It only saves time: a batch whose blocks lack something fails and is planned anew. The plan is narrowed to what is
-    needed once a batch has taken up a change.
+    It only saves time: a batch whose blocks lack something fails and is planned anew. So a look that fails, as in an outage
+    of the catalog, is logged and done again ten seconds later. The plan is narrowed to what is needed once a batch has
+    taken up a change.
     """
 
     def __init__(self, tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
@@ -45,7 +48,7 @@ class RulesWatch:
         local = tables.root is not None and "://" not in tables.root and not tables.root.startswith("dbfs:")
         self._folder = Path(tables.path_or_name("rules")) if local else None
         self._version = tables.version("rules")
-        self._looked = time.monotonic()
+        self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
         self._seen: BatchReport | None = None
 
     @property
@@ -71,9 +74,21 @@ class RulesWatch:
 
     def look(self, report: BatchReport | None) -> None:
         """Called often; report: of the last batch."""
-        if self._folder is None and time.monotonic() - self._looked < _REMOTE_SECONDS:
+        if time.monotonic() < self._next_look:
             return
-        self._looked = time.monotonic()
+        is_seen = False
+        try:
+            self._follow(report)
+            is_seen = True
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+            told = str(error).partition("\n")[0][:300]
+            _LOG.warning(
+                "stream=%s the rules table could not be looked at, it will be tried again: %s", self._stream.name, told
+            )
+        if self._folder is None or not is_seen:
+            self._next_look = time.monotonic() + _REMOTE_SECONDS
+
+    def _follow(self, report: BatchReport | None) -> None:
         added = self._added()
         if added is not None:
             self._widen(added)
@@ -87,8 +102,9 @@ class RulesWatch:
             version = self._tables.version("rules")
             if version == self._version:
                 return None
+            needs = self.table_needs()
             self._version = version
-            return self.table_needs()
+            return needs
         added: Coverage | None = None
         while (rows := _rows_of_commit(self._folder, self._version + 1)) is not None:
             self._version += 1
