@@ -37,7 +37,7 @@ test-long: setup $(BROKER) ## the tests that `make test` leaves out: some minute
 test-cluster: setup ## on a Spark cluster of several processes: executors, workers and drivers die in mid-batch
 	@$(BIN)/python -m pytest -m cluster tests/spark/test_cluster.py
 
-test-runtimes: setup ## on the Spark of each Databricks Runtime, RUNTIMES of them ("4.0 4.1 4.2"), with what each brings
+test-runtimes: setup ## on the Spark of each Databricks Runtime, RUNTIMES of them ("4.0 4.1 4.2", or --brief), with what each brings
 	@$(BIN)/python tools/runtimes.py $(RUNTIMES)
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java

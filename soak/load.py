@@ -69,7 +69,8 @@ class Load:
             )
 
 
-def _rule(rule_id: str, **more: Any) -> dict[str, Any]:
+def rule_of(rule_id: str, **more: Any) -> dict[str, Any]:
+    """A rule over an hour of a customer's events. more: further keys of its document."""
     return {
         "rule_id": rule_id,
         "stream": STREAM.name,
@@ -84,13 +85,13 @@ def _rule(rule_id: str, **more: Any) -> dict[str, Any]:
 LOADS = {
     # Each with state of its own: nothing is shared between them. 2,000 keys have 100 events each.
     "rules": Load(
-        200_000, 2_000, _SECOND // 10, [_rule(f"r{at}", where=f"amount >= {at}", when="n > 200") for at in range(1_000)], 0
+        200_000, 2_000, _SECOND // 10, [rule_of(f"r{at}", where=f"amount >= {at}", when="n > 200") for at in range(1_000)], 0
     ),
-    "storm": Load(1_000_000, 5_000, _SECOND // 10, [_rule("every", when="n > 0")], 1_000_000),
+    "storm": Load(1_000_000, 5_000, _SECOND // 10, [rule_of("every", when="n > 0")], 1_000_000),
     # In an hour the one key has some 1,080,100 events; once it has exactly so many.
-    "key": Load(3_000_000, 1, _SECOND // 300, [_rule("hot", when="n = 1080000")], 1),
+    "key": Load(3_000_000, 1, _SECOND // 300, [rule_of("hot", when="n = 1080000")], 1),
     # Commits of 2,000 events, then of fifty times as many.
-    "burst": Load(2_040_000, 5_000, _SECOND // 1_000, [_rule("every", when="n > 0 and amount = 999")], 2_040, calm=2_000),
+    "burst": Load(2_040_000, 5_000, _SECOND // 1_000, [rule_of("every", when="n > 0 and amount = 999")], 2_040, calm=2_000),
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from databricks.bundles.jobs import Job
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from lookback.config import load_streams
+from lookback.config import Settings, load_streams
 from lookback.core.durations import parse_duration
 from lookback.parameters import _parsed
 
@@ -251,6 +251,10 @@ def test_values_name_what_there_is(target: str) -> None:
     values = {name: resolved(f"${{var.{name}}}", target) for name in BUNDLE["variables"]}
     assert values["stream"] in load_streams(ROOT / "conf")
     assert (ROOT / "conf" / "profiles" / f"{values['profile']}.yml").is_file()
+    # Its workers have 1 GB each.
+    serverless = {each["name"]: each["default"] for each in JOBS["evaluate_serverless"]["parameters"]}
+    assert serverless["profile"] == "serverless"
+    assert Settings.local(conf=ROOT / "conf", profile="serverless").admission["maxBytesPerTrigger"] == "1m"
     assert values["source_format"] in ("parquet", "csv", "json")
     assert re.fullmatch(rf"/Volumes/{values['catalog']}/{values['schema']}/\w+/.*/", values["source_path"])
     # One evaluation at a time has the checkpoint.

@@ -1,13 +1,16 @@
 """Runs the tests that depend on Spark most on the Spark of each Databricks Runtime, with what that runtime brings.
 
     python tools/runtimes.py [4.0] [4.1] [4.2]
+    python tools/runtimes.py --brief
 
 Each has an environment of its own below build/runtimes, made once. Every one first writes a checkpoint, and then finds those
-of the others: what an older Spark wrote is gone on with, what a newer one wrote is refused.
+of the others: what an older Spark wrote is gone on with, what a newer one wrote is refused. The brief run takes minutes: the
+oldest Spark with a few of the tests, and checkpoints handed over, both ways, between it and the environment that runs this.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -16,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +41,21 @@ _TESTS = {
     "connect": (),
     "stored_checkpoint": (),
 }
+
+
+_HANDOVER = "test_c8_the_checkpoint_of_an_older_spark_is_gone_on_with_and_that_of_a_newer_one_is_refused"
+# On Spark 4.0 the client of Spark Connect has no stateful operator.
+_NO_OPERATOR = "test_an_evaluation_whose_client_has_no_stateful_operator_is_refused_before_it_begins"
+# Of a brief run: on the oldest Spark, and in the environment that runs this, whose Spark all other tests are run on.
+_BRIEF = {
+    "pipeline": (
+        "test_c3_every_kind_of_rule_gives_what_replay_gives_for_any_cut_and_shard_count",
+        "test_c3_7_a_rule_inserted_by_sql_while_the_stream_runs_is_obeyed",
+    ),
+    "connect": (_NO_OPERATOR,),
+    "stored_checkpoint": (_HANDOVER,),
+}
+_BRIEF_HERE = {"stored_checkpoint": (_HANDOVER,)}
 
 
 @dataclass(frozen=True)
@@ -75,26 +94,58 @@ RUNTIMES = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the tests of the runtimes named by their Spark, by default of all. Returns how many failed."""
-    unknown = sorted(set(arguments) - set(RUNTIMES))
-    if unknown:
-        print(f"{', '.join(unknown)}: not among {', '.join(RUNTIMES)}", file=sys.stderr)
+    """Runs the tests of the runtimes named by their Spark, by default of all. Returns how many runs failed."""
+    parser = argparse.ArgumentParser(prog="python tools/runtimes.py", description=__doc__)
+    parser.add_argument("sparks", nargs="*", metavar="SPARK", help=", ".join(RUNTIMES))
+    parser.add_argument(
+        "--brief", action="store_true", help="the oldest Spark and this environment, a few of the tests"
+    )
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.sparks) - set(RUNTIMES))
+    if unknown or (options.brief and options.sparks):
+        print(f"{', '.join(unknown) or '--brief'}: name some of {', '.join(RUNTIMES)}, or --brief", file=sys.stderr)
         return 2
-    chosen = {spark: RUNTIMES[spark] for spark in RUNTIMES if spark in arguments or not arguments}
-    pythons = {spark: environment(spark, runtime) for spark, runtime in chosen.items()}
-    if not arguments:
+    runs = _brief_runs() if options.brief else _runs(options.sparks or [*RUNTIMES])
+    if not options.sparks:
         shutil.rmtree(CHECKPOINTS, ignore_errors=True)
     failed = 0
-    for spark, python in pythons.items():
-        store = [str(python), "tests/stored_checkpoint.py", str(CHECKPOINTS / f"spark-{spark}.zip")]
-        failed += _run(f"a checkpoint by Spark {spark}", store)
-    for spark, python in pythons.items():
+    for run in runs:
+        store = [str(run.python), "tests/stored_checkpoint.py", str(CHECKPOINTS / f"spark-{run.spark}.zip")]
+        failed += _run(f"a checkpoint by Spark {run.spark}", store)
+    for run in runs:
         # Without the filter of pyproject.toml, which leaves out those that take minutes. Sockets that an older Spark leaves
         # open are not ours.
-        pytest = [str(python), "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", "--durations=5"]
-        tests = [*pytest, "-W", "ignore::ResourceWarning", "-W", _UNRAISABLE, *_tests(spark)]
-        failed += _run(f"the tests on Databricks Runtime {chosen[spark].name}, Spark {spark}", tests)
+        pytest = [str(run.python), "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", "--durations=5"]
+        tests = [*pytest, "-W", "ignore::ResourceWarning", "-W", _UNRAISABLE, *run.tests]
+        failed += _run(f"the tests on {run.name}, Spark {run.spark}", tests)
     return failed
+
+
+@dataclass(frozen=True)
+class Run:
+    """One environment: its interpreter and the tests to run there. spark: the first two numbers of its version."""
+
+    name: str
+    spark: str
+    python: Path
+    tests: Sequence[str]
+
+
+def _runs(sparks: Sequence[str]) -> list[Run]:
+    chosen = {spark: RUNTIMES[spark] for spark in RUNTIMES if spark in sparks}
+    return [
+        Run(f"Databricks Runtime {each.name}", spark, environment(spark, each), _paths(_tests(spark)))
+        for spark, each in chosen.items()
+    ]
+
+
+def _brief_runs() -> list[Run]:
+    oldest, runtime = next(iter(RUNTIMES.items()))
+    here = ".".join(version("pyspark").split(".")[:2])
+    return [
+        Run(f"Databricks Runtime {runtime.name}", oldest, environment(oldest, runtime), _paths(_BRIEF)),
+        Run("this environment", here, Path(sys.executable), _paths(_BRIEF_HERE)),
+    ]
 
 
 def environment(spark: str, runtime: Runtime) -> Path:
@@ -114,10 +165,12 @@ def environment(spark: str, runtime: Runtime) -> Path:
     return python
 
 
-def _tests(spark: str) -> list[str]:
-    # The client of Spark Connect knows transformWithStateInPandas from Spark 4.1 on.
-    known = {name: chosen for name, chosen in _TESTS.items() if (spark, name) != ("4.0", "connect")}
-    files = {f"tests/spark/test_{name}.py": chosen for name, chosen in known.items()}
+def _tests(spark: str) -> dict[str, tuple[str, ...]]:
+    return {**_TESTS, "connect": (_NO_OPERATOR,)} if spark == "4.0" else _TESTS
+
+
+def _paths(tests: Mapping[str, tuple[str, ...]]) -> list[str]:
+    files = {f"tests/spark/test_{name}.py": chosen for name, chosen in tests.items()}
     return [at for file, chosen in files.items() for at in ([f"{file}::{name}" for name in chosen] or [file])]
 
 
@@ -132,7 +185,7 @@ def _base() -> str:
 def _run(what: str, command: Sequence[str]) -> int:
     """Runs a command at the top of the repository and says how long it took. Returns 1 where it failed."""
     started = time.monotonic()
-    paths = [str(ROOT / "src"), str(ROOT / "tests")]
+    paths = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT)]
     own: Mapping[str, str] = {"PYTHONPATH": os.pathsep.join(paths), "LOOKBACK_CHECKPOINTS": str(CHECKPOINTS)}
     code = subprocess.run(command, cwd=ROOT, env={**os.environ, **own}, check=False).returncode  # noqa: S603
     print(f"{what}: {'failed' if code else 'ok'} in {time.monotonic() - started:.0f} s", flush=True)
