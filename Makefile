@@ -31,8 +31,8 @@ demo: setup ## the whole pipeline on real transactions, at most 3 minutes
 test: setup $(BROKER) ## the tests, with real Spark, Delta and RocksDB
 	@$(BIN)/python -m pytest $(TWO_PROCESSES)
 
-test-long: setup $(BROKER) ## the tests that `make test` leaves out: some minutes each, of faults and of lost state
-	@$(BIN)/python -m pytest -m long
+test-long: setup $(BROKER) ## the tests that `make test` leaves out: of rare faults, of lost state, of notebooks in Jupyter
+	@$(BIN)/python -m pytest $(TWO_PROCESSES) -m long
 
 test-cluster: setup ## on a Spark cluster of several processes: executors, workers and drivers die in mid-batch
 	@$(BIN)/python -m pytest -m cluster tests/spark/test_cluster.py

@@ -1,4 +1,4 @@
-"""How many generated cases, and in which order the tests run.
+"""How many generated cases, in which order the tests run, and their Spark.
 
 The cases are the same in every run of `make test`; `make fuzz` draws new and many ones.
 """
@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
 
 # No deadlines: a test is not slower for a busy machine.
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -18,6 +24,18 @@ settings.register_profile("fuzz", max_examples=10_000, deadline=None, suppress_h
 settings.load_profile(os.environ.get("LOOKBACK_CASES", "test"))
 
 
+# Spark's defaults, and what suits queries of a few rows: each is planned once and evaluated by its tree, in place of Java
+# that is written and compiled for it.
+USUAL = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+    "spark.sql.adaptive.enabled": "true",
+}
+SMALL = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
 # The folders of tests by how long their files take; all others follow.
 _LONGEST_FIRST = ("notebooks", "spark")
 
@@ -26,6 +44,54 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the files that take long first: each of two processes takes a file at a time, and so both end together."""
     for folder in reversed(_LONGEST_FIRST):
         items.sort(key=lambda item: item.path.parent.name != folder)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    """One local Spark for all tests of a process."""
+    from lookback.spark.session import get_spark
+
+    folder = tmp_path_factory.mktemp("spark")
+    options = {
+        "spark.driver.memory": "2g",
+        # Tests are over before a slower compiler pays; the code of this one has 48 MB by default, too little for all of them.
+        "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    if request.config.getoption("markexpr") != "long":
+        # To compile queries takes as long as to run them. `make test-long` compiles them.
+        options |= SMALL
+    session = get_spark("lookback tests", cores=2, settings=options, kafka=_reads_kafka(request.session.items))
+    yield session
+    # A query that outlives the interpreter ends in a page of Java errors.
+    for query in session.streams.active:
+        query.stop()
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def usual_queries(spark: SparkSession) -> Iterator[None]:
+    """Spark plans and compiles queries as it does outside of tests; for modules that are about the values of expressions."""
+    before = {name: str(spark.conf.get(name)) for name in USUAL}
+    for name, value in USUAL.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
+def _reads_kafka(tests: list[pytest.Item]) -> bool:
+    """Whether some test needs Kafka and its JARs are there; where they cannot be fetched, only those tests fail."""
+    if not any("broker" in getattr(test, "fixturenames", ()) for test in tests):
+        return False
+    from lookback.core.errors import SetupError
+    from lookback.spark.jars import kafka_jars
+
+    try:
+        return bool(kafka_jars())
+    except SetupError:
+        return False
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

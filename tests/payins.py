@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import random
+import shutil
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,11 @@ import lookback
 from bench.producer import append as append_commit
 from lookback.core.columns import text_of
 from lookback.core.streams import Stream
+from lookback.spark.schemas import PRODUCT_TABLES
+from lookback.spark.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from lookback.spark.tables import Tables
 
 STREAM = Stream.from_dict(
     {
@@ -152,6 +153,13 @@ def commit(tables: Tables, name: str, columns: dict[str, list[Any]], schema: pa.
             append_commit(folder, version + 1, rows)
             return
     tables.append(tables.spark.createDataFrame(rows).coalesce(1), name)
+
+
+def copy_of(tables: Tables, root: Path, *streams: str) -> Tables:
+    """The product's tables, and those of the streams, copied below `root`: a Delta folder is found wherever it lies."""
+    for name in (*PRODUCT_TABLES, *streams):
+        shutil.copytree(tables.path_or_name(name), root / name)
+    return Tables.local(tables.spark, root)
 
 
 def relocate(folder: Path, before: str, now: str) -> None:

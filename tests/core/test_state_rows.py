@@ -124,7 +124,7 @@ def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pyte
     window: Any = HOUR if kind == "runs" else {"session": HOUR}
     when = "m > 1000000" if kind == "runs" else "m > 3"
     rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": window, **COUNTS, "when": when}
-    limit, batches = 600_000, 24
+    limit, batches = 300_000, 12
     found: dict[int | None, list[Any]] = {}
     for most in (None, limit):
         cache = Cache(10**12 if most is None else most)

@@ -1,12 +1,15 @@
-"""The notebooks under nbmake, in order, in one temporary place, each from its first cell to its last."""
+"""The notebooks, in order, in one temporary place, each from its first cell to its last: as plain Python, and under nbmake."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import runpy
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nbformat
 import pyarrow.parquet as pq
@@ -16,6 +19,9 @@ from nbmake.nb_run import NotebookRun
 
 from workspace_server import Answer, WorkspaceServer
 
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
 pytestmark = [pytest.mark.notebook, pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 inject = runpy.run_path(str(ROOT / "tools/pictures.py"))["inject"]
@@ -23,8 +29,38 @@ TIMEOUT = 300
 EVENTS = 5_000
 
 
+Run = Callable[..., str]
+
+
+def as_python(document: NotebookNode, path: Path) -> str:
+    """Runs the cells in this process, in the Spark session that it has. Returns what they printed."""
+    said = io.StringIO()
+    variables: dict[str, Any] = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(said):
+        for number, cell in enumerate(document.cells):
+            if cell.cell_type == "code":
+                exec(compile(cell.source, f"{path.name}[{number}]", "exec"), variables)
+    return said.getvalue()
+
+
+def under_nbmake(document: NotebookNode, path: Path) -> str:
+    """Runs the notebook in a Jupyter kernel and a Spark of its own. Returns all that it displayed as text."""
+    nbformat.write(document, path)
+    result = NotebookRun(path, default_timeout=TIMEOUT).execute()
+    assert result.error is None, result.error.trace
+    outputs = [output for cell in result.nb.cells if cell.cell_type == "code" for output in cell.outputs]
+    return "\n".join(output.get("data", {}).get("text/plain", output.get("text", "")) for output in outputs)
+
+
+@pytest.fixture(scope="module", params=[as_python, pytest.param(under_nbmake, marks=pytest.mark.long)])
+def execute(request: pytest.FixtureRequest) -> Callable[[NotebookNode, Path], str]:
+    if request.param is as_python:
+        request.getfixturevalue("spark")
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(execute: Callable[[NotebookNode, Path], str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of conf/ with a small Spark, and a few thousand of the sample's events, one of them unusable."""
     place = tmp_path_factory.mktemp("notebooks")
     shutil.copytree(ROOT / "conf", place / "conf", ignore=shutil.ignore_patterns("samples", "jobs"))
@@ -38,45 +74,43 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def run(name: str, place: Path, monkeypatch: pytest.MonkeyPatch, *, injected: bool = False, **parameters: Any) -> str:
-    """Runs a notebook with parameters; returns all that it displayed as text.
+@pytest.fixture
+def run(execute: Callable[[NotebookNode, Path], str], place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a notebook with parameters; returns what it displayed.
 
     injected: the parameters stand in a cell after the tagged one, as papermill puts them; else in the environment.
     """
-    given = {"root": str(place / "lakehouse"), "conf": str(place / "conf"), **parameters}
-    path = ROOT / "notebooks" / name
-    if injected:
-        document = nbformat.read(path, as_version=4)
-        inject(document, **given)
-        path = place / name
-        nbformat.write(document, path)
-    else:
-        for key, value in given.items():
-            monkeypatch.setenv(f"LOOKBACK_PARAM_{key.upper()}", str(value))
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    result = NotebookRun(path, default_timeout=TIMEOUT).execute()
-    assert result.error is None, result.error.trace
-    outputs = [output for cell in result.nb.cells if cell.cell_type == "code" for output in cell.outputs]
-    return "\n".join(output.get("data", {}).get("text/plain", output.get("text", "")) for output in outputs)
+
+    def run(name: str, *, injected: bool = False, **parameters: Any) -> str:
+        given = {"root": str(place / "lakehouse"), "conf": str(place / "conf"), **parameters}
+        document = nbformat.read(ROOT / "notebooks" / name, as_version=4)
+        if injected:
+            inject(document, **given)
+        else:
+            for key, value in given.items():
+                monkeypatch.setenv(f"LOOKBACK_PARAM_{key.upper()}", str(value))
+        monkeypatch.setenv("MPLBACKEND", "agg")
+        return execute(document, place / name)
+
+    return run
 
 
-@pytest.mark.long
-def test_0_a_place_is_set_up(place: Path, monkeypatch: pytest.MonkeyPatch):
-    said = run("00_set_up.ipynb", place, monkeypatch, landing=place / "landing")
-    assert said.count(" created") == 13  # eight tables of the product, five of streams; metrics is both
+def test_0_a_place_is_set_up(place: Path, run: Run):
+    said = run("00_set_up.ipynb", landing=place / "landing")
+    assert said.count(" created") == 14  # nine tables of the product, five of streams; metrics is both
     assert (place / "landing").is_dir()
 
 
-def test_1_ingest_accounts_for_every_row(place: Path, monkeypatch: pytest.MonkeyPatch):
-    said = run("01_ingest.ipynb", place, monkeypatch, path=place / "events.parquet")
+def test_1_ingest_accounts_for_every_row(place: Path, run: Run):
+    said = run("01_ingest.ipynb", path=place / "events.parquet")
     assert f"{EVENTS:,} offered = {EVENTS - 1:,} ingested + 0 duplicates + 1 rejected" in said
     assert "event_time" in said
     assert "a picture: Events over time" in said
 
 
-def test_2_a_rule_is_checked_tried_and_published(place: Path, monkeypatch: pytest.MonkeyPatch):
+def test_2_a_rule_is_checked_tried_and_published(place: Path, run: Run):
     said = run(
-        "02_author_rules.ipynb", place, monkeypatch,
+        "02_author_rules.ipynb",
         rule_id="customer-day", window="24 hours", when="total >= 300 and n >= 2", publish="true", events="4000",
     )  # fmt: skip
     assert "Raised when total >= 300 and n >= 2" in said
@@ -84,8 +118,8 @@ def test_2_a_rule_is_checked_tried_and_published(place: Path, monkeypatch: pytes
     assert "customer-day is published as version 1, active." in said
 
 
-def test_3_the_stream_is_evaluated_with_a_live_view(place: Path, monkeypatch: pytest.MonkeyPatch):
-    said = run("03_evaluate_stream.ipynb", place, monkeypatch, injected=True, mode="once")
+def test_3_the_stream_is_evaluated_with_a_live_view(place: Path, run: Run):
+    said = run("03_evaluate_stream.ipynb", injected=True, mode="once")
     assert f"{EVENTS - 1:,} events" in said
     assert "customer-day" in said
     assert "activated" in said
@@ -93,10 +127,10 @@ def test_3_the_stream_is_evaluated_with_a_live_view(place: Path, monkeypatch: py
     assert "1 row (0.0%) could not be ingested within the last hour; the newest: event_time is NULL." in said
 
 
-def test_4_an_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, monkeypatch: pytest.MonkeyPatch):
+def test_4_an_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, run: Run):
     alerts = pq.read_table(place / "lakehouse/alerts", columns=["alert_id", "event_time"]).sort_by("event_time")
     said = run(
-        "04_review_alerts.ipynb", place, monkeypatch, injected=True,
+        "04_review_alerts.ipynb", injected=True,
         alert_id=alerts["alert_id"][-1].as_py(), revision="0", disposition="confirmed", reviewer="kim", note="seen",
     )  # fmt: skip
     assert "equal those of the alert" in said
@@ -110,27 +144,26 @@ def test_4_an_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, monk
     assert re.search(r"customer-day +confirmed +1\b", said)
 
 
-def test_5_maintenance_says_what_it_did_and_that_the_evaluation_can_go_on(place: Path, monkeypatch: pytest.MonkeyPatch):
-    said = run("05_maintain.ipynb", place, monkeypatch)
+def test_5_maintenance_says_what_it_did_and_that_the_evaluation_can_go_on(place: Path, run: Run):
+    said = run("05_maintain.ipynb")
     assert "compacted" in said
     assert "3650 days" in said
     assert "judged through commit 1, nothing waits" in said
 
 
-def test_6_alerts_are_sent_to_a_receiver(place: Path, monkeypatch: pytest.MonkeyPatch):
+def test_6_alerts_are_sent_to_a_receiver(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
     declared = {"name": "desk", "webhook": {"url_env": "DESK_URL"}, "rules": ["customer-*"]}
     (place / "conf/notifiers.yml").write_text(yaml.safe_dump({"receivers": [declared]}))
     with WorkspaceServer() as server:
         monkeypatch.setenv("DESK_URL", f"{server.url}/alerts")
         server.replies["POST /alerts"] = Answer({})
-        said = run("06_notify.ipynb", place, monkeypatch, stream="transactions", since="2026-01-01")
+        said = run("06_notify.ipynb", stream="transactions", since="2026-01-01")
     assert "customer-*" in said
     assert {asked.body["rule_id"] for asked in server.asked} == {"customer-day"}
     assert f"{len(server.asked):,} sent, 0 failed, 0 given up, 0 waiting." in said
 
 
-@pytest.mark.long
-def test_7_a_privacy_request_is_counted_first(place: Path, monkeypatch: pytest.MonkeyPatch):
-    said = run("07_forget.ipynb", place, monkeypatch, where="customer_id = 596")
+def test_7_a_privacy_request_is_counted_first(place: Path, run: Run):
+    said = run("07_forget.ipynb", where="customer_id = 596")
     assert "transactions where customer_id = 596: " in said
     assert "rows would be deleted" in said

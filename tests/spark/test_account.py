@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ from lookback.spark import status
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.ingest import ingest
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.rules import RulesTable
 from lookback.spark.status import recent_account, stream_status
 from lookback.spark.tables import Tables
 from lookback.terminal import account_in_words
-from payins import RULES, START, STREAM, STREAMS
+from payins import RULES, START, STREAM, STREAMS, copy_of, publish
 
 pytestmark = pytest.mark.spark
 
@@ -35,15 +35,24 @@ def offer(tables: Tables, folder: Path, rows: list[tuple[str | None, int]]) -> N
     ingest(tables, STREAM, file)
 
 
-@pytest.fixture
-def judged(tables: Tables, tmp_path: Path) -> Tables:
+@pytest.fixture(scope="module")
+def judged_once(created: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     """Two rounds that are judged, with a duplicate, a row without an id, and an event that is too late for every rule."""
-    tables.create(STREAM)
-    RulesTable(tables, STREAMS).push(RULES[0])
-    offer(tables, tmp_path, [("a", 0), ("b", 600), ("b", 600), (None, 5)])
-    offer(tables, tmp_path, [("c", 1), ("d", 601)])
+    folder = tmp_path_factory.mktemp("judged")
+    tables = copy_of(created, folder / "lakehouse", STREAM.name)
+    publish(tables, RULES[:1])
+    offer(tables, folder, [("a", 0), ("b", 600), ("b", 600), (None, 5)])
+    offer(tables, folder, [("c", 1), ("d", 601)])
     Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True).run()
     return tables
+
+
+@pytest.fixture
+def judged(judged_once: Tables, tmp_path: Path) -> Tables:
+    """Its tables and checkpoint, of which each test has a copy."""
+    root = tmp_path / "lakehouse"
+    shutil.copytree(str(judged_once.root), root)
+    return Tables.local(judged_once.spark, root)
 
 
 def account(tables: Tables) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from lookback.cli import main
-from lookback.core.errors import EventError, SetupError
+from lookback.core.errors import EventError
 from lookback.core.events import read_events
 from lookback.core.streams import Stream
 from lookback.spark.ingest import IngestReport, ingest, retry_rejected
@@ -29,6 +29,13 @@ FIELDS = {
     "id": "string", "at": "timestamp", "a": "decimal(18,2)", "n": "int", "d": "double", "f": "float", "ok": "boolean",
     "day": "date", "ns": "array<int>", "amounts": "array<decimal(18,2)>",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True, params=["small", pytest.param("usual", marks=pytest.mark.long)])
+def settings(request: pytest.FixtureRequest) -> None:
+    """With those of the tests and with Spark's own the outcome is the same."""
+    if request.param == "usual":
+        request.getfixturevalue("usual_queries")
 
 
 def stream(**changes: Any) -> Stream:
@@ -162,9 +169,20 @@ TYPED: list[tuple[str, Any, Any]] = [
 
 
 def test_a_typed_value_is_cast_exactly_or_rejected_with_a_remedy(tables: Tables, tmp_path: Path) -> None:
-    for at, (field, values, _) in enumerate(TYPED):
-        pq.write_table(pa.table({"id": [f"e{at:02d}"], "at": [NOON], field: values}), tmp_path / f"{at:02d}.parquet")
-        take(tables, stream(), tmp_path / f"{at:02d}.parquet")
+    # A file has a field once, so the first cases of all fields go into one file, the second ones into the next.
+    rounds: list[dict[str, int]] = []
+    for at, (field, _, _) in enumerate(TYPED):
+        number = sum(earlier == field for earlier, _, _ in TYPED[:at])
+        rounds += [{}] * (number == len(rounds))
+        rounds[number] = {**rounds[number], field: at}
+    for number, cases in enumerate(rounds):
+        columns: dict[str, Any] = {"id": [f"e{at:02d}" for at in cases.values()], "at": [NOON] * len(cases)}
+        for row, (field, at) in enumerate(cases.items()):
+            values = TYPED[at][1]
+            others = [pa.nulls(rows, values.type) for rows in (row, len(cases) - row - 1)]
+            columns[field] = pa.concat_arrays([others[0], values, others[1]])
+        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
+        take(tables, stream(), tmp_path / f"{number}.parquet")
     found = outcome(tables)
     wrong = [
         (field, str(values.type), found[f"e{at:02d}"])
@@ -236,15 +254,3 @@ def test_what_was_assumed_of_times_is_told_once(
     assert main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["without_zone"], report["without_time"]) == (1, 0)
-
-
-@pytest.mark.parametrize("separator", [";", "\t", "|"])
-def test_a_csv_with_another_separator_is_refused_with_the_option(
-    tables: Tables, tmp_path: Path, separator: str
-) -> None:
-    file = tmp_path / "x.csv"
-    file.write_text(f"id,at,a\nx,{AT},1\n".replace(",", separator), encoding="utf-8")
-    with pytest.raises(SetupError) as told:
-        ingest(tables, stream(), file, progress=None)
-    assert f"into the source of stream 'events': `options: {{sep: {json.dumps(separator)}}}`" in str(told.value)
-    assert take(tables, stream(source={"format": "csv", "options": {"sep": separator}}), file).ingested == 1

@@ -39,7 +39,7 @@ SCHEMA = {
 }  # fmt: skip
 TYPES = {name: parse_type(text) for name, text in SCHEMA.items()}
 ROWS = 40
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("usual_queries")]
 
 _TEXTS = [
     "",

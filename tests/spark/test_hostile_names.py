@@ -25,6 +25,7 @@ from lookback.spark.rules import RulesTable
 from lookback.spark.schemas import PRODUCT_TABLES
 from lookback.spark.status import event_account
 from lookback.spark.tables import Tables
+from payins import publish
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,9 +153,9 @@ def test_fields_named_like_words_of_sql_are_judged_and_an_older_plan_that_cannot
     }
     rules = [{**count, "rule_id": name, "group_by": [], "where": where} for name, where in wheres.items()]
     rules[-1]["group_by"] = ["from", "case"]
-    table = RulesTable(tables, {MAILS.name: MAILS})
     for rule in rules:
-        table.push(rule)
+        RulesTable(tables, {MAILS.name: MAILS}).check(rule)
+    publish(tables, rules)
 
     def append(*rows: tuple[str, str, int | None, str, int]) -> None:
         columns = "id string, `from` string, `null` int, `Select` string, `case` int"

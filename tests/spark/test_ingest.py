@@ -468,17 +468,16 @@ def test_the_options_of_a_source_are_those_that_spark_knows(spark: SparkSession)
         assert {name for name in names if "." not in name} == set(READER_OPTIONS[format_])
 
 
-@pytest.mark.parametrize("separator", [";", "\t", "|"])
-def test_a_file_with_another_separator_is_told_with_the_option_that_reads_it(
-    tables: Tables, tmp_path: Path, separator: str
-):
+def test_a_file_with_another_separator_is_told_with_the_option_that_reads_it(tables: Tables, tmp_path: Path):
     file = tmp_path / "in.csv"
-    file.write_text(f"id{separator}at{separator}note\na{separator}{at(1)}{separator}x\n")
-    with pytest.raises(SetupError, match="the header is one column") as refused:
-        ingest(tables, stream(), file, progress=None)
-    (option,) = re.findall(r"`(options: .*)`", str(refused.value))
-    source = {"format": "csv", "path": str(file), **yaml.safe_load(option)}
-    assert ingest(tables, stream(source=source), progress=None).ingested == 1
+    for number, separator in enumerate((";", "\t", "|")):
+        file.write_text(f"id{separator}at{separator}note\ne{number}{separator}{at(1)}{separator}x\n")
+        with pytest.raises(SetupError, match="the header is one column") as refused:
+            ingest(tables, stream(), file, progress=None)
+        (option,) = re.findall(r"into the source of stream 'events': `(options: .*)`", str(refused.value))
+        source = {"format": "csv", "path": str(file), **yaml.safe_load(option)}
+        assert source["options"] == {"sep": separator}
+        assert ingest(tables, stream(source=source), progress=None).ingested == 1
 
 
 @pytest.mark.parametrize(
@@ -508,14 +507,24 @@ def test_what_the_page_says_of_numbers_and_times_is_so(tables: Tables, tmp_path:
     page = (CONF.parent / "docs/streams.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)`[^|]* \| `(amount|at): (\".*\")` \|$", page, re.MULTILINE)
     assert len(rows) == 8
-    for number, (value, field, expression) in enumerate(rows):
-        cells = {"id": str(number), "at": "2026-01-31T10:00:00Z", "amount": "1", field: value}
-        file = json_lines(tmp_path / f"{number}.json", [cells])
-        assert ingest(tables, stream(columns={field: yaml.safe_load(expression)}), file, progress=None).ingested == 1
-    found = {row["id"]: row for row in tables.read("events").collect()}
-    amounts = [None if found[str(n)]["amount"] is None else str(found[str(n)]["amount"]) for n in (0, 1, 2, 7)]
-    assert amounts == ["12.50", "1234.50", "1234.50", None]
-    times = [found[str(n)]["at"].astimezone(dt.timezone.utc).isoformat() for n in (3, 4, 5, 6)]
-    assert times == [
+    of_field = {
+        name: [(value, yaml.safe_load(text)) for value, field, text in rows if field == name]
+        for name in ("amount", "at")
+    }
+    # An amount and a time in one row.
+    for number, ((amount, amount_as), (time_, time_as)) in enumerate(
+        zip(of_field["amount"], of_field["at"], strict=True)
+    ):
+        file = json_lines(tmp_path / f"{number}.json", [{"id": str(number), "at": time_, "amount": amount}])
+        columns = {"amount": amount_as, "at": time_as}
+        assert ingest(tables, stream(columns=columns), file, progress=None).ingested == 1
+    found = sorted(tables.read("events").collect())
+    assert [None if row["amount"] is None else str(row["amount"]) for row in found] == [
+        "12.50",
+        "1234.50",
+        "1234.50",
+        None,
+    ]
+    assert [row["at"].astimezone(dt.timezone.utc).isoformat() for row in found] == [
         "2026-01-31T10:00:00+00:00", "2026-01-31T21:05:00+00:00", "2026-01-31T10:00:00+00:00", "2026-01-31T09:00:00+00:00",
     ]  # fmt: skip

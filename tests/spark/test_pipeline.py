@@ -96,8 +96,7 @@ def test_c3_every_kind_of_rule_gives_what_replay_gives_for_any_cut_and_shard_cou
 
 def test_c3_2_idle_after_moves_the_watermark_and_silence_raises_alerts(ready: Tables) -> None:
     rules = RulesTable(ready, STREAMS)
-    rules.push(MORE_RULES[3])
-    rules.push(MORE_RULES[8])
+    publish(ready, [MORE_RULES[3], MORE_RULES[8]])
     append(ready, make_events(25, seed=3))
     folder = checkpoint_folder(ready, STREAM)
     options = {"every": "100 milliseconds", "idle_after": 1_000_000}
@@ -171,7 +170,7 @@ def test_c3_7_a_rule_inserted_by_sql_while_the_stream_runs_is_obeyed(
         evaluation.wait_until(lambda report: any(row["rule_id"] == document["rule_id"] for row in report.log), 60)
 
     events = make_events(150, seed=17)
-    RulesTable(ready, STREAMS).push(RULES[0])
+    publish(ready, [RULES[0]])
     folder = checkpoint_folder(ready, STREAM)
     evaluation = Evaluation(ready, STREAM, STREAMS, folder, every="100 milliseconds").start()
     append(ready, [row for row in events if row["arrival"] <= 2])
@@ -223,8 +222,7 @@ def test_c4_plain_sql_update_and_delete_and_equal_commands_are_obeyed_and_logged
     ready: Tables, spark: SparkSession
 ) -> None:
     rules = RulesTable(ready, STREAMS)
-    rules.push(rule("once", when="n >= 1"))
-    rules.push(rule("gone", when="n >= 1"))
+    publish(ready, [rule("once", when="n >= 1"), rule("gone", when="n >= 1")])
     events = make_events(75, seed=3)
     append(ready, [row for row in events if row["arrival"] == 1])
     evaluate(ready)
@@ -249,7 +247,7 @@ def test_c4_plain_sql_update_and_delete_and_equal_commands_are_obeyed_and_logged
 
 
 def test_c8_a_batch_repeated_after_its_output_was_written_writes_nothing_twice(ready: Tables) -> None:
-    RulesTable(ready, STREAMS).push(RULES[0])
+    publish(ready, [RULES[0]])
     events = make_events(100, seed=5)
     append(ready, [row for row in events if row["arrival"] <= 2])
     evaluate(ready)
@@ -271,7 +269,7 @@ def test_c8_a_batch_repeated_after_its_output_was_written_writes_nothing_twice(r
 
 
 def test_c3_2_event_from_the_future_moves_no_watermark(ready: Tables) -> None:
-    RulesTable(ready, STREAMS).push(rule("any", when="n >= 1"))
+    publish(ready, [rule("any", when="n >= 1")])
     events = make_events(25, seed=1)
     future = int(dt.datetime(2099, 1, 1, tzinfo=dt.timezone.utc).timestamp()) * 1_000_000
     append(ready, [*events, {**events[0], "id": "future", "at": future}])
@@ -286,7 +284,7 @@ def test_c3_2_event_from_the_future_moves_no_watermark(ready: Tables) -> None:
 
 @pytest.mark.long
 def test_c3_4_times_before_1970_are_times_like_any_other(ready: Tables) -> None:
-    RulesTable(ready, STREAMS).push(RULES[0])
+    publish(ready, [RULES[0]])
     events = [{**row, "at": row["at"] - 2 * START} for row in make_events(100, seed=9)]
     for part in ((1, 2), (3, 4)):
         append(ready, [row for row in events if row["arrival"] in part])
@@ -295,7 +293,7 @@ def test_c3_4_times_before_1970_are_times_like_any_other(ready: Tables) -> None:
 
 
 def test_c3_1_deleted_rows_leave_state_from_their_commit_on(ready: Tables, spark: SparkSession) -> None:
-    RulesTable(ready, STREAMS).push(rule("seen", when="n >= 1"))
+    publish(ready, [rule("seen", when="n >= 1")])
     events = [
         {"id": f"d{at}", "at": START + at, "customer": 1, "shop": "a", "amount": "1.00", "arrival": at + 1}
         for at in range(3)
@@ -310,7 +308,7 @@ def test_c3_1_deleted_rows_leave_state_from_their_commit_on(ready: Tables, spark
 
 
 def test_state_is_pages_in_rocksdb_and_falls_when_the_watermark_passes(ready: Tables, spark: SparkSession) -> None:
-    RulesTable(ready, STREAMS).push(rule("kept", when="n > 1000"))
+    publish(ready, [rule("kept", when="n > 1000")])
     append(ready, make_events(100, seed=2))
     full = evaluate(ready).reports[-1]
     assert full.state_rows > 80

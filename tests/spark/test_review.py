@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from lookback import notebook
@@ -25,7 +26,9 @@ from lookback.spark.review import (
     timeline_of,
 )
 from lookback.spark.rules import RulesTable
-from lookback.spark.schemas import ALERTS, events_schema
+from lookback.spark.schemas import ALERTS
+from payins import commit as commit_columns
+from payins import publish
 
 if TYPE_CHECKING:
     from lookback.spark.tables import Tables
@@ -68,6 +71,17 @@ ANY = {
     "when": "n >= 1",
 }
 
+TIME = pa.timestamp("us", tz="UTC")
+COLUMNS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("at", TIME),
+        ("customer", pa.string()),
+        ("amount", pa.decimal128(18, 2)),
+        ("ingested_at", TIME),
+    ]
+)
+
 Event = tuple[int, dt.datetime, "str | None", "Decimal | None"]
 
 
@@ -78,14 +92,19 @@ def event(number: int, seconds: float, amount: int | None = 100, customer: str |
 def commit(tables: Tables, events: list[Event]) -> int:
     if not tables.exists(STREAM.name):
         tables.create(STREAM)
-    rows = [(*each, None) for each in events]
-    tables.append(tables.spark.createDataFrame(rows, events_schema(STREAM)).coalesce(1), STREAM.name)
+    # As another engine would, without a job of Spark's.
+    columns = {name: list(values) for name, values in zip(STREAM.fields, zip(*events, strict=True), strict=True)}
+    columns["ingested_at"] = [None] * len(events)
+    commit_columns(tables, STREAM.name, columns, COLUMNS)
     return tables.version(STREAM.name)
 
 
 def evaluate(tables: Tables, *rules: dict[str, Any]) -> None:
-    for rule in rules:
-        RulesTable(tables, STREAMS).push(rule)
+    if tables.is_unwritten("rules"):
+        publish(tables, rules)
+    else:
+        for rule in rules:
+            RulesTable(tables, STREAMS).push(rule)
     Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True).run()
 
 

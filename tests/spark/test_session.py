@@ -14,10 +14,19 @@ from lookback.core.errors import SetupError
 from lookback.core.streams import Stream
 from lookback.spark.checkpoint import Checkpoint
 from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.rules import RulesTable
 from lookback.spark.session import _OWN, _QUERY, _QUERY_SPEED, beside, default_shards, get_spark, query_settings
 from lookback.spark.tables import Tables
-from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, stored_alerts
+from payins import (
+    RULES,
+    STREAM,
+    STREAMS,
+    append,
+    make_events,
+    publish,
+    replay_of_tables,
+    replayed_alerts,
+    stored_alerts,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -50,9 +59,8 @@ def test_the_shards_are_the_cores_and_the_settings_of_the_session_stay(
     # What is set up and compared goes through our own session, in which Delta is quick.
     at_theirs = Tables.local(theirs, str(tables.root))
     tables.create(STREAM)
-    rules, folder = RulesTable(tables, STREAMS), checkpoint_folder(tables, STREAM)
-    for document in RULES:
-        rules.push(document)
+    folder = checkpoint_folder(tables, STREAM)
+    publish(tables, RULES)
     events = make_events(120, seed=6)
     append(tables, [row for row in events if row["arrival"] <= 3])
     before = dict(theirs.conf.getAll)
@@ -80,7 +88,7 @@ def test_c8_a_checkpoint_whose_offset_log_names_its_sources_is_gone_on_with_only
 ) -> None:
     tables.create(STREAM)
     folder = Path(checkpoint_folder(tables, STREAM))
-    RulesTable(tables, STREAMS).push(RULES[0])
+    publish(tables, [RULES[0]])
     events = make_events(60, seed=8)
     append(tables, [row for row in events if row["arrival"] <= 3])
     with monkeypatch.context() as patched:

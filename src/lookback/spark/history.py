@@ -32,7 +32,7 @@ def readable_from(tables: Tables, name: str) -> int:
     Raises SetupError where nothing of it can be read.
     """
     first = 0 if _has_feed_from_the_start(tables, name) else _first_recorded(tables, name)
-    folder = local_folder(tables, name)
+    folder = tables.local_folder(name)
     return first if folder is None else max([first, *(commit + 1 for commit in _without_files(folder, first))])
 
 
@@ -63,29 +63,15 @@ def require_commits(tables: Tables, name: str, again: int, wanted: int, stream: 
 
 def _is_there(tables: Tables, name: str, commit: int) -> bool:
     """Whether a commit can be read, or is still to come."""
-    folder = local_folder(tables, name)
+    folder = tables.local_folder(name)
     # Without a job: the commit itself, or the one before it, which is the last then.
     if folder is not None and any(_log_file(folder, each).exists() for each in (commit, commit - 1)):
         return True
     return commit > tables.version(name) or (folder is None and _can_read(tables, name, commit))
 
 
-def is_unwritten(tables: Tables, name: str) -> bool:
-    """Whether nothing can have been written to a table since it was created; False where that is not known."""
-    folder = local_folder(tables, name)
-    return folder is not None and _log_file(folder, 0).exists() and not _log_file(folder, 1).exists()
-
-
-def local_folder(tables: Tables, name: str) -> Path | None:
-    """The folder of a table where it is one of this machine."""
-    place = tables.path_or_name(name)
-    if not tables.is_place(name) or "://" in place or place.startswith("dbfs:"):
-        return None
-    return Path(place)
-
-
 def _has_feed_from_the_start(tables: Tables, name: str) -> bool:
-    folder = local_folder(tables, name)
+    folder = tables.local_folder(name)
     if folder is None:
         return _can_read(tables, name, 0)
     try:

@@ -366,6 +366,8 @@ class Step:
         return self._numbered(unknown, found.usable)
 
     def _unknown(self, usable: DataFrame, found: _Found) -> DataFrame:
+        if self._tables.is_unwritten(self._stream.name):
+            return usable
         known = existing(self._tables, self._stream, found.first_time, found.last_time, found.first_id, found.last_id)
         known = known.select(
             F.col(self._stream.event_id).alias("__id"), _micros(self._stream.event_time).alias("__time")
@@ -458,6 +460,8 @@ class Step:
 
     def _last_stamp(self) -> int:
         """The table's last `ingested_at` where the clock has not passed it yet, else 0; reads no file in the usual case."""
+        if self._tables.is_unwritten(self._stream.name):
+            return 0
         now = _now()
         ahead = self._tables.read(self._stream.name).where(F.col("ingested_at") >= _time(now))
         row = ahead.select(F.max(_micros("ingested_at"))).head()

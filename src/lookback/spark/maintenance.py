@@ -90,7 +90,7 @@ def maintain(
 
     checkpoints: stream -> folder of its evaluation's. retention: table -> how old its rows may be. VACUUM goes by each table's own `deletedFileRetentionDuration`,
     never by less. A table whose writers keep coming first is left for the next time, and says so; one that others write
-    is left to them.
+    is left to them, and one that nothing was ever written to is left as it is.
     """
     tables, retention = tables.holding(*streams.values()), retention or {}
     names = [*PRODUCT_TABLES, *(name for name, s in streams.items() if name not in PRODUCT_TABLES and not s.table)]
@@ -104,15 +104,18 @@ def maintain(
 
 def _maintain(tables: Tables, name: str, expired: Deletion = Deletion()) -> Upkeep:  # noqa: B008 - it is frozen
     table = tables.identifier(name)
+    if tables.is_unwritten(name):
+        return Upkeep(name, 0, 0, 0, 0, _span(_kept(tables, name)))
     compacted, written, note = _optimize(tables, table)
     before = tables.version(name)
     # No RETAIN: the table says how long.
     tables.spark.sql(f"VACUUM {table}")
-    files = tables.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]["numFiles"]
+    detail = tables.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
     deleted = _vacuumed(tables, name, before)
     note = "; ".join(filter(None, (expired.note, note)))
-    kept = _span(_kept(tables, name))
-    return Upkeep(name, int(files), compacted, written, deleted, kept, note, expired.rows, expired.open)
+    kept = _span(keeps_removed_files(detail["properties"]))
+    files = int(detail["numFiles"])
+    return Upkeep(name, files, compacted, written, deleted, kept, note, expired.rows, expired.open)
 
 
 def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:

@@ -16,7 +16,6 @@ from lookback.core.rulebook import LogRow, RuleChange
 from lookback.core.schedule import DELETED, NO_CHANGES, Schedule, Seed
 from lookback.spark.checkpoint import EVENTS, RULES
 from lookback.spark.dispatch import rule_rows
-from lookback.spark.history import is_unwritten
 
 if TYPE_CHECKING:
     from lookback.core.streams import Stream
@@ -153,7 +152,7 @@ class Missing:
 def has_outputs(tables: Tables, stream: Stream) -> bool:
     """Whether an evaluation of the stream has written alerts, late events or log rows."""
     return any(
-        not is_unwritten(tables, name)
+        not tables.is_unwritten(name)
         and tables.exists(name)
         and not tables.read(name).where(F.col("stream") == stream.name).isEmpty()
         for name in ("rule_log", "alerts", "late_events")

@@ -85,7 +85,7 @@ class Rejected:
             F.col(READ_AS).alias("read_as"),
         )
         known = self._rows()
-        if known.inputFiles():
+        if not self.tables.is_unwritten(_TABLE) and known.inputFiles():
             # A run that is run again says nothing twice.
             known = known.select(F.col("source").alias("__source"), F.col("raw").alias("__known"))
             again = F.col("source").eqNullSafe(F.col("__source")) & F.col("raw").eqNullSafe(F.col("__known"))

@@ -134,7 +134,7 @@ class RulesTable:
         compiled = self.check(document)
         cold = {span for span in _spans(compiled) if span[1] > _DAY}
         tables, stream = self.tables.holding(*self.streams.values()), compiled.rule.stream
-        if not cold or not tables.exists(stream) or tables.read(stream).isEmpty():
+        if not cold or not tables.exists(stream) or tables.is_unwritten(stream) or tables.read(stream).isEmpty():
             return []
         kept: set[str] = set()
         for row in self.rows():
@@ -146,6 +146,8 @@ class RulesTable:
 
     def rows(self) -> list[RuleRow]:
         """The last version of each rule, by rule_id; commands and rows without an id are left out."""
+        if self.tables.is_unwritten("rules"):
+            return []
         found: dict[str, list[Row]] = {}
         for row in self.tables.read("rules").collect():
             if row["rule_id"] not in (None, "*"):
@@ -197,6 +199,8 @@ class RulesTable:
         )
 
     def _rows_of(self, rule_id: str) -> list[Row]:
+        if self.tables.is_unwritten("rules"):
+            return []
         return self.tables.read("rules").where(F.col("rule_id") == rule_id).select(*RULES.names).collect()
 
     def _insert(

@@ -131,6 +131,8 @@ class Sink:
 
 def is_written(tables: Tables, name: str, mark: str) -> bool:
     """Whether a commit of the table carries `mark` as its user metadata."""
+    if tables.is_unwritten(name):
+        return False
     limit = _HISTORY
     while True:
         rows = tables.history(name, limit).select("userMetadata").collect()

@@ -96,7 +96,7 @@ def recent_account(tables: Tables, stream: Stream, through: int | None, now: dt.
     the events table and late_events. Of the last day at most 200 rounds and about a million rows, so that it costs the
     same however long the stream has run. through: the last commit judged. now: aware; the day ends there.
     """
-    if stream.table or not tables.exists("ingests"):
+    if stream.table or not tables.exists("ingests") or tables.is_unwritten("ingests"):
         return None
     own = (F.col("stream") == stream.name) & (F.col("ended_at") >= now - _ACCOUNT_SPAN)
     newest = tables.read("ingests").where(own).orderBy(F.col("ended_at").desc()).limit(_ACCOUNT_ROUNDS)
@@ -156,18 +156,20 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         return {**status, "healthy": True, "health": f"{stream.name} {missing}", "findings": []}
 
     def count(name: str, time: str | None = None) -> int:
+        if tables.is_unwritten(name):
+            return 0
         rows = tables.read(name).where(F.col("stream") == stream.name)
         return (rows if time is None else rows.where(F.col(time) >= F.lit(queue_begins()))).count()
 
     figures = stream_figures(tables, stream, checkpoint)
     findings = health(figures)
     status.update(
-        events=tables.read(stream.name).count(),
+        events=0 if tables.is_unwritten(stream.name) else tables.read(stream.name).count(),
         commits=figures.committed,
         judged=figures.judged,
         rules=figures.rules,
         alerts=count("alerts", "decided_at"),
-        open=open_queue(tables, stream=stream.name).count(),
+        open=0 if tables.is_unwritten("alerts") else open_queue(tables, stream=stream.name).count(),
         late=count("late_events"),
         rejected=count("rejected_events", "ingested_at"),
         lag_commits=figures.waiting,
@@ -206,7 +208,7 @@ def stream_figures(
 
 def _samples(tables: Tables, name: str, now: dt.datetime) -> tuple[list[Sample], Row | None]:
     """The rows of `metrics` of the last hour, oldest first, and the last of all."""
-    if not tables.exists(metrics.TABLE):
+    if not tables.exists(metrics.TABLE) or tables.is_unwritten(metrics.TABLE):
         return [], None
     at = F.col(metrics.MEASURED_AT)
     rows = tables.read(metrics.TABLE).where(F.col("stream") == name)
@@ -237,7 +239,7 @@ def _judged(tables: Tables, name: str, checkpoint: Checkpoint | None, last: Row 
         # A folder that cannot be read, or not as this release writes it, only says less.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, SetupError):
             known.append(checkpoint.judged_through())
-    if all(commit is None for commit in known):
+    if all(commit is None for commit in known) and not tables.is_unwritten("alerts"):
         alerts = tables.read("alerts").where(F.col("stream") == name)
         known.append(alerts.agg(F.max("arrival").alias("arrival")).collect()[0]["arrival"])
     return max((commit for commit in known if commit is not None), default=None)
@@ -245,6 +247,8 @@ def _judged(tables: Tables, name: str, checkpoint: Checkpoint | None, last: Row 
 
 def _rejected(tables: Tables, name: str, now: dt.datetime) -> tuple[int, str]:
     """How many rows ingest rejected within the last hour, and why the newest."""
+    if tables.is_unwritten("rejected_events"):
+        return 0, ""
     rows = tables.read("rejected_events").where((F.col("stream") == name) & (F.col("ingested_at") >= now - RECENT))
     found = rows.agg(F.count("*").alias("rows"), F.max_by("reason", "ingested_at").alias("reason")).collect()[0]
     return found["rows"], (found["reason"] or "")[:_MOST_TEXT]
@@ -252,6 +256,8 @@ def _rejected(tables: Tables, name: str, now: dt.datetime) -> tuple[int, str]:
 
 def _logged(tables: Tables, name: str, now: dt.datetime) -> tuple[dict[str, str], dict[str, str]]:
     """Rules that failed within the last hour, and rules of which the last row was rejected, with what rule_log says."""
+    if tables.is_unwritten("rule_log"):
+        return {}, {}
     rows = tables.read("rule_log").where((F.col("stream") == name) & F.col("rule_id").isNotNull())
     newest = F.max_by(F.struct("action", "message"), F.struct("logged_at", "batch_id", "version")).alias("newest")
     has_failed = (F.col("action") == "failed").alias("has_failed")

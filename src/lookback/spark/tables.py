@@ -38,6 +38,8 @@ _CONFLICT = re.compile(
     r"DELTA_(CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)"
     r"|\b(Concurrent(Append|DeleteDelete|DeleteRead|Transaction|Write)|MetadataChanged|ProtocolChanged)Exception"
 )
+# A file of a table's log that is a commit.
+_COMMIT = re.compile(r"\d{20}\.json")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
 # Of an events table: how far back commits can be replayed and read as they stood.
 DEFAULT_HISTORY = "30 days"
@@ -252,7 +254,28 @@ class Tables:
 
     def version(self, name: str) -> int:
         """The number of the last commit; a table that was just created has 0."""
+        folder = None if on_databricks() else self.local_folder(name)
+        if folder is not None and (log := folder / "_delta_log").is_dir():
+            # Without a job, which takes longer than most of what asks for it.
+            commits = [int(file.stem) for file in log.iterdir() if _COMMIT.fullmatch(file.name)]
+            if commits:
+                return max(commits)
         return int(self.history(name, 1).select("version").head()[0])  # type: ignore[index]
+
+    def local_folder(self, name: str) -> Path | None:
+        """The folder of a table where it is one of this machine."""
+        place = self.path_or_name(name)
+        if not self.is_place(name) or "://" in place or place.startswith("dbfs:"):
+            return None
+        return Path(place)
+
+    def is_unwritten(self, name: str) -> bool:
+        """Whether nothing can have been written to a table since it was created; False where that is not known."""
+        folder = self.local_folder(name)
+        if folder is None:
+            return False
+        first, second = (folder / "_delta_log" / f"{version:020d}.json" for version in (0, 1))
+        return first.exists() and not second.exists()
 
     def history(self, name: str, limit: int | None = None) -> DataFrame:
         """The last commits of the table, newest first: version, timestamp, operation, userMetadata and more.

@@ -59,7 +59,7 @@ class RulesWatch:
     def table_needs(self) -> Coverage:
         """What dispatch must send for the last version of every rule in the table, as it stands now."""
         texts = [F.make_valid_utf8(name).alias(name) for name in _COLUMNS if name != "version"]
-        rows = self._tables.read("rules").select("version", *texts).toArrow().to_pylist()
+        rows = [row.asDict() for row in self._tables.read("rules").select("version", *texts).collect()]
         last: dict[str, tuple[int, dict[str, Any]]] = {}
         for row in rows:
             version = 2**63 if row["version"] is None else row["version"]
