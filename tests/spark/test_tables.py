@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from lookback.core.errors import SetupError
 from lookback.core.streams import Stream
-from lookback.spark.tables import Tables
+from lookback.spark.tables import Tables, _last_commit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,3 +148,21 @@ def test_c3_1_the_change_feed_begins_with_the_first_commit(tables: Tables, tmp_p
 
     rows = sorted(tuple(row) for row in tables.spark.read.parquet(str(out)).collect())
     assert rows == [("one", "insert", 1), ("two", "insert", 2)]
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 3, 6, 7, 8, 9, 100])
+@pytest.mark.parametrize("checkpoint", [None, 0, 1, 7])
+def test_the_last_commit_is_found_by_the_names_of_files(last: int, checkpoint: int | None, tmp_path: Path) -> None:
+    first = 0 if checkpoint is None else min(checkpoint, last)
+    for commit in range(first, last + 1):
+        (tmp_path / f"{commit:020d}.json").touch()
+    if checkpoint is not None:
+        (tmp_path / "_last_checkpoint").write_text(json.dumps({"version": first, "size": 1}))
+    assert _last_commit(tmp_path) == last
+
+
+@pytest.mark.parametrize("pointer", [b"", b"{", b"[]", b'{"size": 1}', b'{"version": "x"}', b'{"version": 5}', b"\xff"])
+def test_a_log_whose_pointer_cannot_be_read_is_left_to_delta(pointer: bytes, tmp_path: Path) -> None:
+    (tmp_path / "00000000000000000003.json").touch()
+    (tmp_path / "_last_checkpoint").write_bytes(pointer)
+    assert _last_commit(tmp_path) is None

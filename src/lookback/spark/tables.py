@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import getpass
+import json
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -38,8 +39,6 @@ _CONFLICT = re.compile(
     r"DELTA_(CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)"
     r"|\b(Concurrent(Append|DeleteDelete|DeleteRead|Transaction|Write)|MetadataChanged|ProtocolChanged)Exception"
 )
-# A file of a table's log that is a commit.
-_COMMIT = re.compile(r"\d{20}\.json")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
 # Of an events table: how far back commits can be replayed and read as they stood.
 DEFAULT_HISTORY = "30 days"
@@ -255,11 +254,10 @@ class Tables:
     def version(self, name: str) -> int:
         """The number of the last commit; a table that was just created has 0."""
         folder = None if on_databricks() else self.local_folder(name)
-        if folder is not None and (log := folder / "_delta_log").is_dir():
-            # Without a job, which takes longer than most of what asks for it.
-            commits = [int(file.stem) for file in log.iterdir() if _COMMIT.fullmatch(file.name)]
-            if commits:
-                return max(commits)
+        # Without a job, which takes longer than most of what asks for it.
+        commit = None if folder is None else _last_commit(folder / "_delta_log")
+        if commit is not None:
+            return commit
         return int(self.history(name, 1).select("version").head()[0])  # type: ignore[index]
 
     def local_folder(self, name: str) -> Path | None:
@@ -385,6 +383,29 @@ class Tables:
                 f"table {self.identifier(name)} does not fit the stream's declaration: {'; '.join(wrong)}. "
                 "Change the declaration, or alter the table."
             )
+
+
+def _last_commit(log: Path) -> int | None:
+    """The last commit in a table's log on this machine; None where the log does not tell. Commits follow without gaps."""
+    try:
+        low = int(json.loads((log / "_last_checkpoint").read_bytes())["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        low = 0
+
+    def exists(commit: int) -> bool:
+        return (log / f"{commit:020d}.json").exists()
+
+    if not exists(low):
+        return None
+    step = 1
+    while exists(low + step):
+        low, step = low + step, 2 * step
+    # low is there, low + step is not.
+    while step > 1:
+        step = -(-step // 2)
+        if exists(low + step):
+            low += step
+    return low
 
 
 def is_conflict(error: Exception) -> bool:
