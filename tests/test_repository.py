@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -123,3 +124,12 @@ def test_text_names_no_registry_and_no_machine() -> None:
             f"{name}:{number}: {line.strip()[:100]}" for number, line in enumerate(lines, 1) if FORBIDDEN.search(line)
         ]
     assert not found, "\n".join(found)
+
+
+def test_the_tests_that_are_run_on_each_runtime_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    tool = importlib.import_module("runtimes")
+    for tests in (tool._TESTS, tool._BRIEF, tool._BRIEF_HERE, tool._tests("4.0")):
+        for path in tool._paths(tests):
+            file, _, name = path.partition("::")
+            assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8")
