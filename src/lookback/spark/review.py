@@ -92,7 +92,8 @@ def queue_begins(days: float = QUEUE_DAYS) -> dt.datetime:
 def note_on_older(tables: Tables, days: float = QUEUE_DAYS) -> str:
     """A sentence that says where the queue begins and how to see what is older; empty where no alert is older.
 
-    days: those of the queue. It reads one file at most, so it does not say how many of them are open; `count_older` does.
+    days: those of the queue. It stops at the first older alert, so it does not say how many of them are open; `count_older`
+    does.
     """
     begins = queue_begins(days)
     if tables.read("alerts").where(F.col("decided_at") < F.lit(begins)).select("decided_at").isEmpty():
