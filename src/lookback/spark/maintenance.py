@@ -105,7 +105,7 @@ def maintain(
 def _maintain(tables: Tables, name: str, expired: Deletion = Deletion()) -> Upkeep:  # noqa: B008 - it is frozen
     table = tables.identifier(name)
     if tables.is_unwritten(name):
-        return Upkeep(name, 0, 0, 0, 0, _span(_kept(tables, name)))
+        return Upkeep(name, 0, 0, 0, 0, _span(_kept(tables, name)), expired.note, expired.rows, expired.open)
     compacted, written, note = _optimize(tables, table)
     before = tables.version(name)
     # No RETAIN: the table says how long.
