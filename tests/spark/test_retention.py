@@ -60,6 +60,7 @@ def test_every_table_of_the_settings_has_its_order_and_maintain_deletes_by_them(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert set(ORDER) == set(RETAINED)
+    write(tables, "alerts", ALERTS, [{**ALERT, "decided_at": NOW}])
     done: list[Any] = []
     monkeypatch.setattr(maintenance, "delete_old", lambda _, *chosen: done.append(chosen) or Deletion(7, 2, "left"))
     monkeypatch.setattr(maintenance, "_optimize", lambda *_: (0, 0, ""))
