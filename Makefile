@@ -38,7 +38,7 @@ test-cluster: setup ## on a Spark cluster of several processes: executors, worke
 	@$(BIN)/python -m pytest -m cluster tests/spark/test_cluster.py
 
 test-runtimes: setup ## on the Spark of each Databricks Runtime, RUNTIMES of them ("4.0 4.1 4.2", or --brief), with what each brings
-	@$(BIN)/python tools/runtimes.py $(RUNTIMES)
+	@$(BIN)/python dev/tools/runtimes.py $(RUNTIMES)
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core
@@ -50,39 +50,39 @@ fuzz-coverage: $(FUZZER) ## bytes, texts and values guided by coverage, SECONDS 
 	@$(BIN)/python tests/core/fuzz_coverage.py --seconds $(or $(SECONDS),300)
 
 soak: setup ## kill -9 of ingest, authors and evaluation, KILLS of them (200): one or two hours; then compared with a replay
-	@$(BIN)/python -m soak --kills $(or $(KILLS),200) --seed $(or $(SEED),1)
+	@$(BIN)/python -m dev.soak --kills $(or $(KILLS),200) --seed $(or $(SEED),1)
 
 soak-load: setup ## 1,000 rules, an alert for every event, a key with a million events, a burst: within the memory of 8 GB?
-	@for load in rules storm key burst; do $(BIN)/python -m soak.load $$load || failed=1; done; test -z "$$failed"
+	@for load in rules storm key burst; do $(BIN)/python -m dev.soak.load $$load || failed=1; done; test -z "$$failed"
 
 bench: setup ## throughput, latency and state against the goals, about an hour; nothing else should run
-	@$(BIN)/python -m bench
+	@$(BIN)/python -m dev.bench
 
 bench-peers: setup $(PEERS) ## the same beside other engines on the same events, about an hour
-	@$(BIN)/python -m bench --peers all
+	@$(BIN)/python -m dev.bench --peers all
 
 pictures: setup ## the pictures of the notebooks in docs/pictures, drawn anew from the sample, some minutes
-	@$(BIN)/python tools/pictures.py
+	@$(BIN)/python dev/tools/pictures.py
 
 audit: $(AUDITOR) ## look the locked packages up among known vulnerabilities; needs a network and says so
-	@$(BIN)/python tools/audit.py --auditor $(AUDITOR)/bin/pip-audit --source $(or $(SOURCE),osv)
+	@$(BIN)/python dev/tools/audit.py --auditor $(AUDITOR)/bin/pip-audit --source $(or $(SOURCE),osv)
 
 docs: $(INSTALLED) ## the Python API as HTML in build/reference, from the docstrings
-	@$(BIN)/python tools/reference.py
+	@$(BIN)/python dev/tools/reference.py
 
 links: $(INSTALLED) ## ask every address in the pages; needs a network and says so
-	@$(BIN)/python tools/links.py --external
+	@$(BIN)/python dev/tools/links.py --external
 
 release-check: $(INSTALLED) ## whether VERSION can be tagged: changelog, package, repository; prints the message of the tag
 	@test -n "$(VERSION)" || { echo "Which one? make release-check VERSION=0.2.0" >&2; exit 2; }
-	@$(BIN)/python tools/release.py $(VERSION)
+	@$(BIN)/python dev/tools/release.py $(VERSION)
 
 check: $(INSTALLED) ## format, lint, types, import order, links, repository; changes no file
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/python tools/links.py
+	@$(BIN)/python dev/tools/links.py
 	@$(BIN)/python -m pytest -q tests/test_repository.py
 
 fix: $(INSTALLED) ## format, mend what can be mended, strip the outputs of notebooks
@@ -127,7 +127,7 @@ $(INSTALLED): $(LOCKED) pyproject.toml
 	@touch $@
 
 $(PREFETCHED): $(LOCKED) | java $(INSTALLED)
-	@$(BIN)/python -m lookback.spark.jars
+	@$(BIN)/python -m lookback.spark.platform.jars
 	@touch $@
 
 # Kafka, for the tests alone: 60 MB. Without them the tests that need them say so.
@@ -151,7 +151,7 @@ $(AUDITOR): $(INSTALLED)
 	@echo "installing the auditor into $(AUDITOR) (once) ..."
 	@rm -rf $@; $(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1 || { rm -rf $@; exit 1; }
 
-# Before anything is installed; which versions will do, lookback.spark.jars knows better.
+# Before anything is installed; which versions will do, lookback.spark.platform.jars knows better.
 java:
 	@$(HINT); java=$${JAVA_HOME:+$$JAVA_HOME/bin/}java; \
 	version=`"$$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | sed -n 1p`; \

@@ -19,8 +19,8 @@ from typing import Any
 import pyspark
 
 from lookback.core.errors import SetupError
-from lookback.spark.jars import Artifacts, kafka_jars
-from lookback.spark.topic_ingest import answers
+from lookback.spark.ingest.topics import is_reachable
+from lookback.spark.platform.jars import Artifacts, kafka_jars
 
 with warnings.catch_warnings():
     # It reads its own files in a way that newer Pythons warn of.
@@ -85,7 +85,7 @@ class Broker:
             assert self._process.poll() is None, (self.folder / "broker.log").read_text()[-3_000:]
             assert time.monotonic() < deadline, f"no broker in {_START_SECONDS} s"
             try:
-                if answers(self.servers):
+                if is_reachable(self.servers):
                     self.admin().close()
                     return
             except Exception:  # noqa: BLE001 - it is not there yet, in whatever way

@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """One local Spark for all tests of a process."""
-    from lookback.spark.session import get_spark
+    from lookback.spark.platform.session import get_spark
 
     folder = tmp_path_factory.mktemp("spark")
     options = {
@@ -86,7 +86,7 @@ def _reads_kafka(tests: list[pytest.Item]) -> bool:
     if not any("broker" in getattr(test, "fixturenames", ()) for test in tests):
         return False
     from lookback.core.errors import SetupError
-    from lookback.spark.jars import kafka_jars
+    from lookback.spark.platform.jars import kafka_jars
 
     try:
         return bool(kafka_jars())

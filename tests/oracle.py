@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lookback.core.alerts import alert_id, moment
-from lookback.core.columns import Column, from_text, from_values, text_of
-from lookback.core.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature, compile_rule
-from lookback.core.expressions import Expression
-from lookback.core.streams import Stream
-from lookback.core.types import BIGINT, BOOLEAN, DataType, array
-from lookback.core.windows import Lookback, Session, Tiles
+from lookback.core.expressions.compiling import Expression
+from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature, compile_rule
+from lookback.core.streams.alerts import alert_id, moment
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.columns import Column, from_text, from_values, text_of
+from lookback.core.values.types import BIGINT, BOOLEAN, DataType, array
+from lookback.core.values.windows import Lookback, Session, TiledWindow
 
 ERROR = object()
 # Before the first watermark: below every time.
@@ -150,8 +150,8 @@ class Oracle:
         rule_id = document["rule_id"]
         if status in ("active", "shadow", "paused"):
             compiled = compile_rule(document, self.stream)
-            self.rules[rule_id] = _KINDS[compiled.rule.kind](self, compiled, version, status)
-            COVERED[f"rules: {compiled.rule.kind}"] += 1
+            self.rules[rule_id] = _KINDS[compiled.spec.kind](self, compiled, version, status)
+            COVERED[f"rules: {compiled.spec.kind}"] += 1
         elif status != "draft":
             self.rules.pop(rule_id, None)
         self._open()
@@ -313,7 +313,7 @@ class _Kind:
 
     def __init__(self, oracle: Oracle, compiled: CompiledRule, version: int, status: str) -> None:
         self.oracle, self.compiled, self.version, self.status = oracle, compiled, version, status
-        self.spec, self.rule_id, self.lateness = compiled.rule, compiled.rule.rule_id, compiled.allowed_lateness
+        self.spec, self.rule_id, self.lateness = compiled.spec, compiled.spec.rule_id, compiled.allowed_lateness
         self.evaluated = status in ("active", "shadow")
 
     def widths(self) -> dict[str, int]:
@@ -559,9 +559,9 @@ class _Windowed(_Kind):
 
 class _Tiled(_Windowed):
     @property
-    def tiles(self) -> Tiles:
+    def tiles(self) -> TiledWindow:
         """The rule's windows."""
-        assert isinstance(self.spec.window, Tiles)
+        assert isinstance(self.spec.window, TiledWindow)
         return self.spec.window
 
     def widths(self) -> dict[str, int]:
@@ -785,10 +785,10 @@ class _Sequences(_Kind):
     def __init__(self, oracle: Oracle, compiled: CompiledRule, version: int, status: str) -> None:
         super().__init__(oracle, compiled, version, status)
         assert compiled.sequence is not None
-        assert compiled.rule.sequence is not None
-        self.sequence, self.within = compiled.sequence, compiled.rule.sequence.within
+        assert compiled.spec.sequence is not None
+        self.sequence, self.within = compiled.sequence, compiled.spec.sequence.within
         self.steps = compiled.sequence.steps
-        self.fixed = compiled.rule.sequence.expiry == "fixed"
+        self.fixed = compiled.spec.sequence.expiry == "fixed"
 
     @property
     def state(self) -> _State:
@@ -939,7 +939,7 @@ def window_subject(key: Key, start: int, end: int) -> _Subject:
     return _Subject(key, start, start, None, end, start, end)
 
 
-def alive(tiles: Tiles, time: int, bound: int) -> list[int]:
+def alive(tiles: TiledWindow, time: int, bound: int) -> list[int]:
     """Starts of the windows that cover `time` and end after `bound`, ascending."""
     last = time - (time - tiles.offset) % tiles.slide
     return [start for start in range(last, time - tiles.size, -tiles.slide) if start + tiles.size > bound][::-1]

@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
-from bench.producer import append as append_commit
-from lookback.core.columns import text_of
-from lookback.core.streams import Stream
-from lookback.spark.schemas import PRODUCT_TABLES
-from lookback.spark.tables import Tables
+from dev.bench.producer import append as append_commit
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.columns import text_of
+from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.tables.schemas import PRODUCT_TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

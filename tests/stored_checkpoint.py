@@ -12,10 +12,10 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.platform.session import get_spark
 from lookback.spark.rules import RulesTable
-from lookback.spark.session import get_spark
-from lookback.spark.tables import Tables
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.lakehouse import Tables
 from payins import MORE_RULES, RULES, STREAM, STREAMS, append, make_events, relocate
 
 DATA = Path(__file__).parent / "data"

@@ -15,16 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bench import goals, plan, report, sets
-from bench.__main__ import parser
-from bench.drain import throughput
-from bench.lakehouse import STREAMS, rows_of
-from bench.latency import Verdict, commit_times, first_verdicts, verdicts_of
-from bench.results import percentiles
-from bench.rules import FEATURES, RULE_SETS, peers_rules
-from bench.sets import ALLOWED_LATENESS, COMMIT_ROWS, DAY, OUT_OF_ORDERNESS, SECOND, EventSet, Windows
-from bench.versus import PEERS, Comparison, compare, read_alerts
-from lookback.core.compiled import compile_rule
+from dev.bench import goals, plan, report, sets
+from dev.bench.__main__ import parser
+from dev.bench.drain import throughput
+from dev.bench.lakehouse import STREAMS, rows_of
+from dev.bench.latency import Verdict, commit_times, first_verdicts, verdicts_of
+from dev.bench.results import percentiles
+from dev.bench.rules import FEATURES, RULE_SETS, peers_rules
+from dev.bench.sets import ALLOWED_LATENESS, COMMIT_ROWS, DAY, OUT_OF_ORDERNESS, SECOND, EventSet, Windows
+from dev.bench.versus import PEERS, Comparison, compare, read_alerts
+from lookback.core.rules.compiled import compile_rule
 
 ROWS = 250_000
 
@@ -37,7 +37,7 @@ def zipf() -> sets.Columns:
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EventSet:
     monkeypatch.setattr(sets, "DATA", tmp_path)
-    monkeypatch.setattr("bench.rules.DATA", tmp_path)
+    monkeypatch.setattr("dev.bench.rules.DATA", tmp_path)
     return EventSet("zipf", 20_000)
 
 
@@ -134,7 +134,7 @@ def test_the_two_rules_alert_for_a_few_of_the_events(small: EventSet) -> None:
 @pytest.mark.parametrize(("name", "rules"), [("100", 100), ("200", 200)])
 def test_many_rules_have_twenty_features_of_five_grouping_sets(small: EventSet, name: str, rules: int) -> None:
     compiled = [compile_rule(document, STREAMS["transactions"]) for document in RULE_SETS[name](small).documents]
-    assert len({rule.rule.rule_id for rule in compiled}) == rules
+    assert len({rule.spec.rule_id for rule in compiled}) == rules
     assert len({feature.feature_id for rule in compiled for feature in rule.features}) == len(FEATURES) == 20
     assert len({rule.group_by for rule in compiled}) == 5
 
@@ -217,7 +217,7 @@ def test_every_step_of_a_run_is_a_command(quick: bool) -> None:
 
 def result(name: str, part: str, settings: dict[str, Any], figures: dict[str, Any], at: str = "now") -> dict[str, Any]:
     return {
-        "name": name, "part": part, "command": f"python -m bench {name}", "measured_at": at, "git": {"commit": "abc"},
+        "name": name, "part": part, "command": f"python -m dev.bench {name}", "measured_at": at, "git": {"commit": "abc"},
         "machine": {"cores": 2, "processor": "any", "memory_gib": 24}, "versions": {}, "settings": settings, "figures": figures,
     }  # fmt: skip
 
@@ -297,7 +297,7 @@ def test_nothing_is_compared_with_itself(sample: dict[str, dict[str, Any]]) -> N
 
 def test_pictures_are_drawn(sample: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "results"
-    monkeypatch.setattr("bench.results.RESULTS", folder)
+    monkeypatch.setattr("dev.bench.results.RESULTS", folder)
     for each in sample.values():
         sets.write_json(folder / f"{each['name']}.json", each)
     page = report.write(baseline=tmp_path)

@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from lookback.config import Settings, load_streams
-from lookback.core.durations import parse_duration
+from lookback.core.values.durations import parse_duration
 from lookback.parameters import _parsed
 
 if sys.version_info >= (3, 11):

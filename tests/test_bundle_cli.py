@@ -174,7 +174,7 @@ def test_bundle_is_deployed_with_all_that_its_jobs_name(bundle: Path, target: st
     assert begun == f"{prefix}lookback-set-up"
     assert sorted(job["name"] for job in place.jobs.values()) == sorted(prefix + job["name"] for job in JOBS.values())
     (wheel,) = [name for name in place.files if name.endswith(".whl")]
-    assert "lookback/core/evaluation.py" in zipfile.ZipFile(io.BytesIO(place.files[wheel])).namelist()
+    assert "lookback/core/engine/evaluation.py" in zipfile.ZipFile(io.BytesIO(place.files[wheel])).namelist()
     for job in place.jobs.values():
         (task,) = job["tasks"]
         assert f"{task['notebook_task']['notebook_path']}.ipynb" in place.files

@@ -26,12 +26,14 @@ import sqlglot
 import yaml
 from sqlglot import exp
 
-import bench.__main__
-import soak.__main__
+import dev.bench.__main__
+import dev.soak.__main__
 from lookback.cli import _parser
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {page.relative_to(ROOT).as_posix(): page for page in runpy.run_path(str(ROOT / "tools/links.py"))["pages"]()}
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page for page in runpy.run_path(str(ROOT / "dev/tools/links.py"))["pages"]()
+}
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 # Programs of others in commands: their words are read as far as they name something of ours.
 FOREIGN = {"cd", "cp", "export", "git", "mkdir", "pip", "pre-commit", "python3.12"}
@@ -118,7 +120,7 @@ def made(words: list[str]) -> None:
 
 
 def python(words: list[str]) -> None:
-    modules = {"bench": bench.__main__.parser, "soak": soak.__main__.parser}
+    modules = {"dev.bench": dev.bench.__main__.parser, "dev.soak": dev.soak.__main__.parser}
     assert words[0] == "-m", f"python {shlex.join(words)}: no test knows it"
     if words[1] == "pytest":
         paths = [word.partition("::")[0] for word in words[2:] if word.startswith("tests")]
@@ -268,7 +270,7 @@ def test_commands_in_sentences_are_those_that_there_are(name: str) -> None:
         ("sh", "lookback ingest payments --frmat csv"),
         ("sh", "make everything"),
         ("sh", "make soak KILL=3"),
-        ("sh", "python -m bench --only nothing"),
+        ("sh", "python -m dev.bench --only nothing"),
         ("sh", "python -m pytest tests/test_gone.py"),
         ("sh", "databricks bundle deploy -t production"),
         ("sh", "databricks bundle run nothing -t dev"),
@@ -283,7 +285,7 @@ def test_commands_in_sentences_are_those_that_there_are(name: str) -> None:
 )
 def test_block_that_is_wrong_is_told(info: str, text: str) -> None:
     with pytest.raises((AssertionError, sqlglot.errors.ParseError, yaml.YAMLError, json.JSONDecodeError)):
-        KINDS[info](Block("bench/README.md", 1, info, text, ""))
+        KINDS[info](Block("dev/bench/README.md", 1, info, text, ""))
 
 
 @pytest.mark.parametrize("text", ["lookback evaluat STREAM", "lookback evaluate STREAM --onc", "make benches"])

@@ -59,9 +59,9 @@ SOURCE = """
 import sys
 from pathlib import Path
 from lookback.config import load_streams
-from lookback.spark.ingest import ingest
-from lookback.spark.session import get_spark
-from lookback.spark.tables import Tables
+from lookback.spark.ingest.files import ingest
+from lookback.spark.platform.session import get_spark
+from lookback.spark.tables.lakehouse import Tables
 
 folder = Path(sys.argv[1])
 spark = get_spark(cores=1)
@@ -101,7 +101,7 @@ def apply(diff: str, tree: Path) -> None:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of what changes touch and tests read."""
-    for name in ("src", "tests", "docs", "conf", "tools", "bench", "soak", "notebooks"):
+    for name in ("src", "tests", "docs", "conf", "dev", "notebooks"):
         ignored = shutil.ignore_patterns("__pycache__", ".data")
         shutil.copytree(ROOT / name, tmp_path / "tree" / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "Makefile"):
@@ -125,11 +125,11 @@ def run_tests(tree: Path, *arguments: str) -> None:
 
 
 def test_aggregate_is_one_that_rules_can_use(tree: Path) -> None:
-    told = "import lookback.core.aggregates as a; print(a.__file__, 'var_samp' in a.AGGREGATES)"
+    told = "import lookback.core.aggregation.aggregates as a; print(a.__file__, 'var_samp' in a.AGGREGATES)"
     assert run(tree, "-c", told).split()[1] == "False"
     for diff in changes("Add an aggregate"):
         apply(diff, tree)
-    assert run(tree, "-c", told).split() == [str(tree / "src/lookback/core/aggregates.py"), "True"]
+    assert run(tree, "-c", told).split() == [str(tree / "src/lookback/core/aggregation/aggregates.py"), "True"]
     run_tests(tree, "tests/test_docs.py", "-k", "aggregate")
     run(tree, "-c", COMPARED + AGGREGATE)
 
@@ -137,7 +137,7 @@ def test_aggregate_is_one_that_rules_can_use(tree: Path) -> None:
 def test_window_is_one_that_rules_can_have(tree: Path) -> None:
     (diff,) = changes("Add a window")
     apply(diff, tree)
-    schema = run(tree, "-c", "from lookback.core.schema import schema_text; print(schema_text(), end='')")
+    schema = run(tree, "-c", "from lookback.core.rules.schema import schema_text; print(schema_text(), end='')")
     (tree / "conf/rule.schema.json").write_text(schema, encoding="utf-8")
     run_tests(tree, "tests/core/test_rule_schema.py", "-k", "published")
     run(tree, "-c", COMPARED + WINDOW)
@@ -157,7 +157,10 @@ def test_source_is_one_that_ingest_reads(tree: Path, tmp_path: Path) -> None:
 def test_change_that_does_not_fit_is_told(tree: Path) -> None:
     for wrong in ('-FORMATS = ("parquet",)\n+FORMATS = ()\n', "-\n+# twice\n"):
         with pytest.raises(AssertionError, match="times"):
-            apply(f"--- a/src/lookback/spark/sources.py\n+++ b/src/lookback/spark/sources.py\n@@\n{wrong}", tree)
+            apply(
+                f"--- a/src/lookback/spark/ingest/sources.py\n+++ b/src/lookback/spark/ingest/sources.py\n@@\n{wrong}",
+                tree,
+            )
 
 
 # The rest of the page ------------------------------------------------------------------------------------------------

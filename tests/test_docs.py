@@ -32,21 +32,23 @@ import yaml
 import lookback
 from lookback.cli import _parser, main
 from lookback.config import load_streams
-from lookback.core import rules, streams, types
-from lookback.core.aggregates import AGGREGATES
-from lookback.core.alerts import Alert, LateEvent
-from lookback.core.columns import from_values, text_of
-from lookback.core.durations import parse_duration
+from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.errors import StreamError
-from lookback.core.expressions import compile_expression
-from lookback.core.functions import FORMS, FUNCTIONS
-from lookback.core.limits import DEFAULT_LIMITS, LIMITS
-from lookback.core.rulebook import LogRow
-from lookback.core.source_keys import FILE_KEYS
-from lookback.core.streams import Stream
-from lookback.core.types import STRING, array, parse_type
-from lookback.rule_tests import check_rule
+from lookback.core.expressions.compiling import compile_expression
+from lookback.core.expressions.functions import FORMS, FUNCTIONS
+from lookback.core.rules import document as rules
+from lookback.core.rules.rulebook import LogRow
+from lookback.core.streams import declaration as streams
+from lookback.core.streams.alerts import Alert, LateEvent
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.source_keys import FILE_KEYS
+from lookback.core.values import types
+from lookback.core.values.columns import from_values, text_of
+from lookback.core.values.durations import parse_duration
+from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS
+from lookback.core.values.types import STRING, array, parse_type
 from lookback.stream_draft import draft_stream
+from lookback.testing.rule_tests import check_rule
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -374,7 +376,7 @@ def test_example_of_a_key_is_a_rule_of_each_kind_that_it_is_for(row: dict[str, s
         kept = {} if "sequence" in example else base
         with contextlib.suppress(lookback.RuleError):
             document = {"rule_id": "example", "stream": "payments", "group_by": ["payer_id"], **kept, **example}
-            fine.add(check_rule(document, STREAMS).rule.kind)
+            fine.add(check_rule(document, STREAMS).spec.kind)
     # A window in the example makes the rule one of its kind.
     assert fine & wanted if "window" in example else fine == wanted
 
@@ -492,7 +494,7 @@ def test_figures_of_sizing_are_those_of_the_benchmarks(result: str) -> None:
     """Where a benchmark was run anew, docs/sizing.md says the new figure, to the hundred."""
     measured = re.search(
         rf"^\| {result.removeprefix('drain-').replace('-', ', ')} \|(?:[^|]*\|){{3}} ([\d,]+) \|",
-        (ROOT / "bench/results.md").read_text(encoding="utf-8"), re.MULTILINE,
+        (ROOT / "dev/bench/results.md").read_text(encoding="utf-8"), re.MULTILINE,
     )  # fmt: skip
-    assert measured, "bench/results.md has no such row"
+    assert measured, "dev/bench/results.md has no such row"
     assert f"{round(int(measured[1].replace(',', '')), -2):,}" in PAGES["sizing"]

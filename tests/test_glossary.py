@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lookback.core.rules import KEYS_OF_KIND, SEQUENCE_KEYS, STATUSES
-from lookback.spark.schemas import ALERTS, REVIEWS
+from lookback.core.rules.document import KEYS_OF_KIND, SEQUENCE_KEYS, STATUSES
+from lookback.spark.tables.schemas import ALERTS, REVIEWS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

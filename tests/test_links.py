@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-tool = runpy.run_path(str(ROOT / "tools/links.py"))
+tool = runpy.run_path(str(ROOT / "dev/tools/links.py"))
 PAGES = tool["pages"]()
 FILES = {
     "README.md": "# One\n\n[two](docs/two.md#the-second--part) [one](#one) [gone](gone.md) [deep](docs/two.md#none)\n",

@@ -22,14 +22,15 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from lookback import notebook, pictures
+from lookback import notebook
 from lookback.core.errors import RuleError, SetupError
-from lookback.core.evidence import Explanation, StepEvidence
-from lookback.core.streams import Stream
+from lookback.core.explaining.evidence import Explanation, StepEvidence
+from lookback.core.streams.declaration import Stream
 from lookback.parameters import known_mode
-from lookback.spark.sink import BatchReport
+from lookback.spark.stream.sink import BatchReport
+from lookback.views import pictures
 
-inject = runpy.run_path(str(Path(__file__).parents[1] / "tools/pictures.py"))["inject"]
+inject = runpy.run_path(str(Path(__file__).parents[1] / "dev/tools/pictures.py"))["inject"]
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MOST_LINES = 70
 
@@ -230,7 +231,7 @@ def test_a_rule_of_any_kind_can_be_tried(kind: str, tmp_path: Path, monkeypatch:
         for at in range(1, 9)
     ]  # fmt: skip
     monkeypatch.setattr(
-        "lookback.spark.history.recent_events", lambda tables, stream, limit: pa.Table.from_pylist(given)
+        "lookback.spark.tables.history.recent_events", lambda tables, stream, limit: pa.Table.from_pylist(given)
     )
     place = workspace(tmp_path)
     place.tables = None
@@ -260,7 +261,7 @@ def test_remarks_on_a_rule_are_shown_and_stop_nothing(
         }
     ]
     recent = pa.Table.from_pylist(given)
-    monkeypatch.setattr("lookback.spark.history.recent_events", lambda tables, stream, limit: recent)
+    monkeypatch.setattr("lookback.spark.tables.history.recent_events", lambda tables, stream, limit: recent)
     from lookback.spark.rules import RulesTable
 
     nowhere: Any = None
@@ -371,12 +372,12 @@ class Failing:
 
 
 class Hour:
-    """An evaluation that runs for an hour by the clock of `lookback.live` and ends a batch every second."""
+    """An evaluation that runs for an hour by the clock of `lookback.views.live` and ends a batch every second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reports: deque[Any] = deque(maxlen=1_000)
         self.seconds, self.asked = 0.0, 0
-        monkeypatch.setattr("lookback.live.time", SimpleNamespace(monotonic=lambda: self.seconds))
+        monkeypatch.setattr("lookback.views.live.time", SimpleNamespace(monotonic=lambda: self.seconds))
 
     def start(self) -> None:
         pass
@@ -421,7 +422,7 @@ class Hour:
 
 def test_an_hour_of_a_job_is_a_few_lines_and_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
-    monkeypatch.setattr("lookback.display._display", lambda: shown.append)
+    monkeypatch.setattr("lookback.views.display._display", lambda: shown.append)
     hour: Any = Hour(monkeypatch)
     notebook.watch(hour, commits=hour.commits, view="lines")
     drawn = [each for each in shown if "data:image/png" in each._repr_html_()]
@@ -435,10 +436,10 @@ def test_an_hour_of_a_job_is_a_few_lines_and_one_picture(monkeypatch: pytest.Mon
 
 def test_a_live_view_asks_for_the_times_of_commits_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
-    monkeypatch.setattr("lookback.display._display", lambda: shown.append)
+    monkeypatch.setattr("lookback.views.display._display", lambda: shown.append)
     drawn = pictures.live([])
-    monkeypatch.setattr("lookback.pictures.live", lambda *_: drawn)
-    monkeypatch.setattr("lookback.live.png_tag", lambda _: "<img/>")
+    monkeypatch.setattr("lookback.views.pictures.live", lambda *_: drawn)
+    monkeypatch.setattr("lookback.views.live.png_tag", lambda _: "<img/>")
     hour: Any = Hour(monkeypatch)
     notebook.watch(hour, minutes=5, commits=hour.commits, view="live")
     assert len(shown) == 300 + 1
@@ -453,8 +454,8 @@ def test_a_picture_is_live_only_where_a_front_end_shows_it(
 ) -> None:
     monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: shell)
     cleared: list[bool] = []
-    monkeypatch.setattr("lookback.live.clear", lambda: cleared.append(True))
-    monkeypatch.setattr("lookback.display._display", lambda: lambda _: None)
+    monkeypatch.setattr("lookback.views.live.clear", lambda: cleared.append(True))
+    monkeypatch.setattr("lookback.views.display._display", lambda: lambda _: None)
     evaluation: Any = Failing(None)
     notebook.watch(evaluation)
     assert bool(cleared) is is_live
@@ -478,8 +479,8 @@ def test_a_watched_evaluation_is_stopped_at_its_end_and_at_an_interrupt(capsys: 
 
 
 def test_a_picture_says_what_it_is_of(capsys: pytest.CaptureFixture[str]):
-    from lookback.display import png_tag, show
-    from lookback.pictures import events_over_time
+    from lookback.views.display import png_tag, show
+    from lookback.views.pictures import events_over_time
 
     figure = events_over_time([], 'a < "b" $c$')
     assert png_tag(figure).startswith('<img alt="a &lt; &quot;b&quot; $c$" src="data:image/png;base64,')
@@ -488,7 +489,7 @@ def test_a_picture_says_what_it_is_of(capsys: pytest.CaptureFixture[str]):
 
 
 def test_what_is_shown_is_escaped():
-    from lookback.display import text
+    from lookback.views.display import text
 
     assert text("<script>")._repr_html_() == "<p>&lt;script&gt;</p>"
     assert "<b>" not in pd.DataFrame({"message": ["<b>"]}).to_html()

@@ -13,7 +13,7 @@ import yaml
 from lookback.cli import _parser
 from lookback.config import load_rule_document, load_streams
 from lookback.core.errors import RuleError
-from lookback.rule_tests import check_rule
+from lookback.testing.rule_tests import check_rule
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def test_commands_are_those_of_the_command_line() -> None:
 
 
 def test_pictures_of_the_notebooks_are_those_that_make_pictures_draws() -> None:
-    drawn = {f"{name}.png" for name in runpy.run_path(str(ROOT / "tools/pictures.py"))["NOTEBOOKS"]}
+    drawn = {f"{name}.png" for name in runpy.run_path(str(ROOT / "dev/tools/pictures.py"))["NOTEBOOKS"]}
     shown = re.findall(r"\[!\[[^\]]+\]\(docs/pictures/([^)]+)\)\]\(notebooks/([^)]+)\)", README)
     assert {picture for picture, _ in shown} == {path.name for path in (ROOT / "docs/pictures").iterdir()} == drawn
     assert len(shown) == len(drawn)

@@ -72,7 +72,7 @@ def raised(function: Callable[..., Any]) -> set[str]:
 
 
 def test_page_lists_what_the_reference_has() -> None:
-    tree = ast.parse((ROOT / "tools/reference.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "dev/tools/reference.py").read_text(encoding="utf-8"))
     (listed,) = [
         ast.literal_eval(node.value)
         for node in tree.body
@@ -122,11 +122,13 @@ def test_example_of_a_docstring_gives_what_it_says(example: doctest.DocTest) -> 
 
 
 def test_there_are_examples() -> None:
-    assert {"lookback.harness.Harness", "lookback.harness.replay"} <= {example.name for example in examples()}
+    assert {"lookback.testing.harness.Harness", "lookback.testing.harness.replay"} <= {
+        example.name for example in examples()
+    }
 
 
 def test_reference_is_built_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "tools/reference.py"), "--output", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "dev/tools/reference.py"), "--output", str(tmp_path)]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     pages = [f"{name.replace('.', '/')}.html" for name in PUBLIC]

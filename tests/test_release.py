@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-tool = runpy.run_path(str(ROOT / "tools/release.py"))
+tool = runpy.run_path(str(ROOT / "dev/tools/release.py"))
 CHANGELOG = """# Changelog
 
 ## [Unreleased]

@@ -18,7 +18,7 @@ from lookback.remote.bundle import User, load_bundle
 from lookback.remote.checks import TABLES
 from lookback.remote.figures import Query, warehouse_query
 from lookback.remote.workspace import Workspace, connect
-from lookback.spark.schemas import PRODUCT_TABLES
+from lookback.spark.tables.schemas import PRODUCT_TABLES
 from workspace_server import Answer, Asked, WorkspaceServer, error
 
 BUNDLE = """

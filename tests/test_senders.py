@@ -26,8 +26,8 @@ from cryptography.x509.oid import NameOID
 
 from lookback.cli import main
 from lookback.core.errors import SetupError
-from lookback.core.notices import FAILED, GIVEN_UP, SENT, Outcome, health_notice
-from lookback.core.receivers import Email, Receiver, Webhook
+from lookback.core.operations.notifications import FAILED, GIVEN_UP, SENT, Attempt, health_notice
+from lookback.core.operations.receivers import Email, Receiver, Webhook
 from lookback.senders import sender_of
 from sample_alert import ALERT
 from workspace_server import Answer, WorkspaceServer
@@ -122,7 +122,7 @@ def hooks() -> Iterator[WorkspaceServer]:
         yield server
 
 
-def hook(server: WorkspaceServer, alert: dict[str, Any] = ALERT, **more: Any) -> Outcome:
+def hook(server: WorkspaceServer, alert: dict[str, Any] = ALERT, **more: Any) -> Attempt:
     way = Webhook(f"{server.url}/alerts", **more.pop("way", {}))
     return sender_of(Receiver("on-call", way, **{"timeout": 2.0, **more}))(alert)
 
@@ -132,7 +132,7 @@ def hook(server: WorkspaceServer, alert: dict[str, Any] = ALERT, **more: Any) ->
 
 def test_webhook_gets_the_row_with_its_id_and_revision(hooks: WorkspaceServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOK_KEY", "key")
-    assert hook(hooks, {**ALERT, "revision": 2}, way={"secret_env": "HOOK_KEY"}) == Outcome(SENT)
+    assert hook(hooks, {**ALERT, "revision": 2}, way={"secret_env": "HOOK_KEY"}) == Attempt(SENT)
     (asked,) = hooks.asked
     assert (asked.body["alert_id"], asked.body["revision"], asked.body["key"]) == (
         ALERT["alert_id"],
@@ -155,7 +155,7 @@ def test_answer_of_a_webhook(hooks: WorkspaceServer, code: int, status: str) -> 
 
 def test_webhook_that_asks_for_time(hooks: WorkspaceServer) -> None:
     hooks.replies["POST /alerts"] = Answer({}, 429, {"Retry-After": "60"})
-    assert hook(hooks) == Outcome(FAILED, "HTTP status 429", 60.0)
+    assert hook(hooks) == Attempt(FAILED, "HTTP status 429", 60.0)
 
 
 def test_webhook_that_leads_elsewhere_is_not_followed(hooks: WorkspaceServer) -> None:
@@ -188,7 +188,7 @@ def test_secret_that_is_not_set_is_told_before_anything_is_sent(monkeypatch: pyt
 # E-mail --------------------------------------------------------------------------------------------------------------
 
 
-def letter_to(mail: MailServer, alert: dict[str, Any] = ALERT, timeout: float = 2.0, **more: Any) -> Outcome:
+def letter_to(mail: MailServer, alert: dict[str, Any] = ALERT, timeout: float = 2.0, **more: Any) -> Attempt:
     more = {"starttls": False, **more}
     way = Email("127.0.0.1", mail.port, "lookback@example.com", ("desk@example.com", "boss@example.com"), **more)
     return sender_of(Receiver("desk", way, timeout=timeout))(alert)
@@ -198,7 +198,7 @@ def test_letter_has_the_row_its_id_and_revision(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("MAIL_USER", "ann")
     monkeypatch.setenv("MAIL_WORD", "word")
     with MailServer() as mail:
-        assert letter_to(mail, user_env="MAIL_USER", password_env="MAIL_WORD") == Outcome(SENT)
+        assert letter_to(mail, user_env="MAIL_USER", password_env="MAIL_WORD") == Attempt(SENT)
     assert mail.logins == ["\0ann\0word"]
     ((recipients, message),) = mail.messages
     assert [line.partition(":")[2].strip("<>") for line in recipients] == ["desk@example.com", "boss@example.com"]
@@ -213,7 +213,7 @@ def test_letter_has_the_row_its_id_and_revision(monkeypatch: pytest.MonkeyPatch)
 def test_no_header_comes_from_an_event() -> None:
     hostile = {**ALERT, "message": "x\r\nBcc: eve@example.com\r\n\r\nClick here", "alert_id": "a\r\nX-Evil: 1"}
     with MailServer() as mail:
-        assert letter_to(mail, hostile) == Outcome(SENT)
+        assert letter_to(mail, hostile) == Attempt(SENT)
     ((recipients, message),) = mail.messages
     assert len(recipients) == 2
     assert message["Bcc"] is None
@@ -224,7 +224,7 @@ def test_no_header_comes_from_an_event() -> None:
 def test_long_and_foreign_texts_arrive_whole() -> None:
     said = "支払い 😀 " * 12
     with MailServer() as mail:
-        assert letter_to(mail, {**ALERT, "message": said, "measures": {"m": "ß" * 5_000}}) == Outcome(SENT)
+        assert letter_to(mail, {**ALERT, "message": said, "measures": {"m": "ß" * 5_000}}) == Attempt(SENT)
     ((_, message),) = mail.messages
     assert message["Subject"] == f"[high] day-spend: {said.strip()}"
     assert "ß" * 5_000 in next(message.iter_parts()).get_content()
@@ -261,7 +261,7 @@ def test_tls_is_taken_only_of_whom_it_should_be(tmp_path: Path, monkeypatch: pyt
         assert "CERTIFICATE_VERIFY_FAILED" in refused.error
         assert not mail.messages
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "server.pem"))
-        assert letter_to(mail, starttls=True) == Outcome(SENT)
+        assert letter_to(mail, starttls=True) == Attempt(SENT)
     assert len(mail.messages) == 1
     assert mail.secured == 1
 
@@ -336,7 +336,7 @@ def test_status_tells_the_receivers_that_want_it(
         "lookback.commands.upkeep.tables_of",
         lambda *_: SimpleNamespace(root=str(tmp_path), files=str(tmp_path), reaches_files=True),
     )
-    monkeypatch.setattr("lookback.spark.status.stream_status", lambda tables, stream, *_: found[stream.name])
+    monkeypatch.setattr("lookback.spark.operations.status.stream_status", lambda tables, stream, *_: found[stream.name])
     status = ["status", "--json", "--conf", str(tmp_path)]
     with WorkspaceServer() as server:
         server.replies["POST /desk"] = Answer({})

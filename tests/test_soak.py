@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lookback.core.compiled import compile_rule
-from soak.__main__ import parser
-from soak.killing import OUTPUTS, Moment, Place, Torn, end, tear
-from soak.scenario import RULES, STREAM, Feed, is_usable, next_version
-from soak.tally import Tally
-from soak.verdict import difference
+from dev.soak.__main__ import parser
+from dev.soak.killing import OUTPUTS, Moment, Place, Torn, end, tear
+from dev.soak.scenario import RULES, STREAM, Feed, is_usable, next_version
+from dev.soak.tally import Tally
+from dev.soak.verdict import difference
+from lookback.core.rules.compiled import compile_rule
 
 
 @pytest.fixture

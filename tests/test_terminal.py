@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookback.terminal import describe_change
+from lookback.views.terminal import describe_change
 
 
 @pytest.mark.parametrize(

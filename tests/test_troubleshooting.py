@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lookback.core.health import THRESHOLDS
-from lookback.core.rulebook import ACTIONS, COMMANDS
+from lookback.core.operations.health import THRESHOLDS
+from lookback.core.rules.rulebook import ACTIONS, COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "lookback"
@@ -160,7 +160,7 @@ def test_actions_of_the_rule_log_are_those_of_the_code() -> None:
         written(argument)
         for tree in files().values()
         for call in ast.walk(tree)
-        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in ("write", "LogRow", "note")
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in ("write", "LogRow", "add_note")
         for argument in call.args[:4]
     }
     names = {name for name in noted if re.fullmatch(r"[a-z]+(_[a-z]+)*", name)}

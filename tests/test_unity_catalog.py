@@ -17,19 +17,19 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 
 from lookback.config import Settings
-from lookback.core.coverage import Coverage
 from lookback.core.errors import SetupError
-from lookback.core.streams import Stream
-from lookback.spark import session
-from lookback.spark.catalog import Step, Volume, _SetUp
-from lookback.spark.grants import Place, Roles, grants
-from lookback.spark.ingest import ingest, ingest_continuously, retry_rejected
-from lookback.spark.pipeline import Evaluation, _Idle
-from lookback.spark.schemas import COMMENTS, KEYS, PRODUCT_TABLES
-from lookback.spark.session import _set
-from lookback.spark.tables import Tables
-from lookback.spark.topic_ingest import TopicIngest
-from lookback.spark.watching import RulesWatch
+from lookback.core.rules.coverage import Coverage
+from lookback.core.streams.declaration import Stream
+from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
+from lookback.spark.ingest.topics import TopicIngest
+from lookback.spark.operations.catalog import Step, Volume, _SetUp
+from lookback.spark.operations.grants import Place, Roles, grants
+from lookback.spark.platform import session
+from lookback.spark.platform.session import _set
+from lookback.spark.stream.pipeline import Evaluation, _Idle
+from lookback.spark.stream.watching import RulesWatch
+from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES
 
 THREATS = Path(__file__).parents[1] / "docs" / "threats.md"
 ROLES = Roles("analysts", "engineers", "lookback-service")
@@ -197,7 +197,7 @@ def test_serverless_compute_may_refuse_settings_but_none_that_results_depend_on(
 
 def test_the_version_of_rules_in_a_catalog_is_asked_for_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, asked = [0.0], list[str]()
-    monkeypatch.setattr("lookback.spark.watching.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("lookback.spark.stream.watching.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def version(name: str) -> int:
         asked.append(name)
@@ -218,7 +218,7 @@ def test_a_look_at_the_rules_that_fails_is_logged_and_done_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, version, widened = [0.0], [1], list[Coverage]()
-    monkeypatch.setattr("lookback.spark.watching.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("lookback.spark.stream.watching.time", SimpleNamespace(monotonic=lambda: clock[0]))
     tables: Any = SimpleNamespace(root=None, version=lambda _: version[0])
     stream: Any = SimpleNamespace(name="tx")
     watch = RulesWatch(tables, stream, SimpleNamespace())  # type: ignore[arg-type]
@@ -249,7 +249,7 @@ def test_a_watermark_that_cannot_be_moved_on_is_logged_and_moved_a_span_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, is_out, asked = [0.0], [True], [0]
-    monkeypatch.setattr("lookback.spark.pipeline.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("lookback.spark.stream.pipeline.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def version(_: str) -> int:
         if is_out[0]:

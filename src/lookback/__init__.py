@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lookback.core.errors import EventError, LookbackError, RuleError, StreamError
-    from lookback.core.rules import Rule
-    from lookback.core.streams import Stream
-    from lookback.harness import Harness, Result, replay
+    from lookback.core.rules.document import Rule
+    from lookback.core.streams.declaration import Stream
+    from lookback.testing.harness import Harness, Result, replay
 
 __all__ = ["EventError", "Harness", "LookbackError", "Result", "Rule", "RuleError", "Stream", "StreamError", "replay"]
 _HOMES = {
     **dict.fromkeys(("EventError", "LookbackError", "RuleError", "StreamError"), "lookback.core.errors"),
-    "Rule": "lookback.core.rules",
-    "Stream": "lookback.core.streams",
-    **dict.fromkeys(("Harness", "Result", "replay"), "lookback.harness"),
+    "Rule": "lookback.core.rules.document",
+    "Stream": "lookback.core.streams.declaration",
+    **dict.fromkeys(("Harness", "Result", "replay"), "lookback.testing.harness"),
 }
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from lookback.core.durations import parse_duration
 from lookback.core.errors import DurationError, Problem, SetupError, StreamError
-from lookback.core.receivers import Receiver, read_receivers
-from lookback.core.streams import Stream
-from lookback.core.suggestions import suggest
+from lookback.core.operations.receivers import Receiver, read_receivers
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.durations import parse_duration
+from lookback.core.values.suggestions import suggest
 
 DEFAULT_ROOT = "./lakehouse"
 DEFAULT_CONF = "./conf"

@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from lookback.core.columns import Mask, text_of
-from lookback.core.compiled import CompiledRule
 from lookback.core.errors import ExpressionError
-from lookback.core.events import Events, read_events
-from lookback.core.expressions import Expression, compile_expression
-from lookback.core.limits import WIDEST
-from lookback.core.remarks import Remark
-from lookback.core.rules import shown
-from lookback.core.streams import Stream
-from lookback.core.syntax import LookbackSql, parse, unwrapped
-from lookback.core.windows import SEQUENCE
-from lookback.harness import replay
+from lookback.core.expressions.compiling import Expression, compile_expression
+from lookback.core.expressions.syntax import LookbackSql, parse, unwrapped
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.document import shown
+from lookback.core.rules.remarks import Remark
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import Events, read_events
+from lookback.core.values.columns import Mask, text_of
+from lookback.core.values.limits import WIDEST
+from lookback.core.values.windows import SEQUENCE
+from lookback.testing.harness import replay
 
 _COMPARED = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.In)
 _SHOWN = 4
@@ -51,7 +51,7 @@ def data_remarks(rule: CompiledRule, stream: Stream, events: pa.Table) -> list[R
 
 def _texts(rule: CompiledRule) -> Iterator[tuple[str, str]]:
     """(place, text) of every expression of the rule."""
-    spec = rule.rule
+    spec = rule.spec
     yield "where", spec.where or ""
     for measure in spec.measures:
         yield f"measures.{measure.name}", measure.text
@@ -130,13 +130,13 @@ def _unmatched(rule: CompiledRule, history: Events) -> Iterator[Remark]:
 
 def _judged(rule: CompiledRule, stream: Stream, events: pa.Table) -> Iterator[Remark]:
     """What replay of the rule over the events gives: errors, or no alert at all."""
-    probe: dict[str, Any] = {name: value for name, value in rule.rule.document.items() if name not in _APART}
+    probe: dict[str, Any] = {name: value for name, value in rule.spec.document.items() if name not in _APART}
     result = replay([probe], events, stream)
     for row in result.errors:
         if row.action == "failed":
             yield Remark("", row.message)
     if not result.alerts:
-        place = "sequence" if rule.rule.kind == SEQUENCE else "when" if rule.rule.when else "window"
+        place = "sequence" if rule.spec.kind == SEQUENCE else "when" if rule.spec.when else "window"
         times = events[stream.event_time]
         first, last = (text_of(value) for value in _span(times))
         why = "no window has ended" if place == "window" else "nothing satisfied it"

@@ -19,20 +19,20 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.config import Settings, load_rule_document
 from lookback.core.errors import SetupError
-from lookback.spark.ingest import ingest
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.ingest.files import ingest
+from lookback.spark.platform.session import get_spark
 from lookback.spark.review import explain, open_queue, record_review
 from lookback.spark.rules import RulesTable
-from lookback.spark.session import get_spark
-from lookback.spark.tables import Tables
-from lookback.terminal import describe_change
-from lookback.timeline import key_timeline
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.lakehouse import Tables
+from lookback.views.terminal import describe_change
+from lookback.views.timeline import key_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lookback.core.streams import Stream
-    from lookback.spark.sink import BatchReport
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.stream.sink import BatchReport
 
 # The whole Handbook file, where it lies beside the repository; else the slice that the repository carries.
 _FULL = Path("../shared/data/handbook_transactions.parquet")

@@ -14,31 +14,31 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import yaml
 
-from lookback import pictures
 from lookback.config import Settings, load_rule_document
-from lookback.core.compiled import compile_rule
-from lookback.core.durations import parse_duration
 from lookback.core.errors import RuleError, SetupError
-from lookback.core.evidence import Explanation, StepEvidence
-from lookback.core.health import Finding, health, health_in_words
-from lookback.core.remarks import Remark, remarks_of
-from lookback.core.rules import read_rule
-from lookback.core.wording import rule_in_words
+from lookback.core.explaining.evidence import Explanation, StepEvidence
+from lookback.core.operations.health import Finding, health, health_in_words
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.document import read_rule
+from lookback.core.rules.remarks import Remark, remarks_of
+from lookback.core.rules.wording import rule_in_words
+from lookback.core.values.durations import parse_duration
 from lookback.data_remarks import data_remarks
-from lookback.display import code, frame_of, show, text
-from lookback.live import commit_times, watch
 from lookback.parameters import known_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
-from lookback.timeline import key_timeline
-from lookback.trial import Trial, tried
+from lookback.testing.trial import Trial, run_trial
+from lookback.views import pictures
+from lookback.views.display import code, frame_of, show, text
+from lookback.views.live import commit_times, watch
+from lookback.views.timeline import key_timeline
 
 if TYPE_CHECKING:
-    from lookback.core.compiled import CompiledRule
-    from lookback.core.streams import Stream
-    from lookback.spark.ingest import IngestReport
+    from lookback.core.rules.compiled import CompiledRule
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.ingest.files import IngestReport
     from lookback.spark.rules import RulesTable
-    from lookback.spark.sink import BatchReport
-    from lookback.spark.tables import Tables
+    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.tables.lakehouse import Tables
 
 _MOST_ROWS = 50
 _COUNTED = 1_000
@@ -80,9 +80,9 @@ def open_workspace(
     they are folders below `root`. stream: one of conf/streams. profile: one of conf/profiles; empty: that of
     conf/settings.yml. Raises SetupError.
     """
-    from lookback.spark.fields import reads_kafka
-    from lookback.spark.session import get_spark
-    from lookback.spark.tables import Tables
+    from lookback.spark.ingest.fields import reads_kafka
+    from lookback.spark.platform.session import get_spark
+    from lookback.spark.tables.lakehouse import Tables
 
     settings = Settings.local(root, conf, profile, catalog, schema)
     streams, chosen = settings.streams(), settings.stream(stream)
@@ -109,8 +109,8 @@ def ingest_files(
     Returns the report of modes once and retry. Raises SetupError for an unknown mode, and where new files of a single
     file are asked for.
     """
-    from lookback.spark.fields import reads_kafka
-    from lookback.spark.ingest import ingest, ingest_continuously, retry_rejected
+    from lookback.spark.ingest.fields import reads_kafka
+    from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
 
     if known_mode(mode, "once", "new", "continuous", "retry") != "retry" and reads_kafka(workspace.stream) and not path:
         return _ingest_topic(workspace, every if mode == "continuous" else None, minutes)
@@ -144,7 +144,7 @@ def ingest_files(
 def _ingest_topic(workspace: Workspace, every: str | None, minutes: float) -> IngestReport:
     from threading import Timer
 
-    from lookback.spark.topic_ingest import TopicIngest
+    from lookback.spark.ingest.topics import TopicIngest
 
     run = TopicIngest(
         workspace.tables,
@@ -252,8 +252,8 @@ def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRul
     except RuleError as error:
         show(pd.DataFrame([{"place": p.place or "the document", "what to do": p.message} for p in error.problems]))
         raise
-    tests = f"; {len(rule.rule.tests)} of its own tests passed" if rule.rule.tests else ""
-    show(text(f"{rule.rule.rule_id} can be published{tests}. {rule_in_words(rule)}"))
+    tests = f"; {len(rule.spec.tests)} of its own tests passed" if rule.spec.tests else ""
+    show(text(f"{rule.spec.rule_id} can be published{tests}. {rule_in_words(rule)}"))
     _show_remarks(remarks_of(rule))
     return rule
 
@@ -272,11 +272,11 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
     given no result yet. What was retracted again is not drawn. Remarks say what none of the events bears out, such as a
     text that was never seen in its field.
     """
-    from lookback.spark.history import recent_events
+    from lookback.spark.tables.history import recent_events
 
     stream = workspace.streams[str(document.get("stream"))]
     recent = recent_events(workspace.tables, stream, events)
-    trial = tried(document, recent, stream)
+    trial = run_trial(document, recent, stream)
     title = f"{document.get('rule_id')}: what it would have flagged"
     measured: dict[str, Any] = {"values": trial.values, "name": trial.name, "limits": trial.limits}
     show(pictures.flagged(trial.events, trial.standing, stream.event_time, title, **measured))
@@ -329,12 +329,12 @@ def evaluate_stream(
     micro-batches; empty: as the profile says. idle_after: a duration; for each
     such time without a new commit a continuous evaluation moves the watermark on by as much. shards: of a new checkpoint;
     0: as the stream or conf/settings.yml says, else as many as the cluster has cores, at most 48. view: `live`, a picture
-    that is refreshed every second; `lines`, for jobs; `auto`, see `lookback.live.watch`. An interrupt of the cell ends it
+    that is refreshed every second; `lines`, for jobs; `auto`, see `lookback.views.live.watch`. An interrupt of the cell ends it
     cleanly: what is half done is done again at the next start.
     """
-    from lookback.spark.checkpoint import Checkpoint
-    from lookback.spark.metrics import Metrics
-    from lookback.spark.pipeline import Evaluation
+    from lookback.spark.stream.checkpoint import Checkpoint
+    from lookback.spark.stream.metrics import Metrics
+    from lookback.spark.stream.pipeline import Evaluation
 
     once = known_mode(mode, "once", "rebuild", "continuous") != "continuous"
     if not any(row.status in ("active", "shadow") for row in workspace.rules.rows()):
@@ -356,8 +356,8 @@ def evaluate_stream(
 
 def show_health(workspace: Workspace) -> list[Finding]:
     """Whether the stream is healthy, in words, and what to do where it is not."""
-    from lookback.spark.checkpoint import Checkpoint
-    from lookback.spark.status import stream_figures
+    from lookback.spark.operations.status import stream_figures
+    from lookback.spark.stream.checkpoint import Checkpoint
 
     checkpoint = Checkpoint(Path(workspace.checkpoint("evaluate")))
     figures = stream_figures(workspace.tables, workspace.stream, checkpoint)
@@ -482,7 +482,7 @@ def _measure_row(measure: Any) -> dict[str, Any]:
 
 
 def _taken(step: StepEvidence) -> str:
-    number = pictures.counted(len(step.events), "event")
+    number = pictures.count_text(len(step.events), "event")
     return f"{number} came" if step.absent else f"{number}, in the order taken"
 
 

@@ -16,23 +16,23 @@ from email.utils import formatdate
 from typing import Any
 
 from lookback.core.errors import SetupError
-from lookback.core.notices import (
+from lookback.core.operations.notifications import (
     GIVEN_UP,
     SENT,
-    Outcome,
+    Attempt,
     alert_text,
     delivery_id,
+    email_text,
     failed,
     headline,
-    letter,
     of_status,
     one_line,
     signature,
 )
-from lookback.core.receivers import Email, Receiver, Webhook, url_problem
+from lookback.core.operations.receivers import Email, Receiver, Webhook, url_problem
 
 # Sends a row of the alerts table once.
-Send = Callable[[Mapping[str, Any]], Outcome]
+Send = Callable[[Mapping[str, Any]], Attempt]
 
 
 def sender_of(receiver: Receiver) -> Send:
@@ -56,7 +56,7 @@ def _webhook(receiver: Receiver, way: Webhook) -> Send:
     secret = _variable(receiver, way.secret_env) if way.secret_env else ""
     opener = urllib.request.build_opener(_NoRedirect)
 
-    def send(alert: Mapping[str, Any]) -> Outcome:
+    def send(alert: Mapping[str, Any]) -> Attempt:
         headers = {"Content-Type": "application/json", "User-Agent": "lookback"}
         headers |= {"Idempotency-Key": one_line(delivery_id(alert)), **_marks(alert)}
         try:
@@ -80,7 +80,7 @@ def _email(receiver: Receiver, way: Email) -> Send:
     user = _variable(receiver, way.user_env) if way.user_env else ""
     password = _variable(receiver, way.password_env) if way.password_env else ""
 
-    def send(alert: Mapping[str, Any]) -> Outcome:
+    def send(alert: Mapping[str, Any]) -> Attempt:
         try:
             with smtplib.SMTP(way.host, way.port, timeout=receiver.timeout) as server:
                 if way.starttls:
@@ -88,11 +88,11 @@ def _email(receiver: Receiver, way: Email) -> Send:
                 if user:
                     server.login(user, password)
                 server.send_message(_message(alert, way), way.sender, way.to)
-            return Outcome(SENT)
+            return Attempt(SENT)
         except smtplib.SMTPDataError as error:
             # Of the message itself, and for good; a log-in or a recipient that is refused may be mended.
             refused = 500 <= error.smtp_code < 600
-            return Outcome(GIVEN_UP, failed(error).error) if refused else failed(error)
+            return Attempt(GIVEN_UP, failed(error).error) if refused else failed(error)
         except (OSError, smtplib.SMTPException, ValueError) as error:
             return failed(error)
 
@@ -109,7 +109,7 @@ def _message(alert: Mapping[str, Any], way: Email) -> EmailMessage:
     for name, value in _marks(alert).items():
         message[name] = value
     message["Auto-Submitted"] = "auto-generated"
-    message.set_content(letter(alert), cte="base64")
+    message.set_content(email_text(alert), cte="base64")
     message.add_attachment(alert_text(alert).encode(), maintype="application", subtype="json", filename="alert.json")
     return message
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from lookback.core.errors import SetupError
-from lookback.core.streams import RESERVED_FIELDS
+from lookback.core.streams.declaration import RESERVED_FIELDS
 
 # So many rows at the beginning of a file are looked at.
 SAMPLE_ROWS = 10_000

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from lookback.config import Settings, load_receivers
-from lookback.core.alerts import moment
-from lookback.core.durations import parse_duration
 from lookback.core.errors import SetupError
-from lookback.core.receivers import Webhook
-from lookback.core.rules import parse_calendar_time
-from lookback.display import clear, show, text
+from lookback.core.operations.receivers import Webhook
+from lookback.core.streams.alerts import moment
+from lookback.core.values.durations import parse_duration
+from lookback.core.values.times import parse_calendar_time
 from lookback.parameters import known_mode
 from lookback.senders import sender_of
+from lookback.views.display import clear, show, text
 
 if TYPE_CHECKING:
-    from lookback.core.streams import Stream
-    from lookback.spark.catalog import Step
-    from lookback.spark.forget import ForgetReport
-    from lookback.spark.maintenance import Maintenance
-    from lookback.spark.notify import Counts, Notifier
-    from lookback.spark.tables import Tables
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.operations.catalog import Step
+    from lookback.spark.operations.forget import ForgetReport
+    from lookback.spark.operations.maintenance import Maintenance
+    from lookback.spark.operations.notify import Counts, Notifier
+    from lookback.spark.tables.lakehouse import Tables
 
 
 def open_place(settings: Settings) -> tuple[Tables, dict[str, Stream]]:
@@ -34,8 +34,8 @@ def open_place(settings: Settings) -> tuple[Tables, dict[str, Stream]]:
 
     Nothing is made. Raises SetupError.
     """
-    from lookback.spark.session import get_spark
-    from lookback.spark.tables import Tables
+    from lookback.spark.platform.session import get_spark
+    from lookback.spark.tables.lakehouse import Tables
 
     streams = settings.streams()
     return Tables.of(get_spark("lookback upkeep", settings=settings.spark), settings), streams
@@ -51,8 +51,8 @@ def set_up(
     which checkpoints are. landing: the folder that files of events arrive in; empty: none is made. analysts, engineers,
     service: principals that get the grants of their role, in Unity Catalog; empty: none.
     """
-    from lookback.spark.catalog import set_up as make
-    from lookback.spark.grants import Roles
+    from lookback.spark.operations.catalog import set_up as make
+    from lookback.spark.operations.grants import Roles
 
     tables, streams = open_place(Settings.local(root, conf, catalog=catalog, schema=schema))
     roles = Roles(analysts, engineers, service)
@@ -71,8 +71,8 @@ def maintain(root: str, catalog: str = "", schema: str = "", conf: str = "../con
 
     Raises SetupError, at the end, where an evaluation cannot go on from its checkpoint.
     """
-    from lookback.spark.maintenance import maintain as run
-    from lookback.spark.pipeline import checkpoint_folder
+    from lookback.spark.operations.maintenance import maintain as run
+    from lookback.spark.stream.pipeline import checkpoint_folder
 
     settings = Settings.local(root, conf, catalog=catalog, schema=schema)
     tables, streams = open_place(settings)
@@ -96,9 +96,9 @@ def forget(
     where: a condition over the stream's fields, such as `customer_id = 17`. dry_run: rows are counted, and nothing is
     deleted. Raises ExpressionError where `where` is no such condition, and SetupError.
     """
-    from lookback.spark.forget import forget as run
-    from lookback.spark.forget import forget_condition
-    from lookback.spark.pipeline import checkpoint_folder
+    from lookback.spark.operations.forget import forget as run
+    from lookback.spark.operations.forget import forget_condition
+    from lookback.spark.stream.pipeline import checkpoint_folder
 
     settings = Settings.local(root, conf, catalog=catalog, schema=schema)
     chosen = settings.stream(stream)
@@ -116,7 +116,7 @@ def notifier(settings: Settings, stream: str = "", since: str = "") -> Notifier:
     stream: whose alerts; empty: of all declared streams. since: from when on a receiver that is new hears of alerts, UTC
     without a zone; empty: from now on. Raises SetupError.
     """
-    from lookback.spark.notify import Notifier
+    from lookback.spark.operations.notify import Notifier
 
     senders = {receiver: sender_of(receiver) for receiver in load_receivers(settings.conf)}
     try:
@@ -157,7 +157,7 @@ def notify(
     an interrupt, after which what was just being sent may be sent again. The rest as `notifier`. Raises SetupError; in
     mode `once` also, at the end, where an alert could not be sent.
     """
-    from lookback.spark.notify import Counts
+    from lookback.spark.operations.notify import Counts
 
     once = known_mode(mode, "once", "continuous") == "once"
     pause = parse_duration(every) / 1_000_000

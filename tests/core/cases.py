@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lookback.core.streams import Stream
+from lookback.core.streams.declaration import Stream
 
 _DECLARATION = {
     "stream": "tx",

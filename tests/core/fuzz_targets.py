@@ -13,10 +13,7 @@ from typing import Any
 import numpy as np
 
 import lookback
-from lookback.core.blocks import unpack_events, unpack_failures, unpack_late
-from lookback.core.columns import Column, from_values
-from lookback.core.compiled import compile_rule
-from lookback.core.durations import parse_duration
+from lookback.core.aggregation.runs import Run
 from lookback.core.errors import (
     DurationError,
     EventError,
@@ -28,16 +25,19 @@ from lookback.core.errors import (
     StreamError,
     TypeNameError,
 )
-from lookback.core.events import read_events
-from lookback.core.expressions import compile_aggregate, compile_expression, compile_part
-from lookback.core.keyed import KeyedTable
-from lookback.core.pages import decode_page, encode_page
-from lookback.core.rulebook import RuleBook, RuleChange
-from lookback.core.rules import read_document
-from lookback.core.runs import Run
-from lookback.core.state import ShardState
-from lookback.core.streams import Stream
-from lookback.core.types import parse_type
+from lookback.core.expressions.compiling import compile_aggregate, compile_expression, compile_part
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.document import read_document
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.state.keyed import KeyedTable
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.blocks import unpack_events, unpack_failures, unpack_late
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import read_events
+from lookback.core.values.columns import Column, from_values
+from lookback.core.values.durations import parse_duration
+from lookback.core.values.pages import decode_page, encode_page
+from lookback.core.values.types import parse_type
 
 # The fields of the generated cases, and one of every other type.
 STREAM = Stream.from_dict(
@@ -150,7 +150,7 @@ def change(row: tuple[Any, ...]) -> None:
     book = RuleBook(STREAM, {STREAM.name: STREAM})
     log, _ = book.apply([RuleChange(*row)], None)
     assert_no_defect(entry.message for entry in log)
-    assert_no_defect(problems for _, problems in book.lost())
+    assert_no_defect(problems for _, problems in book.unreadable())
     text = book.to_json()
     again = RuleBook(STREAM, {STREAM.name: STREAM})
     again.load(text)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lookback.core.aggregates import AGGREGATES
-from lookback.core.columns import Column, from_values
-from lookback.core.types import BIGINT, DOUBLE, INT, STRING, DataType, decimal
+from lookback.core.aggregation.aggregates import AGGREGATES
+from lookback.core.values.columns import Column, from_values
+from lookback.core.values.types import BIGINT, DOUBLE, INT, STRING, DataType, decimal
 
 
 def over(name: str, values: list[Any], type_: DataType, low: list[int], high: list[int]) -> Column:

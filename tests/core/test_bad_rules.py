@@ -12,22 +12,24 @@ import numpy as np
 import pytest
 
 import lookback
-from lookback.core import evaluation, functions, rulebook
-from lookback.core.alerts import Failure
-from lookback.core.columns import Column
-from lookback.core.compiled import compile_rule
+from lookback.core.engine import evaluation
+from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.errors import RuleError, StateError, StreamError
-from lookback.core.evaluation import Batch, Evaluator, Output
-from lookback.core.events import read_events
-from lookback.core.expressions import compile_expression, recompiled
-from lookback.core.limits import LIMITS, Limits
-from lookback.core.quarantine import quarantined, reason_of
-from lookback.core.rulebook import MAX_VERSION, RuleBook, RuleChange
-from lookback.core.rules import read_rule
-from lookback.core.state import ShardState
-from lookback.core.streams import Stream
-from lookback.core.stretch import Case, Stretch, merge_failures
-from lookback.core.types import BIGINT, STRING
+from lookback.core.expressions import functions
+from lookback.core.expressions.compiling import compile_expression, recompiled
+from lookback.core.judging.segment import RuleRun, Segment, merge_failures
+from lookback.core.rules import rulebook
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.document import read_rule
+from lookback.core.rules.quarantine import describe_error, find_quarantines
+from lookback.core.rules.rulebook import MAX_VERSION, RuleBook, RuleChange
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.alerts import Failure
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import read_events
+from lookback.core.values.columns import Column
+from lookback.core.values.limits import LIMITS, Limits
+from lookback.core.values.types import BIGINT, STRING
 
 FIELDS = {"id": "bigint", "at": "timestamp", "customer": "int", "amount": "decimal(18,2)", "text": "string"}
 DECLARATION = {"stream": "tx", "event_id": "id", "event_time": "at", "fields": FIELDS}
@@ -124,7 +126,7 @@ def test_a_defect_in_reading_a_row_rejects_the_row(monkeypatch: pytest.MonkeyPat
 
     book = RuleBook(TX, STREAMS)
     book.apply([row(1)], None)
-    monkeypatch.setattr("lookback.core.rulebook._compile_cached", broken)
+    monkeypatch.setattr("lookback.core.rules.rulebook._compile_cached", broken)
     log, _ = book.apply([row(2, commit=2)], None)
     assert "RecursionError: maximum recursion depth exceeded (test_bad_rules.py" in log[0].message
     assert [(entry.version, entry.action) for entry in log] == [(2, "rejected")]
@@ -135,7 +137,7 @@ def test_out_of_memory_is_no_rules_fault(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("lookback.core.rulebook._compile_cached", broken)
+    monkeypatch.setattr("lookback.core.rules.rulebook._compile_cached", broken)
     with pytest.raises(MemoryError):
         RuleBook(TX, STREAMS).apply([row(1)], None)
 
@@ -306,7 +308,7 @@ def test_a_rule_in_force_goes_on_where_limits_are_lowered_and_can_be_taken_back(
     again = RuleBook(low["tx"], low)
     again.load(book.to_json())
     assert in_force(again) == [("r", 1, "active"), ("s", 1, "active")]
-    assert again.lost() == []
+    assert again.unreadable() == []
     changes = [row(2, commit=2, window="20 days", message="x"), row(2, "paused", commit=3, window="20 days")]
     log, _ = again.apply([*changes, row(3, "active", commit=4, window="20 days")], None)
     assert [(each.version, each.action) for each in log] == [(2, "rejected"), (2, "paused"), (3, "rejected")]
@@ -435,7 +437,7 @@ class Breaks:
             monkeypatch.setitem(evaluation.JUDGES, kind, self._around(judge))
 
     def _around(self, judge: Any) -> Any:
-        def judged(case: Case) -> None:
+        def judged(case: RuleRun) -> None:
             judge(case)
             if case.entry.rule_id == self._rule_id:
                 self.asked += 1
@@ -579,14 +581,14 @@ def judged_line() -> int:
 
 
 def test_a_feature_that_breaks_stops_the_rules_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = Stretch.keep_rows
+    keep = Segment.keep_rows
 
-    def broken(self: Stretch, feature: Any) -> None:
+    def broken(self: Segment, feature: Any) -> None:
         if feature.function == "sum":
             raise ValueError("no room")
         keep(self, feature)
 
-    monkeypatch.setattr(Stretch, "keep_rows", broken)
+    monkeypatch.setattr(Segment, "keep_rows", broken)
     harness = lookback.Harness(TX)
     for rule_id, measure in (("a", "sum(amount)"), ("b", "sum(amount)"), ("c", "count(*)")):
         harness.rule(document(rule_id=rule_id, measures={"n": measure}, when="n >= 0"))
@@ -609,12 +611,12 @@ def test_c4_quarantine_comes_of_more_failures_than_max_failures_or_of_a_break() 
     def failure(count: int, reason: str = "", event: str = "e7") -> Failure:
         return Failure("r", 3, count, event, (9, 0), reason)
 
-    assert quarantined([failure(100)], 100) == []
-    (found,) = quarantined(merge_failures([failure(60), failure(41, event="e5")]), 100)
+    assert find_quarantines([failure(100)], 100) == []
+    (found,) = find_quarantines(merge_failures([failure(60), failure(41, event="e5")]), 100)
     assert (found.rule_id, found.version) == ("r", 3)
     assert "101 events of one batch" in found.comment
     assert "the first is e5; mend the rule and push it again" in found.comment
-    (found,) = quarantined(merge_failures([failure(1), failure(0, "KeyError: 'x'", "")]), 100)
+    (found,) = find_quarantines(merge_failures([failure(1), failure(0, "KeyError: 'x'", "")]), 100)
     assert found.comment.startswith("KeyError: 'x', at commit 9")
 
 
@@ -623,7 +625,7 @@ def test_a_reason_is_one_short_line_whatever_was_raised() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert reason_of(Odd()) == "Odd: its text cannot be had"
-    said = reason_of(ValueError("a\n\0b\ud800" + "x" * 1_000_000))
+    assert describe_error(Odd()) == "Odd: its text cannot be had"
+    said = describe_error(ValueError("a\n\0b\ud800" + "x" * 1_000_000))
     assert "\n" not in said
     assert len(said.encode()) < 400

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lookback
-from lookback.core.cells import read_cell
-from lookback.core.columns import arrow_type
 from lookback.core.errors import EventError
-from lookback.core.events import read_events
-from lookback.core.streams import Stream
-from lookback.core.types import parse_type
+from lookback.core.streams.cells import read_cell
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import read_events
+from lookback.core.values.columns import arrow_type
+from lookback.core.values.types import parse_type
 
 STREAM = Stream.from_dict(
     {

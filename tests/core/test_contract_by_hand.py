@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from lookback.core.alerts import moment
-from lookback.core.columns import text_of
-from lookback.core.streams import Stream
-from lookback.harness import Harness
+from lookback.core.streams.alerts import moment
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.columns import text_of
+from lookback.testing.harness import Harness
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from oracle import Oracle, OracleEvent

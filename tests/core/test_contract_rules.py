@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from lookback.core.compiled import compile_rule
 from lookback.core.errors import RuleError
-from lookback.core.rulebook import RuleBook, RuleChange
-from lookback.core.rules import read_rule
-from lookback.core.streams import Stream
-from lookback.harness import Harness
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.document import read_rule
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.streams.declaration import Stream
+from lookback.testing.harness import Harness
 
 FIELDS = {
     "id": "bigint",

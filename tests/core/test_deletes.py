@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookback.core.evaluation import Batch, Evaluator
-from lookback.core.events import read_events
-from lookback.core.rulebook import RuleBook, RuleChange
-from lookback.core.state import ShardState
-from lookback.core.streams import Stream
+from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import read_events
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cases import cases

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookback.core.distinct import Distinct, Rows
+from lookback.core.aggregation.distinct import Distinct, Rows
 
 TIME = st.integers(-6, 12)
 ROWS = st.lists(st.tuples(st.integers(0, 2), TIME, st.integers(0, 3)), max_size=14)

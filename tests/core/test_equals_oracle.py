@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from lookback.core import keyed
-from lookback.core import pages as pages_module
-from lookback.core import state as state_module
-from lookback.core.alerts import Alert, LateEvent
-from lookback.core.arrival import late_place, marks_of
-from lookback.core.blocks import merge_alerts, pack_alerts
-from lookback.core.cache import Cache
-from lookback.core.columns import text_of
-from lookback.core.evaluation import Batch, Evaluator, Output
-from lookback.core.events import Events, read_events
-from lookback.core.rulebook import LogRow, RuleBook, RuleChange
-from lookback.core.state import MANIFEST, ShardState, page_text, text_page
-from lookback.core.streams import Stream
-from lookback.harness import replay
+from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.state import keyed
+from lookback.core.state import shard as state_module
+from lookback.core.state.shard import MANIFEST, ShardState, page_text, text_page
+from lookback.core.streams.alerts import Alert, LateEvent
+from lookback.core.streams.arrival import late_place, marks_of
+from lookback.core.streams.blocks import merge_alerts, pack_alerts
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import Events, read_events
+from lookback.core.values import pages as pages_module
+from lookback.core.values.cache import Cache
+from lookback.core.values.columns import text_of
+from lookback.testing.harness import replay
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))

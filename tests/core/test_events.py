@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lookback.core import events as module
-from lookback.core.columns import Column, arrow_type, from_arrow, from_values
-from lookback.core.events import Events
-from lookback.core.expressions import Expression, compile_expression
-from lookback.core.types import BIGINT, STRING, TIMESTAMP, parse_type
+from lookback.core.expressions.compiling import Expression, compile_expression
+from lookback.core.streams import events as module
+from lookback.core.streams.events import Events
+from lookback.core.values.columns import Column, arrow_type, from_arrow, from_values
+from lookback.core.values.types import BIGINT, STRING, TIMESTAMP, parse_type
 
 ROWS = 20_000
 SCHEMA = {"n": BIGINT, "text": STRING}

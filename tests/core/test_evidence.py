@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 
 import lookback
-from lookback.core.arrival import marks_of
-from lookback.core.columns import text_of
-from lookback.core.compiled import compile_rule
-from lookback.core.events import read_events
-from lookback.core.evidence import (
+from lookback.core.explaining.evidence import (
     Activation,
     Clock,
     Evidence,
     Explanation,
+    JudgedSubject,
     Reset,
-    Subject,
     state_spans,
 )
-from lookback.core.explaining import explained, reach
-from lookback.core.rules import parse_time
-from lookback.core.streams import Stream
-from lookback.core.wording import limits_of, measure_in_words, rule_in_words
+from lookback.core.explaining.explanation import explain_alert, picture_span
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.wording import limits_of, measure_in_words, rule_in_words
+from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import read_events
+from lookback.core.values.columns import text_of
+from lookback.core.values.times import parse_time
 
 STREAM = Stream.from_dict(
     {
@@ -98,13 +98,13 @@ def found(versions: list[tuple[dict[str, Any], int | None]], given: list[dict[st
     listed = []
     for at, alert in enumerate(alerts):
         rule = rules[alert["rule_version"] - 1]
-        since, _ = reach(rule, STREAM, alert, None)
+        since, _ = picture_span(rule, STREAM, alert, None)
         mine = [row for row in given if alert["key"] in ({}, {"k": row["k"]}) and row["arrival"] <= alert["arrival"]]
         own = read_events(mine, STREAM, 1)[0].in_order_of_arrival()
         before = [row for row in alerts[: at + 1] if row["key"] == alert["key"] and row["revision"] == 0]
         evidence = Evidence(
             rule, own, own.columns["id"], Clock(STREAM, highs), state_spans(activations, alert["arrival"]),
-            resets=[reset_by(row, rule) for row in before] if rule.rule.reset_on_alert else [],
+            resets=[reset_by(row, rule) for row in before] if rule.spec.reset_on_alert else [],
         )  # fmt: skip
         listed.append((evidence, [row for row in alerts[: at + 1] if row["alert_id"] == alert["alert_id"]], since))
     return listed
@@ -113,14 +113,16 @@ def found(versions: list[tuple[dict[str, Any], int | None]], given: list[dict[st
 def explain_all(
     versions: list[tuple[dict[str, Any], int | None]], given: list[dict[str, Any]]
 ) -> list[tuple[dict[str, Any], Explanation]]:
-    return [(listed[-1], explained(evidence, listed, {}, since)) for evidence, listed, since in found(versions, given)]
+    return [
+        (listed[-1], explain_alert(evidence, listed, {}, since)) for evidence, listed, since in found(versions, given)
+    ]
 
 
 def reset_by(alert: dict[str, Any], rule: Any) -> Reset:
     absence = rule.sequence is not None and rule.sequence.absent is not None
     time = parse_time(alert["window_start" if absence else "event_time"])
     due = parse_time(alert["event_time"]) if absence else None
-    return Reset(Subject(alert["arrival"], time, alert["event_id"]), due)
+    return Reset(JudgedSubject(alert["arrival"], time, alert["event_id"]), due)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -173,7 +175,7 @@ def test_every_row_of_every_kind_comes_out_the_same(kind: str):
     assert ("retracted" in {alert["verdict"] for alert, _ in explanations}) == (kind in RETRACTED)
     for alert, explanation in explanations:
         assert explanation.consistent, (alert, explanation.measures, explanation.steps)
-        assert explanation.kind == compile_rule(KINDS[kind], STREAM).rule.kind
+        assert explanation.kind == compile_rule(KINDS[kind], STREAM).spec.kind
         assert any(note.startswith("Retracted") for note in explanation.notes) == (alert["verdict"] == "retracted")
         took = [event_id for step in explanation.steps if not step.absent for event_id in step.events.get("id", [])]
         assert took == list(alert["evidence"])
@@ -191,7 +193,7 @@ def test_a_row_with_something_wrong_in_it_does_not_come_out(kind: str):
         if "session" in KINDS[kind].get("window", {}) and alert["verdict"] != "retracted":
             wrongs.append({**alert, "window_end": alert["window_end"] + dt.timedelta(microseconds=1)})
         for wrong in wrongs:
-            assert not explained(evidence, [*listed[:-1], wrong], {}, since).consistent, wrong
+            assert not explain_alert(evidence, [*listed[:-1], wrong], {}, since).consistent, wrong
 
 
 def test_an_absence_that_is_said_to_be_retracted_though_nothing_came_does_not_come_out():
@@ -200,7 +202,7 @@ def test_an_absence_that_is_said_to_be_retracted_though_nothing_came_does_not_co
     quiet = [each for each in cases if each[1][-1]["alert_id"] not in retracted]
     assert quiet
     for evidence, listed, since in quiet:
-        assert not explained(evidence, [{**listed[-1], "verdict": "retracted"}], {}, since).consistent
+        assert not explain_alert(evidence, [{**listed[-1], "verdict": "retracted"}], {}, since).consistent
 
 
 # [a b] at 0 and 5, [d] at 12: two sessions with a gap of 6 seconds, until c comes at 9 and joins them

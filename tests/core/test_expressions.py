@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 from sqlglot.parsers.spark import SparkParser
 
-from lookback.core.columns import Column, from_values
 from lookback.core.errors import ExpressionError
-from lookback.core.expressions import AggregateCall, Expression, compile_aggregate, compile_expression, recompiled
-from lookback.core.functions import AGGREGATES, FORMS, FUNCTIONS, matcher
-from lookback.core.syntax import LookbackSql, is_bare_name
-from lookback.core.types import (
+from lookback.core.expressions.compiling import (
+    AggregateCall,
+    Expression,
+    compile_aggregate,
+    compile_expression,
+    recompiled,
+)
+from lookback.core.expressions.functions import AGGREGATES, FORMS, FUNCTIONS, matcher
+from lookback.core.expressions.syntax import LookbackSql, is_bare_name
+from lookback.core.values.columns import Column, from_values
+from lookback.core.values.types import (
     BIGINT,
     BOOLEAN,
     DATE,

@@ -20,14 +20,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_targets import STREAM, block, page, state
 
 import lookback
-from lookback.core.alerts import Alert, Failure, LateEvent, Place
-from lookback.core.blocks import COMMIT, pack_alerts, pack_events, pack_failures, pack_late, unpack_events, unpack_late
-from lookback.core.columns import arrow_type
+from lookback.core.aggregation.runs import Run
 from lookback.core.errors import StateError
-from lookback.core.pages import PAGE_VERSION, decode_page, encode_page
-from lookback.core.rulebook import RuleBook
-from lookback.core.runs import Run
-from lookback.core.state import ShardState
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.alerts import Alert, Failure, LateEvent, Place
+from lookback.core.streams.blocks import (
+    COMMIT,
+    pack_alerts,
+    pack_events,
+    pack_failures,
+    pack_late,
+    unpack_events,
+    unpack_late,
+)
+from lookback.core.values.columns import arrow_type
+from lookback.core.values.pages import PAGE_VERSION, decode_page, encode_page
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 _HEAD = struct.pack("<4sHH", b"LBpg", PAGE_VERSION, 1)

@@ -13,10 +13,12 @@ import pytest
 import yaml
 
 from lookback import config
-from lookback.core import blocks, evaluation, rulebook
-from lookback.core.blocks import COMMIT, pack_events, pack_failures, pack_late
-from lookback.core.expressions import Expression
-from lookback.core.pages import encode_page
+from lookback.core.engine import evaluation
+from lookback.core.expressions.compiling import Expression
+from lookback.core.rules import rulebook
+from lookback.core.streams import blocks
+from lookback.core.streams.blocks import COMMIT, pack_events, pack_failures, pack_late
+from lookback.core.values.pages import encode_page
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fuzz_targets
@@ -55,7 +57,7 @@ def test_a_judge_that_raises_fails_the_target_of_documents(kind: str, monkeypatc
 
 # What each target is given that is right, and what it reaches with it.
 REACHED: list[tuple[Callable[[Any], None], Any, Any, str]] = [
-    (document, RULES["lookback"], evaluation.Stretch, "keep_rows"),
+    (document, RULES["lookback"], evaluation.Segment, "keep_rows"),
     (document, RULES["lookback"], evaluation, "forget_keys"),
     (document, RULES["lookback"], rulebook, "compile_rule"),
     (document, RULES["lookback"], rulebook.RuleBook, "_take"),

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookback.core.errors import EventError
-from lookback.core.events import read_events
-from lookback.core.expressions import compile_expression
+from lookback.core.expressions.compiling import compile_expression
+from lookback.core.streams.events import read_events
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cases import documents

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lookback.core.health import RECENT, THRESHOLDS, Figures, Sample, health, health_in_words, is_healthy
-from lookback.core.metrics import RuleCounts
+from lookback.core.operations.health import RECENT, THRESHOLDS, Figures, Sample, health, health_in_words, is_healthy
+from lookback.core.streams.metrics import RuleCounts
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)
 PAGE = Path(__file__).parents[2] / "docs" / "health.md"
@@ -230,7 +230,7 @@ def test_the_page_has_every_threshold_and_every_finding() -> None:
     }
     assert listed == {name: tuple(each) for name, each in THRESHOLDS.items()}
     assert dt.timedelta(hours=1) == RECENT
-    source = (Path(__file__).parents[2] / "src/lookback/core/health.py").read_text(encoding="utf-8")
+    source = (Path(__file__).parents[2] / "src/lookback/core/operations/health.py").read_text(encoding="utf-8")
     checks = set(re.findall(r'(?:PROBLEM|WARNING|NOTE),\s+"(\w+)"', source)) | set(
         re.findall(r'else WARNING, "(\w+)"', source)
     )

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookback.core import keyed
 from lookback.core.errors import StateError
-from lookback.core.keyed import KeyedTable, Pieces
+from lookback.core.state import keyed
+from lookback.core.state.keyed import KeyedTable, Pieces
 
 HALF = st.integers(-(2**63), 2**63 - 1)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookback.core.keys import Keys, find_keys, number_keys, order_by_group
+from lookback.core.values.keys import Keys, find_keys, number_keys, order_by_group
 
 HALF = st.one_of(st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1))
 

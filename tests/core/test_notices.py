@@ -11,20 +11,20 @@ import yaml
 
 from lookback.config import load_receivers
 from lookback.core.errors import SetupError
-from lookback.core.notices import (
+from lookback.core.operations.notifications import (
     FAILED,
     GIVEN_UP,
     SENT,
     alert_text,
     delivery_id,
+    email_text,
     headline,
-    is_over,
-    letter,
+    is_given_up,
     of_status,
     pause_after,
     signature,
 )
-from lookback.core.receivers import Email, Receiver, Webhook, read_receivers, url_problem
+from lookback.core.operations.receivers import Email, Receiver, Webhook, read_receivers, url_problem
 from sample_alert import ALERT
 
 HOOK = {"name": "on-call", "webhook": {"url": "https://hooks.example.com/x"}}
@@ -189,7 +189,7 @@ def test_headline_is_one_line_whatever_an_event_brought() -> None:
 
 
 def test_letter_has_a_line_a_column_and_no_other() -> None:
-    text = letter({**ALERT, "key": {"payer": "a\nverdict: retracted"}})
+    text = email_text({**ALERT, "key": {"payer": "a\nverdict: retracted"}})
     assert text.splitlines()[0] == headline(ALERT)
     assert "key: payer = a verdict: retracted" in text.splitlines()
     assert "verdict: raised" in text.splitlines()
@@ -244,4 +244,4 @@ def test_pauses_double_up_to_ten_minutes() -> None:
 def test_when_an_alert_is_given_up(
     first_failed: float | None, decided_at: float, down_since: float | None, over: bool
 ) -> None:
-    assert is_over(1_000.0, 100.0, first_failed, decided_at, down_since) is over
+    assert is_given_up(1_000.0, 100.0, first_failed, decided_at, down_since) is over

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from lookback import Harness, replay
-from lookback.core.arrival import marks_of
-from lookback.core.blocks import merge_alerts, pack_alerts
-from lookback.core.evaluation import Batch, Evaluator
-from lookback.core.events import read_events
-from lookback.core.rulebook import RuleBook, RuleChange
-from lookback.core.state import ShardState
-from lookback.core.streams import Stream
+from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.blocks import merge_alerts, pack_alerts
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import read_events
 
 STREAM = Stream.from_dict(
     {

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookback.core import pages
+from lookback.core.aggregation.runs import Run, make_run, merge_runs, remove_rows
 from lookback.core.errors import StateError
-from lookback.core.keys import Keys, number_keys
-from lookback.core.pages import PAGE_VERSION, decode_page, encode_page
-from lookback.core.runs import Run, make_run, merge_runs, remove_rows
+from lookback.core.values import pages
+from lookback.core.values.keys import Keys, number_keys
+from lookback.core.values.pages import PAGE_VERSION, decode_page, encode_page
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -17,16 +17,16 @@ import pytest
 from matplotlib.figure import Figure
 
 import lookback
-from lookback import pictures
-from lookback.core.arrival import marks_of
-from lookback.core.columns import text_of
-from lookback.core.compiled import compile_rule
-from lookback.core.events import read_events
-from lookback.core.evidence import Clock, Evidence, Explanation
-from lookback.core.explaining import explained, reach
-from lookback.core.streams import Stream
-from lookback.timeline import key_timeline
-from lookback.trial import tried
+from lookback.core.explaining.evidence import Clock, Evidence, Explanation
+from lookback.core.explaining.explanation import explain_alert, picture_span
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import read_events
+from lookback.core.values.columns import text_of
+from lookback.testing.trial import run_trial
+from lookback.views import pictures
+from lookback.views.timeline import key_timeline
 
 START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 STREAM = Stream.from_dict(
@@ -105,7 +105,7 @@ def explanation(document: dict[str, Any] = RULE, number: int = -1) -> Explanatio
     rule = compile_rule(document, STREAM)
     own = events.take(np.array(mine))
     evidence = Evidence(rule, own, own.columns["id"], Clock(STREAM, highs), {})
-    return explained(evidence, listed, {"document": document}, reach(rule, STREAM, listed[-1], None)[0])
+    return explain_alert(evidence, listed, {"document": document}, picture_span(rule, STREAM, listed[-1], None)[0])
 
 
 def report(number: int, **changes: Any) -> Any:
@@ -363,7 +363,7 @@ def draw(folder: str) -> None:
     from pathlib import Path
 
     alerts = lookback.replay([RULE], rows(), STREAM).alerts.to_pandas()
-    done = tried(TUMBLING, pa.Table.from_pandas(pd.DataFrame(rows())), STREAM)
+    done = run_trial(TUMBLING, pa.Table.from_pandas(pd.DataFrame(rows())), STREAM)
     spread = pd.concat([alerts.assign(rule_id=f"rule-{at}") for at in range(8)])
     reports = [
         report(number, events=900 + 40 * (number % 5), alerts={"day-spend": 2, "new-terminal": 1})

@@ -15,9 +15,9 @@ import yaml
 import lookback
 from lookback.cli import main
 from lookback.config import load_rule_document, load_streams
-from lookback.core.compiled import compile_rule
-from lookback.core.remarks import remarks_of
-from lookback.core.streams import Stream
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.remarks import remarks_of
+from lookback.core.streams.declaration import Stream
 from lookback.data_remarks import data_remarks
 
 CONF = Path(__file__).parents[2] / "conf"

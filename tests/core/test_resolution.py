@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lookback
-from lookback.core.compiled import compile_rule
-from lookback.core.evaluation import Batch, Evaluator
-from lookback.core.events import read_events
-from lookback.core.keys import Keys, number_keys
-from lookback.core.rulebook import RuleBook, RuleChange
-from lookback.core.runs import Buckets, Run, combine_runs, make_run, subtract_rows
-from lookback.core.state import ShardState
-from lookback.core.streams import Stream
+from lookback.core.aggregation.runs import Buckets, Run, combine_runs, make_run, subtract_rows
+from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import read_events
+from lookback.core.values.keys import Keys, number_keys
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_equals_oracle import DictStore

@@ -35,10 +35,10 @@ from core.test_wrong_documents import (
     WINDOWS,
     Wrong,
 )
-from lookback.core.compiled import compile_rule
-from lookback.core.durations import MICROSECONDS
-from lookback.core.rules import COMMON_KEYS, KEYS_OF_KIND, read_rule
-from lookback.core.schema import rule_schema, schema_text
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.document import COMMON_KEYS, KEYS_OF_KIND, read_rule
+from lookback.core.rules.schema import rule_schema, schema_text
+from lookback.core.values.durations import MICROSECONDS
 
 CONF = Path(__file__).parents[2] / "conf"
 RULES = sorted((CONF / "rules").glob("*.yml"))

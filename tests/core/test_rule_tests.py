@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lookback.core.errors import RuleError
-from lookback.core.streams import Stream
-from lookback.rule_tests import check_rule
+from lookback.core.streams.declaration import Stream
+from lookback.testing.rule_tests import check_rule
 
 STREAM = Stream.from_dict(
     {

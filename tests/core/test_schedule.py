@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 
-from lookback.core.arrival import marks_of
-from lookback.core.evaluation import Batch, Evaluator, Output
-from lookback.core.events import read_events
-from lookback.core.rulebook import LogRow, RuleChange
-from lookback.core.schedule import Schedule, Waiting, judge, pack_waiting, unpack_waiting
+from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.schedule import Schedule, Waiting, judge_batch, pack_waiting, unpack_waiting
+from lookback.core.rules.rulebook import LogRow, RuleChange
+from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.events import read_events
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cases as generated
@@ -56,7 +56,7 @@ def run_rebuilt(case: dict[str, Any], schedule: Schedule, batches: Sequence[int]
             state.begin(store)
             here = events.take((events.commits > start) & (events.commits <= end))
             part = {commit: high for commit, high in marks.items() if start < commit <= end}
-            output, waiting = judge(evaluator, state, Batch(here, marks=part, changes=changes), waiting)
+            output, waiting = judge_batch(evaluator, state, Batch(here, marks=part, changes=changes), waiting)
             state.drop_old()
             state.save()
             changes, waiting = [], unpack_waiting(pack_waiting(waiting))
@@ -77,7 +77,7 @@ def test_c3_7_changes_bound_to_their_logged_arrivals_give_what_they_gave(case: d
     oracle, first = run_oracle(case), run_engine(case)
     stream = generated.STREAMS[case["stream"]]
     through = max((row["arrival"] for row in case["rows"]), default=0)
-    schedule = Schedule.of_log(all_changes(case), first.log, stream, {stream.name: stream}, through)
+    schedule = Schedule.from_log(all_changes(case), first.log, stream, {stream.name: stream}, through)
     assert Schedule.from_dict(schedule.to_dict()) == schedule
     again = run_rebuilt(case, schedule, sorted(case["cuts"]) if case["reload"] else [])
     assert list(map(plain, again.alerts)) == oracle.alerts
@@ -111,6 +111,6 @@ def log(rule_id: str, version: int | None, action: str, arrival: int | None) -> 
 def test_c3_7_the_schedule_reads_the_log(
     changes: list[RuleChange], rows: list[LogRow], arrivals: dict[int, int | None]
 ) -> None:
-    schedule = Schedule.of_log(changes, rows, STREAM, STREAMS, 9)
+    schedule = Schedule.from_log(changes, rows, STREAM, STREAMS, 9)
     assert dict(schedule.arrivals) == arrivals
     assert schedule.after(100) == 9

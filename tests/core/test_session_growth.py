@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lookback.core.arrival import marks_of
-from lookback.core.columns import from_values
-from lookback.core.evaluation import Batch, Evaluator
-from lookback.core.events import Events
-from lookback.core.rulebook import RuleBook, RuleChange
-from lookback.core.state import ShardState
-from lookback.core.streams import Stream
+from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import Events
+from lookback.core.values.columns import from_values
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_equals_oracle import DictStore

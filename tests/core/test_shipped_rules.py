@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from lookback.config import load_rule_document, load_streams
-from lookback.core.compiled import CompiledRule, compile_rule
-from lookback.core.rules import Rule
-from lookback.core.windows import Lookback
-from lookback.rule_tests import check_rule, run_rule_tests
+from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.document import Rule
+from lookback.core.values.windows import Lookback
+from lookback.testing.rule_tests import check_rule, run_rule_tests
 
 CONF = Path(__file__).parents[2] / "conf"
 STREAMS = load_streams(CONF)
@@ -61,7 +61,7 @@ def test_a_rule_test_that_does_not_come_out_says_so() -> None:
 
 def windows(rule: CompiledRule) -> list[Any]:
     """The windows of a rule and of its measures."""
-    return [rule.rule.window, *(measure.window for measure in rule.measures)]
+    return [rule.spec.window, *(measure.window for measure in rule.measures)]
 
 
 def functions(rule: CompiledRule) -> set[str]:
@@ -69,7 +69,7 @@ def functions(rule: CompiledRule) -> set[str]:
 
 
 def looks_back(rule: CompiledRule, size: int) -> bool:
-    return isinstance(rule.rule.window, Lookback) and rule.rule.window.size == size
+    return isinstance(rule.spec.window, Lookback) and rule.spec.window.size == size
 
 
 def by(*group_by: str) -> Callable[[CompiledRule], bool]:
@@ -77,12 +77,12 @@ def by(*group_by: str) -> Callable[[CompiledRule], bool]:
 
 
 FEATURES: dict[str, Callable[[CompiledRule], bool]] = {
-    "lookback": lambda rule: rule.rule.kind == "lookback",
+    "lookback": lambda rule: rule.spec.kind == "lookback",
     "tumbling with lateness of its own": lambda rule: (
-        rule.rule.kind == "tumbling" and rule.rule.allowed_lateness == 120_000_000
+        rule.spec.kind == "tumbling" and rule.spec.allowed_lateness == 120_000_000
     ),
-    "sliding": lambda rule: rule.rule.kind == "sliding",
-    "session, told early": lambda rule: rule.rule.kind == "session" and rule.rule.early,
+    "sliding": lambda rule: rule.spec.kind == "sliding",
+    "session, told early": lambda rule: rule.spec.kind == "session" and rule.spec.early,
     "sequence with until": lambda rule: rule.sequence is not None and rule.sequence.until is not None,
     "sequence that reads earlier steps": lambda rule: (
         rule.sequence is not None and any(not step.own for step in rule.sequence.steps)
@@ -93,26 +93,26 @@ FEATURES: dict[str, Callable[[CompiledRule], bool]] = {
     "filter": lambda rule: any(measure.feature.filter for measure in rule.measures),
     "count(distinct)": lambda rule: "count_distinct" in functions(rule),
     "average": lambda rule: "avg" in functions(rule),
-    "reset_on_alert": lambda rule: rule.rule.reset_on_alert,
-    "suppress": lambda rule: rule.rule.suppress is not None,
-    "revise": lambda rule: rule.rule.late == "revise",
-    "no condition": lambda rule: rule.rule.window is not None and not rule.rule.when,
+    "reset_on_alert": lambda rule: rule.spec.reset_on_alert,
+    "suppress": lambda rule: rule.spec.suppress is not None,
+    "revise": lambda rule: rule.spec.late == "revise",
+    "no condition": lambda rule: rule.spec.window is not None and not rule.spec.when,
     "window_complete": lambda rule: rule.when is not None and "window_complete" in rule.when.fields,
     # What the rules are for.
     "money by payer and beneficiary over 30 days": lambda rule: (
         by("payer_id", "beneficiary_id")(rule) and "sum" in functions(rule) and looks_back(rule, 30 * DAY)
     ),
-    "count by payment type with a reset": lambda rule: by("payment_type")(rule) and rule.rule.reset_on_alert,
+    "count by payment type with a reset": lambda rule: by("payment_type")(rule) and rule.spec.reset_on_alert,
     "large sums by beneficiary in a day": lambda rule: (
         by("beneficiary_id")(rule) and "sum" in functions(rule) and looks_back(rule, DAY)
     ),
     "payments at new terminals in 10 minutes": lambda rule: (
         by("customer_id")(rule) and "count_distinct" in functions(rule) and looks_back(rule, DAY // 144)
     ),
-    "totals by city": lambda rule: by("city")(rule) and rule.rule.kind == "tumbling",
+    "totals by city": lambda rule: by("city")(rule) and rule.spec.kind == "tumbling",
     "first use": lambda rule: by("customer_id", "terminal_id")(rule) and looks_back(rule, 90 * DAY),
     "sensor that does not change": lambda rule: by("sensor_id")(rule) and "count_distinct" in functions(rule),
-    "sensor that does not report": lambda rule: by("sensor_id")(rule) and rule.rule.kind == "sequence",
+    "sensor that does not report": lambda rule: by("sensor_id")(rule) and rule.spec.kind == "sequence",
 }
 
 
@@ -123,4 +123,4 @@ def test_some_rule_that_ships_shows(feature: str) -> None:
 
 
 def test_every_stream_that_ships_has_a_rule() -> None:
-    assert {rule.rule.stream for rule in RULES.values()} == set(STREAMS)
+    assert {rule.spec.stream for rule in RULES.values()} == set(STREAMS)

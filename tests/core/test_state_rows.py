@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from lookback import Harness
-from lookback.core import state as state_module
-from lookback.core.arrival import marks_of
-from lookback.core.cache import Cache
-from lookback.core.columns import from_values
-from lookback.core.evaluation import Batch, Evaluator
-from lookback.core.events import Events, read_events
-from lookback.core.rulebook import RuleBook, RuleChange
-from lookback.core.state import Held, ShardState
-from lookback.core.streams import Stream
+from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.state import shard as state_module
+from lookback.core.state.shard import ShardState, StateCounts
+from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import Events, read_events
+from lookback.core.values.cache import Cache
+from lookback.core.values.columns import from_values
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_equals_oracle import DictStore
@@ -48,24 +48,24 @@ HOUR = "3600 seconds"
 @pytest.mark.parametrize(
     ("document", "held"),
     [
-        pytest.param({"window": HOUR, **COUNTS, "when": "m > 9"}, Held(5, 0), id="lookback"),
-        pytest.param({"window": {"lookback": HOUR, "resolution": HOUR}, **COUNTS, "when": "m > 9"}, Held(5, 0), id="buckets"),
-        pytest.param({"window": {"tumbling": HOUR}, **COUNTS}, Held(5, 0), id="tumbling"),
-        pytest.param({"window": {"tumbling": HOUR}, **COUNTS, "early": True}, Held(5, 3), id="early: a verdict for each card"),
-        pytest.param({"window": {"session": HOUR}, **COUNTS}, Held(5, 0), id="session"),
-        pytest.param({"sequence": {"within": HOUR, "steps": STEPS}}, Held(5, 0), id="sequence"),
+        pytest.param({"window": HOUR, **COUNTS, "when": "m > 9"}, StateCounts(5, 0), id="lookback"),
+        pytest.param({"window": {"lookback": HOUR, "resolution": HOUR}, **COUNTS, "when": "m > 9"}, StateCounts(5, 0), id="buckets"),
+        pytest.param({"window": {"tumbling": HOUR}, **COUNTS}, StateCounts(5, 0), id="tumbling"),
+        pytest.param({"window": {"tumbling": HOUR}, **COUNTS, "early": True}, StateCounts(5, 3), id="early: a verdict for each card"),
+        pytest.param({"window": {"session": HOUR}, **COUNTS}, StateCounts(5, 0), id="session"),
+        pytest.param({"sequence": {"within": HOUR, "steps": STEPS}}, StateCounts(5, 0), id="sequence"),
         # All events that a step may take, once: the last one too, since an event between it and 2 may still come.
-        pytest.param({"sequence": {"within": HOUR, "steps": STEPS, "expiry": "fixed"}}, Held(5, 0), id="begun matches"),
+        pytest.param({"sequence": {"within": HOUR, "steps": STEPS, "expiry": "fixed"}}, StateCounts(5, 0), id="begun matches"),
         # Four events that may be waited after, and their waits.
-        pytest.param({"sequence": {"within": HOUR, "steps": WAIT}}, Held(8, 0), id="waits of an absence"),
-        pytest.param({"window": HOUR, **COUNTS, "when": "true", "suppress": HOUR}, Held(5, 3), id="suppressed keys"),
-        pytest.param({"window": HOUR, **COUNTS, "when": "m > 1", "reset_on_alert": True}, Held(3, 1), id="emptied keys"),
-        pytest.param({"window": HOUR, **COUNTS, "when": "true", "late": "revise"}, Held(5, 5), id="events to revise"),
+        pytest.param({"sequence": {"within": HOUR, "steps": WAIT}}, StateCounts(8, 0), id="waits of an absence"),
+        pytest.param({"window": HOUR, **COUNTS, "when": "true", "suppress": HOUR}, StateCounts(5, 3), id="suppressed keys"),
+        pytest.param({"window": HOUR, **COUNTS, "when": "m > 1", "reset_on_alert": True}, StateCounts(3, 1), id="emptied keys"),
+        pytest.param({"window": HOUR, **COUNTS, "when": "true", "late": "revise"}, StateCounts(5, 5), id="events to revise"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("cached", [None, 0])
 def test_c6_a_stream_reports_the_rows_that_the_harness_counts(
-    document: dict[str, Any], held: Held, cached: int | None
+    document: dict[str, Any], held: StateCounts, cached: int | None
 ) -> None:
     rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], **document}
     harness = Harness(STREAM)
@@ -82,11 +82,11 @@ def test_c6_a_stream_reports_the_rows_that_the_harness_counts(
     shard.judge([row | {"arrival": 2} for row in ROWS[3:]])
     if cached == 0 and "reset_on_alert" in document:
         # Of a run that is not in memory all rows count, also those of the emptied key.
-        held = Held(held.rows + 1, held.remembered)
-        assert shard.state.held() == held
-        held = Held(held.rows - 1, held.remembered)
+        held = StateCounts(held.rows + 1, held.remembered)
+        assert shard.state.count_held() == held
+        held = StateCounts(held.rows - 1, held.remembered)
     else:
-        assert shard.state.held() == held
+        assert shard.state.count_held() == held
     assert harness.state_rows() == shard.state.state_rows() == held.rows
     # All of it goes with time.
     later = [{"id": 9, "at": 2 * 3600 * 10**6, "card": "z", "n": 7, "arrival": 3}]
@@ -94,7 +94,7 @@ def test_c6_a_stream_reports_the_rows_that_the_harness_counts(
     harness.events(
         [row | {"arrival": 3 + at} for at, row in enumerate([later[0], {**later[0], "id": 10, "at": 4 * 3600 * 10**6}])]
     )
-    assert harness.state_rows() == shard.state.held().rows == shard.state.state_rows() <= 2
+    assert harness.state_rows() == shard.state.count_held().rows == shard.state.state_rows() <= 2
 
 
 def test_c6_rows_below_the_floor_are_no_state() -> None:
@@ -115,7 +115,7 @@ def test_c6_rows_below_the_floor_are_no_state() -> None:
     shard = _Shard(rule, Cache())
     shard.judge([{"id": at, "at": at, "card": "a", "n": 1, "arrival": 1} for at in range(5)])
     shard.judge([{"id": 32, "at": 32, "card": "a", "n": 1, "arrival": 2}])
-    assert shard.state.held().rows == shard.state.state_rows() == 4
+    assert shard.state.count_held().rows == shard.state.state_rows() == 4
 
 
 @pytest.mark.parametrize("kind", ["runs", "sessions"])
@@ -134,7 +134,7 @@ def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pyte
             shard.judge_events(_many(2_000, batch))
             peaks.append(shard.in_memory())
             assert cache.bytes >= shard.in_memory()
-        assert shard.state.held().rows == 2_000 * batches
+        assert shard.state.count_held().rows == 2_000 * batches
         found[most] = shard.alerts
         if most is None:
             # 40 bytes a row and more: memory grows with state.

@@ -18,7 +18,7 @@ import yaml
 from lookback.cli import main
 from lookback.config import load_stream
 from lookback.core.errors import SetupError
-from lookback.core.streams import Stream
+from lookback.core.streams.declaration import Stream
 from lookback.stream_draft import draft_stream
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -8,8 +8,8 @@ import pytest
 
 from lookback.config import Settings, load_rule_document, load_stream, load_streams
 from lookback.core.errors import SetupError, StreamError
-from lookback.core.streams import Stream
-from lookback.core.types import BIGINT, TIMESTAMP, decimal
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.types import BIGINT, TIMESTAMP, decimal
 
 CONF = Path(__file__).parents[2] / "conf"
 MINIMAL = {

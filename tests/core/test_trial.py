@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lookback import trial
-from lookback.core.streams import Stream
-from lookback.trial import tried
+from lookback.core.streams.declaration import Stream
+from lookback.testing import trial
+from lookback.testing.trial import run_trial
 
 START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 STREAM = Stream.from_dict(
@@ -38,7 +38,7 @@ def events(amounts: list[int], minutes: int = 10) -> pa.Table:
 
 def points(document: dict[str, Any], rows: pa.Table) -> list[tuple[int, float, bool]]:
     """(minutes since START, value, flagged), in order of time."""
-    values = tried({**RULE, **document}, rows, STREAM).values.sort_values("event_time")
+    values = run_trial({**RULE, **document}, rows, STREAM).values.sort_values("event_time")
     minutes = (values["event_time"] - START) // dt.timedelta(minutes=1)
     return list(zip(minutes, values["value"], values["flagged"], strict=True))
 
@@ -51,7 +51,7 @@ AMOUNTS = [10, 25, 40, 15]
 
 def test_a_lookback_rule_goes_by_its_measure_as_of_each_event():
     document = {**RULE, **SUMS, "window": "10 minutes"}
-    done = tried(document, events(AMOUNTS), STREAM)
+    done = run_trial(document, events(AMOUNTS), STREAM)
     assert (done.name, done.limits) == ("total", (30.0,))
     assert points(document, events(AMOUNTS)) == [(0, 10, False), (10, 35, True), (20, 65, True), (30, 55, True)]
 
@@ -63,7 +63,7 @@ def test_what_is_suppressed_is_an_alert_that_stands_once():
 
 def test_a_rule_on_a_field_goes_by_the_field():
     document = {**RULE, "window": "10 minutes", "measures": {"n": "count(*)"}, "when": "amount > 20"}
-    assert (tried(document, events(AMOUNTS), STREAM).name, tried(document, events(AMOUNTS), STREAM).limits) == (
+    assert (run_trial(document, events(AMOUNTS), STREAM).name, run_trial(document, events(AMOUNTS), STREAM).limits) == (
         "amount",
         (20.0,),
     )
@@ -79,14 +79,14 @@ def test_a_windows_rule_goes_by_each_window_that_has_ended():
     # [0, 20): 35, [20, 40): 55, [40, 60): 2; the fourth is still open.
     document = {**SUMS, "window": {"tumbling": "20 minutes"}}
     # Without the column `arrival` rows arrive as they stand.
-    done = tried({**RULE, **document}, events([*AMOUNTS, 1, 1, 1, 1]).drop_columns("arrival"), STREAM)
+    done = run_trial({**RULE, **document}, events([*AMOUNTS, 1, 1, 1, 1]).drop_columns("arrival"), STREAM)
     found = [(value, flagged) for value, flagged in zip(done.values["value"], done.values["flagged"], strict=True)]
     assert sorted(found) == [(2, False), (35, True), (55, True)]
 
 
 def test_a_sequence_has_no_values():
     document = {**RULE, "sequence": {"within": "1 hour", "steps": [{"name": "a", "where": "amount > 20"}]}}
-    done = tried(document, events(AMOUNTS), STREAM)
+    done = run_trial(document, events(AMOUNTS), STREAM)
     assert len(done.standing) == 2
     assert (done.name, len(done.values)) == ("", 0)
 
@@ -98,7 +98,7 @@ def test_of_many_events_some_are_shown_spread_over_the_time_and_all_that_were_fl
     monkeypatch.setattr(trial, "_MOST_VALUES", 100)
     amounts = [1 + 99 * (at % 250 == 3) for at in range(1_000)]
     document = {**RULE, "window": "1 second", "measures": {"total": "sum(amount)"}, "when": "total >= 100"}
-    values = tried(document, events(amounts, minutes), STREAM).values
+    values = run_trial(document, events(amounts, minutes), STREAM).values
     assert values["flagged"].sum() == 4
     others = values[~values["flagged"]]
     assert 50 <= len(others) <= 100
@@ -110,7 +110,7 @@ def test_of_many_windows_those_of_the_newest_events_are_shown(monkeypatch: pytes
     monkeypatch.setattr(trial, "_MOST_VALUES", 24)
     window = {"sliding": "40 minutes", "slide": "20 minutes"}
     document = {**RULE, "measures": {"n": "count(*)"}, "when": "n > 5", "window": window}
-    values = tried(document, events([1] * 40), STREAM).values
+    values = run_trial(document, events([1] * 40), STREAM).values
     # Each event is in two windows, so twelve events, of minutes 280 to 390; [260, 300) would lack two of its four.
     assert sorted((values["event_time"] - START) // dt.timedelta(minutes=1)) == [320, 340, 360, 380]
     assert set(values["value"]) == {4}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lookback
-from lookback.core.streams import Stream
+from lookback.core.streams.declaration import Stream
 
 STREAM = Stream.from_dict(
     {

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lookback.core.compiled import compile_rule
 from lookback.core.errors import Problem, RuleError
-from lookback.core.rules import KEYS_OF_KIND, MAX_PROBLEMS, read_document, read_rule
-from lookback.core.streams import Stream
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.document import KEYS_OF_KIND, MAX_PROBLEMS, read_document, read_rule
+from lookback.core.streams.declaration import Stream
 
 PAYMENTS = Stream.from_dict(
     {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.notebook, pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
-inject = runpy.run_path(str(ROOT / "tools/pictures.py"))["inject"]
+inject = runpy.run_path(str(ROOT / "dev/tools/pictures.py"))["inject"]
 TIMEOUT = 300
 EVENTS = 5_000
 

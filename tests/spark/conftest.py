@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from lookback.core.streams import Stream
-from lookback.spark.tables import Tables
+from lookback.core.streams.declaration import Stream
+from lookback.spark.tables.lakehouse import Tables
 from payins import STREAM as PAYINS
 from payins import copy_of
 

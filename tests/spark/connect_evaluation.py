@@ -25,14 +25,14 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.cli import main as command_line
 from lookback.core.errors import SetupError
-from lookback.spark.catalog import set_up
-from lookback.spark.jars import extra_jars
-from lookback.spark.maintenance import maintain
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.operations.catalog import set_up
+from lookback.spark.operations.maintenance import maintain
+from lookback.spark.platform.jars import extra_jars
+from lookback.spark.platform.session import get_spark, is_connect
 from lookback.spark.rules import RulesTable
-from lookback.spark.schemas import REJECTED_EVENTS
-from lookback.spark.session import get_spark, is_connect
-from lookback.spark.tables import Tables
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.tables.schemas import REJECTED_EVENTS
 from payins import (
     RULES,
     START,

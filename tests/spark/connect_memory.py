@@ -15,14 +15,14 @@ from pathlib import Path
 
 from connect_evaluation import connected
 
-from bench.processes import MemorySampler
+from dev.bench.processes import MemorySampler
+from dev.soak.load import Load, rule_of
+from dev.soak.scenario import STREAM, STREAMS
 from lookback.config import Settings
-from lookback.spark.catalog import set_up
-from lookback.spark.pipeline import Evaluation
-from lookback.spark.tables import Tables
+from lookback.spark.operations.catalog import set_up
+from lookback.spark.stream.pipeline import Evaluation
+from lookback.spark.tables.lakehouse import Tables
 from payins import publish
-from soak.load import Load, rule_of
-from soak.scenario import STREAM, STREAMS
 
 ROOT = Path(__file__).parents[2]
 

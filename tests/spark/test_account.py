@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.alerts import moment
-from lookback.spark import status
-from lookback.spark.checkpoint import Checkpoint
-from lookback.spark.ingest import ingest
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.status import recent_account, stream_status
-from lookback.spark.tables import Tables
-from lookback.terminal import account_in_words
+from lookback.core.streams.alerts import moment
+from lookback.spark.ingest.files import ingest
+from lookback.spark.operations import status
+from lookback.spark.operations.status import recent_account, stream_status
+from lookback.spark.stream.checkpoint import Checkpoint
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.lakehouse import Tables
+from lookback.views.terminal import account_in_words
 from payins import RULES, START, STREAM, STREAMS, copy_of, publish
 
 pytestmark = pytest.mark.spark

@@ -16,15 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from lookback.core.errors import SetupError
-from lookback.core.streams import Stream
-from lookback.spark import ingest as module
-from lookback.spark.ingest import IngestReport, ingest, ingest_continuously
-from lookback.spark.pipeline import Evaluation
+from lookback.core.streams.declaration import Stream
+from lookback.spark.ingest import files as module
+from lookback.spark.ingest.files import IngestReport, ingest, ingest_continuously
+from lookback.spark.operations.status import event_account
 from lookback.spark.rules import RulesTable
-from lookback.spark.status import event_account
+from lookback.spark.stream.pipeline import Evaluation
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 AT = "2024-03-04T00:00:00Z"

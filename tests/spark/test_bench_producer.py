@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench import sets
-from bench.lakehouse import TRANSACTIONS, rows_of
-from bench.producer import append, run
-from bench.sets import EventSet, make
+from dev.bench import sets
+from dev.bench.lakehouse import TRANSACTIONS, rows_of
+from dev.bench.producer import append, run
+from dev.bench.sets import EventSet, make
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 

@@ -16,15 +16,15 @@ import pytest
 from lookback import notebook
 from lookback.cli import main
 from lookback.core.errors import SetupError
-from lookback.core.streams import Stream
-from lookback.spark import maintenance
-from lookback.spark.catalog import AS_IT_SHOULD_BE, set_up
-from lookback.spark.grants import Roles
-from lookback.spark.maintenance import maintain
-from lookback.spark.pipeline import Evaluation
+from lookback.core.streams.declaration import Stream
+from lookback.spark.operations import maintenance
+from lookback.spark.operations.catalog import AS_IT_SHOULD_BE, set_up
+from lookback.spark.operations.grants import Roles
+from lookback.spark.operations.maintenance import maintain
 from lookback.spark.review import record_review
-from lookback.spark.schemas import ALERTS, COMMENTS, PRODUCT_TABLES, events_schema
-from lookback.spark.tables import STATISTICS, Tables
+from lookback.spark.stream.pipeline import Evaluation
+from lookback.spark.tables.lakehouse import STATISTICS, Tables
+from lookback.spark.tables.schemas import ALERTS, COMMENTS, PRODUCT_TABLES, events_schema
 from lookback.upkeep import forget as forgetting
 from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, rule, stored_alerts
 

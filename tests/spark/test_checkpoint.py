@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from lookback.core.coverage import Coverage
 from lookback.core.errors import SetupError
-from lookback.core.streams import Stream
-from lookback.spark.checkpoint import EVENTS, RULES, Checkpoint, Plan, UnknownFormError, declared
-from lookback.spark.pipeline import Evaluation
-from lookback.spark.tables import Tables
+from lookback.core.rules.coverage import Coverage
+from lookback.core.streams.declaration import Stream
+from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, UnknownFormError, declared
+from lookback.spark.stream.pipeline import Evaluation
+from lookback.spark.tables.lakehouse import Tables
 from payins import STREAM
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from bench.standalone import Standalone, running
-from lookback.spark.checkpoint import Checkpoint
-from lookback.spark.pipeline import checkpoint_folder
+from dev.bench.standalone import Standalone, running
 from lookback.spark.rules import RulesTable
+from lookback.spark.stream.checkpoint import Checkpoint
+from lookback.spark.stream.pipeline import checkpoint_folder
 from payins import (
     MORE_RULES,
     RULES,
@@ -33,7 +33,7 @@ from payins import (
 )
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 ROOT = Path(__file__).parents[2]

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lookback.core import expressions
-from lookback.core.blocks import unpack_events
-from lookback.core.compiled import compile_rule
-from lookback.core.coverage import MOST_CONDITIONS, Coverage, needed_by
-from lookback.spark import dispatch
-from lookback.spark.checkpoint import Checkpoint, Plan
-from lookback.spark.dispatch import Dispatch
+from lookback.core.expressions import compiling as expressions
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.coverage import MOST_CONDITIONS, Coverage, needed_by
+from lookback.core.streams.blocks import unpack_events
+from lookback.spark.stream import dispatch
+from lookback.spark.stream.checkpoint import Checkpoint, Plan
+from lookback.spark.stream.dispatch import Dispatch
 from payins import STREAM, rule
 
 LABELS = ("a", "b")

@@ -15,12 +15,12 @@ import yaml
 
 from lookback.cli import main
 from lookback.core.errors import EventError
-from lookback.core.events import read_events
-from lookback.core.streams import Stream
-from lookback.spark.ingest import IngestReport, ingest, retry_rejected
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import read_events
+from lookback.spark.ingest.files import IngestReport, ingest, retry_rejected
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 AT = "2026-01-31T12:00:00Z"

@@ -21,10 +21,10 @@ import pytest
 from pyspark.errors import ArithmeticException
 
 import lookback
-from lookback.core.columns import Column, arrow_type, from_arrow
 from lookback.core.errors import ExpressionError
-from lookback.core.expressions import Expression, compile_expression
-from lookback.core.types import parse_type
+from lookback.core.expressions.compiling import Expression, compile_expression
+from lookback.core.values.columns import Column, arrow_type, from_arrow
+from lookback.core.values.types import parse_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lookback.core.errors import SetupError, StateError
-from lookback.spark.faults import explained
+from lookback.spark.platform.faults import explain_failure
 
 FOLDER = Path("/lake house/_checkpoints/evaluate_payins")
 STATE = f"file:{FOLDER}/state/0/0/3.changelog"
@@ -41,7 +41,7 @@ STATE = f"file:{FOLDER}/state/0/0/3.changelog"
     ],
 )  # fmt: skip
 def test_c8_a_fault_is_told_with_the_file_and_the_remedy(text: str, told: str) -> None:
-    error = explained(RuntimeError(f"[STREAM_FAILED] Query terminated with exception: {text}"), "payins", FOLDER)
+    error = explain_failure(RuntimeError(f"[STREAM_FAILED] Query terminated with exception: {text}"), "payins", FOLDER)
     assert isinstance(error, SetupError)
     assert told in str(error)
     assert "lookback evaluate payins --rebuild" in str(error)
@@ -50,7 +50,7 @@ def test_c8_a_fault_is_told_with_the_file_and_the_remedy(text: str, told: str) -
 
 def test_c8_pages_of_another_layout_are_told_in_the_words_of_the_one_that_reads_them() -> None:
     text = "  File x, line 3\nlookback.core.errors.StateError: manifest: the window state has layout version 3; start with a new checkpoint\n  at"
-    error = explained(RuntimeError(text), "payins", FOLDER)
+    error = explain_failure(RuntimeError(text), "payins", FOLDER)
     assert isinstance(error, StateError)
     assert (
         str(error)
@@ -58,10 +58,10 @@ def test_c8_pages_of_another_layout_are_told_in_the_words_of_the_one_that_reads_
     )
 
 
-@pytest.mark.parametrize("module", ["lookback", "lookback.spark.dispatch", "sqlglot", "pyarrow"])
+@pytest.mark.parametrize("module", ["lookback", "lookback.spark.stream.dispatch", "sqlglot", "pyarrow"])
 def test_a_cluster_whose_machines_lack_lookback_is_told_what_to_install(module: str) -> None:
     text = f"Traceback\n    return cloudpickle.loads(obj)\nModuleNotFoundError: No module named '{module}'\n\n\tat java"
-    error = explained(RuntimeError(text), "payins", FOLDER)
+    error = explain_failure(RuntimeError(text), "payins", FOLDER)
     assert isinstance(error, SetupError)
     assert f"the Python of Spark's executors has no module {module!r}; on every machine" in str(error)
 
@@ -69,11 +69,11 @@ def test_a_cluster_whose_machines_lack_lookback_is_told_what_to_install(module: 
 def test_what_is_not_known_is_left_as_it_is() -> None:
     for text in ("out of memory", "ModuleNotFoundError: No module named 'theirs'", "[DIVIDE_BY_ZERO] Division by zero"):
         error = RuntimeError(text)
-        assert explained(error, "payins", FOLDER) is error
+        assert explain_failure(error, "payins", FOLDER) is error
 
 
 def test_the_causes_of_an_error_are_read_too() -> None:
     error = RuntimeError("An error occurred while calling start")
     error.__cause__ = RuntimeError("x")
     error.__cause__.__cause__ = RuntimeError(f"Failed to read log file file:{FOLDER}/commits/7. Incomplete log file")
-    assert f"{FOLDER}/commits/7 is torn" in str(explained(error, "payins", FOLDER))
+    assert f"{FOLDER}/commits/7 is torn" in str(explain_failure(error, "payins", FOLDER))

@@ -12,7 +12,7 @@ import yaml
 from lookback.cli import main
 from lookback.notebook import show_queue
 from lookback.spark.review import open_queue
-from lookback.spark.tables import Tables
+from lookback.spark.tables.lakehouse import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

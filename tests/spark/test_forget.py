@@ -15,11 +15,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.cli import main
 from lookback.core.errors import ExpressionError, SetupError
-from lookback.spark import forget as forgetting
-from lookback.spark.forget import ForgetReport, forget
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.schemas import PRODUCT_TABLES, REJECTED_EVENTS
-from lookback.spark.tables import Tables
+from lookback.spark.operations import forget as forgetting
+from lookback.spark.operations.forget import ForgetReport, forget
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.tables.schemas import PRODUCT_TABLES, REJECTED_EVENTS
 from payins import START, STREAM, STREAMS, append, publish, rule, sequence
 
 if TYPE_CHECKING:

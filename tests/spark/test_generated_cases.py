@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.spark.checkpoint import Checkpoint
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.status import event_account
+from lookback.spark.operations.status import event_account
+from lookback.spark.stream.checkpoint import Checkpoint
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
@@ -24,7 +24,7 @@ from cases import STREAMS, cases, with_reserved_names
 from test_equals_oracle import run_oracle
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CASES = 20 if os.environ.get("LOOKBACK_CASES") == "fuzz" else 1

@@ -12,19 +12,19 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import LookbackError, ReviewError, RuleError, SetupError
-from lookback.core.expressions import compile_expression
-from lookback.core.streams import Stream
-from lookback.core.syntax import LookbackSql
-from lookback.core.types import parse_type
-from lookback.spark.checkpoint import Checkpoint
-from lookback.spark.forget import forget
-from lookback.spark.ingest import ingest
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.core.expressions.compiling import compile_expression
+from lookback.core.expressions.syntax import LookbackSql
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.types import parse_type
+from lookback.spark.ingest.files import ingest
+from lookback.spark.operations.forget import forget
+from lookback.spark.operations.status import event_account
 from lookback.spark.review import explain, open_queue, record_review
 from lookback.spark.rules import RulesTable
-from lookback.spark.schemas import PRODUCT_TABLES
-from lookback.spark.status import event_account
-from lookback.spark.tables import Tables
+from lookback.spark.stream.checkpoint import Checkpoint
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.tables.schemas import PRODUCT_TABLES
 from payins import publish
 
 if TYPE_CHECKING:

@@ -22,17 +22,17 @@ import yaml
 
 from lookback.config import load_streams
 from lookback.core.errors import SetupError
-from lookback.core.source_keys import READER_OPTIONS
-from lookback.core.streams import Stream
-from lookback.spark import fields
-from lookback.spark import ingest as module
-from lookback.spark.ingest import IngestReport, existing, ingest, ingest_continuously
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.source_keys import READER_OPTIONS
+from lookback.spark.ingest import fields
+from lookback.spark.ingest import files as module
+from lookback.spark.ingest.files import IngestReport, existing, ingest, ingest_continuously
 from lookback.stream_draft import draft_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 CONF = Path(__file__).parents[2] / "conf"
@@ -370,7 +370,7 @@ def test_c3_1_a_second_ingest_of_a_stream_is_refused_and_told_who_holds_it(table
 
 def test_the_lock_of_a_killed_process_is_taken_over(tables: Tables, tmp_path: Path):
     code = (
-        "import sys, time\nfrom lookback.spark.locks import only_one_ingest\nfrom types import SimpleNamespace as N\n"
+        "import sys, time\nfrom lookback.spark.tables.locks import only_one_ingest\nfrom types import SimpleNamespace as N\n"
         "with only_one_ingest(N(root=sys.argv[1]), N(name='events')):\n    print('held', flush=True)\n    time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tables.root)], stdout=subprocess.PIPE, text=True) as process:

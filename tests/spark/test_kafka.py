@@ -12,16 +12,16 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from broker import PASSWORD, USER
 from lookback.core.errors import SetupError
-from lookback.core.streams import Stream
-from lookback.spark.ingest import IngestReport, ingest, retry_rejected
-from lookback.spark.kafka import Topic
-from lookback.spark.topic_ingest import TopicIngest
+from lookback.core.streams.declaration import Stream
+from lookback.spark.ingest.files import IngestReport, ingest, retry_rejected
+from lookback.spark.ingest.kafka import Topic
+from lookback.spark.ingest.topics import TopicIngest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from broker import Broker
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 AT = "2024-03-04T00:00:{:02d}Z"

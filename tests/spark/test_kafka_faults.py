@@ -19,12 +19,12 @@ import pytest
 import yaml
 
 from lookback.core.errors import SetupError
-from lookback.core.streams import Stream
-from lookback.spark.topic_ingest import TopicIngest
+from lookback.core.streams.declaration import Stream
+from lookback.spark.ingest.topics import TopicIngest
 
 if TYPE_CHECKING:
     from broker import Broker
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 FIELDS = {"id": "string", "at": "timestamp"}

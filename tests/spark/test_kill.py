@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import (
     MORE_RULES,
     RULES,
@@ -29,7 +29,7 @@ from payins import (
 )
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -12,13 +12,13 @@ import pytest
 from pyspark.errors import PySparkException
 
 from lookback.cli import main
-from lookback.spark import maintenance
-from lookback.spark.maintenance import CheckpointHealth, Upkeep, checkpoint_health, maintain
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.operations import maintenance
+from lookback.spark.operations.maintenance import CheckpointHealth, Upkeep, checkpoint_health, maintain
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, stored_alerts
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 

@@ -15,19 +15,19 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.config import load_rule_document, load_stream
-from lookback.core.health import health
-from lookback.core.metrics import COLUMNS, FIELDS, RuleCounts
-from lookback.spark import metrics as module
-from lookback.spark.checkpoint import Checkpoint
-from lookback.spark.metrics import Backlog, Metrics, backlog
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.schemas import METRICS
-from lookback.spark.sink import BatchReport
-from lookback.spark.status import stream_figures
+from lookback.core.operations.health import health
+from lookback.core.streams.metrics import COLUMNS, FIELDS, RuleCounts
+from lookback.spark.operations.status import stream_figures
+from lookback.spark.stream import metrics as module
+from lookback.spark.stream.checkpoint import Checkpoint
+from lookback.spark.stream.metrics import Backlog, Metrics, backlog
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.stream.sink import BatchReport
+from lookback.spark.tables.schemas import METRICS
 from payins import RULES, STREAM, STREAMS, append, make_events, publish
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 CONF = Path(__file__).parents[2] / "conf"
 OWN = load_stream(CONF / "streams/metrics.yml")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lookback.cli import main
-from lookback.core.notices import BEGAN, FAILED, GIVEN_UP, SENT, Outcome
-from lookback.core.receivers import Receiver, Webhook
-from lookback.spark.notify import Counts, Notifier
-from lookback.spark.schemas import ALERTS, NOTIFICATIONS
-from lookback.spark.tables import Tables
+from lookback.core.operations.notifications import BEGAN, FAILED, GIVEN_UP, SENT, Attempt
+from lookback.core.operations.receivers import Receiver, Webhook
+from lookback.spark.operations.notify import Counts, Notifier
+from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.tables.schemas import ALERTS, NOTIFICATIONS
 from sample_alert import ALERT, AT
 from workspace_server import Answer, WorkspaceServer
 
@@ -34,12 +34,12 @@ class Inbox:
 
     def __init__(self) -> None:
         self.came: list[tuple[str, int]] = []
-        self.answers: dict[str, Outcome] = {}
+        self.answers: dict[str, Attempt] = {}
         self.down = False
 
-    def __call__(self, alert: Mapping[str, Any]) -> Outcome:
+    def __call__(self, alert: Mapping[str, Any]) -> Attempt:
         self.came.append((alert["alert_id"], alert["revision"]))
-        return Outcome(FAILED, "down") if self.down else self.answers.get(alert["rule_id"], Outcome(SENT))
+        return Attempt(FAILED, "down") if self.down else self.answers.get(alert["rule_id"], Attempt(SENT))
 
 
 class Clock:
@@ -119,7 +119,7 @@ def test_receiver_that_is_down_stops_no_other_and_gets_what_it_missed(
     senders = {receiver("calls", give_up_after=2 * HOUR): calls, receiver("desk"): desk}
     notifier = Notifier(tables, ["payments"], senders, since=AT, clock=clock)
     raise_alerts(tables, "a1", "a2", "a3")
-    desk.answers["day-spend"] = Outcome(SENT)
+    desk.answers["day-spend"] = Attempt(SENT)
     calls.down = True
     counts = passes(notifier)
     # The first failure spares it the rest.
@@ -159,8 +159,8 @@ def test_message_that_is_refused_is_given_up_and_one_that_fails_holds_up_no_othe
     clock, calls = Clock(), Inbox()
     notifier = Notifier(tables, ["payments"], {receiver("calls", give_up_after=HOUR): calls}, since=AT, clock=clock)
     calls.answers = {
-        "bad": Outcome(GIVEN_UP, "refused with HTTP status 400"),
-        "odd": Outcome(FAILED, "HTTP status 500"),
+        "bad": Attempt(GIVEN_UP, "refused with HTTP status 400"),
+        "odd": Attempt(FAILED, "HTTP status 500"),
     }
     raise_alerts(tables, "a-bad", rule_id="bad")
     raise_alerts(tables, "b-odd", rule_id="odd")
@@ -186,7 +186,7 @@ def test_command_sends_by_the_file_and_goes_on_until_it_is_stopped(
     (conf / "streams/payments.yml").write_text(shipped.read_text(encoding="utf-8"))
     (conf / "notifiers.yml").write_text("receivers: [{name: calls, webhook: {url_env: CALLS_URL}, timeout: 2 seconds}]")
     command = ["notify", "--root", str(tables.root), "--conf", str(conf), "--since", "2026-03-01", "--json"]
-    monkeypatch.setattr("lookback.spark.session.get_spark", lambda *_, **__: tables.spark)
+    monkeypatch.setattr("lookback.spark.platform.session.get_spark", lambda *_, **__: tables.spark)
     monkeypatch.setattr("lookback.commands.asked.signal.signal", lambda *_: None)
     with WorkspaceServer() as server:
         monkeypatch.setenv("CALLS_URL", f"{server.url}/alerts")

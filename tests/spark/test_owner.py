@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from lookback.core.errors import SetupError
-from lookback.spark import owner
-from lookback.spark.locks import only_one_notifier
-from lookback.spark.owner import only_one
+from lookback.spark.platform import owner
+from lookback.spark.platform.owner import only_one
+from lookback.spark.tables.locks import only_one_notifier
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from lookback.spark.owner import only_one
+from lookback.spark.platform.owner import only_one
 with only_one(Path(sys.argv[1]), "checkpoint c"):
     print("held", flush=True)
     time.sleep(60)

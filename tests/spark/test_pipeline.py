@@ -13,13 +13,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from lookback.core.errors import SetupError
-from lookback.spark import pipeline
-from lookback.spark.checkpoint import Checkpoint, repartition
-from lookback.spark.dispatch import shard_labels
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.operations.status import event_account
 from lookback.spark.rules import RulesTable
-from lookback.spark.status import event_account
-from lookback.spark.watching import RulesWatch
+from lookback.spark.stream import pipeline
+from lookback.spark.stream.checkpoint import Checkpoint, repartition
+from lookback.spark.stream.dispatch import shard_labels
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.stream.watching import RulesWatch
 from payins import (
     MORE_RULES,
     RULES,
@@ -38,7 +38,7 @@ from payins import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 

@@ -15,11 +15,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from lookback.core.errors import RuleError, SetupError
-from lookback.core.quarantine import Quarantine
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.quarantine import FILE, Quarantines
+from lookback.core.rules.quarantine import Quarantine
 from lookback.spark.rules import RulesTable
-from lookback.spark.schemas import RULES as SCHEMA
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.stream.quarantine import FILE, Quarantines
+from lookback.spark.tables.schemas import RULES as SCHEMA
 from payins import (
     RULES,
     STREAM,
@@ -33,8 +33,8 @@ from payins import (
 )
 
 if TYPE_CHECKING:
-    from lookback.core.streams import Stream
-    from lookback.spark.tables import Tables
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 STRICT = replace(STREAM, max_failures=5)

@@ -11,9 +11,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from lookback.core.errors import SetupError
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.rules import RulesTable
-from lookback.spark.tables import Tables
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.lakehouse import Tables
 from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish, relocate, stored_alerts
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lookback.core.streams import Stream
+from lookback.core.streams.declaration import Stream
 from lookback.remote.figures import Place, Query, Row, remote_figures
+from lookback.spark.operations.status import stream_figures
 from lookback.spark.rules import RulesTable
-from lookback.spark.schemas import METRICS
-from lookback.spark.status import stream_figures
-from lookback.spark.tables import literal
+from lookback.spark.tables.lakehouse import literal
+from lookback.spark.tables.schemas import METRICS
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 STREAM = Stream.from_dict(

@@ -10,18 +10,18 @@ import pytest
 from pyspark.errors import PySparkException
 
 from lookback.config import RETAINED
-from lookback.core.notices import SENT, Outcome
-from lookback.core.receivers import Receiver, Webhook
-from lookback.core.schedule import DELETED, NO_CHANGES
-from lookback.spark import maintenance, retention
-from lookback.spark.forget import forget
-from lookback.spark.maintenance import Maintenance, maintain
-from lookback.spark.notify import Notifier
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.retention import ORDER, Deletion, delete_old
+from lookback.core.engine.schedule import DELETED, NO_CHANGES
+from lookback.core.operations.notifications import SENT, Attempt
+from lookback.core.operations.receivers import Receiver, Webhook
+from lookback.spark.operations import maintenance, retention
+from lookback.spark.operations.forget import forget
+from lookback.spark.operations.maintenance import Maintenance, maintain
+from lookback.spark.operations.notify import Notifier
+from lookback.spark.operations.retention import ORDER, Deletion, delete_old
+from lookback.spark.operations.status import event_account
 from lookback.spark.review import explain, open_queue
-from lookback.spark.schemas import ALERTS, INGESTS, LATE_EVENTS, NOTIFICATIONS, REVIEWS, RULE_LOG
-from lookback.spark.status import event_account
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.schemas import ALERTS, INGESTS, LATE_EVENTS, NOTIFICATIONS, REVIEWS, RULE_LOG
 from payins import (
     RULES,
     STREAM,
@@ -36,7 +36,7 @@ from payins import (
 from sample_alert import ALERT
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 NOW = dt.datetime.now(dt.timezone.utc)
@@ -119,9 +119,9 @@ def test_an_alert_is_not_sent_again_once_what_was_sent_has_been_deleted(tables: 
     came: list[str] = []
 
     def notifier(now: dt.datetime) -> Notifier:
-        def send(alert: Any) -> Outcome:
+        def send(alert: Any) -> Attempt:
             came.append(alert["alert_id"])
-            return Outcome(SENT)
+            return Attempt(SENT)
 
         desk = Receiver("desk", Webhook("http://localhost/"))
         return Notifier(tables, ["payments"], {desk: send}, since=ago(100), clock=now.timestamp)

@@ -16,12 +16,12 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback import cli
-from lookback.core.streams import Stream
-from lookback.spark.ingest import IngestReport, ingest, retry_rejected
-from lookback.spark.rejected import Rejected
+from lookback.core.streams.declaration import Stream
+from lookback.spark.ingest.files import IngestReport, ingest, retry_rejected
+from lookback.spark.ingest.rejected import Rejected
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 AT = "2024-03-04T00:00:00Z"
@@ -144,7 +144,7 @@ def test_the_command_takes_no_path(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"columns": "no type ("}', '{"columns": "int"}', '{"format": "jdbc"}'])
 def test_what_a_stranger_writes_into_read_as_counts_as_absent(tables: Tables, text: str):
-    from lookback.spark.rejected import _ReadAs
+    from lookback.spark.ingest.rejected import _ReadAs
 
     read_as = _ReadAs.of(text, {})
     assert (read_as.source.format, read_as.columns) == ("json", None)

@@ -14,8 +14,7 @@ import pytest
 
 from lookback import notebook
 from lookback.core.errors import ReviewError, SetupError
-from lookback.core.streams import Stream
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.core.streams.declaration import Stream
 from lookback.spark.review import (
     count_older,
     decisions,
@@ -26,12 +25,13 @@ from lookback.spark.review import (
     timeline_of,
 )
 from lookback.spark.rules import RulesTable
-from lookback.spark.schemas import ALERTS
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.schemas import ALERTS
 from payins import commit as commit_columns
 from payins import publish
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)

@@ -11,11 +11,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lookback.core.errors import SetupError
-from lookback.core.streams import Stream
-from lookback.spark.checkpoint import Checkpoint
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.session import _OWN, _QUERY, _QUERY_SPEED, beside, default_shards, get_spark, query_settings
-from lookback.spark.tables import Tables
+from lookback.core.streams.declaration import Stream
+from lookback.spark.platform.session import (
+    _OWN,
+    _QUERY,
+    _QUERY_SPEED,
+    beside,
+    default_shards,
+    get_spark,
+    query_settings,
+)
+from lookback.spark.stream.checkpoint import Checkpoint
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.lakehouse import Tables
 from payins import (
     RULES,
     STREAM,
@@ -134,7 +142,7 @@ def test_a_checkpoint_of_too_many_shards_is_gone_on_with_and_told_of(
     append(tables, make_events(20, seed=6))
     Evaluation(tables, STREAM, STREAMS, folder, once=True, shards=3).run()
     # More than are ever chosen.
-    monkeypatch.setattr("lookback.spark.resume.MOST_SHARDS", 2)
+    monkeypatch.setattr("lookback.spark.stream.resume.MOST_SHARDS", 2)
     with caplog.at_level(logging.WARNING, "lookback"):
         Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
     assert "divides its keys into 3 shards for good, and each costs time in every batch" in caplog.text

@@ -13,15 +13,15 @@ import yaml
 
 from lookback import cli
 from lookback.core.errors import SetupError
-from lookback.core.source_keys import KAFKA_KEYS
-from lookback.core.streams import Stream
-from lookback.spark.fields import BESIDE, reads_kafka
-from lookback.spark.ingest import ingest, retry_rejected
-from lookback.spark.kafka import DEFAULT_MOST, Topic, require_kafka
-from lookback.spark.kafka_faults import Away, explained
-from lookback.spark.secrets import Secrets, written_out
-from lookback.spark.sources import Source
-from lookback.spark.topic_ingest import TopicIngest, answers, topics_of
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.source_keys import KAFKA_KEYS
+from lookback.spark.ingest.fields import BESIDE, reads_kafka
+from lookback.spark.ingest.files import ingest, retry_rejected
+from lookback.spark.ingest.kafka import DEFAULT_MOST, Topic, require_kafka
+from lookback.spark.ingest.kafka_faults import BrokersAway, explain_failure
+from lookback.spark.ingest.sources import Source
+from lookback.spark.ingest.topics import TopicIngest, is_reachable, topics_of
+from lookback.spark.platform.secrets import Secrets, written_out
 
 FIELDS = {"id": "string", "at": "timestamp"}
 KAFKA = {"format": "kafka", "servers": "one:9092, two:9093", "topic": "payments"}
@@ -194,7 +194,7 @@ def test_secrets_of_the_workspace_are_read_there_alone(monkeypatch: pytest.Monke
 
 def test_on_databricks_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
-    monkeypatch.setattr("lookback.spark.kafka.kafka_jars", lambda: 1 / 0)
+    monkeypatch.setattr("lookback.spark.ingest.kafka.kafka_jars", lambda: 1 / 0)
     require_kafka(SimpleNamespace())  # type: ignore[arg-type]
 
 
@@ -241,7 +241,7 @@ def test_on_databricks_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch):
 )
 def test_what_spark_says_of_a_topic_is_put_in_words(text: str, said: str):
     declared = stream(**KAFKA)
-    told = explained(RuntimeError(text), Topic.of(declared), declared, "/checkpoint")
+    told = explain_failure(RuntimeError(text), Topic.of(declared), declared, "/checkpoint")
     assert isinstance(told, SetupError)
     assert "topic payments at one:9092,two:9093: " in str(told)
     assert said in str(told)
@@ -272,16 +272,16 @@ def test_a_checkpoint_of_another_topic_is_refused_before_anything_is_written(tmp
 )
 def test_a_broker_that_is_away_is_tried_again(text: str):
     declared = stream(**KAFKA)
-    assert isinstance(explained(RuntimeError(text), Topic.of(declared), declared, "/checkpoint"), Away)
+    assert isinstance(explain_failure(RuntimeError(text), Topic.of(declared), declared, "/checkpoint"), BrokersAway)
 
 
 def test_another_error_stays_what_it_is():
     declared, error = stream(**KAFKA), RuntimeError("something else")
-    assert explained(error, Topic.of(declared), declared, "/checkpoint") is error
+    assert explain_failure(error, Topic.of(declared), declared, "/checkpoint") is error
 
 
 def test_no_broker_answers_where_none_is():
-    assert not answers("127.0.0.1:9,[::1]:9")
+    assert not is_reachable("127.0.0.1:9,[::1]:9")
 
 
 def test_what_only_topics_have_is_refused_for_files(capsys: pytest.CaptureFixture[str]):

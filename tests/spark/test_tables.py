@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lookback.core.errors import SetupError
-from lookback.core.streams import Stream
-from lookback.spark.tables import Tables, _last_commit
+from lookback.core.streams.declaration import Stream
+from lookback.spark.tables.lakehouse import Tables, _last_commit
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,15 +13,15 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from lookback.core.errors import SetupError
-from lookback.spark.checkpoint import EVENTS, Checkpoint
-from lookback.spark.history import readable_from
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.stream.checkpoint import EVENTS, Checkpoint
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.history import readable_from
 from payins import STREAM, STREAMS, append, make_events, publish, replayed_alerts, rule, stored_alerts, window
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 

@@ -12,14 +12,14 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
-from lookback.spark.catalog import AS_IT_SHOULD_BE, REFUSED, set_up
-from lookback.spark.checkpoint import EVENTS, Checkpoint
-from lookback.spark.forget import forget
-from lookback.spark.maintenance import maintain
-from lookback.spark.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.operations.catalog import AS_IT_SHOULD_BE, REFUSED, set_up
+from lookback.spark.operations.forget import forget
+from lookback.spark.operations.maintenance import maintain
+from lookback.spark.operations.status import event_account, stream_status
 from lookback.spark.review import explain
 from lookback.spark.rules import RulesTable
-from lookback.spark.status import event_account, stream_status
+from lookback.spark.stream.checkpoint import EVENTS, Checkpoint
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import (
     MORE_RULES,
     RULES,
@@ -35,8 +35,8 @@ from payins import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lookback.core.streams import Stream
-    from lookback.spark.tables import Tables
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 PROPERTIES = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"

@@ -8,12 +8,12 @@ import threading
 from typing import TYPE_CHECKING
 
 from lookback.commands.asked import FOUND_PROBLEMS, Command, on_signals, settings_of, tables_of, wants_json
-from lookback.core.durations import parse_duration
 from lookback.core.errors import SetupError
-from lookback.terminal import as_json, print_json, print_table
+from lookback.core.values.durations import parse_duration
+from lookback.views.terminal import as_json, print_json, print_table
 
 if TYPE_CHECKING:
-    from lookback.spark.notify import Counts
+    from lookback.spark.operations.notify import Counts
 
 
 def add_commands(command: Command) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lookback.config import Settings
 
 if TYPE_CHECKING:
-    from lookback.core.streams import Stream
-    from lookback.spark.tables import Tables
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
 
 FOUND_PROBLEMS, WRONG_USE = 1, 2
 # Returns the exit code; None is 0.
@@ -49,8 +49,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 def tables_of(settings: Settings, *streams: Stream, kafka: bool = False) -> Tables:
     """Starts or finds Spark. Returns the tables of the place. kafka: with what reads topics."""
-    from lookback.spark.session import get_spark
-    from lookback.spark.tables import Tables
+    from lookback.spark.platform.session import get_spark
+    from lookback.spark.tables.lakehouse import Tables
 
     return Tables.of(get_spark(settings=settings.spark, kafka=kafka), settings).holding(*streams)
 

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lookback.commands.asked import FOUND_PROBLEMS, Run, adding, wants_json
-from lookback.core.durations import parse_duration
 from lookback.core.errors import RemoteError, SetupError
-from lookback.core.health import PROBLEM, health, health_in_words, is_healthy
+from lookback.core.operations.health import PROBLEM, health, health_in_words, is_healthy
+from lookback.core.values.durations import parse_duration
 from lookback.remote.bundle import load_bundle
-from lookback.terminal import as_json, print_health, visible
+from lookback.views.terminal import as_json, print_health, visible
 
 if TYPE_CHECKING:
     from lookback.remote.runs import Line

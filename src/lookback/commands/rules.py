@@ -13,17 +13,17 @@ import yaml
 from lookback.commands.asked import FOUND_PROBLEMS, Command, adding, settings_of, tables_of, wants_json
 from lookback.config import load_rule_document
 from lookback.core.errors import RuleError
-from lookback.core.remarks import Remark, remarks_of
+from lookback.core.rules.remarks import Remark, remarks_of
 from lookback.data_remarks import data_remarks
-from lookback.rule_tests import check_rule
-from lookback.terminal import print_json, print_table, visible
+from lookback.testing.rule_tests import check_rule
+from lookback.views.terminal import print_json, print_table, visible
 
 if TYPE_CHECKING:
-    from lookback.core.compiled import CompiledRule
     from lookback.core.errors import Problem
-    from lookback.core.streams import Stream
+    from lookback.core.rules.compiled import CompiledRule
+    from lookback.core.streams.declaration import Stream
     from lookback.spark.rules import RulesTable
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 
 def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
@@ -121,10 +121,10 @@ def _findings(
         return document, [_finding("problem", each, f"Rule {error.name!r}: {each}") for each in error.problems], 0
     remarks = remarks_of(rule)
     if tables is not None:
-        stream = streams[rule.rule.stream]
+        stream = streams[rule.spec.stream]
         remarks += _against_data(rule, stream, tables, options.events)
-    found = [_finding("remark", each, f"remark: rule {rule.rule.rule_id!r}: {each}") for each in remarks]
-    return document, found, len(rule.rule.tests)
+    found = [_finding("remark", each, f"remark: rule {rule.spec.rule_id!r}: {each}") for each in remarks]
+    return document, found, len(rule.spec.tests)
 
 
 def _finding(level: str, found: Problem | Remark, text: str) -> dict[str, str]:
@@ -132,7 +132,7 @@ def _finding(level: str, found: Problem | Remark, text: str) -> dict[str, str]:
 
 
 def _against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Remark]:
-    from lookback.spark.history import recent_events
+    from lookback.spark.tables.history import recent_events
 
     recent = recent_events(tables, stream, events) if tables.exists(stream.name) else ()
     if not len(recent):
@@ -195,7 +195,7 @@ def _rules_command(options: argparse.Namespace) -> None:
 
 
 def _rules_schema(options: argparse.Namespace) -> None:
-    from lookback.core.schema import schema_text
+    from lookback.core.rules.schema import schema_text
 
     print(schema_text(), end="")
 

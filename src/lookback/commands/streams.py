@@ -21,15 +21,15 @@ from lookback.commands.asked import (
     tables_of,
     wants_json,
 )
-from lookback.core.durations import parse_duration
 from lookback.core.errors import SetupError, StreamError
-from lookback.core.streams import Stream
-from lookback.terminal import as_json, describe_change, print_json, print_table, visible
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.durations import parse_duration
+from lookback.views.terminal import as_json, describe_change, print_json, print_table, visible
 
 if TYPE_CHECKING:
-    from lookback.spark.ingest import IngestReport
-    from lookback.spark.sink import BatchReport
-    from lookback.spark.tables import Tables
+    from lookback.spark.ingest.files import IngestReport
+    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.tables.lakehouse import Tables
 
 
 def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
@@ -98,8 +98,8 @@ def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
 
 
 def _ingest(options: argparse.Namespace) -> None:
-    from lookback.spark.fields import reads_kafka
-    from lookback.spark.ingest import ingest, retry_rejected
+    from lookback.spark.ingest.fields import reads_kafka
+    from lookback.spark.ingest.files import ingest, retry_rejected
 
     settings = settings_of(options)
     stream = settings.stream(options.stream)
@@ -129,7 +129,7 @@ def _ingest(options: argparse.Namespace) -> None:
 
 
 def _rejected(options: argparse.Namespace) -> None:
-    from lookback.spark.rejected import Rejected
+    from lookback.spark.ingest.rejected import Rejected
 
     settings = settings_of(options)
     stream, tables = settings.stream(options.stream), tables_of(settings)
@@ -173,7 +173,7 @@ def _stream_new(options: argparse.Namespace) -> int:
 
 
 def _ingest_topic(options: argparse.Namespace, tables: Tables, stream: Stream) -> IngestReport:
-    from lookback.spark.topic_ingest import TopicIngest
+    from lookback.spark.ingest.topics import TopicIngest
 
     run = TopicIngest(
         tables, stream, options.checkpoint, every=options.every, skip_lost=options.skip_lost,
@@ -184,7 +184,7 @@ def _ingest_topic(options: argparse.Namespace, tables: Tables, stream: Stream) -
 
 
 def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Stream) -> None:
-    from lookback.spark.ingest import ingest_continuously
+    from lookback.spark.ingest.files import ingest_continuously
 
     checkpoint = options.checkpoint or f"{tables.files}/_checkpoints/ingest_{stream.name}"
 
@@ -210,9 +210,9 @@ def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Strea
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from lookback.spark.checkpoint import Checkpoint
-    from lookback.spark.metrics import Metrics
-    from lookback.spark.pipeline import Evaluation, checkpoint_folder
+    from lookback.spark.stream.checkpoint import Checkpoint
+    from lookback.spark.stream.metrics import Metrics
+    from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 
     settings = settings_of(options)
     streams = settings.streams()
@@ -242,8 +242,8 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _repartition(options: argparse.Namespace) -> None:
-    from lookback.spark.checkpoint import repartition
-    from lookback.spark.pipeline import checkpoint_folder
+    from lookback.spark.stream.checkpoint import repartition
+    from lookback.spark.stream.pipeline import checkpoint_folder
 
     settings = settings_of(options)
     stream, tables = settings.stream(options.stream), tables_of(settings)

@@ -12,7 +12,7 @@ from typing import Any
 
 from lookback.commands.asked import FOUND_PROBLEMS, Command, settings_of, tables_of, wants_json
 from lookback.core.errors import SetupError
-from lookback.terminal import as_json, print_health, print_json, print_table, visible
+from lookback.views.terminal import as_json, print_health, print_json, print_table, visible
 
 
 def add_commands(command: Command) -> None:
@@ -39,7 +39,7 @@ def add_commands(command: Command) -> None:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from lookback.spark.catalog import REFUSED, set_up
+    from lookback.spark.operations.catalog import REFUSED, set_up
 
     settings = settings_of(options)
     streams = settings.streams()
@@ -56,9 +56,9 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from lookback.spark.checkpoint import Checkpoint
-    from lookback.spark.pipeline import checkpoint_folder
-    from lookback.spark.status import stream_status
+    from lookback.spark.operations.status import stream_status
+    from lookback.spark.stream.checkpoint import Checkpoint
+    from lookback.spark.stream.pipeline import checkpoint_folder
 
     settings = settings_of(options)
     streams = settings.streams()
@@ -95,7 +95,7 @@ def _status(options: argparse.Namespace) -> int:
 def _tell(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
     """Sends the state of streams to the receivers that want it. Returns whether all of it was sent."""
     from lookback.config import load_receivers
-    from lookback.core.notices import SENT, health_notice
+    from lookback.core.operations.notifications import SENT, health_notice
     from lookback.senders import sender_of
 
     senders = {receiver: sender_of(receiver) for receiver in load_receivers(conf)}
@@ -113,8 +113,8 @@ def _tell(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _maintain(options: argparse.Namespace) -> int:
-    from lookback.spark.maintenance import maintain
-    from lookback.spark.pipeline import checkpoint_folder
+    from lookback.spark.operations.maintenance import maintain
+    from lookback.spark.stream.pipeline import checkpoint_folder
 
     settings = settings_of(options)
     tables, streams = tables_of(settings), settings.streams()
@@ -134,8 +134,8 @@ def _maintain(options: argparse.Namespace) -> int:
 
 
 def _forget(options: argparse.Namespace) -> None:
-    from lookback.spark.forget import forget, forget_condition
-    from lookback.spark.pipeline import checkpoint_folder
+    from lookback.spark.operations.forget import forget, forget_condition
+    from lookback.spark.stream.pipeline import checkpoint_folder
 
     settings = settings_of(options)
     stream = settings.stream(options.stream)

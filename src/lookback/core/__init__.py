@@ -1,1 +1,1 @@
-"""The pure part of Lookback: no Spark, no files, no clock. Time is an argument, aware UTC."""
+"""Judges events by rules. It knows no Spark, no files and no clock: time is an argument, and so is the store of its state."""

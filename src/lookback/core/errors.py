@@ -102,3 +102,7 @@ class RemoteError(LookbackError):
 
 class SetupError(LookbackError):
     """Tables, files, settings or the machine are not as needed; the message says what to run."""
+
+
+class StoreFailed(Exception):
+    """The store of a shard's state does not answer: a fault of the platform, not of the caller."""

@@ -10,7 +10,7 @@ from databricks.sdk.service.jobs import JobAccessControlResponse, JobPermissionL
 from databricks.sdk.service.sql import EndpointInfo, State
 
 from lookback.core.errors import RemoteError
-from lookback.core.health import PROBLEM, WARNING
+from lookback.core.operations.health import PROBLEM, WARNING
 from lookback.remote.workspace import Deployed, Workspace, in_words
 
 OK = "ok"

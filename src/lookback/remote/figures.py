@@ -19,13 +19,13 @@ from databricks.sdk.service.sql import (
     StatementState,
 )
 
-from lookback.core.alerts import moment
-from lookback.core.backlog import Commit, backlog_of
 from lookback.core.errors import LookbackError, RemoteError, SetupError
-from lookback.core.health import RECENT, Figures, Sample
-from lookback.core.metrics import RuleCounts
-from lookback.core.rulebook import EVALUATED
-from lookback.core.rules import read_document
+from lookback.core.operations.backlog import Commit, backlog_of
+from lookback.core.operations.health import RECENT, Figures, Sample
+from lookback.core.rules.document import read_document
+from lookback.core.rules.rulebook import EVALUATED
+from lookback.core.streams.alerts import moment
+from lookback.core.streams.metrics import RuleCounts
 from lookback.remote.workspace import Workspace, in_words
 
 Row = Mapping[str, "str | None"]

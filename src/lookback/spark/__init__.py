@@ -1,1 +1,1 @@
-"""The shell: moves rows between Delta tables and the core. Holds no detection logic."""
+"""Moves rows between Delta tables, Spark and the core. It holds no detection logic."""

@@ -15,34 +15,35 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.alerts import moment
-from lookback.core.arrival import split_future
-from lookback.core.compiled import CompiledRule, compile_rule
 from lookback.core.errors import ReviewError, RuleError, SetupError
-from lookback.core.events import Events, read_events
-from lookback.core.evidence import (
+from lookback.core.explaining.evidence import (
     STANDS,
     Activation,
     Clock,
     Evidence,
     Explanation,
+    JudgedSubject,
     Reset,
-    Subject,
     state_spans,
 )
-from lookback.core.explaining import explained, reach
-from lookback.core.keys import Int64s
-from lookback.core.rulebook import ACTIONS, WITH_STATE
-from lookback.core.rules import SEVERITIES, parse_time, read_document
-from lookback.core.windows import SEQUENCE
-from lookback.spark.schemas import REVIEWS
+from lookback.core.explaining.explanation import explain_alert, picture_span
+from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.document import SEVERITIES, read_document
+from lookback.core.rules.rulebook import ACTIONS, WITH_STATE
+from lookback.core.streams.alerts import moment
+from lookback.core.streams.arrival import split_future
+from lookback.core.streams.events import Events, read_events
+from lookback.core.values.keys import Int64s
+from lookback.core.values.times import parse_time
+from lookback.core.values.windows import SEQUENCE
+from lookback.spark.tables.schemas import REVIEWS
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import Column, DataFrame, Row
 
-    from lookback.core.streams import Stream
-    from lookback.spark.tables import Tables
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
 
 _Read = TypeVar("_Read")
 DISPOSITIONS = ("confirmed", "false_positive", "unclear")
@@ -232,8 +233,8 @@ def explain(
     stream = _stream(streams, alert["stream"])
     history = _rule_history(tables)
     row, rule = _version(history, alert["rule_id"], alert["rule_version"], stream)
-    since, earliest = reach(rule, stream, alert, days)
-    return explained(_read_evidence(tables, stream, rule, alert, earliest, history), rows, row, since)
+    since, earliest = picture_span(rule, stream, alert, days)
+    return explain_alert(_read_evidence(tables, stream, rule, alert, earliest, history), rows, row, since)
 
 
 def timeline_of(tables: Tables, streams: Mapping[str, Stream], alert_id: str, days: float) -> pd.DataFrame:
@@ -290,7 +291,7 @@ def _version(history: Iterable[Row], rule_id: str, version: int, stream: Stream)
     if found is None:
         raise ReviewError(f"version {version} of rule {rule_id!r} is not in the rules table, nor in its history")
     columns = {name: value for name, value in found[0].asDict().items() if not name.startswith("_")}
-    return {**columns, "version": version, "document": dict(found[1].rule.document)}, found[1]
+    return {**columns, "version": version, "document": dict(found[1].spec.document)}, found[1]
 
 
 def _accepted(row: Row, stream: Stream) -> CompiledRule | None:
@@ -339,7 +340,7 @@ def _resets(
 
     Versions of a sequence share what is kept, also with one that resets where the other does not.
     """
-    if not (rule.rule.reset_on_alert or rule.rule.kind == SEQUENCE):
+    if not (rule.spec.reset_on_alert or rule.spec.kind == SEQUENCE):
         return []
     key = [F.col("key")[name].eqNullSafe(F.lit(text)) for name, text in alert["key"].items()]
     same = reduce(and_, key, F.size("key") == len(alert["key"]))
@@ -353,11 +354,11 @@ def _resets(
         if version not in compiled:
             compiled[version] = _kept_by(history, alert["rule_id"], version, stream)
         other = compiled[version]
-        if other is None or not other.rule.reset_on_alert:
+        if other is None or not other.spec.reset_on_alert:
             continue
         due = parse_time(row["event_time"]) if other.sequence is not None and other.sequence.absent else None
         time = parse_time(row["event_time" if due is None else "window_start"])
-        resets.append(Reset(Subject(row["arrival"], time, _typed_id(stream, row["event_id"])), due))
+        resets.append(Reset(JudgedSubject(row["arrival"], time, _typed_id(stream, row["event_id"])), due))
     return resets
 
 

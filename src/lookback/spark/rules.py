@@ -14,22 +14,23 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.alerts import moment
-from lookback.core.columns import text_of
-from lookback.core.compiled import CompiledRule, compile_rule
-from lookback.core.durations import MICROSECONDS
 from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
-from lookback.core.quarantine import AUTHOR, Quarantine
-from lookback.core.rulebook import COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
-from lookback.core.rules import STATUSES, Rule, parse_calendar_time, read_document, too_long
-from lookback.core.streams import Stream
-from lookback.core.windows import Lookback, Session, Window
-from lookback.rule_tests import check_rule
-from lookback.spark.schemas import RULES
-from lookback.spark.tables import WRITE_ERRORS, is_conflict
+from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.document import STATUSES, Rule, read_document, too_long
+from lookback.core.rules.quarantine import AUTHOR, Quarantine
+from lookback.core.rules.rulebook import COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
+from lookback.core.streams.alerts import moment
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.columns import text_of
+from lookback.core.values.durations import MICROSECONDS
+from lookback.core.values.times import parse_calendar_time
+from lookback.core.values.windows import Lookback, Session, Window
+from lookback.spark.tables.lakehouse import WRITE_ERRORS, is_conflict
+from lookback.spark.tables.schemas import RULES
+from lookback.testing.rule_tests import check_rule
 
 if TYPE_CHECKING:
-    from lookback.spark.tables import Tables
+    from lookback.spark.tables.lakehouse import Tables
 
 
 _DAY = MICROSECONDS["day"]
@@ -72,7 +73,7 @@ class RulesTable:
         """
         compiled = self.check(document)
         text = _as_json(compiled, self.streams)
-        return self._publish(compiled.rule.rule_id, status, lambda last: text, author, comment)
+        return self._publish(compiled.spec.rule_id, status, lambda last: text, author, comment)
 
     def set_status(self, rule_id: str, status: str, *, author: str = "", comment: str = "") -> int:
         """Publishes a version with the last one's document and another status. Raises RuleError for an unknown rule.
@@ -133,15 +134,15 @@ class RulesTable:
         """
         compiled = self.check(document)
         cold = {span for span in _spans(compiled) if span[1] > _DAY}
-        tables, stream = self.tables.holding(*self.streams.values()), compiled.rule.stream
+        tables, stream = self.tables.holding(*self.streams.values()), compiled.spec.stream
         if not cold or not tables.exists(stream) or tables.is_unwritten(stream) or tables.read(stream).isEmpty():
             return []
         kept: set[str] = set()
         for row in self.rows():
-            if row.status in WITH_STATE and row.document and row.document.get("stream") == compiled.rule.stream:
+            if row.status in WITH_STATE and row.document and row.document.get("stream") == compiled.spec.stream:
                 # A row that somebody wrote by hand may not be a rule.
                 with contextlib.suppress(RuleError):
-                    kept |= set(_spans(compile_rule(row.document, self.streams[compiled.rule.stream])).values())
+                    kept |= set(_spans(compile_rule(row.document, self.streams[compiled.spec.stream])).values())
         return [name for (name, span), state in _spans(compiled).items() if span > _DAY and state not in kept]
 
     def rows(self) -> list[RuleRow]:
@@ -258,7 +259,7 @@ class RulesTable:
 
 def _as_json(compiled: CompiledRule, streams: Mapping[str, Stream]) -> str:
     """A rule's document as the table holds it. Raises RuleError where it is too long."""
-    rule = compiled.rule
+    rule = compiled.spec
     text = json.dumps(dict(rule.document), ensure_ascii=False, default=_plain)
     limits = streams[rule.stream].limits
     if len(text.encode()) > limits.document_bytes:
@@ -280,15 +281,15 @@ def _stream_of(row: Row, streams: Mapping[str, Stream]) -> Stream | None:
     with contextlib.suppress(LookbackError):
         document = read_document(row["document"])
         stream = streams.get(str(document.get("stream")))
-        if stream is not None and compile_rule(document, stream).rule.rule_id == row["rule_id"]:
+        if stream is not None and compile_rule(document, stream).spec.rule_id == row["rule_id"]:
             return stream
     return None
 
 
 def _spans(rule: CompiledRule) -> dict[tuple[str, int], str]:
     """(What a rule measures, how far it looks back in microseconds) -> the name of the state that holds its rows."""
-    if rule.rule.sequence is not None:
-        return {("sequence", rule.rule.sequence.within): rule.store}
+    if rule.spec.sequence is not None:
+        return {("sequence", rule.spec.sequence.within): rule.store}
     return {
         (measure.name, _reach(measure.window)): f"{rule.store}{measure.feature.feature_id}" for measure in rule.measures
     }

@@ -1,0 +1,314 @@
+"""Latency: events and rule changes come while the evaluation runs; how long until the alert is committed.
+
+Moments are the modification times of the commits' files in the Delta logs, of events, rules and alerts alike: when a
+reader could first see the commit. The producer is a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from dev.bench.lakehouse import STREAMS, TRANSACTIONS, push
+from dev.bench.producer import COMMITS_PER_SECOND, Producer
+from dev.bench.results import percentiles, record
+from dev.bench.rules import Document, Rules, lookback
+from dev.bench.sets import DATA, DAY, MINUTE, EventSet
+from dev.bench.watching import PROGRESS, Watch, say
+
+if TYPE_CHECKING:
+    from lookback.config import Settings
+    from lookback.spark.stream.pipeline import Evaluation
+    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.tables.lakehouse import Tables
+
+_ALERTS_PER_SECOND = 10
+_TIMEOUT = 120.0
+_NEW_KEYS = (
+    ("customer_id", "terminal_id"),
+    ("amount", "customer_id"),
+    ("amount", "terminal_id"),
+    ("amount",),
+    ("amount", "customer_id", "terminal_id"),
+)
+
+
+@dataclass(frozen=True)
+class Live:
+    """How a run goes.
+
+    rate: events a second; seconds: measured, after those of warm_up; name: of the result. plain: in a session that somebody
+    else has started, with all of Spark's defaults.
+    """
+
+    rate: int
+    seconds: float
+    warm_up: float
+    settings: Settings
+    name: str = ""
+    plain: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Alerts of one events commit under one version of a rule, in one commit of the alerts table."""
+
+    rule_id: str
+    version: int
+    arrival: int
+    alerts: int
+    committed: float
+
+
+@dataclass(frozen=True)
+class Running:
+    """An evaluation under way. ready: seconds since 1970 at which the first commit was judged; warm-up begins there."""
+
+    tables: Tables
+    producer: Producer
+    evaluation: Evaluation
+    watch: Watch
+    ready: float
+
+    @property
+    def root(self) -> Path:
+        """The folder of the tables."""
+        return Path(str(self.tables.root))
+
+
+def run(live: Live) -> Path:
+    """Measures from the commit of events to the commit of their alerts. Returns the file of the result."""
+    events = EventSet("zipf")
+    limit = _amount(events, _ALERTS_PER_SECOND / 2 / live.rate)
+    rules = Rules(
+        (
+            lookback("spend", ("customer_id",), "sum(amount)", DAY, f"value >= 0 and amount >= {limit}"),
+            lookback("burst", ("terminal_id",), "count(*)", 10 * MINUTE, f"value >= 0 and amount >= {limit}"),
+        )
+    )
+    name = live.name or f"latency-{live.rate}{'-plain' if live.plain else ''}"
+    with _running(live, events, rules, name) as running:
+        time.sleep(live.warm_up + live.seconds)
+        running.producer.stop()
+        last = running.tables.version(TRANSACTIONS.name)
+        running.evaluation.wait_until(lambda report: (report.arrival or 0) >= last, _TIMEOUT)
+    root, watch = running.root, running.watch
+    committed = commit_times(root / TRANSACTIONS.name)
+    first = running.ready + live.warm_up
+    verdicts = [each for each in verdicts_of(root / "alerts") if committed[each.arrival] >= first]
+    measured = [each for each in watch.reports if each.finished_at.timestamp() >= first]
+    figures = {
+        **_latencies(verdicts, committed),
+        **_producer(running.producer, live, committed, first),
+        "batches": len(measured),
+        "step_ms": watch.steps(measured),
+    }
+    shutil.rmtree(root)
+    file = record(name, "latency", _settings(live), figures)
+    say(f"{name}: p50 {figures['p50_ms']} ms, p95 {figures['p95_ms']} ms, p99 {figures['p99_ms']} ms")
+    return file
+
+
+def run_changes(live: Live, known: int, new: int) -> Path:
+    """Measures from the commit of a rule change to the commit of the first alert under it. Returns the result's file.
+
+    known: changes of a rule on a grouping key that others use; new: rules on grouping keys that none used.
+    """
+    events = EventSet("zipf")
+    limit = _amount(events, 20 / live.rate)
+    changed = lookback("changed", ("customer_id",), "sum(amount)", DAY, f"value >= 0 and amount >= {limit}")
+    name = live.name or "rule-changes"
+    times: dict[str, list[tuple[str, int, float]]] = {"known": [], "new": []}
+    with _running(live, events, Rules((changed,)), name) as running:
+        time.sleep(live.warm_up)
+        change = _Changes(running)
+        for number in range(known):
+            document = {**changed, "when": f"value >= {-1 - number} and amount >= {limit}"}
+            times["known"].append(change(document))
+        for number, group_by in enumerate(_NEW_KEYS[:new]):
+            document = {**changed, "rule_id": f"new-{number}", "group_by": list(group_by)}
+            times["new"].append(change(document))
+    first = first_verdicts(verdicts_of(running.root / "alerts"))
+    seconds = {
+        kind: [round(first[rule_id, version] - at, 3) for rule_id, version, at in changes]
+        for kind, changes in times.items()
+    }
+    figures: dict[str, Any] = {"replans": running.evaluation.replans}
+    for kind, found in seconds.items():
+        p50, worst = percentiles(found, 50, 100)
+        figures |= {f"{kind}_key_p50_s": p50, f"{kind}_key_max_s": worst, f"{kind}_key_s": found}
+    shutil.rmtree(running.root)
+    file = record(name, "changes", {**_settings(live), "known": known, "new": new}, figures)
+    say(f"{name}: known key p50 {figures['known_key_p50_s']} s, new key p50 {figures['new_key_p50_s']} s")
+    return file
+
+
+def commit_times(table: Path) -> dict[int, float]:
+    """Version of a Delta table -> seconds since 1970 at which its commit could be seen; that which made it left out."""
+    files = (table / "_delta_log").glob("*.json")
+    return {int(file.stem): file.stat().st_mtime for file in files if file.stem.isdigit() and int(file.stem) > 0}
+
+
+def verdicts_of(alerts: Path) -> list[Verdict]:
+    """Every commit of the alerts table, by rule, version and events commit."""
+    found = []
+    for version, committed in sorted(commit_times(alerts).items()):
+        counts: dict[tuple[str, int, int], int] = {}
+        for line in (alerts / f"_delta_log/{version:020d}.json").read_text(encoding="utf-8").splitlines():
+            added = json.loads(line).get("add")
+            if not added:
+                continue
+            rows = pq.read_table(alerts / added["path"], columns=["rule_id", "rule_version", "arrival"]).to_pylist()
+            for row in rows:
+                key = (row["rule_id"], row["rule_version"], row["arrival"])
+                counts[key] = counts.get(key, 0) + 1
+        found += [Verdict(*key, count, committed) for key, count in counts.items()]
+    return found
+
+
+def first_verdicts(verdicts: Sequence[Verdict]) -> dict[tuple[str, int], float]:
+    """(rule, version) -> when its first alert was committed."""
+    first: dict[tuple[str, int], float] = {}
+    for each in verdicts:
+        key = (each.rule_id, each.version)
+        first[key] = min(each.committed, first.get(key, each.committed))
+    return first
+
+
+class _Changes:
+    """Publishes a rule and waits until it has alerted; then a moment more, so that changes come at any moment."""
+
+    def __init__(self, running: Running) -> None:
+        from lookback.spark.rules import RulesTable  # noqa: PLC0415 - after Spark
+
+        self._running = running
+        self._rules = RulesTable(running.tables, STREAMS)
+        self._pauses = np.random.default_rng(1)
+
+    def __call__(self, document: Document) -> tuple[str, int, float]:
+        """The rule's id, the version and when it was committed."""
+        rule_id = document["rule_id"]
+        version = self._rules.push(document, author="bench")
+        committed = max(commit_times(self._running.root / "rules").values())
+        taken_up = self._wait(lambda report: _takes_up(report, rule_id, version)).batch_id
+        self._wait(lambda report: report.batch_id >= taken_up and report.alerts.get(rule_id, 0) > 0)
+        say(f"  {rule_id} v{version}: alerts under it about {time.time() - committed:.2f} s after its commit")
+        time.sleep(float(self._pauses.uniform(0.2, 0.7)))
+        return rule_id, version, committed
+
+    def _wait(self, condition: Callable[[BatchReport], bool]) -> BatchReport:
+        return self._running.evaluation.wait_until(condition, _TIMEOUT)
+
+
+def _takes_up(report: BatchReport, rule_id: str, version: int) -> bool:
+    return any((row["rule_id"], row["version"]) == (rule_id, version) for row in report.log)
+
+
+@contextmanager
+def _running(live: Live, events: EventSet, rules: Rules, name: str) -> Iterator[Running]:
+    """Fresh tables with these rules, a producer and a running evaluation that has judged its first commit."""
+    from lookback.spark.platform.session import get_spark  # noqa: PLC0415
+    from lookback.spark.stream.pipeline import Evaluation  # noqa: PLC0415 - Spark is started after the sets are made
+    from lookback.spark.tables.lakehouse import Tables  # noqa: PLC0415
+
+    root = DATA / "runs" / name
+    if root.exists():
+        shutil.rmtree(root)
+    if live.plain:
+        _start_plain_session()
+    spark = get_spark("lookback bench", settings={**PROGRESS, **live.settings.spark})
+    tables = Tables.local(spark, root)
+    tables.create(TRANSACTIONS)
+    push(tables, rules)
+    watch = Watch(spark, every=5.0)
+    evaluation = Evaluation(
+        tables, TRANSACTIONS, STREAMS, root / "_checkpoints" / "bench", every=live.settings.every, admission=live.settings.admission,
+        on_batch=watch,
+    )  # fmt: skip
+    producer = Producer(root / TRANSACTIONS.name, events, live.rate)
+    say(f"{name}: {live.rate:,} events/s in {COMMITS_PER_SECOND} commits a second")
+    evaluation.start()
+    producer.start()
+    try:
+        evaluation.wait_until(lambda report: report.events > 0, _TIMEOUT)
+        yield Running(tables, producer, evaluation, watch, time.time())
+        producer.stop()
+    finally:
+        with suppress(Exception):
+            producer.stop()
+        evaluation.stop()
+        spark.stop()
+
+
+def _start_plain_session() -> None:
+    """Starts Spark as its documentation says, with the two settings that Delta asks for and its JARs."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    from lookback.spark.platform.jars import extra_jars  # noqa: PLC0415
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.appName("plain").config("spark.jars", ",".join(map(str, extra_jars())))
+    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+    builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    builder.getOrCreate().sparkContext.setLogLevel("ERROR")
+
+
+def _latencies(verdicts: Sequence[Verdict], committed: Mapping[int, float]) -> dict[str, Any]:
+    """Milliseconds, one for each alert."""
+    milliseconds = [1e3 * (each.committed - committed[each.arrival]) for each in verdicts for _ in range(each.alerts)]
+    p50, p95, p99, worst = percentiles(milliseconds, 50, 95, 99, 100)
+    shares = percentiles(milliseconds, *range(1, 101))
+    return {
+        "p50_ms": round(p50),
+        "p95_ms": round(p95),
+        "p99_ms": round(p99),
+        "max_ms": round(worst),
+        "alerts": len(milliseconds),
+        "percentiles_ms": [round(each) for each in shares],
+    }
+
+
+def _producer(producer: Producer, live: Live, committed: Mapping[int, float], first: float) -> dict[str, Any]:
+    """Whether the events came as fast as they should."""
+    times = [at for at in committed.values() if at >= first]
+    rows = live.rate // COMMITS_PER_SECOND
+    seconds = max(times) - min(times)
+    p50, p99 = percentiles(producer.append_seconds, 50, 99)
+    return {
+        "events_per_s": round((len(times) - 1) * rows / seconds, 1),
+        "append_p50_ms": round(1e3 * p50),
+        "append_p99_ms": round(1e3 * p99),
+        "commits": len(times),
+        "commit_gap_p50_ms": round(1e3 * statistics.median(np.diff(sorted(times)).tolist())),
+    }
+
+
+def _amount(events: EventSet, share: float) -> str:
+    """The amount that such a share of the events reaches, as text."""
+    cents = int(np.quantile(events.columns["amount_cents"], 1 - share))
+    return f"{cents // 100}.{cents % 100:02d}"
+
+
+def _settings(live: Live) -> dict[str, Any]:
+    return {
+        "rate": live.rate,
+        "seconds": live.seconds,
+        "warm_up": live.warm_up,
+        "plain": live.plain,
+        "profile": live.settings.profile,
+        "every": live.settings.every,
+        "admission": dict(live.settings.admission),
+        "spark": dict(live.settings.spark),
+    }

@@ -1,0 +1,105 @@
+"""What a whole run measures, in order: each measurement a process of its own, so that compilers and caches start cold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dev.bench.results import FOLDER, RESULTS, command
+from dev.bench.sets import COMMIT_ROWS, REPOSITORY, ROWS
+from dev.bench.versus import PEERS
+from dev.bench.watching import say
+
+PARTS = ("drain", "rules", "windows", "sequence", "cluster", "latency", "changes", "peers")
+# What `python -m dev.bench` runs unless told otherwise.
+DEFAULT_PARTS = ("drain", "rules", "windows", "sequence", "cluster", "latency", "changes")
+_QUICK_ROWS = 300_000
+# What one batch takes by the profile `throughput`: ten commits of handbook, nine of the others. Twenty batches are to follow
+# the first two, and a rest; where many rules make that long and no goal depends on it, half as many.
+_BATCH_EVENTS, _SMALL_BATCH_EVENTS = 900_000, 200_000
+_BATCHES, _FEW_BATCHES = 22.5, 11.5
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measurement: the part and the set that it belongs to, and its command line."""
+
+    part: str
+    set: str
+    arguments: tuple[str, ...]
+
+
+def steps(*, quick: bool, peers: Sequence[str], limit_seconds: float) -> list[Step]:
+    """Every measurement. quick: small sets and short times, to see that everything works. peers: names of engines."""
+    return [*_drains(quick=quick), *_live(quick=quick), *_peers(peers, limit_seconds, quick=quick)]
+
+
+def run(chosen: Iterable[Step]) -> int:
+    """Runs them one after the other. Returns how many failed; one that fails does not keep the others from running."""
+    started, failed = time.monotonic(), 0
+    environment = {**os.environ, FOLDER: str(RESULTS)}
+    todo = list(chosen)
+    for number, step in enumerate(todo, 1):
+        say(f"\n[{number}/{len(todo)}, {time.monotonic() - started:,.0f} s] {command(step.arguments)}")
+        line = [sys.executable, "-m", "dev.bench", *step.arguments]
+        done = subprocess.run(line, cwd=REPOSITORY, check=False, env=environment)  # noqa: S603
+        failed += done.returncode != 0
+    say(f"\n{len(todo)} measurements in {time.monotonic() - started:,.0f} s, {failed} failed")
+    return failed
+
+
+def _drains(*, quick: bool) -> list[Step]:
+    state, small_batches = ("--state",), ("--admission", f"maxFilesPerTrigger={_SMALL_BATCH_EVENTS // COMMIT_ROWS}")
+    full, half, small = _BATCHES * _BATCH_EVENTS, _FEW_BATCHES * _BATCH_EVENTS, _BATCHES * _SMALL_BATCH_EVENTS
+    plan: list[tuple[str, str, str, float, tuple[str, ...]]] = [
+        ("drain", "handbook", "2", full, state),
+        ("drain", "zipf", "2", full, state),
+        ("drain", "uniform", "2", full, state),
+        ("rules", "handbook", "100", full, ()),
+        ("rules", "zipf", "100", full, ()),
+        *(("rules", "zipf", rules, half, ()) for rules in ("10", "100-of-5-features", "200", "distinct")),
+        *(("windows", "handbook", f"held-{size}", small, small_batches) for size in ("1h", "30d")),
+        *(
+            ("windows", "handbook", f"window-{size}", small, (*state, *small_batches))
+            for size in ("1h", "1d", "7d", "30d")
+        ),
+        ("sequence", "logins", "sequence", half, ()),
+        # One after the other, so that the two stand side by side whatever else the machine does.
+        ("cluster", "zipf", "2", half, ("--name", "cluster-zipf-local")),
+        ("cluster", "zipf", "2", half, ("--name", "cluster-zipf-workers", "--workers", "2")),
+    ]
+    found = []
+    for part, name, rules, events, more in plan:
+        arguments = ("--repeats", f"{events / ROWS[name]:.2f}", *more)
+        if quick:
+            bounds = ("--repeats", "2", "--admission", "maxFilesPerTrigger=1")
+            kept = tuple(each for each in more if each not in small_batches)
+            arguments = ("--rows", str(_QUICK_ROWS), *bounds, *kept)
+        found.append(Step(part, name, ("drain", "--set", name, "--rules", rules, *arguments)))
+    return found
+
+
+def _live(*, quick: bool) -> list[Step]:
+    short = ("--seconds", "10", "--warm-up", "5") if quick else ()
+    few = ("--known", "3", "--new", "1", "--warm-up", "5") if quick else ()
+    return [
+        *(Step("latency", "zipf", ("latency", "--rate", str(rate), *short)) for rate in (100, 1_000, 5_000)),
+        Step("latency", "zipf", ("latency", "--rate", "100", "--plain", *short)),
+        Step("changes", "zipf", ("changes", *few)),
+    ]
+
+
+def _peers(names: Sequence[str], limit_seconds: float, *, quick: bool) -> list[Step]:
+    small = ("--rows", str(_QUICK_ROWS)) if quick else ()
+    found = []
+    for name in ("handbook", "zipf"):
+        for peer in PEERS:
+            if peer.name in names:
+                durable = ("--durable",) if peer.durable else ()
+                peer_arguments = ("peer", peer.name, "--variant", peer.variant, *durable, "--set", name, *small)
+                found.append(Step("peers", name, (*peer_arguments, "--limit-seconds", f"{limit_seconds:g}")))
+    return found

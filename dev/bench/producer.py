@@ -1,0 +1,162 @@
+"""A producer of events, in a process of its own: whoever writes events is seldom the process that judges them.
+
+It writes each commit as the Delta protocol has it, one Parquet file and one file of the log, with no Spark: an append by
+Spark beside the evaluation takes 360 ms of one of two cores, so a run with it measures both.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+import uuid
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dev.bench.lakehouse import rows_of
+from dev.bench.sets import SECOND, Columns, EventSet
+
+COMMITS_PER_SECOND = 2
+_LONGEST_START, _LONGEST_END = 120.0, 30.0
+
+
+class Producer:
+    """Appends a commit of events twice a second, each event's time within the half second before its commit.
+
+    table: the folder of the events table; rate: events a second. append_seconds: of each commit, known after `stop`.
+    """
+
+    def __init__(self, table: Path, events: EventSet, rate: int) -> None:
+        # Not a copy of this process, which has a JVM and threads by now.
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        # Its columns, if they are read already, are not sent along.
+        events = EventSet(events.name, events.rows)
+        self._process = context.Process(target=run, args=(there, table, events, rate), daemon=True)
+        self._stopped = False
+        self.append_seconds: list[float] = []
+        self._process.start()
+        there.close()
+
+    def start(self) -> None:
+        """Appends from now on."""
+        self._receive(_LONGEST_START)
+        self._here.send("start")
+
+    def stop(self) -> None:
+        """Ends after the commit that is being made. Raises RuntimeError with what an append failed with."""
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            self._here.send("stop")
+            self.append_seconds = self._receive(_LONGEST_END)
+        finally:
+            self._process.join(_LONGEST_END)
+            self._process.terminate()
+
+    def _receive(self, seconds: float) -> Any:
+        try:
+            found = self._here.recv() if self._here.poll(seconds) else RuntimeError(f"no answer in {seconds:.0f} s")
+        except EOFError:
+            found = RuntimeError("the producer is gone")
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def append(table: Path, version: int, rows: pa.Table) -> None:
+    """Appends rows to a Delta table as commit `version`, in one file, with the checksum that spares readers the whole log.
+
+    Raises FileExistsError where there is such a commit.
+    """
+    file = table / f"part-00000-{uuid.uuid4()}.parquet"
+    pq.write_table(rows, file, compression="snappy")
+    log = table / "_delta_log"
+    before = json.loads((log / f"{version - 1:020d}.crc").read_text(encoding="utf-8"))
+    # Times of commits always rise, also where two fall within a millisecond.
+    now = max(time.time_ns() // 1_000_000, before.get("inCommitTimestampOpt", 0) + 1)
+    size, transaction = file.stat().st_size, str(uuid.uuid4())
+    commit = {
+        "inCommitTimestamp": now,
+        "timestamp": now,
+        "operation": "WRITE",
+        "operationParameters": {"mode": "Append", "partitionBy": "[]"},
+        "isBlindAppend": True,
+        "engineInfo": "lookback-bench",
+        "txnId": transaction,
+    }
+    added = {
+        "path": file.name,
+        "partitionValues": {},
+        "size": size,
+        "modificationTime": now,
+        "dataChange": True,
+        "stats": json.dumps({"numRecords": rows.num_rows}),
+    }
+    _make(
+        log / f"{version:020d}.json", "\n".join(json.dumps(each) for each in ({"commitInfo": commit}, {"add": added}))
+    )
+    kept = ("numMetadata", "numProtocol", "setTransactions", "domainMetadata", "metadata", "protocol")
+    checksum = {
+        **{name: before[name] for name in kept},
+        "tableSizeBytes": before["tableSizeBytes"] + size,
+        "numFiles": before["numFiles"] + 1,
+        "inCommitTimestampOpt": now,
+        "txnId": transaction,
+    }
+    _make(log / f"{version:020d}.crc", json.dumps(checksum))
+
+
+def _make(file: Path, text: str) -> None:
+    """Writes a file that is there as a whole or not at all. Raises FileExistsError where there is one."""
+    draft = file.with_name(f".{uuid.uuid4()}.draft")
+    draft.write_text(text + "\n", encoding="utf-8")
+    try:
+        os.link(draft, file)
+    finally:
+        draft.unlink()
+
+
+def run(pipe: Connection, table: Path, events: EventSet, rate: int) -> None:
+    """The process: says `ready`, appends from its first message to the second, then says how long each commit took."""
+    try:
+        _rows(events, rate, 0)
+        pipe.send("ready")
+        pipe.recv()
+        pipe.send(_append_until_told(pipe, table, events, rate))
+    except EOFError:
+        # Whoever started it is gone.
+        return
+    except Exception as error:  # noqa: BLE001 - raised again where it was started
+        pipe.send(RuntimeError(f"the producer failed: {error!r}"))
+
+
+def _append_until_told(pipe: Connection, table: Path, events: EventSet, rate: int) -> list[float]:
+    """After a commit that took too long the next one comes at once; what it lost is not made up for."""
+    due, number, took = time.monotonic(), 0, []
+    first = 1 + max(int(file.stem) for file in (table / "_delta_log").glob("[0-9]*.json"))
+    while not pipe.poll(max(0.0, due - time.monotonic())):
+        due = max(due, time.monotonic()) + 1 / COMMITS_PER_SECOND
+        before = time.monotonic()
+        append(table, first + number, rows_of(_rows(events, rate, number)))
+        took.append(time.monotonic() - before)
+        number += 1
+    return took
+
+
+def _rows(events: EventSet, rate: int, number: int) -> Columns:
+    rows = rate // COMMITS_PER_SECOND
+    positions = np.arange(number * rows, (number + 1) * rows, dtype=np.int64)
+    at = positions % len(events.columns["event_id"])
+    columns = {name: values[at] for name, values in events.columns.items()}
+    now = time.time_ns() // 1_000
+    columns["event_id"] = positions
+    columns["event_time"] = now - np.linspace(SECOND // COMMITS_PER_SECOND, 0, rows).astype(np.int64)
+    return columns

@@ -1,0 +1,490 @@
+"""A syntax tree and a schema -> a typed node, through an allow-list of node classes. Finds all problems at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+
+from sqlglot import exp
+
+from lookback.core.errors import TypeNameError
+from lookback.core.expressions.functions import AGGREGATES, FORMS, FUNCTIONS, call, like, quoted
+from lookback.core.expressions.kernels import LONG_MAX, LONG_MIN
+from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, constant, field
+from lookback.core.expressions.operators import (
+    Refused,
+    add_interval,
+    arithmetic,
+    cases,
+    comparison,
+    explicit_cast,
+    in_list,
+    is_null,
+    is_truth,
+    logic,
+    negation,
+    negative,
+    parse_literal_time,
+)
+from lookback.core.expressions.syntax import LookbackSql, name_as_sql, shortened, unwrapped
+from lookback.core.values.durations import MICROSECONDS, format_duration
+from lookback.core.values.limits import DEFAULT_LIMITS, over
+from lookback.core.values.suggestions import find_nearest, suggest
+from lookback.core.values.types import (
+    BIGINT,
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    INT,
+    NULL,
+    STRING,
+    TIMESTAMP,
+    DataType,
+    decimal,
+    parse_type,
+)
+
+_CLOCKS = {
+    "current_timestamp", "current_date", "current_time", "localtimestamp", "now", "unix_timestamp", "curdate", "getdate",
+    "current_timezone",
+}  # fmt: skip
+_RANDOM = {"rand", "randn", "random", "uuid", "randstr", "uniform", "shuffle", "monotonically_increasing_id"}
+_OTHER_AGGREGATES = {
+    "mean", "stddev", "std", "stddev_pop", "variance", "var_samp", "var_pop", "first", "last", "first_value",
+    "last_value", "any_value", "approx_count_distinct", "collect_list", "collect_set", "array_agg", "count_if", "median",
+    "mode", "percentile", "percentile_approx", "approx_percentile", "bool_and", "bool_or", "every", "any", "some", "max_by",
+    "min_by", "skewness", "kurtosis", "corr", "covar_samp", "covar_pop", "listagg", "string_agg", "try_sum", "try_avg",
+}  # fmt: skip
+_REMEDIES = {
+    "rlike": "use like, startswith(), endswith() or contains()",
+    "regexp": "use like, startswith(), endswith() or contains()",
+    "regexp_like": "use like, startswith(), endswith() or contains()",
+    "ilike": "use lower() and like",
+    "to_timestamp": "declare the field as timestamp",
+    "to_date": "use cast(x as date)",
+    "date": "use cast(x as date)",
+    "int": "use cast(x as int)",
+    "bigint": "use cast(x as bigint)",
+    "double": "use cast(x as double)",
+    "decimal": "use cast(x as decimal(p,s))",
+    "string": "use cast(x as string)",
+    "timestamp": "use cast(x as timestamp)",
+    "boolean": "use cast(x as boolean)",
+    "pow": "use products", "power": "use products",
+    "cardinality": "use size()", "array_size": "use size()",
+    "pmod": "use %", "nvl2": "use case when", "decode": "use case when", "iff": "use if()",
+}  # fmt: skip
+_NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", re.IGNORECASE | re.ASCII)
+_SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}
+
+_CURLY = "\u201c\u201d\u201e\u2018\u2019\u201a\u00b4"
+# An address or a version, and a day, without quotes.
+_DOTTED = re.compile(r"[0-9]+(\.[0-9]+){2,}", re.ASCII)
+_DAY = re.compile(r"[0-9]{4} - [0-9]{1,2} - [0-9]{1,2}", re.ASCII)
+_LONGEST_DAYS = LONG_MAX // MICROSECONDS["day"]
+
+_Handler = Callable[["Binder", exp.Expr], Node]
+
+
+class Binder:
+    """Binds syntax trees to a schema. `problems` gathers what is wrong; a tree with problems has no node.
+
+    alternatives: how many values the list of an `in` may have.
+    """
+
+    def __init__(self, schema: Mapping[str, DataType], alternatives: int = DEFAULT_LIMITS.alternatives) -> None:
+        self._schema, self._alternatives = schema, alternatives
+        self._names: dict[str, list[str]] = {}
+        for name in schema:
+            self._names.setdefault(name.lower(), []).append(name)
+        self.problems: list[str] = []
+
+    def bind(self, tree: exp.Expr) -> Node | None:
+        """The typed node of a tree, None if there are problems in it."""
+        tree = unwrapped(tree)
+        handler, allowed = _NODES.get(type(tree), (None, ""))
+        extra = [key for key, value in tree.args.items() if value and key not in allowed.split()]
+        if handler is None or extra:
+            self._problem(_refusal(tree))
+            return None
+        try:
+            return handler(self, tree)
+        except Refused as refused:
+            self._problem(str(refused))
+        except _Failed:
+            pass
+        return None
+
+    def operands(self, trees: Sequence[exp.Expr]) -> list[Node]:
+        """The nodes of all trees; raises _Failed after all of them were looked at."""
+        unknown = [self._is_unknown(tree) for tree in trees]
+        nodes = [None if wrong else self.bind(tree) for tree, wrong in zip(trees, unknown, strict=True)]
+        made = [node for node in nodes if node is not None]
+        # Beside a text in quotes it is the field that is misspelt.
+        beside_text = any(node.fields and node.type in (STRING, DATE, TIMESTAMP) for node in made)
+        for tree, wrong in zip(trees, unknown, strict=True):
+            if wrong:
+                self._problem(_unknown_field(_name_of(tree), self._schema, beside_text=beside_text))
+        if len(made) < len(nodes):
+            raise _Failed
+        return made
+
+    def _is_unknown(self, tree: exp.Expr) -> bool:
+        """Whether the tree is a name that the schema does not have."""
+        return isinstance(unwrapped(tree), exp.Column) and _name_of(tree).lower() not in self._names
+
+    def _problem(self, message: str) -> None:
+        if message not in self.problems:
+            self.problems.append(message)
+
+    # Leaves
+
+    def _column(self, tree: exp.Expr) -> Node:
+        name = _name_of(tree)
+        found = self._names.get(name.lower(), [])
+        if len(found) == 1:
+            return field(found[0], self._schema[found[0]], name_as_sql(found[0]))
+        raise Refused(_unknown_field(name, self._schema) if not found else _twofold(name, found))
+
+    def _literal(self, tree: exp.Expr) -> Node:
+        text = str(tree.this)
+        if tree.args["is_string"]:
+            return constant(STRING, text, quoted(text), literal=text)
+        return _number(text, negated=False)
+
+    def _truth(self, tree: exp.Expr) -> Node:
+        return constant(BOOLEAN, bool(tree.this), "true" if tree.this else "false")
+
+    def _null(self, tree: exp.Expr) -> Node:
+        return constant(NULL, None, "null")
+
+    # Operators
+
+    def _binary(self, tree: exp.Expr) -> Node:
+        symbol = _SYMBOLS[type(tree)]
+        if symbol in "+-" and (interval := _interval_beside(tree)) is not None:
+            return self._moved(tree, *interval)
+        left, right = self.operands([tree.this, tree.expression])
+        if symbol == "||":
+            return call("concat", [left, right])
+        if symbol in ("=", "!=", "<", "<=", ">", ">=", "<=>"):
+            for one, other in ((left, tree.expression), (right, tree.this)):
+                if one.type in (DATE, TIMESTAMP) and _DAY.fullmatch(day := unwrapped(other).sql(LookbackSql)):
+                    raise Refused(f"{day} is a difference of numbers; put dates in single quotes: {_day(day)}")
+            return comparison(symbol, left, right)
+        return arithmetic(symbol, left, right)
+
+    def _moved(self, tree: exp.Expr, other: exp.Expr, interval: exp.Interval) -> Node:
+        (node,) = self.operands([other])
+        microseconds = _interval_length(interval)
+        sign = -1 if isinstance(tree, exp.Sub) else 1
+        if sign < 0 and isinstance(tree.this, exp.Interval):
+            raise Refused(f"{shortened(tree)} takes a time from an interval; write time - interval")
+        printed = node.within(4)
+        count, unit = format_duration(microseconds).split()
+        return add_interval(
+            node, sign * microseconds, f"{printed} {'-' if sign < 0 else '+'} interval '{count}' {unit.rstrip('s')}"
+        )
+
+    def _negative(self, tree: exp.Expr) -> Node:
+        if isinstance(tree.this, exp.Literal) and not tree.this.args["is_string"]:
+            return _number(str(tree.this.this), negated=True)
+        (node,) = self.operands([tree.this])
+        return negative(node)
+
+    def _logic(self, tree: exp.Expr) -> Node:
+        word = "and" if isinstance(tree, exp.And) else "or"
+        return logic(word, self.operands(_chain(tree)))
+
+    def _negation(self, tree: exp.Expr) -> Node:
+        inner = tree.this
+        if isinstance(inner, exp.Is):
+            return self._is(inner, negated=True)
+        (node,) = self.operands([inner])
+        return negation(node)
+
+    def _is_test(self, tree: exp.Expr) -> Node:
+        return self._is(tree, negated=False)
+
+    def _is(self, tree: exp.Expr, negated: bool) -> Node:
+        (node,) = self.operands([tree.this])
+        if isinstance(tree.expression, exp.Null):
+            return is_null(node, negated)
+        if isinstance(tree.expression, exp.Boolean):
+            return is_truth(node, bool(tree.expression.this), negated)
+        raise Refused(f"{shortened(tree)} is not allowed; write is null, is true or is false")
+
+    def _distinct(self, tree: exp.Expr) -> Node:
+        left, right = self.operands([tree.this, tree.expression])
+        return negation(comparison("<=>", left, right))
+
+    def _in(self, tree: exp.Expr) -> Node:
+        if len(tree.expressions) > self._alternatives:
+            what = f"a list has {len(tree.expressions):,} values, more than {self._alternatives:,}"
+            raise Refused(over(f"{what}; split it with or, or mark the events by a field of their own", "alternatives"))
+        value, *items = self.operands([tree.this, *tree.expressions])
+        if not items:
+            raise Refused(f"{shortened(tree)} has an empty list; write at least one value")
+        return in_list(value, items)
+
+    def _between(self, tree: exp.Expr) -> Node:
+        value, low, high = self.operands([tree.this, tree.args["low"], tree.args["high"]])
+        return logic("and", [comparison(">=", value, low), comparison("<=", value, high)])
+
+    def _plain_like(self, tree: exp.Expr) -> Node:
+        return self._like(tree, "\\")
+
+    def _escaped_like(self, tree: exp.Expr) -> Node:
+        escape = tree.expression
+        if not isinstance(tree.this, exp.Like) or not isinstance(escape, exp.Literal) or len(escape.name) != 1:
+            raise Refused(f"{shortened(tree)}: escape takes one character in quotes after a like")
+        return self._like(tree.this, escape.name)
+
+    def _like(self, tree: exp.Expr, escape: str) -> Node:
+        if set(tree.args) - {"this", "expression", "negate"}:
+            raise Refused(_refusal(tree))
+        value, pattern = self.operands([tree.this, tree.expression])
+        return like(value, pattern, escape, bool(tree.args.get("negate")))
+
+    # Conditional values, casts, calls
+
+    def _case(self, tree: exp.Expr) -> Node:
+        flat: list[exp.Expr] = [part for branch in tree.args["ifs"] for part in (branch.this, branch.args["true"])]
+        subject, default = tree.args.get("this"), tree.args.get("default")
+        nodes = self.operands([*flat, *([subject] if subject else []), *([default] if default else [])])
+        pairs = list(zip(nodes[0 : len(flat) : 2], nodes[1 : len(flat) : 2], strict=True))
+        last = nodes[-1] if default else None
+        if subject:
+            pairs = [(comparison("=", nodes[len(flat)], when), then) for when, then in pairs]
+        shown = " ".join(f"when {when.sql} then {then.sql}" for when, then in pairs)
+        return cases(pairs, last, f"case {shown}{f' else {last.sql}' if last else ''} end")
+
+    def _cast(self, tree: exp.Expr) -> Node:
+        target = _cast_type(tree.args["to"])
+        (node,) = self.operands([tree.this])
+        if node.type == STRING and target.name in ("date", "timestamp") and isinstance(node.literal, str):
+            return constant(target, parse_literal_time(node.literal, target), f"{target} {node.sql}")
+        return explicit_cast(node, target, tolerant=bool(tree.args.get("safe")))
+
+    def _call(self, tree: exp.Expr) -> Node:
+        name = str(tree.name).lower()
+        if name in FUNCTIONS or name in FORMS:
+            return call(name, self.operands(tree.expressions))
+        self._problem(_no_function(name))
+        self.operands([tree for tree in tree.expressions if not isinstance(tree, (exp.Star, exp.Distinct))])
+        raise _Failed
+
+
+class _Failed(Exception):
+    """Operands with problems, which are noted already."""
+
+
+def _chain(tree: exp.Expr) -> list[exp.Expr]:
+    """The operands of a chain of one connective, in order; parentheses around a part of the chain do not matter."""
+    parts: list[exp.Expr] = []
+    pending = [tree]
+    while pending:
+        node = unwrapped(pending.pop())
+        if type(node) is type(tree):
+            pending += [node.expression, node.this]
+        else:
+            parts.append(node)
+    return parts
+
+
+def conjuncts(tree: exp.Expr) -> list[exp.Expr]:
+    """The operands of the outermost `and`, in order; the tree itself where there is none."""
+    tree = unwrapped(tree)
+    return _chain(tree) if isinstance(tree, exp.And) else [tree]
+
+
+def _number(text: str, negated: bool) -> Node:
+    sign, level = ("-", UNARY) if negated else ("", PRIMARY)
+    if "e" in text.lower():
+        value = float(sign + text)
+        if value in (float("inf"), float("-inf")):
+            raise Refused(f"{sign}{text} is beyond the range of a double")
+        shown = repr(value) if "e" in repr(value) else f"{value!r}e0"
+        return constant(DOUBLE, value, shown, level)
+    if "." in text:
+        return _decimal(text, negated, level)
+    if len(text) > 100:
+        raise Refused("a number has more than 38 digits")
+    number = int(sign + text)
+    if LONG_MIN <= number <= LONG_MAX:
+        type_ = INT if -(2**31) <= number < 2**31 else BIGINT
+        return constant(type_, number, f"{sign}{abs(number)}", level, literal=number)
+    return _decimal(text, negated, level)
+
+
+def _decimal(text: str, negated: bool, level: int) -> Node:
+    value = Decimal(text)
+    _, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    precision = max(len(digits), -exponent)
+    if precision > 38:
+        raise Refused(f"{text} has more than 38 digits")
+    unscaled = int("".join(map(str, digits)))
+    type_ = decimal(max(precision, 1), -exponent)
+    shown = format(value, "f") if exponent else f"{value}."
+    return constant(type_, -unscaled if negated else unscaled, f"{'-' if negated else ''}{shown}", level)
+
+
+def _interval_beside(tree: exp.Expr) -> tuple[exp.Expr, exp.Interval] | None:
+    left, right = unwrapped(tree.this), unwrapped(tree.expression)
+    if isinstance(right, exp.Interval):
+        return left, right
+    return (right, left) if isinstance(left, exp.Interval) else None
+
+
+def _interval_length(interval: exp.Interval) -> int:
+    value, unit = interval.this, interval.args.get("unit")
+    name = str(unit.name).lower() if isinstance(unit, exp.Var) else ""
+    name = name[:-1] if name.endswith("s") else name
+    if (
+        not isinstance(value, exp.Literal)
+        or not re.fullmatch(r"[0-9]{1,9}", value.name, re.ASCII)
+        or name not in MICROSECONDS
+    ):
+        raise Refused(
+            f"{shortened(interval)}: write an interval as a whole number and a unit, such as interval '10' minutes"
+        )
+    length = int(value.name) * MICROSECONDS[name]
+    if length > LONG_MAX:
+        raise Refused(f"{shortened(interval)} is longer than {_LONGEST_DAYS:,} days; write a shorter interval")
+    return length
+
+
+def _cast_type(tree: exp.Expr) -> DataType:
+    text = tree.sql("spark").lower()
+    try:
+        type_ = parse_type(text)
+    except TypeNameError as error:
+        raise Refused(f"cast: {error}") from None
+    if type_.name == "array":
+        raise Refused(f"cast to {type_} is not supported; cast its elements")
+    return type_
+
+
+def _name_of(tree: exp.Expr) -> str:
+    """The name of a column, dotted ones in full."""
+    return ".".join(str(part.name) for part in unwrapped(tree).parts)  # type: ignore[attr-defined]
+
+
+def _unknown_field(name: str, schema: Mapping[str, DataType], *, beside_text: bool = False) -> str:
+    """What is wrong with a name. beside_text: it is compared with a field that is a text or a time, so it may be one without quotes."""
+    found, bare = _no_field(name, schema), name.strip(_CURLY)
+    if bare != name:
+        return f"{found}; put texts in straight single quotes: {quoted(bare)}"
+    if beside_text and found.startswith("unknown field"):
+        return f"{found}; put texts in single quotes: {quoted(name)}"
+    return found
+
+
+def _no_field(name: str, schema: Mapping[str, DataType]) -> str:
+    if suffixed := _NUMBER_SUFFIX.fullmatch(name):
+        number, suffix = suffixed.groups()
+        return f"{name}: numbers take no suffix here; write cast({number} as {_SUFFIX_TYPES[suffix.upper()]})"
+    if name.lower() in _CLOCKS:
+        return _no_function(name.lower())
+    if hint := suggest(name, schema, ""):
+        return f"unknown field {name!r}; {hint}"
+    lowered = {known.lower(): known for known in schema}
+    if (last := name.lower().rpartition(".")[2]) in lowered:
+        return f"unknown field {name!r}; did you mean {lowered[last]!r}?"
+    if not schema:
+        return f"unknown field {name!r}; there are no fields here"
+    shown = ", ".join(sorted(schema)[:20]) + (", ..." if len(schema) > 20 else "")
+    return f"unknown field {name!r}; the fields are {shown}"
+
+
+def _twofold(name: str, found: Sequence[str]) -> str:
+    return f"field {name!r} could be any of {', '.join(found)}; names differ in more than case in Spark"
+
+
+def _no_function(name: str) -> str:
+    if name in AGGREGATES or name in _OTHER_AGGREGATES:
+        return f"{name}() is an aggregate; an aggregate belongs in measures"
+    if name in _CLOCKS:
+        return f"{name}() is not allowed; it reads a clock, so a replay would differ; use the event's time"
+    if name in _RANDOM:
+        return f"{name}() is not allowed; it gives another value each time, so a replay would differ"
+    if name in _REMEDIES:
+        return f"{name}() is not allowed; {_REMEDIES[name]}"
+    near = find_nearest(name, [*FUNCTIONS, *FORMS])
+    hint = f"did you mean {near}()?" if near else f"the functions are {', '.join(sorted([*FUNCTIONS, *FORMS]))}"
+    return f"function {name}() is not allowed; {hint}"
+
+
+def _day(difference: str) -> str:
+    year, month, day = difference.split(" - ")
+    return f"'{year}-{month:0>2}-{day:0>2}'"
+
+
+def _refusal(tree: exp.Expr) -> str:
+    if isinstance(tree, exp.Dot) and _DOTTED.fullmatch(text := tree.sql(LookbackSql)):
+        return f"{text} is not a number; put texts in single quotes: '{text}'"
+    name, remedy = _REFUSALS.get(type(tree), (f"{tree.key} in {shortened(tree)}", "leave it out"))
+    if isinstance(tree, exp.Like):
+        name, remedy = "like any / like all", "write one like for each pattern, joined with or / and"
+    if isinstance(tree, exp.In):
+        name, remedy = _REFUSALS[exp.Subquery]
+    return f"{name} is not allowed; {remedy}"
+
+
+_REFUSALS: dict[type[exp.Expr], tuple[str, str]] = {
+    exp.Subquery: ("a subquery", "an expression sees the fields of one event"),
+    exp.Select: ("a subquery", "an expression sees the fields of one event"),
+    exp.Exists: ("a subquery", "an expression sees the fields of one event"),
+    exp.Window: ("a window function (over)", "the rule's window and measures do that"),
+    exp.Filter: ("filter (where ...)", "it belongs to an aggregate, and an aggregate belongs in measures"),
+    exp.Lambda: ("a lambda (->)", "use array_contains(), element_at() or size()"),
+    exp.JSONExtract: ("a lambda (->)", "use array_contains(), element_at() or size()"),
+    exp.RegexpLike: ("rlike", "a pattern could take very long; use like, startswith(), endswith() or contains()"),
+    exp.RegexpILike: ("rlike", "a pattern could take very long; use like, startswith(), endswith() or contains()"),
+    exp.ILike: ("ilike", "use lower() and like"),
+    exp.SimilarTo: ("similar to", "use like"),
+    exp.Bracket: ("[ ]", "use element_at(), which counts from 1"),
+    exp.Interval: ("an interval by itself", "add it to a timestamp or take it from one"),
+    exp.Star: ("*", "name the fields; only count(*) takes it, in measures"),
+    exp.Distinct: ("distinct", "it belongs in an aggregate such as count(distinct x), in measures"),
+    exp.Tuple: ("a list in parentheses", "only 'in' takes one"),
+    exp.BitwiseAnd: ("&", "write 'and' for conditions"),
+    exp.BitwiseOr: ("|", "write 'or' for conditions, || to join texts"),
+    exp.BitwiseXor: ("^", "write products for powers"),
+    exp.BitwiseNot: ("~", "write 'not' for conditions"),
+    exp.Placeholder: ("a parameter", "write the value, or a name without braces"),
+    exp.Parameter: ("a parameter", "write the value, or a name without braces"),
+    exp.Dot: ("a nested field", "declare it as a field of the stream"),
+    exp.Collate: ("collate", "use lower() to ignore case"),
+    exp.AtTimeZone: ("at time zone", "times are UTC; add an interval"),
+}
+
+_SYMBOLS: dict[type[exp.Expr], str] = {
+    exp.EQ: "=", exp.NEQ: "!=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=", exp.NullSafeEQ: "<=>",
+    exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "div", exp.DPipe: "||",
+}  # fmt: skip
+
+# The allow-list: node class -> (what to do with it, the arguments it may have).
+_NODES: dict[type[exp.Expr], tuple[_Handler, str]] = {
+    exp.Column: (Binder._column, "this table db catalog"),
+    exp.Literal: (Binder._literal, "this is_string"),
+    exp.Boolean: (Binder._truth, "this"),
+    exp.Null: (Binder._null, ""),
+    **dict.fromkeys(_SYMBOLS, (Binder._binary, "this expression typed safe")),
+    exp.Neg: (Binder._negative, "this"),
+    exp.And: (Binder._logic, "this expression"),
+    exp.Or: (Binder._logic, "this expression"),
+    exp.Not: (Binder._negation, "this"),
+    exp.Is: (Binder._is_test, "this expression"),
+    exp.NullSafeNEQ: (Binder._distinct, "this expression"),
+    exp.In: (Binder._in, "this expressions"),
+    exp.Between: (Binder._between, "this low high"),
+    exp.Like: (Binder._plain_like, "this expression negate"),
+    exp.Escape: (Binder._escaped_like, "this expression"),
+    exp.Case: (Binder._case, "this ifs default"),
+    exp.Cast: (Binder._cast, "this to"),
+    exp.TryCast: (Binder._cast, "this to safe"),
+    exp.Anonymous: (Binder._call, "this expressions"),
+}

@@ -1,0 +1,87 @@
+"""Which type an operation has in Spark (ANSI mode): decimal precision and scale, and the common type of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lookback.core.values.types import DOUBLE, NULL, TIMESTAMP, DataType, decimal
+
+MAX_PRECISION = 38
+_MINIMUM_ADJUSTED_SCALE = 6
+_INTEGER_ORDER = ("tinyint", "smallint", "int", "bigint")
+_INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
+
+
+def decimal_of(type_: DataType) -> DataType:
+    """The decimal type that holds every value of an integer or decimal type."""
+    return type_ if type_.is_decimal else decimal(_INTEGER_DIGITS[type_.name], 0)
+
+
+def literal_decimal(value: int) -> DataType:
+    """The smallest decimal type of an integer literal: next to a decimal, 1000 counts as decimal(4,0)."""
+    return decimal(len(str(abs(value))), 0)
+
+
+def adjusted(precision: int, scale: int) -> DataType:
+    """A result type cut to 38 digits: digits before the point are kept, at least 6 after it (or all, if fewer)."""
+    if precision <= MAX_PRECISION:
+        return decimal(precision, scale)
+    whole = precision - scale
+    return decimal(MAX_PRECISION, max(MAX_PRECISION - whole, min(scale, _MINIMUM_ADJUSTED_SCALE)))
+
+
+def sum_type(a: DataType, b: DataType) -> DataType:
+    """Type of a + b and a - b of decimals."""
+    scale = max(a.scale, b.scale)
+    return adjusted(max(a.precision - a.scale, b.precision - b.scale) + scale + 1, scale)
+
+
+def product_type(a: DataType, b: DataType) -> DataType:
+    """Type of a * b of decimals."""
+    return adjusted(a.precision + b.precision + 1, a.scale + b.scale)
+
+
+def quotient_type(a: DataType, b: DataType) -> DataType:
+    """Type of a / b of decimals."""
+    scale = max(_MINIMUM_ADJUSTED_SCALE, a.scale + b.precision + 1)
+    return adjusted(a.precision - a.scale + b.scale + scale, scale)
+
+
+def remainder_type(a: DataType, b: DataType) -> DataType:
+    """Type of a % b of decimals."""
+    scale = max(a.scale, b.scale)
+    return adjusted(min(a.precision - a.scale, b.precision - b.scale) + scale, scale)
+
+
+def wider_decimal(a: DataType, b: DataType) -> DataType:
+    """The decimal type to compare or unite two decimals in; past 38 digits the fraction is cut, as in Spark."""
+    scale = max(a.scale, b.scale)
+    precision = max(a.precision - a.scale, b.precision - b.scale) + scale
+    if precision <= MAX_PRECISION:
+        return decimal(precision, scale)
+    return decimal(MAX_PRECISION, max(0, scale - (precision - MAX_PRECISION)))
+
+
+def common_type(types: Iterable[DataType]) -> DataType | None:
+    """The type that Spark casts the branches of a CASE, COALESCE, IN, GREATEST to; None where there is none.
+
+    Strings are not united with other types here, though Spark would: such a mix is more often a mistake.
+    """
+    result: DataType | None = NULL
+    for type_ in types:
+        result = None if result is None else _common(result, type_)
+    return result
+
+
+def _common(a: DataType, b: DataType) -> DataType | None:
+    if a == b or b == NULL:
+        return a
+    if a == NULL:
+        return b
+    if a.is_integer and b.is_integer:
+        return max(a, b, key=lambda type_: _INTEGER_ORDER.index(type_.name))
+    if a.is_numeric and b.is_numeric:
+        return DOUBLE if a.is_float or b.is_float else wider_decimal(decimal_of(a), decimal_of(b))
+    if {a.name, b.name} == {"date", "timestamp"}:
+        return TIMESTAMP
+    return None

@@ -1,0 +1,380 @@
+"""Whether a stream is healthy, in words: from its figures, what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lookback.core.streams.metrics import RuleCounts
+
+PROBLEM, WARNING, NOTE = "problem", "warning", "note"
+LEVELS = (PROBLEM, WARNING, NOTE)
+
+
+class Threshold(NamedTuple):
+    """From which value on something is told, in which unit, and why from there."""
+
+    value: float
+    unit: str
+    why: str
+
+
+# How far back `recent` figures go, and what the thresholds below count over.
+RECENT = dt.timedelta(hours=1)
+THRESHOLDS: dict[str, Threshold] = {
+    "silent": Threshold(
+        120, "seconds", "an evaluation that has something to do says so every 30 seconds; four times that is silence"
+    ),
+    "unjudged": Threshold(
+        300,
+        "seconds",
+        "a start of Spark, a first batch and a re-plan together take less, so a commit should not wait longer",
+    ),
+    "behind": Threshold(
+        60, "seconds", "events are to be judged within seconds; a batch of a backlog takes up to a minute"
+    ),
+    "behind_growing": Threshold(
+        60,
+        "seconds",
+        "more than a batch takes, so a lag that is longer by this than 10 minutes ago will not go by itself",
+    ),
+    "rejected_share": Threshold(0.1, "of the events", "a single bad file is less; more is a source that has changed"),
+    "discarded_share": Threshold(
+        0.01, "of the events", "rules miss each of them; stragglers of a sound source are fewer"
+    ),
+    "late_share": Threshold(
+        0.1, "of the events", "late events are judged, but for windows and absences they come after the result"
+    ),
+    "late_least": Threshold(100, "events", "a share of fewer says nothing"),
+    "watermark_stuck": Threshold(
+        600,
+        "seconds",
+        "event time goes on with the clock, so a watermark that stands while events come is one event's doing",
+    ),
+    "watermark_ahead": Threshold(
+        600,
+        "seconds",
+        "clocks differ by seconds; events up to a watermark so far ahead are late until the clock has caught up",
+    ),
+    "watermark_behind": Threshold(
+        3_600, "seconds", "windows and absences end by the watermark, so their alerts are as old as it is"
+    ),
+    "state_growth": Threshold(2, "times", "windows that fill for the first time do so too, but only once"),
+    "state_least": Threshold(1_000_000, "rows", "a few megabytes; what grows below that costs nothing yet"),
+    "storm": Threshold(1_000, "alerts", "nobody reviews so many of one rule in an hour"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know about a stream.
+
+    level: problem (events are not judged, or not rightly), warning (somebody should look), note (good to know).
+    check: its name; what: a sentence with the figures; remedy: what to do.
+    """
+
+    level: str
+    check: str
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.what} {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row of the table `metrics`, as far as health goes by it. lag, watermark_behind: seconds; rules: counts of each."""
+
+    at: dt.datetime
+    events: int
+    late: int
+    discarded: int
+    lag: float
+    watermark: dt.datetime | None
+    state_rows: int | None
+    stages: Mapping[str, int] = field(default_factory=dict)
+    rules: Mapping[str, RuleCounts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is known of a stream at the time `now` (aware).
+
+    rules: how many are to be judged (active or shadow), by the rules table; quarantined: ids of rules that the engine has
+    set aside. committed, judged: the last commit of the events table and the last one judged; waiting: commits that bring
+    rows and are not judged; lag: seconds that the oldest of them has waited. newest: when the last commit was made.
+    samples: rows of the table `metrics` of the last hour, oldest first; last_sample: when the last row of all was written.
+    failing: rule -> what rule_log says of its last failure in the last hour; refused: rule -> why rule_log rejected its
+    last row. rejected: rows that ingest could not use in the last hour; reason: of the newest; ingested: rows it could use.
+    """
+
+    stream: str
+    now: dt.datetime
+    rules: int = 0
+    quarantined: Sequence[str] = ()
+    committed: int | None = None
+    judged: int | None = None
+    waiting: int = 0
+    lag: float = 0.0
+    newest: dt.datetime | None = None
+    samples: Sequence[Sample] = ()
+    last_sample: dt.datetime | None = None
+    failing: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    rejected: int = 0
+    reason: str = ""
+    ingested: int = 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no evaluation has said anything lately."""
+        return self.last_sample is None or _seconds(self.now - self.last_sample) > THRESHOLDS["silent"].value
+
+    @property
+    def rule_counts(self) -> dict[str, RuleCounts]:
+        """What each rule did in the last hour."""
+        counts: dict[str, RuleCounts] = {}
+        for sample in self.samples:
+            for rule_id, each in sample.rules.items():
+                counts[rule_id] = counts.get(rule_id, RuleCounts()) + each
+        return counts
+
+
+def health(figures: Figures) -> list[Finding]:
+    """What there is to know, problems first; empty where all is well."""
+    found = [finding for check in _CHECKS for finding in check(figures)]
+    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+
+
+def is_healthy(findings: Sequence[Finding]) -> bool:
+    """Whether nothing needs to be done: at most notes."""
+    return all(finding.level == NOTE for finding in findings)
+
+
+def health_in_words(figures: Figures, findings: Sequence[Finding]) -> str:
+    """A sentence on the stream as a whole, such as: payments is healthy: judged through commit 7, nothing waits."""
+    counts = Counter(finding.level for finding in findings)
+    counted = [_counted(counts[level], level) for level in (PROBLEM, WARNING) if counts[level]]
+    state = "is healthy" if is_healthy(findings) else f"needs a look ({', '.join(counted)})"
+    judged = "nothing judged yet" if figures.judged is None else f"judged through commit {figures.judged:,}"
+    waiting = "nothing waits"
+    if figures.waiting:
+        waiting = f"{_counted(figures.waiting, 'commit')} waiting"
+        waiting += f", the oldest for {_span(figures.lag)}" if figures.rules else " for a rule"
+    last = (
+        ""
+        if figures.last_sample is None
+        else f", last heard of {_span(_seconds(figures.now - figures.last_sample))} ago"
+    )
+    return f"{figures.stream} {state}: {judged}, {waiting}{last}."
+
+
+def _running(figures: Figures) -> list[Finding]:
+    if not figures.rules:
+        return [
+            Finding(
+                NOTE, "no_rules", "No rule of this stream is in force, so nothing is judged.",
+                f"Publish one: lookback rules push FILE (stream: {figures.stream}).",
+            )
+        ] if figures.waiting or figures.judged is not None else []  # fmt: skip
+    waits = f"{_counted(figures.waiting, 'commit')} of events {'waits' if figures.waiting == 1 else 'wait'}"
+    start = f"Start it: lookback evaluate {figures.stream}; if it is started by a schedule, look at its last run."
+    if figures.waiting and figures.judged is None and figures.is_silent:
+        return [Finding(PROBLEM, "not_running", f"No evaluation has judged this stream yet, and {waits}.", start)]
+    if figures.waiting and figures.is_silent and figures.lag > THRESHOLDS["unjudged"].value:
+        last = (
+            "never wrote metrics" if figures.last_sample is None
+            else f"was last heard of {_span(_seconds(figures.now - figures.last_sample))} ago"
+        )  # fmt: skip
+        what = f"The evaluation is not running: it {last}, and {waits}, the oldest for {_span(figures.lag)}."
+        return [Finding(PROBLEM, "not_running", what, start)]
+    return []
+
+
+def _behind(figures: Figures) -> list[Finding]:
+    if figures.is_silent or figures.lag <= THRESHOLDS["behind"].value:
+        return []
+    before = [sample for sample in figures.samples if figures.now - sample.at >= dt.timedelta(minutes=10)]
+    grows = bool(before) and figures.lag - before[-1].lag > THRESHOLDS["behind_growing"].value
+    trend = f", {_span(figures.lag - before[-1].lag)} longer than 10 minutes ago" if grows else ""
+    what = (
+        f"The evaluation is behind: {_counted(figures.waiting, 'commit')} waiting, the oldest for "
+        f"{_span(figures.lag)}{trend}."
+    )
+    return [Finding(PROBLEM if grows else WARNING, "behind", what, _faster(figures))]
+
+
+def _faster(figures: Figures) -> str:
+    """What makes an evaluation faster, by where its time goes."""
+    stages: Counter[str] = Counter()
+    for sample in figures.samples:
+        stages.update(sample.stages)
+    run, judging, writing = stages["run"], stages["evaluate"], stages["write"]
+    if writing > run:
+        return "Most of the time goes into writing alerts: see which rule raises so many, and run lookback maintain."
+    if judging > run - judging:
+        return (
+            "Most of the time goes into judging: give it more cores (lookback repartition), or see which rules have windows "
+            "of their own; rules that share grouping, conditions and windows cost little."
+        )
+    return (
+        "Most of the time goes into reading and moving events: take more at once (lookback evaluate --profile throughput) "
+        "or give it more cores."
+    )
+
+
+def _rules(figures: Figures) -> list[Finding]:
+    found = [
+        Finding(
+            PROBLEM, "quarantined", f"Rule {rule_id} is quarantined: it failed too often and judges nothing.",
+            "See rule_log for the error, mend the rule and publish it again: lookback rules push FILE.",
+        )
+        for rule_id in sorted(figures.quarantined)
+    ]  # fmt: skip
+    counts = figures.rule_counts
+    for rule_id in sorted({*figures.failing, *(name for name, each in counts.items() if each.failed)}):
+        failed = counts.get(rule_id, RuleCounts()).failed
+        times = f" {_counted(failed, 'time')}" if failed else ""
+        said = figures.failing.get(rule_id, "")
+        what = f"Rule {rule_id} failed{times} within the last hour{f': {said}' if said else ''}."
+        remedy = (
+            "Guard what fails, such as nullif(x, 0) where it divides or a wider type where it casts; publish it again."
+        )
+        found.append(Finding(WARNING, "failing", what, remedy))
+    found += [
+        Finding(
+            WARNING, "refused", f"A row of the rules table for {rule_id} was rejected: {why}.",
+            "What was in force before still is; publish a mended version.",
+        )
+        for rule_id, why in sorted(figures.refused.items())
+    ]  # fmt: skip
+    return found
+
+
+def _storm(figures: Figures) -> list[Finding]:
+    raised = {rule_id: each.matched - each.suppressed for rule_id, each in figures.rule_counts.items()}
+    total = sum(raised.values())
+    return [
+        Finding(
+            WARNING, "storm",
+            f"Rule {rule_id} raised {count:,} alerts within the last hour, {count / total:.0%} of all.",
+            f"Raise its limit, give it `suppress`, or pause it: lookback rules pause {rule_id}.",
+        )
+        for rule_id, count in sorted(raised.items())
+        if count >= THRESHOLDS["storm"].value
+    ]  # fmt: skip
+
+
+def _rejected(figures: Figures) -> list[Finding]:
+    if not figures.rejected:
+        return []
+    share = figures.rejected / (figures.rejected + figures.ingested)
+    what = f"{_counted(figures.rejected, 'row')} ({share:.1%}) could not be ingested within the last hour"
+    what += f"; the newest: {figures.reason}." if figures.reason else "."
+    level = PROBLEM if share >= THRESHOLDS["rejected_share"].value else WARNING
+    remedy = "See rejected_events; mend the source, or the stream's fields and columns in its declaration."
+    return [Finding(level, "rejected", what, remedy)]
+
+
+def _late(figures: Figures) -> list[Finding]:
+    events = sum(sample.events for sample in figures.samples)
+    late = sum(sample.late for sample in figures.samples)
+    discarded = sum(sample.discarded for sample in figures.samples)
+    if late < THRESHOLDS["late_least"].value or not events:
+        return []
+    if discarded >= THRESHOLDS["discarded_share"].value * events:
+        what = f"{discarded:,} of {events:,} events ({discarded / events:.1%}) were discarded within the last hour, as too late."
+        remedy = (
+            "See late_events.late_by_us; if the source is sound, set the stream's max_out_of_orderness or allowed_lateness "
+            "above it; negative values are clocks that are ahead."
+        )
+        return [Finding(PROBLEM, "discarded", what, remedy)]
+    if late >= THRESHOLDS["late_share"].value * events:
+        what = f"{late:,} of {events:,} events ({late / events:.1%}) were late within the last hour."
+        remedy = (
+            "Set the stream's max_out_of_orderness above the usual late_events.late_by_us; results wait so much longer."
+        )
+        return [Finding(WARNING, "late", what, remedy)]
+    return []
+
+
+def _watermark(figures: Figures) -> list[Finding]:
+    known = [sample for sample in figures.samples if sample.watermark is not None]
+    if not known:
+        return []
+    watermark = known[-1].watermark
+    assert watermark is not None
+    ahead = _seconds(watermark - figures.now)
+    if ahead > THRESHOLDS["watermark_ahead"].value:
+        what = f"The watermark is {_span(ahead)} ahead of the clock, so events of now count as late."
+        remedy = (
+            "One event or an advance has set it and it never goes back: see the newest events of the table and the stream's "
+            "max_future; to start over, judge the events again with a new checkpoint."
+        )
+        return [Finding(PROBLEM, "watermark_ahead", what, remedy)]
+    standing = [sample for sample in known if sample.watermark == watermark]
+    stood = _seconds(standing[-1].at - standing[0].at)
+    came = sum(sample.events for sample in standing[1:])
+    if stood > THRESHOLDS["watermark_stuck"].value and came:
+        what = f"The watermark has stood still for {_span(stood)} while {_counted(came, 'event')} came."
+        remedy = (
+            "An event with a time ahead of the others holds it, and they are judged as late; see the stream's max_future and "
+            "the source's clocks."
+        )
+        return [Finding(WARNING, "watermark_stuck", what, remedy)]
+    if -ahead > THRESHOLDS["watermark_behind"].value and not figures.waiting:
+        quiet = (
+            figures.newest is not None and _seconds(figures.now - figures.newest) > THRESHOLDS["watermark_behind"].value
+        )
+        what = f"The watermark is {_span(-ahead)} behind the clock, {'since no events come' if quiet else 'as the events are'}."
+        remedy = (
+            "Windows and absences wait for it; where that matters: lookback evaluate --idle-after, or lookback advance."
+        )
+        return [Finding(NOTE, "watermark_behind", what, remedy)]
+    return []
+
+
+def _state(figures: Figures) -> list[Finding]:
+    known = [sample.state_rows for sample in figures.samples if sample.state_rows is not None]
+    if not known or known[-1] < THRESHOLDS["state_least"].value:
+        return []
+    if known[-1] < THRESHOLDS["state_growth"].value * max(1, known[0]):
+        return []
+    what = f"Window state has grown from {known[0]:,} to {known[-1]:,} rows within the last hour."
+    remedy = (
+        "Where a long window is filling it will stop; else narrow the rules' where, shorten windows, or give long ones a "
+        "resolution. A watermark that stands still keeps state too."
+    )
+    return [Finding(WARNING, "state", what, remedy)]
+
+
+_CHECKS: tuple[Callable[[Figures], list[Finding]], ...] = (
+    _running,
+    _behind,
+    _rules,
+    _storm,
+    _rejected,
+    _late,
+    _watermark,
+    _state,
+)
+
+
+def _seconds(span: dt.timedelta) -> float:
+    return span.total_seconds()
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _span(seconds: float) -> str:
+    """A time for people, in the largest unit of which there are two."""
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}s"
+    return f"{seconds:,.0f} seconds"

@@ -1,0 +1,101 @@
+"""Remarks on a rule that is right and may not mean what its author meant: they stop nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from lookback.core.errors import Problem
+from lookback.core.expressions.syntax import COMPARISONS, parse, unwrapped
+from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
+from lookback.core.values.durations import MICROSECONDS, format_duration
+from lookback.core.values.limits import WIDEST
+from lookback.core.values.windows import LOOKBACK, Lookback, TiledWindow
+
+_WEEK, _DAY = MICROSECONDS["week"], MICROSECONDS["day"]
+# From the epoch, a Thursday, to the first Monday and the first Sunday after it.
+_TO_MONDAY, _TO_SUNDAY = 4 * _DAY, 3 * _DAY
+_OF_VALUES = {
+    "avg": "the average", "sum": "the sum", "min": "the smallest", "max": "the largest",
+    "stddev_samp": "the standard deviation",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something that a person should look at: `place` is a dotted path in the document, `message` says what to do."""
+
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return str(Problem(self.place, self.message))
+
+
+def remarks_of(rule: CompiledRule) -> list[Remark]:
+    """The remarks that the rule alone gives rise to, in the order of its keys."""
+    return [*_weeks(rule), *_own_limits(rule), *_tests(rule)]
+
+
+def _weeks(rule: CompiledRule) -> Iterator[Remark]:
+    window = rule.spec.window
+    if not isinstance(window, TiledWindow) or window.slide % _WEEK or window.offset:
+        return
+    yield Remark(
+        "window",
+        f"a window of {format_duration(window.size)} begins on a Thursday, as 1 January 1970 was, at 00:00 UTC; write "
+        f"`offset: {_TO_MONDAY // _DAY} days` for weeks from Monday, `offset: {_TO_SUNDAY // _DAY} days` for weeks from Sunday",
+    )
+
+
+def _own_limits(rule: CompiledRule) -> Iterator[Remark]:
+    """A field of the event beside an aggregate of the same field over a window that holds the event."""
+    if rule.spec.kind != LOOKBACK or not rule.spec.when:
+        return
+    measures = {measure.name.lower(): measure for measure in rule.measures}
+    texts = {measure.name: measure.text for measure in rule.spec.measures}
+    told: set[str] = set()
+    for node in parse(rule.spec.when, WIDEST).find_all(*COMPARISONS, exp.Between):
+        names = {column.name.lower() for column in node.find_all(exp.Column)}
+        for name in sorted(names & set(measures)):
+            measure = measures[name]
+            fields = _fields(measure)
+            shared = sorted(field for field in fields if field.lower() in names)
+            if not shared or name in told or not _holds_event(measure) or _is_record(node, measure):
+                continue
+            told.add(name)
+            window = measure.window
+            assert isinstance(window, Lookback)
+            own = f"{{measure: {texts[measure.name]}, window: {{lookback: {format_duration(window.size)}, delay: 1 microsecond}}}}"
+            what = f"{_OF_VALUES[measure.feature.function]} of {', '.join(sorted(fields))}"
+            yield Remark(
+                "when",
+                f"{shared[0]} is compared with {measure.name}, {what} over a window that holds the event itself, so an "
+                f"outlier moves its own limit; to leave the event out write `{measure.name}: {own}`",
+            )
+
+
+def _fields(measure: CompiledMeasure) -> frozenset[str]:
+    """The fields whose values the measure is made of; none for a count."""
+    argument = measure.feature.argument
+    return argument.fields if argument is not None and measure.feature.function in _OF_VALUES else frozenset()
+
+
+def _holds_event(measure: CompiledMeasure) -> bool:
+    return isinstance(measure.window, Lookback) and not measure.window.delay
+
+
+def _is_record(node: exp.Expr, measure: CompiledMeasure) -> bool:
+    """Whether the comparison asks if the event is the largest or the smallest, which needs it in the window."""
+    if measure.feature.function not in ("min", "max") or isinstance(node, (exp.GT, exp.LT, exp.Between)):
+        return False
+    return isinstance(unwrapped(node.this), exp.Column) and isinstance(unwrapped(node.expression), exp.Column)
+
+
+def _tests(rule: CompiledRule) -> Iterator[Remark]:
+    if not rule.spec.tests:
+        yield Remark(
+            "tests", "is missing; write an alert that you want and a near miss, so that a change cannot break them"
+        )

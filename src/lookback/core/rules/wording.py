@@ -1,0 +1,247 @@
+"""A rule in words, for people who did not write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from lookback.core.expressions.syntax import LookbackSql, parse, unwrapped
+from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.columns import to_python
+from lookback.core.values.durations import MICROSECONDS, format_duration
+from lookback.core.values.limits import WIDEST
+from lookback.core.values.types import TIMESTAMP
+from lookback.core.values.windows import LOOKBACK, Lookback, Session, Step, TiledWindow, Window
+
+_AGGREGATES = {
+    "count": "the number of events with a value of {}",
+    "count_distinct": "the number of different values of {}",
+    "sum": "the sum of {}",
+    "avg": "the average of {}",
+    "min": "the smallest {}",
+    "max": "the largest {}",
+    "stddev_samp": "the standard deviation of {}",
+}
+_BOUNDS = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ)
+_DAY = MICROSECONDS["day"]
+
+
+def rule_in_words(rule: CompiledRule) -> str:
+    """One sentence that says when the rule raises an alert.
+
+    Such as: Raised when total >= 2000, where total is the sum of amount over the 24 hours up to each event, per
+    customer_id; only events where amount > 0.
+    """
+    spec = rule.spec
+    parts = [_sequence(rule) if spec.sequence is not None else _measured(rule)]
+    if spec.where:
+        parts.append(f"only events where {_plain(spec.where)}")
+    if spec.sequence is not None and spec.sequence.until:
+        parts.append(f"{_events(spec.sequence.until)} ends what has begun, once it has been judged itself")
+    if spec.early:
+        parts.append("judged after each event as well, before the window ends")
+    if spec.late == "record":
+        parts.append("late events count but raise nothing themselves")
+    if spec.late == "revise":
+        parts.append("judged again when an event arrives later that lies in the window")
+    if spec.reset_on_alert:
+        parts.append("after an alert the key starts anew: what arrived before does not count any more")
+    if spec.suppress:
+        parts.append(f"further alerts of a key within {format_duration(spec.suppress)} of one are suppressed")
+    if spec.effective_from is not None or spec.effective_until is not None:
+        parts.append(_effective(spec.effective_from, spec.effective_until))
+    return "; ".join(parts) + "."
+
+
+def measure_in_words(measure: CompiledMeasure) -> str:
+    """What a measure counts and over which time, such as `the number of events over the 10 minutes up to each event`."""
+    feature = measure.feature
+    argument = "" if feature.argument is None else feature.argument.sql
+    what = "the number of events" if not argument else _AGGREGATES[feature.function].format(argument)
+    where = f" where {feature.filter.sql}" if feature.filter is not None else ""
+    return f"{what}{where} {_over(measure.window)}"
+
+
+def step_in_words(step: Step) -> str:
+    """What a step of a sequence takes, such as `at least 3 events where outcome = 'FAIL'`."""
+    if step.absent:
+        return f"no event{_where(step.condition)}"
+    least, most = step.at_least, step.at_most
+    if most is None:
+        return _events(step.condition) if least == 1 else f"at least {least} events{_where(step.condition)}"
+    number = (
+        f"{least} to {most} events" if most > least else "exactly one event" if most == 1 else f"exactly {most} events"
+    )
+    return f"{number}{_where(step.condition)}"
+
+
+def limits_of(rule: CompiledRule) -> Mapping[str, tuple[float, ...]]:
+    """The numbers that `when` compares a measure with, by the measure's name, such as {"total": (2000.0,)}.
+
+    Only plain comparisons of one measure with one number; a limit that depends on the event is not among them.
+    """
+    return _limits(rule, [measure.name for measure in rule.measures])
+
+
+def field_limits_of(rule: CompiledRule, stream: Stream) -> Mapping[str, tuple[float, ...]]:
+    """The same of the fields of the event itself, such as {"amount": (220.0,)}."""
+    measures = {measure.name.lower() for measure in rule.measures}
+    return _limits(rule, [name for name in stream.fields if name.lower() not in measures])
+
+
+def _limits(rule: CompiledRule, among: Iterable[str]) -> Mapping[str, tuple[float, ...]]:
+    names = {name.lower(): name for name in among}
+    limits: dict[str, list[float]] = {}
+    for node in parse(rule.spec.when).find_all(*_BOUNDS) if rule.spec.when else ():
+        for name, number in ((node.this, node.expression), (node.expression, node.this)):
+            column, value = unwrapped(name), _number(number)
+            if isinstance(column, exp.Column) and value is not None and column.name.lower() in names:
+                limits.setdefault(names[column.name.lower()], []).append(value)
+    return {name: tuple(values) for name, values in limits.items()}
+
+
+@dataclass(frozen=True)
+class EventLimit:
+    """What `when` compares a field of the judged event with: `text` is an expression that reads `measures`, names of them."""
+
+    field: str
+    text: str
+    measures: frozenset[str]
+
+
+def event_limits_of(rule: CompiledRule) -> list[EventLimit]:
+    """The limits of a lookback rule that depend on measures, such as `3 * usual` of `amount > 3 * usual`.
+
+    Plain comparisons alone: a field on one side, or a field divided by a measure beside a number.
+    """
+    if rule.spec.kind != LOOKBACK or not rule.spec.when:
+        return []
+    measures = {measure.name.lower(): measure.name for measure in rule.measures}
+    found = []
+    for node in parse(rule.spec.when, WIDEST).find_all(*_BOUNDS):
+        for side, other in ((node.this, node.expression), (node.expression, node.this)):
+            column, limit = unwrapped(side), unwrapped(other)
+            if isinstance(column, exp.Div) and _number(limit) is not None:
+                limit, column = exp.Mul(this=limit, expression=column.expression), unwrapped(column.this)
+            names = {each.name.lower() for each in limit.find_all(exp.Column)} & set(measures)
+            if isinstance(column, exp.Column) and column.name.lower() not in measures and names:
+                text = limit.sql(LookbackSql, comments=False)
+                found.append(EventLimit(column.name.lower(), text, frozenset(measures[name] for name in names)))
+    return found
+
+
+def _number(node: exp.Expr) -> float | None:
+    node = unwrapped(node)
+    if isinstance(node, exp.Neg):
+        value = _number(node.this)
+        return None if value is None else -value
+    return float(node.name) if isinstance(node, exp.Literal) and not node.is_string else None
+
+
+def _measured(rule: CompiledRule) -> str:
+    """When a rule with measures raises an alert."""
+    clauses = [f"{measure.name} is {measure_in_words(measure)}" for measure in rule.measures]
+    if rule.spec.when:
+        raised = f"raised when {_plain(rule.spec.when)}"
+    else:
+        raised = "raised if there is any event"
+    window = rule.spec.window
+    raised = f"R{raised[1:]}" if isinstance(window, Lookback) or window is None else f"{_in_every(window)}, {raised}"
+    return f"{raised}, where {_listed(clauses)}, {_key(rule)}"
+
+
+def _in_every(window: TiledWindow | Session) -> str:
+    if isinstance(window, Session):
+        return f"In every session (events no more than {format_duration(window.gap)} apart)"
+    details = [] if window.slide == window.size else [f"one begins every {_span(window.slide)}"]
+    # Without an offset, and where days are made of whole slides, windows begin where everybody expects it.
+    if window.offset % window.slide or _DAY % window.slide:
+        details.append(f"counted from {_moment(window.offset)}")
+    return f"In every {_span(window.size)}" + (f" ({', '.join(details)})" if details else "")
+
+
+def _over(window: Window) -> str:
+    if isinstance(window, Session):
+        return "over the session"
+    if isinstance(window, TiledWindow):
+        return f"over the {_span(window.size)} of the window"
+    size = _span(window.size)
+    if not window.delay:
+        words = f"over the {size} up to each event"
+    else:
+        ends = "end" if size[0].isdigit() else "ends"
+        words = f"over the {size} that {ends} {_length(window.delay)} before each event"
+    return f"{words} (begun at a multiple of {_length(window.resolution)})" if window.resolution else words
+
+
+def _sequence(rule: CompiledRule) -> str:
+    """When a sequence raises an alert."""
+    spec = rule.spec.sequence
+    assert spec is not None
+    taken = [step for step in spec.steps if not step.absent]
+    text = f"Raised when, {_key(rule)}, {_followed(taken)}"
+    several = len(taken) > 1 or taken[0].at_least > 1
+    if spec.expiry == "fixed":
+        text += f", within {format_duration(spec.within)} from the first event on, after which the next such event begins anew"
+    elif several:
+        text += f", within the {_span(spec.within)} up to the last event"
+    for step in spec.steps:
+        if step.absent:
+            after = f"the {_span(step.within)} after {'the last of them' if several else 'it'}"
+            text += f", and in {after} there is {step_in_words(step)} ({step.name})"
+    return text
+
+
+def _followed(steps: Sequence[Step]) -> str:
+    """Steps in their order."""
+    said = [f"{step_in_words(step)} ({step.name})" for step in steps]
+    verbs = ["are" if step.at_least > 1 else "is" for step in steps]
+    if len(said) == 1:
+        return f"there {verbs[0]} {said[0]}"
+    return f"{said[0]} {verbs[0]} followed by {', then by '.join(said[1:])}"
+
+
+def _events(condition: str) -> str:
+    return f"an event{_where(condition)}"
+
+
+def _where(condition: str) -> str:
+    plain = _plain(condition)
+    return " of any kind" if plain.lower() == "true" else f" where {plain}"
+
+
+def _key(rule: CompiledRule) -> str:
+    return f"per {' and '.join(rule.group_by)}" if rule.group_by else "over all events together"
+
+
+def _effective(start: int | None, end: int | None) -> str:
+    bounds = ([f"from {_moment(start)} on"] if start is not None else []) + (
+        [f"before {_moment(end)}"] if end is not None else []
+    )
+    return f"only for times {' and '.join(bounds)}"
+
+
+def _moment(microseconds: int) -> str:
+    return f"{to_python(TIMESTAMP, microseconds):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _span(microseconds: int) -> str:
+    """A length after `the` or `every`: `24 hours`, `week`."""
+    return _length(microseconds).removeprefix("1 ")
+
+
+def _length(microseconds: int) -> str:
+    """`24 hours` up to two days, since windows are spoken of so; longer ones in days or weeks."""
+    hours, rest = divmod(microseconds, MICROSECONDS["hour"])
+    return f"{hours} hours" if not rest and 1 < hours <= 48 else format_duration(microseconds)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _listed(clauses: list[str]) -> str:
+    return clauses[0] if len(clauses) == 1 else ", ".join(clauses[:-1]) + f" and {clauses[-1]}"

@@ -1,0 +1,94 @@
+"""The keys that `source` of a stream's declaration may have, and the options of Spark's readers of files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from lookback.core.errors import Problem
+from lookback.core.values.suggestions import suggest
+
+KAFKA = "kafka"
+FILE_KEYS = ("format", "path", "options")
+KAFKA_KEYS = ("format", "servers", "topic", "pattern", "value", "fields", "options", "value_options")
+# What Spark's readers of files know, by format; a test compares it with Spark's own lists.
+_ANY_TEXT = (
+    "charset", "columnNameOfCorruptRecord", "compression", "dateFormat", "enableDateTimeParsingFallback", "encoding",
+    "lineSep", "locale", "mode", "multiLine", "samplingRatio", "singleVariantColumn", "timeFormat", "timeZone",
+    "timestampFormat", "timestampNTZFormat",
+)  # fmt: skip
+READER_OPTIONS: dict[str, tuple[str, ...]] = {
+    "csv": (
+        *_ANY_TEXT, "charToEscapeQuoteEscaping", "codec", "columnPruning", "comment", "delimiter", "emptyValue",
+        "enforceSchema", "escape", "escapeQuotes", "extension", "header", "ignoreLeadingWhiteSpace",
+        "ignoreTrailingWhiteSpace", "inferSchema", "inputBufferSize", "maxCharsPerColumn", "maxColumns", "nanValue",
+        "negativeInf", "nullValue", "positiveInf", "preferDate", "quote", "quoteAll", "sep", "unescapedQuoteHandling",
+    ),
+    "json": (
+        *_ANY_TEXT, "allowBackslashEscapingAnyCharacter", "allowComments", "allowNonNumericNumbers",
+        "allowNumericLeadingZeros", "allowSingleQuotes", "allowUnquotedControlChars", "allowUnquotedFieldNames",
+        "dropFieldIfAllNull", "ignoreNullFields", "inferTimestamp", "prefersDecimal", "pretty", "primitivesAsString",
+        "sortKeys", "useUnsafeRow", "writeNonAsciiCharacterAsCodePoint",
+    ),
+    "parquet": ("compression", "datetimeRebaseMode", "int96RebaseMode", "mergeSchema"),
+}  # fmt: skip
+# Which files are meant and how many at once, whatever their format; the last two are known to Databricks alone.
+FINDER_OPTIONS = (
+    "basePath", "ignoreCorruptFiles", "ignoreMissingFiles", "latestFirst", "maxBytesPerTrigger", "maxFileAge",
+    "maxFilesPerTrigger", "modifiedAfter", "modifiedBefore", "pathGlobFilter", "recursiveFileLookup",
+    "readerCaseSensitive", "skipRows",
+)  # fmt: skip
+
+
+def problems_of_source(source: Mapping[str, Any]) -> Iterator[Problem]:
+    """Keys and options that would be ignored, and values of another kind than their key's.
+
+    The rest of a topic's declaration is checked where it is read.
+    """
+    is_topic = source.get("format") == KAFKA
+    keys = KAFKA_KEYS if is_topic else FILE_KEYS
+    for key, value in source.items():
+        place = f"source.{key}"
+        if key not in keys:
+            yield Problem(place, _unknown(str(key), value, keys, is_topic))
+        elif key in ("options", "value_options"):
+            if not isinstance(value, (Mapping, type(None))):
+                yield Problem(
+                    place, f'a mapping of option to value is needed, such as {{sep: ";"}}, got {value!r:.100}'
+                )
+            elif not is_topic:
+                yield from _problems_of_options(value or {}, source.get("format"), place)
+            elif key == "value_options":
+                yield from _problems_of_options(value or {}, source.get("value", "json"), place)
+        elif key in ("format", "path") and not isinstance(value, str):
+            yield Problem(place, f"a text is needed, got {value!r:.100}")
+
+
+def _unknown(key: str, value: object, keys: tuple[str, ...], is_topic: bool) -> str:
+    option = _option_of(key, (name for names in READER_OPTIONS.values() for name in (*names, *FINDER_OPTIONS)))
+    if option is not None:
+        below = "value_options" if is_topic else "options"
+        return f"{key!r} is an option of the reader; write it below {below}: {{{option}: {json.dumps(value, default=str)}}}"
+    if not is_topic and key in KAFKA_KEYS:
+        return f"{key!r} is for topics, with `format: kafka`; files take {', '.join(keys)}"
+    return f"unknown key {key!r}; {suggest(key, keys)}"
+
+
+def _option_of(name: str, known: Iterable[str]) -> str | None:
+    """The option as Spark writes it; Spark does not tell capitals apart."""
+    return next((option for option in known if option.lower() == name.lower()), None)
+
+
+def _problems_of_options(options: Mapping[Any, Any], format_: object, place: str) -> Iterator[Problem]:
+    of_format = READER_OPTIONS.get(str(format_))
+    # Without a format the suffix of the files tells it, which nobody knows yet.
+    readers = of_format or tuple(dict.fromkeys(name for names in READER_OPTIONS.values() for name in names))
+    known = (*readers, *FINDER_OPTIONS)
+    for name in map(str, options):
+        # One with a dot is a setting of Auto Loader or of a file system.
+        if "." in name or _option_of(name, known):
+            continue
+        hint = suggest(name, known, "see Spark's data source options")
+        what = f"{format_} files" if of_format else "files"
+        yield Problem(f"{place}.{name}", f"{name!r} is no option of Spark's reader of {what}; {hint}")

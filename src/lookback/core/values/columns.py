@@ -1,0 +1,302 @@
+"""A column of values with NULLs and errors apart: what expressions and aggregates compute on."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lookback.core.values.types import DataType
+
+Mask = npt.NDArray[np.bool_]
+Values = npt.NDArray[Any]
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_EPOCH_DATE = dt.date(1970, 1, 1)
+_EXACT = Context(prec=28)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Column:
+    """`values` has shape (rows,) and dtype `type.storage`; what stands there under `null` or `error` means nothing.
+
+    `null` and `error` are boolean masks of the same shape, or None where no row is concerned. A row under
+    `error` is one that Spark, in ANSI mode, would have raised an error for; it is never under `null` too.
+    """
+
+    type: DataType
+    values: Values
+    null: Mask | None = None
+    error: Mask | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, index: npt.NDArray[Any] | slice) -> Column:
+        """The rows at `index` (positions, a boolean mask or a slice), in that order."""
+        return Column(
+            self.type,
+            self.values[index],
+            None if self.null is None else self.null[index],
+            None if self.error is None else self.error[index],
+        )
+
+    def is_true(self) -> Mask:
+        """Where a boolean column holds true: not false, not NULL, no error."""
+        true: Mask = self.values.astype(bool, copy=True)
+        if self.null is not None:
+            true &= ~self.null
+        if self.error is not None:
+            true &= ~self.error
+        return true
+
+    def is_known(self) -> Mask:
+        """Where there is a value: no NULL and no error."""
+        known = np.ones(len(self.values), dtype=bool)
+        if self.null is not None:
+            known &= ~self.null
+        if self.error is not None:
+            known &= ~self.error
+        return known
+
+    def item(self, row: int) -> Any:
+        """One value as Python has it: int, float, bool, str, Decimal, date, aware datetime, list, or None.
+
+        None also stands for a row under `error`.
+        """
+        if (self.null is not None and self.null[row]) or (self.error is not None and self.error[row]):
+            return None
+        return to_python(self.type, self.values[row])
+
+    def stored(self, rows: npt.NDArray[Any] | slice = slice(None)) -> list[Any]:
+        """The values of these rows as they are stored, in Python's own types; None for NULL and for errors."""
+        values: list[Any] = self.values[rows].tolist()
+        unknown = ~self.is_known()[rows] if self.null is not None or self.error is not None else None
+        if unknown is None or not unknown.any():
+            return values
+        return [None if missing else value for value, missing in zip(values, unknown.tolist(), strict=True)]
+
+    def to_list(self) -> list[Any]:
+        """All values as `item` gives them."""
+        return [self.item(row) for row in range(len(self.values))]
+
+
+def to_python(type_: DataType, value: Any) -> Any:
+    """A stored value (see DataType.storage) as the Python object that people expect."""
+    if type_.name == "timestamp":
+        return _EPOCH + int(value) * _MICROSECOND
+    if type_.name == "date":
+        return _EPOCH_DATE + dt.timedelta(days=int(value))
+    if type_.is_decimal:
+        return unscaled_decimal(int(value), type_.scale)
+    if type_.name == "array":
+        element = type_.element
+        assert element is not None
+        return [None if v is None else to_python(element, v) for v in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+# The first and the last value of the years 1 to 9999, which are those that can be written.
+_CALENDAR = {"timestamp": (-62_135_596_800_000_000, 253_402_300_799_999_999), "date": (-719_162, 2_932_896)}
+
+
+def beyond_calendar(column: Column) -> Mask | None:
+    """Where times or dates lie outside the years 1 to 9999; None where none does."""
+    if column.type.name not in _CALENDAR:
+        return None
+    first, last = _CALENDAR[column.type.name]
+    beyond: Mask = column.is_known() & ((column.values < first) | (column.values > last))
+    return beyond if beyond.any() else None
+
+
+def unscaled_decimal(value: int, scale: int) -> Decimal:
+    """value * 10^-scale, exact (Decimal's own arithmetic rounds to the context's digits, 28 unless set)."""
+    if -(10**18) < value < 10**18:
+        return Decimal(value).scaleb(-scale, _EXACT)
+    digits = tuple(int(digit) for digit in str(abs(value)))
+    return Decimal((int(value < 0), digits, -scale))
+
+
+def text_of(value: Any) -> str | None:
+    """The exact text of a value as the tables hold it; None for None.
+
+    Decimals in plain digits with their scale, booleans true/false, dates and times ISO 8601 (times in UTC with Z),
+    floats as Python's shortest exact text, arrays in JSON-like brackets.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.timezone.utc).replace(tzinfo=None).isoformat() + "Z"
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, list):
+        return "[" + ", ".join(text_of(v) or "null" for v in value) + "]"
+    return str(value)
+
+
+def from_text(type_: DataType, text: str) -> Any:
+    """The Python value of a plain type (no array) that `text_of` gave this text."""
+    if type_.is_integer:
+        return int(text)
+    if type_.is_decimal:
+        return Decimal(text)
+    if type_.is_float:
+        return float(text)
+    if type_.name == "boolean":
+        return text == "true"
+    if type_.name == "timestamp":
+        return dt.datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=dt.timezone.utc)
+    return dt.date.fromisoformat(text) if type_.name == "date" else text
+
+
+def from_arrow(array: pa.Array[Any] | pa.ChunkedArray[Any], type_: DataType) -> Column:
+    """The column that an Arrow array of the matching type holds.
+
+    The array must have the Arrow type of `arrow_type(type_)` or one that casts to it without loss.
+    Raises pyarrow.ArrowInvalid where a value does not fit.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):  # pragma: no cover - depends on the Arrow version
+            array = pa.concat_arrays(array.chunks)
+    target = arrow_type(type_)
+    if array.type != target:
+        array = array.cast(target)
+    null = np.asarray(array.is_null()) if array.null_count else None
+    return Column(type_, _values_from_arrow(array, type_), null)
+
+
+def _values_from_arrow(array: pa.Array[Any], type_: DataType) -> Values:
+    storage = type_.storage
+    if type_.name == "null":
+        return np.full(len(array), None, dtype=object)
+    if type_.is_decimal:
+        return _unscaled_from_arrow(array, type_)
+    if type_.name in ("string", "array"):
+        if type_.name == "string":
+            return np.asarray(array.to_numpy(zero_copy_only=False), dtype=object)
+        values = np.empty(len(array), dtype=object)
+        if type_.element is not None and type_.element.name in _CALENDAR:
+            # As numbers: Python has no times and dates outside the years 1 to 9999, and other tables may.
+            bare = pa.list_(pa.int32() if type_.element.name == "date" else pa.int64())
+            values[:] = array.cast(bare).to_pylist()
+        else:
+            values[:] = [None if v is None else _stored_list(v, type_.element) for v in array.to_pylist()]
+        return values
+    if type_.name == "boolean":
+        return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
+    if type_.name == "date":
+        array = array.cast(pa.int32())
+    elif type_.name == "timestamp":
+        array = array.cast(pa.int64())
+    if array.null_count:
+        array = array.fill_null(0)
+    return np.asarray(array.to_numpy(zero_copy_only=False)).astype(storage, copy=False)
+
+
+def positive_zeros(column: Column) -> Column:
+    """The column with 0.0 in place of -0.0, also inside arrays.
+
+    SQL takes the two for equal, so that which of them a group or an extreme shows would depend on the order of rows.
+    """
+    type_, values = column.type, column.values
+    leaf = type_
+    while leaf.element is not None:
+        leaf = leaf.element
+    if not leaf.is_float:
+        return column
+    if type_.is_float:
+        return Column(type_, values + type_.storage.type(0), column.null, column.error)
+    made = np.empty(len(values), dtype=object)
+    made[:] = [_positive_items(value) for value in values]
+    return Column(type_, made, column.null, column.error)
+
+
+def _positive_items(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_positive_items(item) for item in value]
+    return value + 0.0 if isinstance(value, float) else value
+
+
+def _unscaled_from_arrow(array: pa.Array[Any], type_: DataType) -> Values:
+    # Arrow keeps a decimal128 as 16 little-endian bytes: two 64-bit limbs, the upper one signed.
+    buffer = array.buffers()[1]
+    count = len(array)
+    if buffer is None or count == 0:
+        return np.zeros(count, dtype=type_.storage)
+    limbs = np.frombuffer(buffer, dtype=np.int64, count=2 * count, offset=16 * array.offset).reshape(count, 2)
+    if type_.precision <= 18:
+        low = limbs[:, 0].copy()
+        if array.null_count:
+            low[np.asarray(array.is_null())] = 0
+        return low
+    values = (limbs[:, 1].astype(object) << 64) + limbs[:, 0].astype(np.uint64).astype(object)
+    if array.null_count:
+        values[np.asarray(array.is_null())] = 0
+    return np.asarray(values, dtype=object)
+
+
+def _stored_list(items: list[Any], element: DataType | None) -> list[Any]:
+    assert element is not None
+    return [None if item is None else to_stored(element, item) for item in items]
+
+
+def to_stored(type_: DataType, value: Any) -> Any:
+    """A Python value (as `to_python` gives it) in the form that columns store."""
+    if type_.name == "timestamp":
+        return (value - _EPOCH) // _MICROSECOND
+    if type_.name == "date":
+        return (value - _EPOCH_DATE).days
+    if type_.is_decimal:
+        sign, digits, exponent = value.as_tuple()
+        unscaled = int("".join(map(str, digits)) or "0") * 10 ** (exponent + type_.scale)
+        return -unscaled if sign else unscaled
+    if type_.name == "array":
+        return _stored_list(value, type_.element)
+    return value
+
+
+def from_values(type_: DataType, values: list[Any]) -> Column:
+    """The column of stored values (see DataType.storage); None is NULL."""
+    null = np.fromiter((v is None for v in values), dtype=bool, count=len(values))
+    storage = type_.storage
+    if storage == np.dtype(object):
+        stored: Values = np.empty(len(values), dtype=object)
+        stored[:] = values
+    else:
+        stored = np.array([0 if v is None else v for v in values], dtype=storage)
+    return Column(type_, stored, null if null.any() else None)
+
+
+def arrow_type(type_: DataType) -> pa.DataType:
+    """The Arrow type that holds `type_` (a timestamp is in microseconds, UTC)."""
+    if type_.is_decimal:
+        return pa.decimal128(type_.precision, type_.scale)
+    if type_.name == "array":
+        assert type_.element is not None
+        return pa.list_(arrow_type(type_.element))
+    return _ARROW[type_.name]
+
+
+_ARROW: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "null": pa.null(),
+}

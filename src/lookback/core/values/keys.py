@@ -1,0 +1,210 @@
+"""Grouping keys as 128 bits, and the shard that a key belongs to.
+
+A key of one integer, date, timestamp, boolean or narrow decimal field is kept exactly. Any other key is hashed:
+strings by SipHash-2-4 (Aumasson and Bernstein, 2012) under two fixed keys, numbers by the finalizer of
+SplitMix64 (Steele, Lea and Flood, 2014), combined column by column. Both halves would have to collide for two keys
+to be taken for one: for ten million keys a chance of less than 1 in 10^24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pandas import factorize
+from pandas.util import hash_array
+
+from lookback.core.values.columns import Column
+
+Int64s = npt.NDArray[np.int64]
+_UInt64s = npt.NDArray[np.uint64]
+_SIP_KEYS = ("lookback.key.low", "lookback.keyhigh")
+_SEEDS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03))
+_NULL = np.uint64(0x5851F42D4C957F2D)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """One key per row: `low` and `high` are its two halves, shape (rows,)."""
+
+    low: Int64s
+    high: Int64s
+
+    def take(self, index: npt.NDArray[Any]) -> Keys:
+        """The keys at `index` (positions or a mask)."""
+        return Keys(self.low[index], self.high[index])
+
+    def shard(self, shards: int) -> Int64s:
+        """The shard of each key, 0 to shards - 1."""
+        if shards == 1:
+            return np.zeros(len(self.low), dtype=np.int64)
+        mixed = _mix(self.low.view(np.uint64) ^ _mix(self.high.view(np.uint64) + _SEEDS[0]))
+        return (mixed % np.uint64(shards)).astype(np.int64)
+
+
+def encode_keys(columns: Sequence[Column], rows: int) -> Keys:
+    """The keys that `columns` (one per group_by field, in the order of their names) give to `rows` rows.
+
+    NULL is a value like any other, equal to itself. No columns: one key for all rows.
+    """
+    if not columns:
+        zero = np.zeros(rows, dtype=np.int64)
+        return Keys(zero, zero)
+    if len(columns) == 1 and columns[0].values.dtype in (np.int64, np.bool_):
+        return _exact(columns[0])
+    halves: list[_UInt64s] = [np.full(rows, seed, dtype=np.uint64) for seed in _SEEDS]
+    for column in columns:
+        for half, seed in enumerate(_SEEDS):
+            halves[half] = _mix(halves[half] * np.uint64(0x2545F4914F6CDD1D) + _hash(column, half) + seed)
+    return Keys(halves[0].view(np.int64), halves[1].view(np.int64))
+
+
+def _exact(column: Column) -> Keys:
+    low: Int64s = column.values.astype(np.int64)
+    high: Int64s = np.zeros(len(low), dtype=np.int64)
+    if column.null is not None:
+        low = np.where(column.null, 0, low)
+        high = column.null.astype(np.int64)
+    return Keys(low, high)
+
+
+def _hash(column: Column, half: int) -> _UInt64s:
+    values = column.values
+    if values.dtype == np.dtype(object):
+        texts = values
+        if column.type.name != "string":
+            texts = np.array([str(value) for value in values], dtype=object)
+        if column.null is not None:
+            texts = texts.copy()
+            texts[column.null] = ""
+        hashed: _UInt64s = hash_array(texts, hash_key=_SIP_KEYS[half], categorize=len(texts) > 64)
+    elif values.dtype.kind == "f":
+        # -0.0 and 0.0 are one group in SQL, and so are all NaNs.
+        plain = np.where(values == 0, 0.0, values.astype(np.float64))
+        plain = np.where(np.isnan(plain), np.nan, plain)
+        hashed = _mix(plain.view(np.uint64) ^ _SEEDS[half])
+    else:
+        hashed = _mix(values.astype(np.int64).view(np.uint64) ^ _SEEDS[half])
+    if column.null is not None:
+        hashed = np.where(column.null, _NULL, hashed)
+    return hashed
+
+
+def _mix(values: _UInt64s) -> _UInt64s:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def number_keys(keys: Keys) -> tuple[Int64s, Keys]:
+    """Dense numbers 0, 1, ... for the distinct keys in the order of (low, high), and those keys.
+
+    Returns the number of each row, shape (rows,), and the distinct keys.
+    """
+    codes, low = factorize(keys.low)
+    high = np.zeros(len(low), dtype=np.int64)
+    if keys.high.any():
+        high[codes] = keys.high
+        if bool(np.any(high[codes] != keys.high)):  # two keys share their low half: NULL beside 0, else next to never
+            return _number_wide_keys(keys)
+    order = np.argsort(low)
+    ranks = np.empty(len(low), dtype=np.int64)
+    ranks[order] = np.arange(len(low))
+    return ranks[codes], Keys(low[order], high[order])
+
+
+def _number_wide_keys(keys: Keys) -> tuple[Int64s, Keys]:
+    order = np.lexsort((keys.high, keys.low))
+    low, high = keys.low[order], keys.high[order]
+    first = np.ones(len(low), dtype=bool)
+    first[1:] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
+    numbers = np.empty(len(low), dtype=np.int64)
+    numbers[order] = np.cumsum(first) - 1
+    return numbers, Keys(low[first], high[first])
+
+
+def order_by_group(numbers: Int64s, times: Int64s) -> Int64s:
+    """The positions of rows by (number, time), rows of equal number and time as they stand; shape (rows,).
+
+    numbers: from 0. What is in order already costs no sort: rows come by time within most numbers.
+    """
+    if len(numbers) > 1 and bool((numbers[1:] < numbers[:-1]).any()):
+        order = _order_of_numbers(numbers)
+    else:
+        order = np.arange(len(numbers), dtype=np.int64)
+    grouped, ordered = numbers[order], times[order]
+    same = grouped[1:] == grouped[:-1]
+    inverted = same & (ordered[1:] < ordered[:-1])
+    if not inverted.any():
+        return order
+    mixed = np.zeros(int(grouped[-1]) + 1, dtype=bool)
+    mixed[grouped[1:][inverted]] = True
+    at = mixed[grouped]
+    rows = order[at]
+    rows = rows[np.argsort(times[rows], kind="stable")]
+    order[at] = rows[_order_of_numbers(numbers[rows])]
+    return order
+
+
+def _order_of_numbers(numbers: Int64s) -> Int64s:
+    """A stable order by number: numpy sorts 16-bit integers by radix, so one pass for each 16 bits."""
+    order = np.argsort((numbers & 0xFFFF).astype(np.uint16), kind="stable")
+    highest, shift = int(numbers.max()), 16
+    while highest >> shift:
+        digits = ((numbers >> shift) & 0xFFFF).astype(np.uint16)
+        order = order[np.argsort(digits[order], kind="stable")]
+        shift += 16
+    return order.astype(np.int64, copy=False)
+
+
+def find_keys(wanted: Keys, sorted_keys: Keys) -> Int64s:
+    """Positions of `wanted` in distinct keys sorted by (low, high); -1 where a key is not there."""
+    count = len(sorted_keys.low)
+    if count == 0:
+        return np.full(len(wanted.low), -1, dtype=np.int64)
+    position = np.searchsorted(sorted_keys.low, wanted.low).astype(np.int64, copy=False)
+    found = np.minimum(position, count - 1)
+    same_low = sorted_keys.low[found] == wanted.low
+    match = same_low & (sorted_keys.high[found] == wanted.high)
+    for row in np.flatnonzero(same_low & ~match):  # two keys share their low half: NULL beside 0, else next to never
+        at = int(position[row])
+        while at < count and sorted_keys.low[at] == wanted.low[row]:
+            if sorted_keys.high[at] == wanted.high[row]:
+                found[row], match[row] = at, True
+            at += 1
+    return np.where(match, found, -1)
+
+
+class TimeSearch:
+    """Finds times in rows that are sorted by (group, time), for many groups at once.
+
+    groups: int64 shape (rows,), dense numbers in ascending order; times: int64 shape (rows,), ascending in a group.
+    """
+
+    def __init__(self, groups: Int64s, times: Int64s) -> None:
+        self._ranks: Int64s | None = None
+        if len(times) == 0:
+            self._base, self._span = 0, 1
+        else:
+            self._base = int(times.min())
+            self._span = int(times.max()) - self._base + 2
+        # (group, time) becomes one 64-bit number; where that would overflow, ranks stand in for times.
+        if len(groups) and (int(groups[-1]) + 1) * self._span >= 2**62:
+            self._ranks = np.unique(times)
+            self._span = len(self._ranks) + 1
+            offsets = np.searchsorted(self._ranks, times)
+        else:
+            offsets = times - self._base
+        self._positions = groups * self._span + offsets
+
+    def first_at_least(self, groups: Int64s, times: Int64s) -> Int64s:
+        """Per wanted (group, time): the position of the group's first row with at least that time, or of its end."""
+        if self._ranks is not None:
+            offsets = np.searchsorted(self._ranks, times)
+        else:
+            low, high = self._base, self._base + self._span - 1
+            offsets = np.clip(times, low, high) - low
+        return np.searchsorted(self._positions, groups * self._span + offsets).astype(np.int64, copy=False)

@@ -1,0 +1,179 @@
+"""Makes a value of a declared type, says whether that is exactly the value that there was, and what to do where not.
+
+Spark's casts round a decimal, cut a fraction or a time of day, and make infinity of what is too large, all without a
+word. A float or double alone may be the nearest one to a number: that is what the type means.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from lookback.core.values.types import DataType as FieldType
+
+# What may stand around a number in a text.
+_BLANKS = " \t\r\n"
+_NUMBER = "^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]{1,6})?$"
+_NOT_FINITE = "^([+-]?(inf|infinity)|nan)$"
+_DAY = "^[+-]?[0-9]+-[0-9]{1,2}-[0-9]{1,2}([T ]00:00(:00([.]0+)?)?(Z|[+]00:?00)?)?$"
+# Texts of times: a day alone, and a time of day with nothing after it.
+_DAY_ALONE = "^[+-]?[0-9]+(-[0-9]+){0,2}$"
+_NO_ZONE = "[T ][0-9:.]+$"
+_INFINITY = "double('Infinity')"
+
+
+def cast_sql(made: str, source: DataType, target: FieldType, *, json: bool) -> str:
+    """The value of type `target` that `made`, SQL of type `source`, gives; NULL where there is none.
+
+    json: whether an array stands in a text as JSON.
+    """
+    if target.name == "array" and json and isinstance(source, StringType):
+        return f"try_cast({json_array(made, target)} as {target})"
+    return f"try_cast({made} as {target})"
+
+
+def json_array(made: str, target: FieldType) -> str:
+    """A text that holds a JSON array, as an array of texts; NULL where it holds none. Long numbers keep their digits."""
+    texts = _texts_of(target)
+    return f"coalesce(try_variant_get(try_parse_json({made}), '$', '{texts}'), from_json({made}, '{texts}'))"
+
+
+def exact_sql(made: str, source: DataType, target: FieldType, *, json: bool) -> str:
+    """A condition on what is not NULL: whether its value of type `target` is exactly what `made` says."""
+    if target.name == "array" and json and isinstance(source, StringType):
+        return _exact(json_array(made, target), _array_of_texts(target), target, 0)
+    return _exact(made, source, target, 0)
+
+
+def is_day_alone(made: str, source: DataType) -> str:
+    """Whether a time is made of a day without a time of day."""
+    if isinstance(source, StringType):
+        return f"{_trimmed(made)} rlike '{_DAY_ALONE}'"
+    return "true" if source.typeName() == "date" else "false"
+
+
+def lacks_zone(made: str, source: DataType) -> str:
+    """Whether a time is made of a time of day that names no zone."""
+    if isinstance(source, StringType):
+        return f"{_trimmed(made)} rlike '{_NO_ZONE}'"
+    return "true" if isinstance(source, TimestampNTZType) else "false"
+
+
+def _texts_of(target: FieldType) -> str:
+    return f"array<{_texts_of(target.element)}>" if target.element is not None else "string"
+
+
+def _array_of_texts(target: FieldType) -> DataType:
+    return ArrayType(_array_of_texts(target.element)) if target.element is not None else StringType()
+
+
+def _exact(made: str, source: DataType, target: FieldType, level: int) -> str:
+    if target.name == "array":
+        if not isinstance(source, ArrayType) or target.element is None:
+            return "true"
+        item = f"__x{level}"
+        inner = _exact(item, source.elementType, target.element, level + 1)
+        there = f"try_cast({item} as {target.element}) is not null"
+        return f"forall({made}, {item} -> {item} is null or ({there} and {inner}))"
+    if isinstance(source, StringType):
+        return _exact_text(made, target)
+    value = f"try_cast({made} as {target})"
+    if isinstance(source, BooleanType):
+        return "false" if target.is_numeric else "true"
+    if target.is_float:
+        if isinstance(source, (FloatType, DoubleType)):
+            return f"(abs({value}) < {_INFINITY} or isnan({made}) or abs({made}) = {_INFINITY})"
+        return f"abs({value}) < {_INFINITY}"
+    numeric = isinstance(source, (IntegralType, DecimalType, FloatType, DoubleType))
+    timed = isinstance(source, (TimestampType, TimestampNTZType))
+    if (numeric and (target.is_integer or target.is_decimal or target.name == "boolean")) or (
+        timed and (target.is_integer or target.is_decimal or target.name == "date")
+    ):
+        return f"coalesce(try_cast({value} as {source.simpleString()}) = {made}, false)"
+    return "true"
+
+
+def _exact_text(made: str, target: FieldType) -> str:
+    text = _trimmed(made)
+    if target.is_decimal:
+        return f"({text} rlike '^[+-]?[0-9]*[.]?[0-9]{{0,{target.scale}}}0*$' or {_few_digits(text, target.scale)})"
+    if target.is_float:
+        finite = f"({text} rlike '{_NUMBER}' and abs(try_cast({made} as {target})) < {_INFINITY})"
+        return f"({finite} or lower({text}) rlike '{_NOT_FINITE}')"
+    if target.name == "date":
+        return f"{text} rlike '{_DAY}'"
+    return "true"
+
+
+def _few_digits(text: str, scale: int) -> str:
+    """Whether a number with an exponent needs at most `scale` digits after the point."""
+    whole, fraction = f"regexp_extract({text}, '^[+-]?([0-9]*)', 1)", f"regexp_extract({text}, '[.]([0-9]*)', 1)"
+    power = f"try_cast(regexp_extract({text}, '[eE]([+-]?[0-9]+)$', 1) as int)"
+    digits = f"concat({whole}, {fraction})"
+    shortened = f"trim(trailing '0' from {digits})"
+    needed = f"length({fraction}) - {power} - length({digits}) + length({shortened})"
+    few = f"({shortened} = '' or {needed} <= {scale})"
+    return f"if({text} rlike '^[+-]?[0-9]*[.]?[0-9]*[eE][+-]?[0-9]{{1,6}}$', {few}, false)"
+
+
+def _trimmed(made: str) -> str:
+    return f"btrim({made}, '{_BLANKS}')"
+
+
+def remedy(name: str, type_: FieldType, text: Column, is_inexact: bool) -> Column:
+    """What to do about a text that is not of a field's type. is_inexact: it could be made one, but another value."""
+
+    def columns(expression: str) -> str:
+        return f'columns: {{{name}: "{expression}"}}'
+
+    separators = F.lit("leave the separators out, by " + columns(f"replace({name}, ',', '')"))
+    if type_.is_integer:
+        cut = columns(f"cast(cast({name} as decimal(38,9)) as {type_})")
+        fraction = F.lit(f"it has a fraction, so declare a decimal, or cut it by {cut}")
+        whole = F.when(text.rlike("^[+-]?[0-9]+$"), F.lit("it is too large, so declare bigint or string"))
+        whole = whole.when(text.rlike("^[+-]?[0-9]{1,3}(,[0-9]{3})+$"), separators)
+        whole = whole.when(text.rlike("^[+-]?[0-9]*[.][0-9]*([eE][+-]?[0-9]+)?$"), fraction)
+        return whole.otherwise(F.lit("write a whole number, such as 12"))
+    if type_.is_decimal or type_.is_float:
+        point = F.lit("write a decimal point, by " + columns(f"replace({name}, ',', '.')"))
+        number = F.when(text.rlike("^[+-]?[0-9]{1,3}(,[0-9]{3})+([.][0-9]*)?$"), separators)
+        number = number.when(text.rlike("^[+-]?[0-9.]*,[0-9]+$"), point)
+        if is_inexact and type_.is_decimal:
+            rounded = columns(f"cast({name} as {type_})")
+            many = f"it has more than {type_.scale} digits after the point, so declare more, or round it by {rounded}"
+            number = number.when(text.rlike("^[+-]?[0-9.]+([eE][+-]?[0-9]+)?$"), F.lit(many))
+        number = number.when(
+            text.rlike("^[+-]?[0-9.]+([eE][+-]?[0-9]+)?$"), F.lit("it is too large, so declare more digits")
+        )
+        return number.otherwise(F.lit("write a number, such as 12.50"))
+    if type_.name == "date":
+        cut, read = columns(f"cast({name} as date)"), columns(f"to_date({name}, {_DAY_FORMAT})")
+        timed = F.when(text.contains(":"), F.lit(f"it has a time of day, so declare a timestamp, or cut it by {cut}"))
+        return timed.otherwise(F.lit(f"write it as 2026-01-31, or say how it is written by {read}"))
+    return F.lit(
+        {
+            "boolean": "write true or false",
+            "timestamp": "write it as 2026-01-31T12:00:00Z, or say how it is written by "
+            + columns(f"to_timestamp({name}, {_TIME_FORMAT})"),
+            "array": "write a list of such values, in text as JSON",
+        }.get(type_.name, "write a text")
+    )
+
+
+_DAY_FORMAT, _TIME_FORMAT = "'dd.MM.yyyy'", "'dd.MM.yyyy HH:mm:ss'"

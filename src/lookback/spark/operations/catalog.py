@@ -1,0 +1,251 @@
+"""Sets a place up: schema, volumes, tables with their comments, layout and keys, and who may do what.
+
+Run again it changes nothing that is as it should be, so a release that knows more comments or grants is followed by
+running it once more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
+
+from lookback.core.errors import SetupError
+from lookback.spark.operations.grants import Grant, Place, Roles, grants
+from lookback.spark.tables.lakehouse import STATISTICS, literal, quoted
+from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES, events_comment, events_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
+
+AS_IT_SHOULD_BE = "as it should be"
+REFUSED = "refused: "
+Run = Callable[[str], Sequence[Mapping[str, Any]]]
+_VOLUME = re.compile(r"/Volumes/([^/]+)/([^/]+)/([^/]+)(?:/.*)?")
+_VOLUMES = {
+    "checkpoints": "Checkpoints of evaluations; nobody but the jobs reads or writes them",
+    "landing": "Files of events on their way in",
+}
+_MOST_TEXT = 300
+
+
+@dataclass(frozen=True)
+class Step:
+    """What became of one thing. done: `as it should be`, what was changed, or `refused` and why.
+
+    to_do: the statement that somebody with more rights must run; empty where nothing is left.
+    """
+
+    thing: str
+    done: str
+    to_do: str = ""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume of Unity Catalog by its three names."""
+
+    catalog: str
+    schema: str
+    name: str
+
+    @classmethod
+    def of(cls, path: str) -> Volume | None:
+        """The volume that a path lies in, /Volumes/catalog/schema/volume/...; None where it lies in none."""
+        match = _VOLUME.fullmatch(path)
+        return None if match is None else cls(*match.groups())
+
+    @property
+    def identifier(self) -> str:
+        """The volume as SQL names it."""
+        return ".".join(map(quoted, (self.catalog, self.schema, self.name)))
+
+
+def set_up(
+    tables: Tables,
+    streams: Mapping[str, Stream],
+    *,
+    checkpoints: str = "",
+    landing: str = "",
+    roles: Roles | None = None,
+    unity: Run | None = None,
+) -> list[Step]:
+    """Makes what is missing of a place, and says of each thing what became of it.
+
+    Everywhere: the product's tables and those of the streams, columns that tables of an earlier release lack, comments. In a catalog: the schema, and how files
+    are laid out. In Unity Catalog: the volumes of the folders `checkpoints` and `landing` (where they are of the same
+    schema), primary keys, which nothing enforces, and the grants of `roles`. What the caller has no right to grant is a
+    step with `to_do`.
+    unity: runs what only Unity Catalog understands; by default the session, where the tables are there.
+    A table that others write is left as it is; where it is missing or unfit, its step is `refused` and says why.
+    Raises SetupError where a table of Lookback's own does not fit its stream's declaration.
+    """
+    if unity is None and tables.is_unity:
+
+        def unity(statement: str) -> Sequence[Mapping[str, Any]]:
+            return [row.asDict() for row in tables.spark.sql(statement).collect()]
+
+    return _SetUp(tables.holding(*streams.values()), streams, unity).steps(checkpoints, landing, roles or Roles())
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table as it should be. key: the columns that tell rows apart, if any; event_time: of an events table."""
+
+    name: str
+    schema: StructType
+    comment: str
+    key: tuple[str, ...] = ()
+    event_time: str | None = None
+
+
+class _SetUp:
+    def __init__(self, tables: Tables, streams: Mapping[str, Stream], unity: Run | None) -> None:
+        self._tables, self._streams, self._unity = tables, streams, unity
+        self._own = {name: stream for name, stream in streams.items() if not stream.table}
+
+    def steps(self, checkpoints: str, landing: str, roles: Roles) -> list[Step]:
+        found: list[Step] = []
+        if self._tables.root is None:
+            found.append(self._schema())
+        volumes = {use: Volume.of(path) for use, path in (("checkpoints", checkpoints), ("landing", landing))}
+        if self._unity is not None:
+            found += [self._volume(volume, use, self._unity) for use, volume in volumes.items() if volume is not None]
+        there = {table.name for table in self._all() if self._tables.exists(table.name)}
+        for stream in self._own.values():
+            self._tables.create(stream)
+        found += [self._written_by_others(stream) for stream in self._streams.values() if stream.table]
+        found += [self._table(table, table.name not in there) for table in self._all()]
+        if self._unity is not None:
+            own = {use: volume.name for use, volume in volumes.items() if volume is not None and self._is_own(volume)}
+            place = Place(str(self._tables.catalog_name), str(self._tables.schema_name), **own)
+            found += [self._grant(grant, self._unity) for grant in grants(place, roles, list(self._own))]
+        return found
+
+    def _all(self) -> list[_Table]:
+        product = [_Table(name, schema, COMMENTS[name], KEYS.get(name, ())) for name, schema in PRODUCT_TABLES.items()]
+        return product + [
+            _Table(stream.name, events_schema(stream), events_comment(stream), (stream.event_id,), stream.event_time)
+            for stream in self._own.values()
+            if stream.name not in PRODUCT_TABLES
+        ]
+
+    def _written_by_others(self, stream: Stream) -> Step:
+        thing = f"table {self._tables.identifier(stream.name)}"
+        try:
+            self._tables.create(stream)
+        except SetupError as error:
+            return Step(thing, f"{REFUSED}{error}")
+        return Step(thing, "written by others, left as it is")
+
+    def _schema(self) -> Step:
+        name = f"{quoted(str(self._tables.catalog_name))}.{quoted(str(self._tables.schema_name))}"
+        # To make it if it is not there takes a right that the caller may lack where it is there.
+        if self._tables.spark.catalog.databaseExists(name):
+            return Step(f"schema {name}", AS_IT_SHOULD_BE)
+        comment = literal("Lookback: events, rules, alerts and what became of them")
+        self._tables.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name} COMMENT {comment}")
+        return Step(f"schema {name}", "created")
+
+    def _is_own(self, volume: Volume) -> bool:
+        return (volume.catalog, volume.schema) == (self._tables.catalog_name, self._tables.schema_name)
+
+    def _volume(self, volume: Volume, use: str, unity: Run) -> Step:
+        thing = f"volume {volume.identifier}"
+        if not self._is_own(volume):
+            return Step(thing, "of another schema, left as it is")
+        listed = unity(f"SHOW VOLUMES IN {quoted(volume.catalog)}.{quoted(volume.schema)}")
+        if volume.name in {row["volume_name"] for row in listed}:
+            return Step(thing, AS_IT_SHOULD_BE)
+        unity(f"CREATE VOLUME IF NOT EXISTS {volume.identifier} COMMENT {literal(_VOLUMES[use])}")
+        return Step(thing, "created")
+
+    def _table(self, table: _Table, is_new: bool) -> Step:
+        detail = self._tables.spark.sql(f"DESCRIBE DETAIL {self._tables.identifier(table.name)}").collect()[0].asDict()
+        done = ["created"] if is_new else self._columns(table)
+        done += self._comments(table, detail) + self._statistics(table, detail)
+        done += self._layout(table, detail) + self._key(table)
+        return Step(f"table {self._tables.identifier(table.name)}", ", ".join(done) or AS_IT_SHOULD_BE)
+
+    def _columns(self, table: _Table) -> list[str]:
+        """Adds the columns that a product's table of an earlier release lacks; rows that are there have NULL in them."""
+        if table.name not in PRODUCT_TABLES:
+            return []
+        there = set(self._tables.read(table.name).columns)
+        missing = [field for field in table.schema if field.name not in there]
+        if not missing:
+            return []
+        columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in missing)
+        self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} ADD COLUMNS ({columns})")
+        return [f"added {', '.join(field.name for field in missing)}"]
+
+    def _comments(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
+        name, done = self._tables.identifier(table.name), []
+        found = {field.name: field.metadata.get("comment") for field in self._tables.read(table.name).schema}
+        wanted = {field.name: field.metadata["comment"] for field in table.schema if field.name in found}
+        changed = {column: comment for column, comment in wanted.items() if found[column] != comment}
+        if changed:
+            columns = ", ".join(f"{quoted(column)} COMMENT {literal(comment)}" for column, comment in changed.items())
+            # One statement is one commit.
+            self._tables.spark.sql(f"ALTER TABLE {name} ALTER COLUMN {columns}")
+            done.append(f"comments of {len(changed)} {'column' if len(changed) == 1 else 'columns'}")
+        if detail["description"] != table.comment:
+            self._tables.spark.sql(f"COMMENT ON TABLE {name} IS {literal(table.comment)}")
+            done.append("its comment")
+        return done
+
+    def _statistics(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
+        """Has Delta keep the figures by which readers leave files out; files that are there keep theirs."""
+        columns = self._tables.statistics(table.name)
+        if columns is None or detail["properties"].get(STATISTICS) == columns:
+            return []
+        setting = f"{literal(STATISTICS)} = {literal(columns)}"
+        self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} SET TBLPROPERTIES ({setting})")
+        return [f"figures of {columns.replace(',', ', ')}"]
+
+    def _layout(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
+        column = self._tables.clustering(table.name, table.event_time)
+        if column is None or detail.get("clusteringColumns"):
+            return []
+        self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} CLUSTER BY ({quoted(column)})")
+        return [f"clustered by {column}"]
+
+    def _key(self, table: _Table) -> list[str]:
+        if self._unity is None or not table.key:
+            return []
+        schema, name = literal(str(self._tables.schema_name)), literal(table.name)
+        keys = self._unity(
+            f"SELECT constraint_name FROM {quoted(str(self._tables.catalog_name))}.information_schema.table_constraints "
+            f"WHERE table_schema = {schema} AND table_name = {name} AND constraint_type = 'PRIMARY KEY'"
+        )
+        if keys:
+            return []
+        columns = ", ".join(map(quoted, table.key))
+        # Not RELY: who writes events may repeat an id, and queries must not count on it.
+        self._unity(
+            f"ALTER TABLE {self._tables.identifier(table.name)} ADD CONSTRAINT {quoted(f'{table.name}_pk')} PRIMARY KEY ({columns})"
+        )
+        return ["a primary key"]
+
+    def _grant(self, grant: Grant, unity: Run) -> Step:
+        thing = f"{', '.join(grant.privileges)} on {grant.securable} to {grant.principal}"
+        try:
+            rows = unity(f"SHOW GRANTS {quoted(grant.principal)} ON {grant.securable}")
+            if set(grant.privileges) <= {_privilege(row) for row in rows}:
+                return Step(thing, AS_IT_SHOULD_BE)
+            unity(grant.statement)
+        except PySparkException as error:
+            return Step(thing, f"{REFUSED}{str(error).strip().splitlines()[0][:_MOST_TEXT]}", grant.statement)
+        return Step(thing, "granted")
+
+
+def _privilege(row: Mapping[str, Any]) -> str:
+    """What a row of SHOW GRANTS gives, as GRANT spells it."""
+    (given,) = [str(value) for name, value in row.items() if name.lower() == "actiontype"]
+    return given.replace("_", " ").upper()

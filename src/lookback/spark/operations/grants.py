@@ -1,0 +1,79 @@
+"""Who may do what in Unity Catalog: the grants of each role, of which docs/threats.md says why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lookback.core.streams import metrics
+from lookback.spark.tables.lakehouse import quoted
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# What an alert is explained by. Not rejected_events: raw rows, of anybody.
+_READ = ("alerts", "late_events", "rule_log", metrics.TABLE, "notifications", "ingests")
+_WRITTEN = ("rules", "reviews")
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The principals of the roles: groups of the account, and the service's application id. Empty: no grants to it."""
+
+    analysts: str = ""
+    engineers: str = ""
+    service: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the tables are, the volume of the checkpoints, and that in which files arrive, where it is of the schema."""
+
+    catalog: str
+    schema: str
+    checkpoints: str = ""
+    landing: str = ""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Privileges of a principal on one thing. kind: CATALOG, SCHEMA, TABLE or VOLUME; name: its parts."""
+
+    privileges: tuple[str, ...]
+    kind: str
+    name: tuple[str, ...]
+    principal: str
+
+    @property
+    def securable(self) -> str:
+        """The thing as SQL names it, such as `TABLE main.fraud.rules`."""
+        return f"{self.kind} {'.'.join(part if _PLAIN.fullmatch(part) else quoted(part) for part in self.name)}"
+
+    @property
+    def statement(self) -> str:
+        """The GRANT that gives it."""
+        return f"GRANT {', '.join(self.privileges)} ON {self.securable} TO {quoted(self.principal)}"
+
+
+def grants(place: Place, roles: Roles, streams: Sequence[str]) -> list[Grant]:
+    """Every grant of every role that has a principal. streams: the names of the events tables."""
+    return [grant for grant in _all_grants(place, roles, streams) if grant.principal]
+
+
+def _all_grants(place: Place, roles: Roles, streams: Sequence[str]) -> Iterator[Grant]:
+    catalog, schema = (place.catalog,), (place.catalog, place.schema)
+    everybody = (roles.analysts, roles.engineers, roles.service)
+    yield from (Grant(("USE CATALOG",), "CATALOG", catalog, role) for role in everybody)
+    yield from (Grant(("USE SCHEMA",), "SCHEMA", schema, role) for role in everybody)
+    # The jobs create tables and volumes and write all tables; rules too: commands while a stream is idle, and quarantine.
+    yield Grant(("CREATE TABLE", "CREATE VOLUME"), "SCHEMA", schema, roles.service)
+    yield Grant(("SELECT", "MODIFY"), "SCHEMA", schema, roles.service)
+    if place.checkpoints:
+        yield Grant(("READ VOLUME", "WRITE VOLUME"), "VOLUME", (*schema, place.checkpoints), roles.service)
+    if place.landing:
+        yield Grant(("READ VOLUME",), "VOLUME", (*schema, place.landing), roles.service)
+    yield from (Grant(("SELECT", "MODIFY"), "TABLE", (*schema, name), roles.analysts) for name in _WRITTEN)
+    events = [name for name in streams if name not in _READ]
+    yield from (Grant(("SELECT",), "TABLE", (*schema, name), roles.analysts) for name in (*_READ, *events))
+    yield Grant(("SELECT",), "SCHEMA", schema, roles.engineers)
+    if place.checkpoints:
+        yield Grant(("READ VOLUME",), "VOLUME", (*schema, place.checkpoints), roles.engineers)

@@ -1,0 +1,311 @@
+"""The Spark session that everything runs in: the workspace's own on Databricks, else a local one with Delta."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, ClassVar
+
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkConf, SparkContext, __version__
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.errors import SetupError
+from lookback.spark.platform.jars import check_java, extra_jars, kafka_jars, local_files_jar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+_CHATTER = (
+    b"WARNING: Using incubator modules",
+    b"Starting Streaming TransformWithStateInPandas",
+    b"Streaming TransformWithStateInPandas Python worker",
+)
+_CHECKPOINTS = "org.apache.spark.sql.execution.streaming"
+# The results depend on these: Lookback sets them wherever it reads or writes.
+_MEANING = {
+    # Times are UTC, whatever the machine's zone.
+    "spark.sql.session.timeZone": "UTC",
+    # The meaning of expressions is that of ANSI mode: an overflow is an error and never a wrong number.
+    "spark.sql.ansi.enabled": "true",
+}
+# Python's stateful operator works with no other; window pages also outgrow the JVM's heap.
+_STATE_STORE = {"spark.sql.streaming.stateStore.providerClass": f"{_CHECKPOINTS}.state.RocksDBStateStoreProvider"}
+# The stateful query needs these.
+_QUERY = {
+    **_MEANING,
+    **_STATE_STORE,
+    # Every batch brings each shard its marks, so timers fire with the next one; a batch of its own would only delay it.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # The form of the offset log that is read and repaired here; a later one names the sources.
+    "spark.sql.streaming.offsetLog.formatVersion": "1",
+}
+# The speed of the stateful query depends on these; who has set one of them otherwise had a reason.
+_QUERY_SPEED = {
+    # Rows to an Arrow batch: a few big ones cost less than many of the default 10,000.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+    # A batch uploads what it changed, not whole state files.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # The count costs a read for every write; nothing here uses it.
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+    # Changelogs are short: fewer snapshots, the same recovery.
+    "spark.sql.streaming.stateStore.minDeltasForSnapshot": "50",
+}
+# Of the range by which Spark Connect tells its cores.
+_MOST_CORES = 4_096
+_PARTITIONS = "spark.sql.shuffle.partitions"
+# More shards than this are never chosen here. A number that many core counts divide.
+MOST_SHARDS = 48
+# Two evaluations may start in one session at the same time.
+_SETTING = threading.Lock()
+# Marks a session of Lookback's own, and what is cloned from it.
+_OWN = "spark.lookback.session"
+_DELTA_LOG_TASKS = "spark.databricks.delta.snapshotPartitions"
+
+
+def get_spark(
+    app_name: str = "lookback",
+    *,
+    cores: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    kafka: bool = False,
+) -> SparkSession:
+    """A new local session with Delta; where one runs already, as on Databricks, a session of Lookback's own beside it.
+
+    The session beside shares cluster, catalog and cache with the one that others started, and has a copy of its
+    settings, so that theirs stay as they are. Spark Connect has no such session; there time zone and ANSI mode are set in
+    the one that runs.
+    app_name: of a new session, as Spark's pages show it. cores: threads of a local session (at least 1; default: all of
+    the machine's, at least 2). settings: Spark settings that go before the defaults here; where a session runs already
+    only those that can be changed at run time are taken. kafka: a new local session can read Kafka from its start; one
+    that runs already learns it when it first reads a topic.
+    Where databricks-connect is installed, the running session is that of its workspace.
+    Raises SetupError where Java or the JARs are missing, and where databricks-connect finds no workspace.
+    """
+    spark = SparkSession.getActiveSession()
+    if spark is None and on_databricks():
+        spark = SparkSession.builder.getOrCreate()
+    if spark is None and _has_databricks_connect():
+        spark = _connected()
+    if spark is not None:
+        own = beside(spark)
+        _apply(own, {**_MEANING, **(settings or {})})
+        return own
+    return _start(app_name, cores or max(2, os.cpu_count() or 2), settings or {}, kafka_jars() if kafka else [])
+
+
+def on_databricks() -> bool:
+    """Whether this process runs in a Databricks runtime, which has its own Spark, Kafka and Auto Loader."""
+    return "DATABRICKS_RUNTIME_VERSION" in os.environ
+
+
+def beside(spark: SparkSession) -> SparkSession:
+    """The session of Lookback's own beside one that others started; `spark` itself where it is ours.
+
+    Over Spark Connect, which has no such session, it is `spark` too.
+    """
+    if is_connect(spark) or spark.conf.get(_OWN, None) is not None:
+        return spark
+    with _SETTING:
+        own, theirs = _Beside.session, dict(spark.conf.getAll)
+        is_new = own is None or own.sparkContext is not spark.sparkContext
+        if is_new or own is None:
+            own = _Beside.session = spark.newSession()
+            # A new session has the settings of the cluster.
+            _Beside.copied = dict(own.conf.getAll)
+        # Settings of their session may say how storage is reached, also those that they make later.
+        changed = {key: value for key, value in theirs.items() if _Beside.copied.get(key) != value}
+        _apply(own, {key: value for key, value in changed.items() if key not in _MEANING})
+        _Beside.copied = theirs
+        if is_new:
+            # Delta reads its log in 50 tasks, which on few cores takes longer than the rest of a small batch.
+            tasks = {} if _DELTA_LOG_TASKS in theirs else {_DELTA_LOG_TASKS: str(default_shards(spark))}
+            _apply(own, {**_MEANING, **tasks, _OWN: "true"})
+        return own
+
+
+class _Beside:
+    """Holds the one session beside those that others started, and their settings as they were copied last."""
+
+    session: SparkSession | None = None
+    copied: ClassVar[dict[str, str]] = {}
+
+
+def _has_databricks_connect() -> bool:
+    """Whether databricks-connect is installed, in place of a Spark that could start here."""
+    try:
+        return importlib.util.find_spec("databricks.connect") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _connected() -> SparkSession:
+    from databricks.connect import DatabricksSession  # noqa: PLC0415 - it looks for a workspace
+
+    try:
+        spark: SparkSession = DatabricksSession.builder.getOrCreate()
+    except Exception as error:  # whatever the kind: it is about profile, address or compute
+        raise SetupError(
+            f"databricks-connect does not reach a workspace: {str(error).splitlines()[0]:.300}. Name one by "
+            "DATABRICKS_CONFIG_PROFILE, and its compute by DATABRICKS_CLUSTER_ID or DATABRICKS_SERVERLESS_COMPUTE_ID=auto"
+        ) from error
+    return spark
+
+
+def _apply(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    for key, value in settings.items():
+        _set(spark, key, value)
+
+
+def _set(spark: SparkSession, key: str, value: str) -> None:
+    try:
+        spark.conf.set(key, value)
+    except (PySparkException, Py4JJavaError):
+        # Some are fixed when Spark starts, and serverless compute lets few be changed. Without those of the meaning
+        # results would be others.
+        if key in _MEANING and spark.conf.get(key) != value:
+            raise
+
+
+@contextlib.contextmanager
+def query_settings(spark: SparkSession, partitions: int | None) -> Iterator[None]:
+    """A stateful query that is started within runs with the settings that it needs; then the session has its own again.
+
+    A query takes a copy of the session's settings when it starts. So this is enough, it works in every kind of session,
+    and no other query keeps anything of it. partitions: of the state, which a new checkpoint freezes; None: as the
+    checkpoint has them.
+    """
+    with _SETTING:
+        before = dict(spark.conf.getAll)
+        speed = {key: value for key, value in _QUERY_SPEED.items() if key not in before}
+        frozen = {} if partitions is None else {_PARTITIONS: str(partitions)}
+        wanted = {key: value for key, value in {**_QUERY, **speed, **frozen}.items() if before.get(key) != value}
+        try:
+            _apply(spark, wanted)
+            yield
+        finally:
+            for key in wanted:
+                with contextlib.suppress(PySparkException):
+                    spark.conf.set(key, before[key]) if key in before else spark.conf.unset(key)
+
+
+def default_shards(spark: SparkSession) -> int:
+    """The number of shards for a new checkpoint where nobody has said one: the cores of the cluster, at most 48.
+
+    Never the session's shuffle partitions: Spark's default of 200 makes a batch of a few events last for minutes.
+    """
+    return min(cluster_cores(spark), MOST_SHARDS)
+
+
+def cluster_cores(spark: SparkSession) -> int:
+    """How many tasks the cluster works on at a time, as far as Spark knows its executors by now; at least 1."""
+    if not is_connect(spark):
+        return max(1, spark.sparkContext.defaultParallelism)
+    # A range has one partition for each of them.
+    partition = F.spark_partition_id().alias("partition")
+    return max(1, spark.range(_MOST_CORES).select(partition).distinct().count())
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect, as on serverless compute and in standard access mode."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequence[Path]) -> SparkSession:
+    check_java()
+    master = settings.get("spark.master", f"local[{cores}]")
+    is_here = master.startswith("local")
+    # Workers must be this interpreter, not the first `python3` on the PATH; other machines may have theirs elsewhere.
+    if is_here or "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    jars = extra_jars()
+    own = {
+        **_MEANING,
+        **_STATE_STORE,
+        **_QUERY_SPEED,
+        **_start_settings(cores, [*jars, *more]),
+        **(_one_machine(jars) if is_here else {}),
+    }
+    conf = SparkConf().setMaster(master).setAppName(app_name)
+    conf.setAll(list({**own, **settings}.items()))
+    if getattr(SparkContext, "_gateway", None) is None:
+        gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
+        threading.Thread(target=_pass_on, args=(gateway.proc.stderr,), name="jvm-stderr", daemon=True).start()
+        SparkContext(conf=conf, gateway=gateway)
+    return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def _pass_on(lines: IO[bytes]) -> None:
+    """Hands on what the JVM writes to its standard error, less what it says at every start of a query."""
+    quiet = False
+    for line in lines:
+        # The chatter's paragraphs end in an empty line each.
+        quiet = line.startswith(_CHATTER) or (quiet and not line.strip())
+        if not quiet:
+            sys.stderr.write(line.decode("utf-8", "replace"))
+            sys.stderr.flush()
+
+
+def _start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
+    """Settings of a session that is started here, whether it works on this machine or on a cluster."""
+    # Named by user, so that nothing is left in the working directory and users of one machine do not meet.
+    scratch = Path(tempfile.gettempdir(), f"lookback-{getpass.getuser()}")
+    return {
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # No port is opened for a page that nobody looks at, and no progress bar is drawn into the output.
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "4g",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(_LOG_CONFIG.as_uri())}",
+        # The catalog is in memory and Hive's is not used: tables are folders.
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        # Tasks of a shuffle: one for each core.
+        "spark.sql.shuffle.partitions": str(cores),
+        # VACUUM lists folders in as many tasks, 10,000 by default.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
+        # Delta's own view of its log, 50 tasks by default, is small here.
+        _DELTA_LOG_TASKS: "2",
+        _OWN: "true",
+        # Rows move between the JVM and Python faster than through TCP.
+        "spark.python.unix.domain.socket.enabled": "true",
+    }
+
+
+def _one_machine(jars: Sequence[Path]) -> dict[str, str]:
+    """What is right, or faster, where one process on this machine does all the work; wrong for executors elsewhere."""
+    local = {
+        # The loopback address works without a network and where the host has no name.
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }
+    files = local_files_jar(jars)
+    if files is not None:
+        # Permissions are set without a process for each file: a fifth of what a small append takes.
+        local["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+        # Also where the session reads its first file, before `spark.jars` are there.
+        local["spark.driver.extraClassPath"] = str(files)
+    if _is_local(os.environ.get("LOOKBACK_ROOT", "")):
+        # Files are renamed without a shell command per file; right for local disks alone.
+        package = _CHECKPOINTS if __version__.startswith("4.0.") else f"{_CHECKPOINTS}.checkpointing"
+        local["spark.sql.streaming.checkpointFileManagerClass"] = f"{package}.FileSystemBasedCheckpointFileManager"
+    return local
+
+
+def _is_local(root: str) -> bool:
+    return "://" not in root or root.startswith("file://")

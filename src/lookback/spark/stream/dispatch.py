@@ -1,0 +1,266 @@
+"""Dispatch: which shard needs which event. Runs before the shuffle and packs what a shard gets into blocks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
+
+from lookback.core.errors import SetupError
+from lookback.core.expressions.compiling import Expression, recompiled
+from lookback.core.judging.measuring import group_keys
+from lookback.core.rules.coverage import Coverage
+from lookback.core.rules.quarantine import NOT_THE_RULES
+from lookback.core.streams.arrival import marks_of, split_future
+from lookback.core.streams.blocks import COMMIT, pack_events
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import Events
+from lookback.core.values.columns import Mask, from_arrow
+from lookback.core.values.keys import Int64s
+from lookback.core.values.limits import LIMITS
+from lookback.core.values.types import DataType
+from lookback.spark.stream.checkpoint import Checkpoint, Plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lookback.core.streams.alerts import LateEvent
+
+EVENTS, RULE = "events", "rule"
+# Of a row of the rules table: one more than a valid one can have.
+_MOST_CHARACTERS = {"rule_id": 201, "status": 51, "document": LIMITS["document_bytes"].most + 1}
+# What goes to the stateful operator, and what it answers with: few rows, each large.
+BLOCKS = StructType(
+    [
+        StructField("shard", StringType(), nullable=False),
+        StructField("kind", StringType(), nullable=False),
+        StructField("payload", BinaryType(), nullable=False),
+    ]
+)
+_KIND, _COMMITTED, _WAKES = "_kind", "_committed", "_wakes"
+_INSERTED, _DELETED, _OTHER = range(3)
+_WAKING_BLOCKS = StructType([*BLOCKS.fields, StructField(_WAKES, TimestampType())])
+# Up to so many fields a query reads all of them from the table, whatever the rules read: a rule that reads one more then
+# needs no new query. They travel on to the shards only if a rule reads them.
+_FEW_FIELDS = 32
+_NEVER = 2**62
+# Rows that are packed at once; bounds the memory of the worker.
+_CHUNK_ROWS = 200_000
+
+
+def shard_labels(spark: SparkSession, shards: int) -> list[str]:
+    """A label per shard, such that Spark's shuffle puts shard i on partition i of `shards`."""
+    column = F.col("label")
+    candidates = spark.range(64 * shards + 64).select(F.concat(F.lit("s"), F.col("id").cast("string")).alias("label"))
+    rows = candidates.select(column, F.pmod(F.hash(column), F.lit(shards)).alias("partition")).collect()
+    labels: dict[int, str] = {}
+    for row in rows:
+        labels.setdefault(row["partition"], row["label"])
+    return [labels[partition] for partition in range(shards)]
+
+
+def event_blocks(
+    changes: DataFrame, stream: Stream, plan: Plan, labels: list[str], checkpoint: Checkpoint
+) -> DataFrame:
+    """Blocks of the events of a change feed. The result has no watermark column, so Spark drops no late row."""
+    time, committed, change = F.col(stream.event_time), F.col("_commit_timestamp"), F.col("_change_type")
+    bound = committed + F.make_dt_interval(secs=F.lit(stream.max_future / 1_000_000).cast("decimal(18,6)"))
+    fields = stream.fields if len(stream.fields) <= _FEW_FIELDS else plan.coverage.fields
+    # Numbers cost less to hand to Python than texts, and NULL less than a time.
+    kind = F.when(change == "insert", _INSERTED).when(change == "delete", _DELETED).otherwise(_OTHER)
+    rows = changes.select(
+        *sorted({stream.event_id, stream.event_time, *fields}),
+        kind.cast("tinyint").alias(_KIND),
+        COMMIT,
+        F.when(time > bound, committed).alias(_COMMITTED),
+    )
+    blocks = rows.mapInArrow(Dispatch(stream, plan.coverage, tuple(labels), checkpoint), _WAKING_BLOCKS)
+    # Spark's watermark only wakes timers.
+    woken = blocks.withWatermark(_WAKES, f"{stream.max_out_of_orderness} microseconds")
+    return woken.select(*BLOCKS.names)
+
+
+def rule_blocks(changes: DataFrame, labels: list[str]) -> DataFrame:
+    """Every change of the rules table, once for each shard."""
+    row = F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).cast("binary")
+    return rule_rows(changes).select(
+        F.explode(F.array(*map(F.lit, labels))).alias("shard"), F.lit(RULE).alias("kind"), row.alias("payload")
+    )
+
+
+def rule_rows(changes: DataFrame) -> DataFrame:
+    """The rows of the rules table's change feed with the columns of a RuleChange.
+
+    Texts that cannot be a rule's are cut, so that they are still too long, and bytes that are no text are replaced.
+    """
+    kind = F.col("_change_type")
+    change = F.when(kind == "update_postimage", "update").when(kind == "update_preimage", "before").otherwise(kind)
+    rule_id, status, document = (
+        F.substring(F.make_valid_utf8(name), 1, most).alias(name) for name, most in _MOST_CHARACTERS.items()
+    )
+    return changes.select(change.alias("change"), F.col(COMMIT).alias("commit"), rule_id, "version", status, document)
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Packs record batches of events into a block per shard; every shard is told the marks of all commits.
+
+    What is sent says the plan in the checkpoint, which grows while the query runs, so that a new rule needs no new
+    query; where a worker cannot read it, or it asks for a field that the query does not read, `coverage`. Each block
+    says what was sent: whether that is enough, the shards see.
+    """
+
+    stream: Stream
+    coverage: Coverage
+    labels: tuple[str, ...]
+    checkpoint: Checkpoint
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The blocks of `batches`, as Spark's mapInArrow calls it."""
+        coverage: Coverage | None = None
+        for chunk in _chunks(batches):
+            coverage = coverage or self._current(frozenset(chunk.schema.names))
+            kinds = chunk.column(_KIND).to_numpy()
+            for kind in (_INSERTED, _DELETED):
+                at = np.flatnonzero(kinds == kind)
+                if len(at):
+                    yield self._blocks(chunk if len(at) == len(kinds) else chunk.take(pa.array(at)), kind, coverage)
+
+    def _current(self, read: frozenset[str]) -> Coverage:
+        try:
+            plan = self.checkpoint.plan()
+        except (OSError, SetupError):
+            plan = None
+        return self.coverage if plan is None or not plan.coverage.fields <= read else plan.coverage
+
+    def _blocks(self, chunk: pa.RecordBatch, kind: int, coverage: Coverage) -> pa.RecordBatch:
+        stream, wanted = self.stream, _Wanted(self.stream, coverage)
+        sent = chunk.select([*sorted({stream.event_id, stream.event_time, *coverage.fields}), COMMIT])
+        commits = chunk.column(COMMIT).to_numpy()
+        columns = {name: from_arrow(chunk.column(name), stream.fields[name]) for name in sorted(wanted.reads)}
+        events = Events(columns, commits, stream.event_id, stream.event_time)
+        header: dict[str, Any] = {"deleted": kind == _DELETED, "rows": len(commits), "coverage": coverage.to_dict()}
+        future: list[LateEvent] = []
+        wakes: int | None = None
+        if kind == _INSERTED:
+            ahead = chunk.column(_COMMITTED)
+            if ahead.null_count < len(ahead):
+                committed = from_arrow(ahead, stream.fields[stream.event_time])
+                bounds = np.where(committed.is_known(), committed.values, _NEVER)
+                sent = sent.filter(pa.array(events.times - stream.max_future <= bounds))
+                events, future = split_future(events, bounds, stream)
+            header["marks"] = list(marks_of(events, commits).items())
+            wakes = int(events.times.max()) if len(events) else None
+        else:
+            header["marks"] = [(int(commit), None) for commit in np.unique(commits)]
+        header["future"] = [{**asdict(late), "event_time": late.event_time.isoformat()} for late in future]
+        parts = [
+            sent if here.all() else sent.filter(pa.array(here)) for here in wanted.by_shard(events, len(self.labels))
+        ]
+        payloads = [pack_events(part, header) for part in parts]
+        rows = {"shard": list(self.labels), "kind": [EVENTS] * len(payloads), "payload": payloads}
+        rows[_WAKES] = [wakes] * len(payloads)
+        return pa.RecordBatch.from_pydict(rows, schema=_ARROW_BLOCKS)
+
+
+class _Wanted:
+    """Which events go where under a coverage. reads: the fields that tell it, with the event's id and time.
+
+    Whatever breaks here sends more, never less, and never ends the batch: the shards judge by the rules themselves, and a
+    rule that breaks there too is quarantined alone.
+    """
+
+    def __init__(self, stream: Stream, coverage: Coverage) -> None:
+        self._wants = [
+            (group_by, _conditions(coverage.conditions(group_by), stream)) for group_by in coverage.grouping_sets
+        ]
+        self.reads = {stream.event_id, stream.event_time}
+        for group_by, conditions in self._wants:
+            self.reads.update(group_by, *(condition.fields for condition in conditions or ()))
+
+    def by_shard(self, events: Events, shards: int) -> Iterator[Mask]:
+        """Per shard: the events whose key under a grouping set that wants them lives there."""
+        wants = [
+            (self._wanted(conditions, events), _homes(group_by, events, shards)) for group_by, conditions in self._wants
+        ]
+        for shard in range(shards):
+            here = (wanted if homes is None else wanted & (homes == shard) for wanted, homes in wants)
+            yield reduce(or_, here, np.zeros(len(events), dtype=bool))
+
+    @staticmethod
+    def _wanted(conditions: list[Expression] | None, events: Events) -> Mask:
+        if conditions is None:
+            return np.ones(len(events), dtype=bool)
+        wanted = np.zeros(len(events), dtype=bool)
+        for condition in conditions:
+            try:
+                value = events.value(condition)
+            except NOT_THE_RULES:
+                raise
+            except Exception:  # noqa: BLE001 - where one rule breaks, its shard says which
+                return np.ones(len(events), dtype=bool)
+            wanted |= value.is_true()
+            # An error counts as false, but the shard logs it.
+            wanted |= False if value.error is None else value.error
+        return wanted
+
+
+def _conditions(texts: list[str] | None, stream: Stream) -> list[Expression] | None:
+    """The conditions, one of which an event satisfies; None, all events, also where one of them cannot be read."""
+    try:
+        return None if texts is None else [_condition(sql, stream) for sql in texts]
+    except NOT_THE_RULES:
+        raise
+    except Exception:  # noqa: BLE001 - the shards have the rule itself
+        return None
+
+
+def _homes(group_by: tuple[str, ...], events: Events, shards: int) -> Int64s | None:
+    """The shard of each event under a grouping set; None, all shards, where its keys cannot be told."""
+    try:
+        return group_keys(group_by, events).shard(shards)
+    except NOT_THE_RULES:
+        raise
+    except Exception:  # noqa: BLE001 - the shards see the same and stop the rules of this grouping set
+        return None
+
+
+@functools.lru_cache(maxsize=1_000)
+def _compiled(sql: str, fields: tuple[tuple[str, DataType], ...]) -> Expression:
+    return recompiled(sql, dict(fields))
+
+
+def _condition(sql: str, stream: Stream) -> Expression:
+    return _compiled(sql, tuple(stream.fields.items()))
+
+
+_ARROW_BLOCKS = pa.schema(
+    [
+        pa.field("shard", pa.string(), False),
+        pa.field("kind", pa.string(), False),
+        pa.field("payload", pa.binary(), False),
+        pa.field(_WAKES, pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of the batches in larger batches."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= _CHUNK_ROWS:
+            yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+            waiting, rows = [], 0
+    if rows:
+        yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()

@@ -1,0 +1,253 @@
+"""The table `metrics`: what the batches of an evaluation did, summed up and written off their path."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.errors import SetupError
+from lookback.core.operations.backlog import Backlog, Commit, backlog_of
+from lookback.core.streams.alerts import moment
+from lookback.core.streams.metrics import TABLE, RuleCounts
+from lookback.spark.tables.schemas import METRICS
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.stream.checkpoint import Checkpoint
+    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.tables.lakehouse import Tables
+
+# Each row is a commit of its own.
+DEFAULT_SECONDS = 30.0
+# A stream of which nothing is to be said is heard of this much less often.
+IDLE_TIMES = 10
+_LOG = logging.getLogger("lookback")
+
+
+def backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
+    """The backlog of the events table `name`. judged: the last commit judged; None for none."""
+
+    def history(limit: int) -> list[Commit]:
+        rows = tables.history(name, limit)
+        rows = rows.select("version", F.unix_micros("timestamp").alias("at"), "operation", "operationMetrics")
+        return [
+            Commit(row["version"], moment(row["at"]), row["operation"], row["operationMetrics"] or {})
+            for row in rows.collect()
+        ]
+
+    return backlog_of(history, judged)
+
+
+@dataclass
+class Sums:
+    """What batches did together. milliseconds: by stage; by_rule: per rule; last: the report of the last batch."""
+
+    batches: int = 0
+    events: int = 0
+    late: int = 0
+    discarded: int = 0
+    bytes_written: int = 0
+    milliseconds: dict[str, float] = field(default_factory=lambda: {"run": 0.0, "evaluate": 0.0, "write": 0.0})
+    longest: float | None = None
+    by_rule: dict[str, RuleCounts] = field(default_factory=dict)
+    last: BatchReport | None = None
+
+    def add(self, report: BatchReport) -> None:
+        """Adds a batch, later than all others."""
+        self.batches += 1
+        self.events += report.events
+        self.late += report.late
+        self.discarded += report.discarded
+        self.bytes_written += report.state_bytes_written
+        stages = {"run": report.run_ms, "evaluate": report.evaluate_ms, "write": report.write_ms}
+        self.milliseconds = {name: total + stages[name] for name, total in self.milliseconds.items()}
+        self.longest = max(self.longest or 0.0, report.run_ms + report.write_ms)
+        for rule_id, counts in report.by_rule.items():
+            self.by_rule[rule_id] = self.by_rule.get(rule_id, RuleCounts()) + counts
+        self.last = report
+
+    def row(self) -> dict[str, Any]:
+        """The columns of the table that the batches tell."""
+        busy = (self.milliseconds["run"] + self.milliseconds["write"]) / 1_000
+        total = sum(self.by_rule.values(), RuleCounts())
+        raised = {rule_id: counts.matched - counts.suppressed for rule_id, counts in self.by_rule.items()}
+        top = max(raised, key=lambda rule_id: (raised[rule_id], rule_id), default=None)
+        most = raised[top] if top is not None else 0
+        last = self.last
+        return {
+            "batches": self.batches,
+            "events": self.events,
+            "events_per_second": _decimal(self.events / busy, 1) if busy else None,
+            "watermark": None if last is None or last.watermark is None else moment(last.watermark),
+            "state_rows": None if last is None else last.state_rows,
+            "remembered": None if last is None else last.remembered,
+            "state_bytes_written": self.bytes_written,
+            "rules": None if last is None else last.rules,
+            **vars(total),
+            "late": self.late,
+            "discarded": self.discarded,
+            "top_rule": top if most else None,
+            "top_rule_alerts": most,
+            **{f"{name}_ms": round(total) for name, total in self.milliseconds.items()},
+            "longest_ms": None if self.longest is None else round(self.longest),
+            "by_rule": {rule_id: vars(counts) for rule_id, counts in self.by_rule.items()},
+        }
+
+
+class Metrics:
+    """Keeps the table `metrics` while an evaluation runs; a context manager around its run.
+
+    `add` is handed the report of every batch and only remembers it; a thread of its own writes a row every `seconds`, of
+    all batches since the last one, and a last row at the end. While no batch ends and nothing waits, a row comes only
+    every tenth time. Metrics are best effort: what was not written when a process is killed is missing, a batch that is
+    repeated counts twice, and a row that cannot be written stops nothing; its counts go into the next one.
+    The evaluation of the stream `metrics` itself writes none, which would bring it events without end.
+    """
+
+    def __init__(
+        self, tables: Tables, stream: Stream, checkpoint: Checkpoint, seconds: float | None = DEFAULT_SECONDS
+    ) -> None:
+        self._tables, self._stream, self._checkpoint = tables, stream, checkpoint
+        self._seconds = None if stream.name == TABLE else seconds
+        self._reports: deque[BatchReport] = deque()
+        self._sums = Sums()
+        self._failed = False
+        self._covered_since = time.monotonic()
+        self._query: StreamingQuery | None = None
+        # The last batch whose whole duration has been counted.
+        self._timed = -1
+        self._stopping, self._woken = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._told = False
+
+    def add(self, report: BatchReport) -> None:
+        """Remembers a batch; called on its path, so it does nothing else."""
+        if self._thread is not None:
+            self._reports.append(report)
+            if self._query is None:
+                self._woken.set()
+
+    def __enter__(self) -> Metrics:
+        if self._seconds is not None:
+            self._covered_since = time.monotonic()
+            self._thread = threading.Thread(target=self._run, name=f"metrics-{self._stream.name}", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._failed = kind is not None
+            self._stopping.set()
+            self._woken.set()
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        assert self._seconds is not None
+        due = time.monotonic() + self._seconds
+        while not self._stopping.is_set():
+            self._woken.wait(max(0.0, due - time.monotonic()))
+            self._woken.clear()
+            self._find_query()
+            if time.monotonic() >= due:
+                due = time.monotonic() + self._seconds
+                self._write(ended=False)
+        self._write(ended=True)
+
+    def _find_query(self) -> None:
+        """The query that runs: another one after it was planned anew."""
+        # Where Spark does not answer, the row says less.
+        with contextlib.suppress(Exception):
+            if self._query is None or not self._query.isActive:
+                name = f"lookback-{self._stream.name}"
+                self._query = next((q for q in self._tables.spark.streams.active if q.name == name), self._query)
+
+    def _write(self, *, ended: bool) -> None:
+        while self._reports:
+            self._sums.add(self._reports.popleft())
+        until = time.monotonic()
+        try:
+            row = self._row(until - self._covered_since)
+            seldom = IDLE_TIMES * (self._seconds or 0.0)
+            looked = ended and not self._failed
+            if row["batches"] or row["lag_commits"] or row["seconds"] >= seldom or looked:
+                frame = self._tables.spark.createDataFrame([row], METRICS).coalesce(1)
+                # The table of an earlier release lacks columns until it is set up again.
+                there = set(self._tables.read(TABLE).columns)
+                self._tables.append(frame.select(*(name for name in METRICS.names if name in there)), TABLE)
+                self._sums, self._covered_since, self._told = Sums(last=self._sums.last), until, False
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with metrics, judging goes on
+            if not self._told:
+                reason = str(error).strip().partition("\n")[0]
+                _LOG.warning("stream=%s metrics cannot be written; judging goes on: %s", self._stream.name, reason)
+            self._told = True
+
+    def _row(self, seconds: float) -> dict[str, Any]:
+        now = dt.datetime.now(dt.timezone.utc)
+        sums = self._sums.row()
+        judged = self._judged()
+        waiting = backlog(self._tables, self._stream.name, judged)
+        behind = None if sums["watermark"] is None else (now - sums["watermark"]).total_seconds()
+        return {
+            "metrics_id": uuid.uuid4().hex,
+            "measured_at": now,
+            "stream": self._stream.name,
+            "seconds": _decimal(seconds, 3),
+            **sums,
+            "lag_commits": waiting.waiting,
+            "lag_seconds": _decimal(waiting.seconds(now), 3),
+            "committed": waiting.committed,
+            "judged": judged,
+            "watermark_behind_seconds": None if behind is None else _decimal(behind, 3),
+            **self._of_query(),
+            "ingested_at": now,
+        }
+
+    def _judged(self) -> int | None:
+        """The last commit judged, by the last batch and by the checkpoint, which goes on past commits without rows."""
+        known = [] if self._sums.last is None else [self._sums.last.arrival]
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, SetupError):
+            known.append(self._checkpoint.judged_through())
+        return max((commit for commit in known if commit is not None), default=None)
+
+    def _of_query(self) -> dict[str, int | None]:
+        """What Spark says of the query: the whole duration of its batches, and what its state store holds."""
+        self._find_query()
+        figures: dict[str, int | None] = {"trigger_ms": None, "state_bytes": None}
+        recent: list[Any] = [] if self._query is None else list(self._query.recentProgress)
+        # By the version of Spark a dict, or an object that has its JSON.
+        progress = [each if isinstance(each, dict) else json.loads(each.json) for each in recent]
+        new = [each for each in progress if each["batchId"] > self._timed]
+        if new:
+            self._timed = max(each["batchId"] for each in new)
+            figures["trigger_ms"] = sum(each["durationMs"].get("triggerExecution", 0) for each in new)
+        if progress:
+            figures["state_bytes"] = _state_bytes(progress[-1]["stateOperators"])
+        return figures
+
+
+def _state_bytes(operators: Iterable[Mapping[str, Any]]) -> int | None:
+    found = [operator["customMetrics"].get("rocksdbSstFileSize") for operator in operators]
+    return sum(size for size in found if size is not None) if found else None
+
+
+def _decimal(value: float, digits: int) -> Decimal:
+    return Decimal(value).quantize(Decimal(1).scaleb(-digits))

@@ -1,0 +1,71 @@
+"""The stateful operator. Spark starts an interpreter to look at it before every query: it imports next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessorHandle, TimerValues
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.stream.shard import Shard
+
+PAGES = "pages"
+_NAME = StructType([StructField("name", StringType(), nullable=False)])
+_PAGE = StructType([StructField("page", BinaryType(), nullable=False)])
+
+
+class ShardProcessor(StatefulProcessor):
+    """Evaluates the blocks of one shard and answers with what is to be written."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        streams: dict[str, Stream],
+        labels: list[str],
+        query: str,
+        schedule: dict[str, Any] | None = None,
+    ) -> None:
+        self._stream, self._streams, self._labels, self._query = stream, streams, labels, query
+        self._schedule = schedule
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Opens the pages. Called by Spark before the first rows of a batch."""
+        self._handle = handle
+        self._pages = handle.getMapState(PAGES, _NAME, _PAGE)
+
+    def handleInputRows(  # type: ignore[override]  # noqa: N802 - Spark's name
+        self,
+        key: Any,
+        rows: Iterator[pd.DataFrame],
+        timerValues: TimerValues,  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Judges one batch of one shard."""
+        yield self._shard(key).judge(rows)
+
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: Any,
+        timerValues: TimerValues,  # noqa: N803
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Drops what no window needs any more."""
+        self._shard(key).forget()
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _shard(self, key: Any) -> Shard:
+        from lookback.core.engine.schedule import Schedule
+        from lookback.spark.stream.shard import Shard
+
+        schedule = None if self._schedule is None else Schedule.from_dict(self._schedule)
+        return Shard(
+            self._stream, self._streams, self._labels, self._query, str(key[0]), self._handle, self._pages, schedule
+        )

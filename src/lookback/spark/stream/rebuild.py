@@ -1,0 +1,212 @@
+"""State made anew from the tables: what they hold already tells when rules changed and what is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed
+from lookback.core.errors import SetupError
+from lookback.core.rules.rulebook import LogRow, RuleChange
+from lookback.spark.stream.checkpoint import EVENTS, RULES
+from lookback.spark.stream.dispatch import rule_rows
+
+if TYPE_CHECKING:
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
+
+# What tells a row of an output table from all others.
+_IDENTITIES = {
+    "alerts": ("alert_id", "revision", "arrival"),
+    "late_events": ("event_id", "arrival"),
+    "rule_log": ("rule_id", "version", "action", "message", "arrival"),
+}
+# The same, where not all events are read again, so that a row may come at another arrival than it did.
+_LASTING = {"alerts": ("alert_id", "revision")}
+_REMOVING = ("DELETE", "MERGE", "TRUNCATE", "RESTORE", "WRITE OVERWRITE")
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """How state is made anew.
+
+    schedule: when the rules changed. written: the last arrival that each output table names. restore: rows that a table
+    lacks though it has later ones are written; else they were deleted on purpose, with their events, and stay away.
+    deleted: through which arrival the settings' retention has deleted rows of an output table; they stay away too.
+    """
+
+    schedule: Schedule
+    written: Mapping[str, int]
+    restore: bool
+    deleted: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the events are read from their first commit on, so that all comes about as it did."""
+        return self.schedule.seed is None
+
+    @classmethod
+    def of_tables(
+        cls, tables: Tables, stream: Stream, streams: Mapping[str, Stream], starts: Mapping[str, int],
+        judged_through: int | None,
+    ) -> Rebuild | None:  # fmt: skip
+        """What the tables tell; None where no output of this stream is there.
+
+        starts: the first commits of the events and of the rules that are read; judged_through: how far the checkpoint
+        before was, where that is known.
+        """
+        written = {name: _last_arrival(tables, name, stream) for name in _IDENTITIES}
+        if all(last is None for last in written.values()):
+            return None
+        known = {name: last for name, last in written.items() if last is not None and last >= 0}
+        last_commit = tables.version(stream.name)
+        if (through := max(known.values(), default=-1)) > last_commit:
+            raise SetupError(
+                f"the outputs of stream {stream.name!r} name commit {through} of {tables.identifier(stream.name)}, which ends "
+                f"at commit {last_commit}: these tables do not belong together. Were the events written anew, delete the "
+                "stream's rows from alerts, late_events and rule_log, or evaluate with --fresh"
+            )
+        if judged_through is not None and max(through, starts[EVENTS] - 1) < judged_through <= last_commit:
+            first = max(through + 1, starts[EVENTS])
+            through = max(through, _last_change(tables, stream, first, judged_through))
+        logged = [
+            LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"])
+            for row in _rows(tables, "rule_log", stream, ("rule_id", "version", "action", "arrival"))
+        ]
+        seed = _seed(tables, stream, starts[EVENTS]) if starts[EVENTS] else None
+        changes = rule_changes(tables, starts[RULES])
+        schedule = Schedule.from_log(changes, logged, stream, streams, None if through < 0 else through, seed)
+        deleted = {name: _deleted_through(logged, action) for name, action in DELETED.items()}
+        return cls(schedule, known, not _are_removed(tables, stream.name), deleted)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "schedule": self.schedule.to_dict(), "written": dict(self.written), "restore": self.restore,
+            "deleted": dict(self.deleted),
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Rebuild:
+        """The rebuild that `to_dict` wrote."""
+        schedule, deleted = Schedule.from_dict(document["schedule"]), dict(document.get("deleted", {}))
+        return cls(schedule, dict(document["written"]), bool(document["restore"]), deleted)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Leaves out of what a batch is to write what the tables have already."""
+
+    tables: Tables
+    stream: str
+    rebuild: Rebuild
+
+    def __call__(self, name: str, rows: pa.Table) -> pa.Table:
+        """The rows that the table of that name lacks. Beyond the last written arrival that is all of them."""
+        through = self.rebuild.schedule.through
+        through = -1 if through is None else through
+        arrivals = rows.column("arrival")
+        if not len(rows) or (not arrivals.null_count and pc.min(arrivals).as_py() > through):
+            return rows
+        identity = _IDENTITIES[name] if self.rebuild.is_exact else _LASTING.get(name, _IDENTITIES[name])
+        known = self._known(name, identity, arrivals)
+        last, deleted = self.rebuild.written.get(name, -1), self.rebuild.deleted.get(name, -1)
+        keys = zip(*(rows.column(column).to_pylist() for column in identity), strict=True)
+        keep = []
+        for key, row in zip(keys, self._rows(rows), strict=True):
+            arrival = -1 if row["arrival"] is None else row["arrival"]
+            again = known[key] > 0
+            known[key] -= again
+            # How often a rule failed was logged batch by batch, and its batches were others.
+            failed = row.get("action") == "failed" and arrival <= through
+            # Changes of rules are never deleted.
+            gone = arrival <= deleted and (name != "rule_log" or row["action"] in NO_CHANGES)
+            keep.append(not again and not failed and not gone and (self.rebuild.restore or arrival >= last))
+        return rows.filter(pa.array(keep, pa.bool_()))
+
+    @staticmethod
+    def _rows(rows: pa.Table) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = rows.select(
+            [each for each in ("arrival", "action") if each in rows.column_names]
+        ).to_pylist()
+        return found
+
+    def _known(self, name: str, columns: tuple[str, ...], arrivals: pa.ChunkedArray) -> Counter[tuple[Any, ...]]:
+        """How often the table has each row that may be one of these."""
+        low, high = pc.min(arrivals).as_py(), pc.max(arrivals).as_py()
+        if "arrival" not in columns:
+            low, high = 0, 2**62
+        here = F.col("arrival").isNull() if arrivals.null_count else F.lit(False)
+        if low is not None:
+            here = here | F.col("arrival").between(low, high)
+        found = self.tables.read(name).where((F.col("stream") == self.stream) & here).select(*columns).toArrow()
+        return Counter(zip(*(found.column(column).to_pylist() for column in columns), strict=True))
+
+
+def has_outputs(tables: Tables, stream: Stream) -> bool:
+    """Whether an evaluation of the stream has written alerts, late events or log rows."""
+    return any(
+        not tables.is_unwritten(name)
+        and tables.exists(name)
+        and not tables.read(name).where(F.col("stream") == stream.name).isEmpty()
+        for name in ("rule_log", "alerts", "late_events")
+    )
+
+
+def rule_changes(tables: Tables, start: int) -> list[RuleChange]:
+    """All changes of the rules table from a commit on."""
+    return [RuleChange(**row.asDict()) for row in rule_rows(tables.read_changes("rules", start)).collect()]
+
+
+def _last_arrival(tables: Tables, name: str, stream: Stream) -> int | None:
+    """The last arrival in a table's rows of the stream; -1 where all are before the first; None without rows."""
+    if not tables.exists(name):
+        return None
+    rows = tables.read(name).where(F.col("stream") == stream.name)
+    row = rows.agg(F.max(F.coalesce("arrival", F.lit(-1)))).head()
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def _seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
+    """What the tables tell of the commits before `start`; None where they had no event."""
+    time_ = F.unix_micros(F.col(stream.event_time))
+    own = F.col("stream") == stream.name
+    future = tables.read("late_events").where(own & (F.col("late_by_us") < 0)).select("event_id")
+    there = tables.read(stream.name, version=start)
+    new = tables.read_changes(stream.name, start, start).where(F.col("_change_type") == "insert")
+    old = there.join(new, [stream.event_id, stream.event_time], "left_anti")
+    old = old.join(future, F.col(stream.event_id).cast("string") == F.col("event_id"), "left_anti")
+    row = old.agg(F.max(time_)).head()
+    if row is None or row[0] is None:
+        return None
+    raised = tables.read("alerts").where(own & (F.col("arrival") < start) & (F.col("verdict") == "raised"))
+    of_key = raised.groupBy("rule_id", F.array_sort(F.map_entries("key")).alias("entries"))
+    last = of_key.agg(F.max_by(F.unix_micros("event_time"), F.struct("arrival", "event_time")).alias("at"))
+    return Seed(int(row[0]), [(each["rule_id"], dict(each["entries"]), each["at"]) for each in last.collect()])
+
+
+def _deleted_through(logged: Sequence[LogRow], action: str) -> int:
+    """The last arrival of which rows of a table were deleted; -1 for none."""
+    return max((row.arrival for row in logged if row.action == action and row.arrival is not None), default=-1)
+
+
+def _last_change(tables: Tables, stream: Stream, first: int, last: int) -> int:
+    """The last commit of the events from `first` to `last` that changed rows; -1 for none."""
+    changes = tables.read_changes(stream.name, first, last).where(F.col("_change_type").isin("insert", "delete"))
+    row = changes.agg(F.max("_commit_version")).head()
+    return -1 if row is None or row[0] is None else int(row[0])
+
+
+def _rows(tables: Tables, name: str, stream: Stream, columns: tuple[str, ...]) -> list[Any]:
+    return tables.read(name).where(F.col("stream") == stream.name).select(*columns).collect()
+
+
+def _are_removed(tables: Tables, name: str) -> bool:
+    """Whether rows of a table have been deleted, as far as its log tells."""
+    return not tables.history(name).where(F.col("operation").isin(*_REMOVING)).isEmpty()

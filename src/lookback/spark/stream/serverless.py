@@ -1,0 +1,61 @@
+"""What writes the output of batches where that runs in another process than the one that started the evaluation.
+
+So it is on Spark Connect: serverless compute, and standard access mode. Spark sends the writer there; what it needs goes
+with it as plain values, and what it has to say stands in the tables.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lookback.core.rules.quarantine import find_quarantines
+from lookback.core.streams.declaration import Stream
+from lookback.spark.rules import RulesTable
+from lookback.spark.stream.sink import Sink
+from lookback.spark.tables.lakehouse import Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_LOG = logging.getLogger("lookback")
+
+
+@dataclass(frozen=True)
+class RemoteBatches:
+    """Writes the answers of a batch, for `foreachBatch`.
+
+    place: the root, catalog and schema of the tables. stream: the one that is evaluated; streams: the declarations of all
+    by name. query_id: of the checkpoint. Which process it runs in nobody knows, so every batch may be a repeated one.
+    """
+
+    place: tuple[str | None, str | None, str | None]
+    stream: str
+    streams: Mapping[str, Mapping[str, Any]]
+    query_id: str
+
+    @classmethod
+    def of(cls, tables: Tables, stream: Stream, streams: Mapping[str, Stream], query_id: str) -> RemoteBatches:
+        """The writer of an evaluation."""
+        place = (tables.root, tables.catalog_name, tables.schema_name)
+        return cls(place, stream.name, {name: each.to_dict() for name, each in streams.items()}, query_id)
+
+    def __call__(self, answers: DataFrame, batch_id: int) -> None:
+        """Writes what a batch answered, and publishes what is to be taken out of service for it."""
+        tables = Tables(answers.sparkSession, *self.place)
+        started = time.perf_counter()
+        table = answers.toArrow()
+        if not table.num_rows:
+            return
+        milliseconds = 1_000 * (time.perf_counter() - started)
+        streams = {name: Stream.from_dict(document) for name, document in self.streams.items()}
+        report = Sink(tables, streams[self.stream], self.query_id).write(table, batch_id, milliseconds)
+        for quarantine in find_quarantines(report.failures, streams[self.stream].max_failures):
+            try:
+                RulesTable(tables, streams).quarantine(quarantine)
+            except Exception as error:  # noqa: BLE001, PERF203 - whatever it is, the stream goes on
+                # The rule fails on, so the next batch says it again.
+                _LOG.warning("stream=%s rule=%s could not be quarantined: %s", self.stream, quarantine.rule_id, error)

@@ -1,0 +1,246 @@
+"""One shard between Spark's rows and its state store: blocks in, answers out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import pandas as pd
+from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
+
+from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.schedule import Schedule, Waiting, judge_batch, pack_waiting, unpack_waiting
+from lookback.core.errors import StoreFailed
+from lookback.core.rules.coverage import Coverage
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.state.shard import MANIFEST, ShardState, page_text, text_page
+from lookback.core.streams.alerts import LateEvent, moment
+from lookback.core.streams.arrival import merge_marks
+from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, unpack_events
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import Events, empty_events
+from lookback.core.values.times import parse_time
+from lookback.spark.stream.dispatch import EVENTS
+
+ALERTS, LATE, LOG, NOTES, FAILURES, REPORT = "alerts", "late", "log", "notes", "failures", "report"
+# What this Python worker holds of the shards that it worked on, by (query, shard). Only ever a copy: it is used
+# when the manifest in the state store is, byte for byte, the one that it was written with.
+_IN_MEMORY: dict[tuple[str, str], ShardState] = {}
+_MOST_IN_MEMORY = 64
+# The page of the rule changes that wait for their time.
+WAITING = "waiting"
+
+
+class UncoveredError(Exception):
+    """Ends a batch in which a rule comes into force for which dispatch does not send what it needs.
+
+    Its text carries what is needed through Spark's own errors to the driver.
+    """
+
+    _TEXT = re.compile(r"dispatch must send <<([A-Za-z0-9+/=]*)>>")
+
+    def __init__(self, required: Coverage) -> None:
+        text = base64.b64encode(json.dumps(required.to_dict()).encode()).decode()
+        super().__init__(f"dispatch must send <<{text}>>")
+
+    @classmethod
+    def find(cls, error: BaseException) -> Coverage | None:
+        """What dispatch must send, if `error` comes from one of these; else None."""
+        match = cls._TEXT.search(str(error))
+        return None if match is None else Coverage.from_dict(json.loads(base64.b64decode(match[1])))
+
+
+class _RocksPages:
+    """The state store's map of pages as the core's Store."""
+
+    def __init__(self, pages: MapState) -> None:
+        self._pages = pages
+        self.read = self.written = 0
+
+    def get(self, name: str) -> bytes | None:
+        try:
+            row = self._pages.getValue((name,))
+        except Exception as error:
+            raise StoreFailed(f"{name}: {type(error).__name__}: {error}") from error
+        page = None if row is None else bytes(row[0])
+        self.read += 0 if page is None else len(page)
+        return page
+
+    def text(self, name: str) -> str | None:
+        """The text of a page that `text_page` made; None where there is none."""
+        page = self.get(name)
+        return None if page is None else page_text(page, name)
+
+    def put(self, name: str, page: bytes) -> None:
+        self.written += len(page)
+        self._pages.updateValue((name,), (page,))
+
+    def remove(self, name: str) -> None:
+        self._pages.removeKey((name,))
+
+
+class Shard:
+    """Judges what comes for one shard. label: its name; of `labels` the first also answers with what all of them know."""
+
+    def __init__(
+        self, stream: Stream, streams: dict[str, Stream], labels: Sequence[str], query: str, label: str,
+        handle: StatefulProcessorHandle, pages: MapState, schedule: Schedule | None = None,
+    ) -> None:  # fmt: skip
+        self._schedule = schedule
+        self._stream, self._streams, self._query, self._label = stream, streams, query, label
+        self._evaluator = Evaluator(stream, list(labels).index(label), len(labels))
+        self._first = label == labels[0]
+        self._handle, self._pages = handle, _RocksPages(pages)
+
+    def judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
+        """Judges one batch."""
+        started = time.perf_counter()
+        batch, future, offered = self._batch(rows)
+        state, cached = self._open()
+        output, waiting = self._process(state, batch)
+        if not output.covered:
+            # The task must fail: what it saved could outlive it in the state store, beside the batch's repetition.
+            raise UncoveredError(output.required)
+        self._close(state)
+        self._keep_waiting(waiting)
+        if self._first:
+            output.late += future
+        report = self._report(state, offered if self._first else 0)
+        report["evaluated"] = {rule_id: count for rule_id, count in output.evaluated.items() if count}
+        # What waits needs more, and dispatch was told so at the start.
+        if output.log and not waiting:
+            report["required"] = output.required.to_dict()
+        report.update(
+            in_memory=cached,
+            milliseconds=1_000 * (time.perf_counter() - started),
+        )
+        return _answer(self._label, output, report, with_log=self._first)
+
+    def _process(self, state: ShardState, batch: Batch) -> tuple[Output, list[Waiting]]:
+        """Judges a batch, where state is made anew with rule changes that wait for their time."""
+        if self._schedule is None:
+            return self._evaluator.process(state, batch), []
+        text = self._pages.text(WAITING)
+        waiting = unpack_waiting(text) if text else []
+        bound = [(change, self._schedule.after(change.commit)) for change in batch.changes]
+        waiting += [Waiting(change, after) for change, after in bound if after is not None]
+        batch = replace(batch, changes=[change for change, after in bound if after is None])
+        output, waiting = judge_batch(self._evaluator, state, batch, waiting)
+        if self._schedule.seed is not None:
+            output.rows = self._schedule.seed.without_known(state, output.rows)
+        return output, waiting
+
+    def _keep_waiting(self, waiting: list[Waiting]) -> None:
+        if self._schedule is not None:
+            text = pack_waiting(waiting) if waiting else ""
+            if text != (self._pages.text(WAITING) or ""):
+                self._pages.put(WAITING, text_page(text))
+
+    def forget(self) -> None:
+        """Drops what no window needs any more."""
+        state, _ = self._open()
+        state.timer = None
+        state.drop_old()
+        self._close(state)
+
+    def _open(self) -> tuple[ShardState, bool]:
+        """The shard's state: that in memory if it is the stored one, else read, with what runs are in memory."""
+        known = _IN_MEMORY.pop((self._query, self._label), None)
+        manifest = self._pages.get(MANIFEST)
+        if known is not None and manifest is not None and known.manifest == manifest:
+            state, cached = known, True
+        else:
+            state, cached = ShardState(RuleBook(self._stream, self._streams)), False
+            if not state.load(self._pages, known):
+                state.origin = uuid.uuid4().hex
+                if self._schedule is not None and self._schedule.seed is not None:
+                    self._schedule.seed.apply_to(state, self._stream)
+        state.begin(self._pages)
+        return state, cached
+
+    def _close(self, state: ShardState) -> None:
+        expiry = state.next_expiry()
+        wanted = None if expiry is None else expiry // 1_000 + 1
+        if wanted != state.timer:
+            if state.timer is not None:
+                self._handle.deleteTimer(state.timer)
+            if wanted is not None:
+                self._handle.registerTimer(wanted)
+            state.timer = wanted
+        state.save()
+        if len(_IN_MEMORY) >= _MOST_IN_MEMORY:
+            _IN_MEMORY.pop(next(iter(_IN_MEMORY)))
+        _IN_MEMORY[self._query, self._label] = state
+
+    def _batch(self, rows: Iterable[pd.DataFrame]) -> tuple[Batch, list[LateEvent], int]:
+        changes: list[RuleChange] = []
+        inserted: list[Events] = []
+        deleted: list[Events] = []
+        marks: list[dict[int, int | None]] = []
+        sent: list[Coverage] = []
+        future: list[LateEvent] = []
+        offered = 0
+        for frame in rows:
+            for kind, payload in zip(frame["kind"], frame["payload"], strict=True):
+                if kind != EVENTS:
+                    changes.append(RuleChange(**json.loads(payload)))
+                    continue
+                events, header = unpack_events(payload, self._stream)
+                marks.append(dict(header["marks"]))
+                sent.append(Coverage.from_dict(header["coverage"]))
+                (deleted if header["deleted"] else inserted).append(events)
+                future += [
+                    LateEvent(**{**row, "event_time": moment(parse_time(row["event_time"]))})
+                    for row in header["future"]
+                ]
+                offered += 0 if header["deleted"] else header["rows"]
+        coverage = reduce(and_, sent) if sent else None
+        batch = Batch(self._joined(inserted), self._joined(deleted), merge_marks(marks), changes, coverage)
+        return batch, future, offered
+
+    def _joined(self, parts: list[Events]) -> Events:
+        if not parts:
+            return empty_events(self._stream, self._stream.fields)
+        return Events.concat(parts, self._stream.event_id, self._stream.event_time)
+
+    def _report(self, state: ShardState, offered: int) -> dict[str, Any]:
+        held = state.count_held()
+        return {
+            "shard": self._label,
+            "events": offered,
+            "watermark": state.watermark(self._stream.max_out_of_orderness),
+            "arrival": state.last_commit,
+            "state_rows": held.rows,
+            "remembered": held.remembered,
+            "features": len(state.features),
+            "rules": len(state.book.in_force()),
+            "bytes_read": self._pages.read,
+            "bytes_written": self._pages.written,
+        }
+
+
+def _answer(label: str, output: Output, report: dict[str, Any], *, with_log: bool) -> pd.DataFrame:
+    rows: list[tuple[str, bytes]] = [(REPORT, json.dumps(report).encode())]
+    if output.rows:
+        rows.append((ALERTS, pack_alerts(output.rows)))
+    if output.late:
+        rows.append((LATE, pack_late(output.late)))
+    if output.failures:
+        rows.append((FAILURES, pack_failures(output.failures)))
+    # All shards log the same; one of them is heard. What a shard notes, it alone or a few of them know.
+    rows += [
+        (kind, json.dumps([vars(row) for row in said]).encode())
+        for kind, said in ((LOG, output.log if with_log else []), (NOTES, output.notes))
+        if said
+    ]
+    return pd.DataFrame(
+        {"shard": label, "kind": [kind for kind, _ in rows], "payload": [payload for _, payload in rows]}
+    )

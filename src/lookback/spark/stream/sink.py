@@ -1,0 +1,260 @@
+"""What a batch writes: each table at most once, and never again when the batch is repeated."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from lookback.core.judging.segment import merge_failures
+from lookback.core.rules.coverage import Coverage
+from lookback.core.rules.quarantine import failure_text
+from lookback.core.streams.alerts import Failure, moment
+from lookback.core.streams.arrival import late_place
+from lookback.core.streams.blocks import LATE_SCHEMA, merge_alerts, unpack_failures, unpack_late
+from lookback.core.streams.metrics import RuleCounts
+from lookback.core.values.columns import text_of
+from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
+
+_STRENGTH = {"discarded": 0, "recorded": 1, "evaluated": 2}
+_TIME = pa.timestamp("us", tz="UTC")
+_LOG_SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()), ("rule_id", pa.string()), ("version", pa.int64()), ("action", pa.string()),
+        ("message", pa.string()), ("arrival", pa.int64()),
+    ]
+)  # fmt: skip
+_LOG = logging.getLogger("lookback")
+# How many commits of a table's history are read at first to look for a batch's mark.
+_HISTORY = 50
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What one batch did. watermark: microseconds; arrival: the last commit judged.
+
+    state_rows, remembered: what all shards keep, see `core.state.Held`. alerts: rows written, by rule; discarded: those of `late` that no rule took; by_rule: what each rule did that did
+    anything. run_ms: Spark reads, dispatches and judges; evaluate_ms: of that the slowest shard; write_ms: the tables.
+    required: what must be sent of the events from now on, where the batch changed the rules.
+    """
+
+    batch_id: int
+    events: int
+    alerts: Mapping[str, int]
+    late: int
+    failed: int
+    log: tuple[Mapping[str, Any], ...]
+    watermark: int | None
+    arrival: int | None
+    state_rows: int
+    state_bytes_written: int
+    rules: int
+    evaluate_ms: float
+    run_ms: float
+    write_ms: float
+    shards_in_memory: int
+    finished_at: dt.datetime
+    required: Coverage | None = None
+    failures: tuple[Failure, ...] = ()
+    discarded: int = 0
+    remembered: int = 0
+    by_rule: Mapping[str, RuleCounts] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        counts = {
+            "events": self.events, "alerts": sum(self.alerts.values()), "late": self.late, "discarded": self.discarded,
+            "failed": sum(counts.failed for counts in self.by_rule.values()), "rules": self.rules,
+            "state_rows": self.state_rows, "judged": self.arrival,
+            "watermark": None if self.watermark is None else text_of(moment(self.watermark)),
+            "run_ms": round(self.run_ms), "evaluate_ms": round(self.evaluate_ms), "write_ms": round(self.write_ms),
+        }  # fmt: skip
+        return f"batch={self.batch_id} " + " ".join(f"{name}={value}" for name, value in counts.items())
+
+
+@dataclass
+class Sink:
+    """Writes the answers of the shards.
+
+    query_id: of the checkpoint; check: search for marks of the next batch first; missing: where state is made anew, leaves
+    out of a table's rows those that it has already.
+    """
+
+    tables: Tables
+    stream: Stream
+    query_id: str
+    check: bool = True
+    missing: Callable[[str, pa.Table], pa.Table] | None = None
+
+    def write(self, answers: pa.Table, batch_id: int, run_ms: float) -> BatchReport:
+        """Appends alerts, late events and log rows, each in one commit that carries the batch's mark.
+
+        Only the first batch after a start can be a repeated one; for it each table's history is searched.
+        """
+        started = dt.datetime.now(dt.timezone.utc)
+        mark = f"{self.query_id}:{batch_id}"
+        alerts = _alerts(answers, started)
+        late = _late(answers, self.stream)
+        failures = _failures(answers)
+        log = _log(answers, failures, self.stream.name, batch_id, started)
+        if self.missing is not None:
+            alerts, late, log = (
+                self.missing(name, rows)
+                for name, rows in (("alerts", alerts), ("late_events", late), ("rule_log", log))
+            )
+        # The log first: when a rule came into force is then known of every alert that is written.
+        for name, rows in (("rule_log", log), ("late_events", late), ("alerts", alerts)):
+            if rows.num_rows and not (self.check and is_written(self.tables, name, mark)):
+                self.tables.append(self._frame(rows), name, mark)
+        self.check = False
+        finished = dt.datetime.now(dt.timezone.utc)
+        report = _report(
+            answers, batch_id, alerts, late, log, failures, run_ms, finished, (finished - started).total_seconds() * 1e3
+        )
+        _LOG.info("stream=%s %s", self.stream.name, report)
+        return report
+
+    def _frame(self, rows: pa.Table) -> DataFrame:
+        return self.tables.spark.createDataFrame(rows).coalesce(1)
+
+
+def is_written(tables: Tables, name: str, mark: str) -> bool:
+    """Whether a commit of the table carries `mark` as its user metadata."""
+    if tables.is_unwritten(name):
+        return False
+    limit = _HISTORY
+    while True:
+        rows = tables.history(name, limit).select("userMetadata").collect()
+        if any(row["userMetadata"] == mark for row in rows):
+            return True
+        # Batches of a query are written in order: an earlier one's mark ends the search.
+        query = mark.rpartition(":")[0]
+        if len(rows) < limit or any((row["userMetadata"] or "").startswith(f"{query}:") for row in rows):
+            return False
+        limit *= 8
+
+
+def _payloads(answers: pa.Table, kind: str) -> list[bytes]:
+    kinds, payloads = answers.column("kind").to_pylist(), answers.column("payload")
+    return [payloads[at].as_py() for at, each in enumerate(kinds) if each == kind]
+
+
+def _alerts(answers: pa.Table, decided_at: dt.datetime) -> pa.Table:
+    alerts = merge_alerts(_payloads(answers, ALERTS))
+    return alerts.append_column("decided_at", pa.array([decided_at] * alerts.num_rows, _TIME))
+
+
+def _late(answers: pa.Table, stream: Stream) -> pa.Table:
+    """One row per late event, in order of arrival: the most that any shard did with it."""
+    best: dict[tuple[str, int], dict[str, Any]] = {}
+    for payload in _payloads(answers, LATE):
+        for row in unpack_late(payload):
+            known = best.get((row["event_id"], row["arrival"]))
+            if known is None or _STRENGTH[row["action"]] > _STRENGTH[known["action"]]:
+                best[row["event_id"], row["arrival"]] = row
+    ordered = sorted(
+        best.values(), key=lambda row: late_place(stream, row["arrival"], row["event_time"], row["event_id"])
+    )
+    return pa.Table.from_pylist(ordered, schema=LATE_SCHEMA)
+
+
+def _failures(answers: pa.Table) -> list[Failure]:
+    """Errors while judging, one for each rule and version."""
+    return merge_failures([f for payload in _payloads(answers, FAILURES) for f in unpack_failures(payload)])
+
+
+def _said(answers: pa.Table, kind: str) -> list[dict[str, Any]]:
+    return [row for payload in _payloads(answers, kind) for row in json.loads(payload)]
+
+
+def _log(
+    answers: pa.Table, failures: Sequence[Failure], stream: str, batch_id: int, logged_at: dt.datetime
+) -> pa.Table:
+    # Equal commands of one batch have equal rows, each its own. Several shards may note the same of one rule and commit.
+    rows = _said(answers, LOG)
+    notes = {json.dumps(row): row for row in _said(answers, NOTES)}.values()
+    rows += sorted(
+        notes, key=lambda row: (row["arrival"], row["rule_id"], row["version"], row["action"], row["message"])
+    )
+    rows += [
+        {
+            "stream": stream, "rule_id": failure.rule_id, "version": failure.version, "action": "failed",
+            "message": failure_text(failure), "arrival": failure.first_arrival[0],
+        }
+        for failure in failures
+    ]  # fmt: skip
+    log = pa.Table.from_pylist(rows, schema=_LOG_SCHEMA)
+    log = log.add_column(5, "batch_id", pa.array([batch_id] * log.num_rows, pa.int64()))
+    return log.append_column("logged_at", pa.array([logged_at] * log.num_rows, _TIME))
+
+
+def _verdicts(alerts: pa.Table) -> dict[str, Counter[str]]:
+    """rule_id -> verdict -> rows of alerts."""
+    found: dict[str, Counter[str]] = {}
+    for row in alerts.group_by(["rule_id", "verdict"]).aggregate([([], "count_all")]).to_pylist():
+        found.setdefault(row["rule_id"], Counter())[row["verdict"]] = row["count_all"]
+    return found
+
+
+def _by_rule(
+    reports: Sequence[Mapping[str, Any]], verdicts: Mapping[str, Counter[str]], failures: Sequence[Failure]
+) -> dict[str, RuleCounts]:
+    evaluated: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for report in reports:
+        evaluated.update(report["evaluated"])
+    for failure in failures:
+        # A rule that broke has failed once more, whatever it was about to judge.
+        failed[failure.rule_id] += failure.count + bool(failure.reason)
+    none: Counter[str] = Counter()
+    return {
+        rule_id: RuleCounts(
+            evaluated[rule_id], said["raised"] + said["suppressed"], said["suppressed"], failed[rule_id]
+        )
+        for rule_id in sorted({*evaluated, *failed, *verdicts})
+        for said in (verdicts.get(rule_id, none),)
+    }
+
+
+def _report(
+    answers: pa.Table, batch_id: int, alerts: pa.Table, late: pa.Table, log: pa.Table, failures: Sequence[Failure],
+    run_ms: float, finished: dt.datetime, write_ms: float,
+) -> BatchReport:  # fmt: skip
+    reports = [json.loads(payload) for payload in _payloads(answers, REPORT)]
+    verdicts = _verdicts(alerts)
+    log_rows = tuple(log.to_pylist())
+    first: Mapping[str, Any] = reports[0] if reports else {}
+    return BatchReport(
+        batch_id=batch_id,
+        events=sum(report["events"] for report in reports),
+        alerts={rule_id: sum(said.values()) for rule_id, said in verdicts.items()},
+        late=late.num_rows,
+        failed=sum(1 for row in log_rows if row["action"] == "failed"),
+        log=log_rows,
+        watermark=first.get("watermark"),
+        arrival=first.get("arrival"),
+        state_rows=sum(report["state_rows"] for report in reports),
+        state_bytes_written=sum(report["bytes_written"] for report in reports),
+        rules=first.get("rules", 0),
+        evaluate_ms=max((report["milliseconds"] for report in reports), default=0.0),
+        run_ms=run_ms,
+        write_ms=write_ms,
+        shards_in_memory=sum(1 for report in reports if report["in_memory"]),
+        finished_at=finished,
+        required=Coverage.from_dict(first["required"]) if "required" in first else None,
+        failures=tuple(failures),
+        remembered=sum(report["remembered"] for report in reports),
+        discarded=late.column("action").to_pylist().count("discarded"),
+        by_rule=_by_rule(reports, verdicts, failures),
+    )

@@ -1,0 +1,348 @@
+"""The engine in one process without Spark: a harness for tests and trials, and replay of whole tables.
+
+Both run the evaluator that the stream runs, with state in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from lookback.config import load_stream
+from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.errors import EventError, Problem, RuleError
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.document import STATUSES, Rule
+from lookback.core.rules.quarantine import failure_text
+from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.alerts import Alert, LateEvent
+from lookback.core.streams.arrival import late_place, marks_of, split_future
+from lookback.core.streams.cells import read_cell
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import Events, empty_events, read_events
+from lookback.core.values.types import TIMESTAMP
+
+_Row = TypeVar("_Row")
+# Replay judges this many events at a time; where it cuts shows in no result.
+_REPLAY_ROWS = 500_000
+
+
+class Rows(list[_Row], Generic[_Row]):
+    """A list of rows that can also be had as a pandas frame."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One column per attribute; empty, without columns, where there are no rows."""
+        return pd.DataFrame([asdict(row) for row in self])  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a replay brought. errors: the rows of rule_log with action `failed` or `rejected`."""
+
+    alerts: Rows[Alert] = field(default_factory=Rows)
+    late_events: Rows[LateEvent] = field(default_factory=Rows)
+    errors: Rows[LogRow] = field(default_factory=Rows)
+
+
+class Harness:
+    """One shard in memory: rules and events in, alerts out, at once.
+
+    stream: a Stream, its document, or the path of its YAML. watermark `automatic`: after each commit it moves to the
+    highest event time less max_out_of_orderness; `manual`: time moves only by `watermark(t)`.
+    Times go in as aware datetimes, ISO 8601 texts or integer microseconds; naive ones are UTC.
+    Raises StreamError for a wrong stream, ValueError for another watermark.
+
+    >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
+    >>> harness = Harness({"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields})
+    >>> harness.rule({"rule_id": "twice", "stream": "uses", "group_by": ["card"], "window": "1 minute",
+    ...     "measures": {"n": "count(*)"}, "when": "n >= 2"})
+    >>> harness.events([{"id": 1, "at": "2026-03-01T10:00:00Z", "card": "x"}])
+    >>> harness.events([{"id": 2, "at": "2026-03-01T10:01:00Z", "card": "x"}])
+    >>> [(alert.event_id, alert.key, alert.measures) for alert in harness.alerts]
+    [('2', {'card': 'x'}, {'n': 2})]
+    """
+
+    def __init__(self, stream: Stream | Mapping[str, Any] | str | Path, watermark: str = "automatic") -> None:
+        if watermark not in ("automatic", "manual"):
+            raise ValueError(f"watermark is 'automatic' or 'manual', got {watermark!r}")
+        self.stream = as_stream(stream)
+        self.alerts: Rows[Alert] = Rows()
+        self.late_events: Rows[LateEvent] = Rows()
+        self.errors: Rows[LogRow] = Rows()
+        self._evaluator = Evaluator(self.stream, automatic=watermark == "automatic")
+        self._state = ShardState(RuleBook(self.stream, {self.stream.name: self.stream}))
+        self._changes = 0
+
+    def rule(self, rule: Mapping[str, Any] | Rule, status: str = "active", version: int | None = None) -> None:
+        """Applies a rule change now, between two commits. Versions are 1, 2, ... unless given.
+
+        Raises RuleError, with every problem, for a wrong rule, an unknown status, or a version that is not above the
+        one in force; the rule stays as it was then.
+        """
+        rule_id, text = _checked(rule, self.stream)
+        number = _read_version(rule_id, version)
+        _require_status(rule_id, status)
+        self._changes += 1
+        change = RuleChange("insert", self._changes, rule_id, number, status, text)
+        before = len(self.errors)
+        self._process(Batch(empty_events(self.stream, ()), changes=[change]))
+        if refused := self.errors[before:]:
+            del self.errors[before:]
+            raise RuleError(rule_id, [Problem("", row.message) for row in refused], number)
+
+    def events(self, rows: object) -> None:
+        """Judges events: a list of dicts, a pandas frame or an Arrow table.
+
+        Each row is a commit of its own, unless a column `arrival` groups them. A column `committed_at` gives the
+        commit's time; without it max_future is not checked. None, NaT and pd.NA are NULL, and so is NaN in a pandas
+        frame, where it marks a missing value; only in columns of the types Float32, Float64 and Arrow's, and outside
+        of pandas, NaN is a value. Raises EventError for rows that cannot be events, naming row, field and remedy.
+        """
+        events, committed_at = read_events(rows, self.stream, self._next_commit())
+        commits, future = events.commits, list[LateEvent]()
+        if committed_at is not None:
+            events, future = split_future(events, committed_at, self.stream)
+        known = len(self.late_events)
+        if len(commits):
+            self._process(Batch(events, marks=marks_of(events, commits)))
+        if future:
+            self.late_events[known:] = _in_order([*self.late_events[known:], *future], self.stream)
+
+    def watermark(self, time: object) -> None:
+        """Moves the watermark to `time`, if that is later than where it stands; what it reaches happens now.
+
+        Raises EventError where `time` is none.
+        """
+        try:
+            microseconds = read_cell(TIMESTAMP, time)
+        except ValueError as error:
+            raise EventError(f"watermark: got {time!r:.100}: {error}") from None
+        if microseconds is None:
+            raise EventError("watermark: got no time; give an aware datetime, an ISO 8601 text or microseconds")
+        self._take(self._evaluator.advance(self._state, microseconds))
+
+    def clear_state(self) -> None:
+        """Forgets all window state, as the command `clear_state` does; the rules go on with empty windows."""
+        self._changes += 1
+        change = RuleChange("insert", self._changes, "*", None, "clear_state", None)
+        self._process(Batch(empty_events(self.stream, ()), changes=[change]))
+
+    def state_rows(self) -> int:
+        """Rows of window state that are not below the floor: what `metrics` calls state_rows.
+
+        Events that windows, sessions and sequences keep, and waits of absences. Verdicts, suppressed keys and keys that an
+        alert has emptied are no rows.
+        """
+        return self._state.state_rows()
+
+    def _next_commit(self) -> int:
+        last = self._state.last_commit
+        return 1 if last is None else last + 1
+
+    def _process(self, batch: Batch) -> None:
+        self._take(self._evaluator.process(self._state, batch))
+
+    def _take(self, output: Output) -> None:
+        self._state.drop_old()
+        self.alerts += output.alerts
+        self.late_events += output.late
+        self.errors += errors_of(output, self.stream.name)
+
+
+def replay(
+    rules: Iterable[Mapping[str, Any] | Rule | tuple[Mapping[str, Any], int | None]],
+    events: object,
+    stream: Stream | Mapping[str, Any] | str | Path,
+) -> Result:
+    """Evaluates rules over events in order of arrival, as the stream would have.
+
+    rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
+    arrival, the last commit judged before it (None: before the first). events: as for Harness.events; with columns
+    `arrival` and `committed_at` where they are known. Raises RuleError, EventError and StreamError.
+
+    >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
+    >>> stream = {"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields}
+    >>> rule = {"rule_id": "any", "stream": "uses", "window": "1 minute", "measures": {"n": "count(*)"}, "when": "n > 0"}
+    >>> result = replay([rule], [{"id": 7, "at": "2026-03-01T10:00:00Z", "card": "x"}], stream)
+    >>> result.alerts.to_pandas()["event_id"].tolist()
+    ['7']
+    """
+    declared = as_stream(stream)
+    changes = _timed_changes(rules, declared)
+    rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
+    result = Result()
+    commits = rows.commits
+    if committed_at is not None:
+        rows, future = split_future(rows, committed_at, declared)
+        result.late_events.extend(future)
+    marks = marks_of(rows, commits)
+    evaluator = Evaluator(declared)
+    state = ShardState(RuleBook(declared, {declared.name: declared}))
+    for batch in _batches(rows, marks, changes, declared):
+        output = evaluator.process(state, batch)
+        state.drop_old()
+        result.alerts.extend(output.alerts)
+        result.late_events.extend(output.late)
+        result.errors.extend(errors_of(output, declared.name))
+    result.late_events[:] = _in_order(result.late_events, declared)
+    return result
+
+
+def as_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
+    """The stream itself, from its document, or from the path of its YAML."""
+    if isinstance(stream, Stream):
+        return stream
+    if isinstance(stream, (str, Path)):
+        return load_stream(Path(stream))
+    return Stream.from_dict(stream)
+
+
+def _in_order(late: Iterable[LateEvent], stream: Stream) -> list[LateEvent]:
+    return sorted(late, key=lambda row: late_place(stream, row.arrival, row.event_time, row.event_id))
+
+
+def errors_of(output: Output, stream: str) -> list[LogRow]:
+    """The log rows of an output that tell of something wrong: rejected changes, errors while judging, limits reached."""
+    rejected = [row for row in output.log if row.action == "rejected"]
+    return (
+        rejected
+        + output.notes
+        + [LogRow(stream, f.rule_id, f.version, "failed", failure_text(f), f.first_arrival[0]) for f in output.failures]
+    )
+
+
+def _timed_changes(rules: Any, stream: Stream) -> list[tuple[int | None, RuleChange]]:
+    """The changes that `replay` is given, each with its activation arrival. Raises RuleError."""
+    if isinstance(rules, (str, bytes, Mapping, Rule)) or not isinstance(rules, Iterable):
+        raise RuleError(
+            "?", [Problem("rules", f"must be a list of rules, got {rules!r:.100}; put one rule into a list")]
+        )
+    return [_timed_change(rule, at, stream) for at, rule in enumerate(rules)]
+
+
+def _timed_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleChange]:
+    place = f"rules[{at}]"
+    if not isinstance(rule, tuple):
+        rule_id, text = _checked(rule, stream, place)
+        return None, RuleChange("insert", at, rule_id, 1, "active", text)
+    if len(rule) != 2 or not isinstance(rule[0], Mapping):
+        raise RuleError(
+            "?",
+            [
+                Problem(
+                    place, f"must be a rule, or a pair of a row of the rules table and its arrival, got {rule!r:.100}"
+                )
+            ],
+        )
+    row, arrival = rule
+    rule_id, document = row.get("rule_id"), row.get("document")
+    # What a row of the table can hold, such as NULL, is obeyed or logged as the stream does.
+    if not (rule_id is None or isinstance(rule_id, str)):
+        raise RuleError("?", [Problem(f"{place}.rule_id", f"must be the rule's name, a text, got {rule_id!r:.100}")])
+    name = rule_id or "?"
+    if isinstance(document, Mapping):
+        document = _text_of(name, document)
+    elif document is not None and not isinstance(document, str):
+        raise RuleError(
+            name, [Problem(f"{place}.document", f"must be a mapping, its JSON, or None, got {document!r:.100}")]
+        )
+    version, status = _read_version(name, row.get("version"), f"{place}.version"), row.get("status", "active")
+    if status is not None:
+        _require_status(name, status, f"{place}.status")
+    if arrival is not None and not _is_whole(arrival):
+        raise RuleError(
+            name,
+            [
+                Problem(
+                    f"{place}.arrival",
+                    f"must be the number of the last commit judged before the change, got {arrival!r:.100}; give None for "
+                    "a change before the first commit",
+                )
+            ],
+        )
+    return None if arrival is None else int(arrival), RuleChange("insert", at, rule_id, version, status, document)
+
+
+def _checked(rule: Any, stream: Stream, place: str = "") -> tuple[str, str]:
+    """The rule_id of a rule and its document as JSON. Raises RuleError, with every problem, for a wrong one."""
+    document = rule.document if isinstance(rule, Rule) else rule
+    if not isinstance(document, Mapping):
+        hint = "; read YAML with lookback.config.load_rule_document(path)" if isinstance(rule, (str, Path)) else ""
+        raise RuleError(
+            "?", [Problem(place, f"a rule is its document, a mapping, or a lookback Rule; got {rule!r:.100}{hint}")]
+        )
+    document = dict(document)
+    if odd := next(_odd_values(document), None):
+        raise RuleError(str(document.get("rule_id"))[:100], [Problem(*odd)])
+    rule_id = compile_rule(document, stream).spec.rule_id
+    return rule_id, _text_of(rule_id, document)
+
+
+def _text_of(rule_id: str, document: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(document), default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RuleError(
+            rule_id, [Problem("", f"cannot be written as JSON ({error}); use texts, numbers, lists and mappings")]
+        ) from None
+
+
+def _odd_values(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Values that neither YAML nor JSON nor Python's own types have, each as place and message; some break comparisons."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _odd_values(item, f"{place}.{key}" if place else f"{key}")
+    elif isinstance(value, (list, tuple)):
+        for at, item in enumerate(value):
+            yield from _odd_values(item, f"{place}[{at}]")
+    elif type(value).__module__ not in _PLAIN_MODULES or isinstance(value, type(...)):
+        yield place, f"is of type {type(value).__name__}; give a text, a number, true, false, a list, a mapping or None"
+
+
+_PLAIN_MODULES = ("builtins", "datetime", "decimal", "pathlib")
+
+
+def _read_version(rule_id: str, version: Any, place: str = "version") -> int | None:
+    if version is None:
+        return None
+    if not _is_whole(version):
+        message = f"must be a whole number, such as 2, or None for the next one, got {version!r:.100}"
+        raise RuleError(rule_id, [Problem(place, message)])
+    return int(version)
+
+
+def _require_status(rule_id: str, status: Any, place: str = "status") -> None:
+    if not isinstance(status, str):
+        raise RuleError(rule_id, [Problem(place, f"must be one of {', '.join(STATUSES)}, got {status!r:.100}")])
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
+
+
+def _batches(
+    events: Events, marks: Mapping[int, int | None], changes: list[tuple[int | None, RuleChange]], stream: Stream
+) -> Iterable[Batch]:
+    """Batches that begin wherever a rule change takes effect, or after so many events."""
+    commits = np.array(sorted(marks), dtype=np.int64)
+    order = np.argsort(events.commits, kind="stable")
+    ordered = events.commits[order]
+    positions = [
+        0 if arrival is None else int(np.searchsorted(commits, arrival, side="right")) for arrival, _ in changes
+    ]
+    sizes = np.searchsorted(ordered, commits, side="right")
+    full = np.flatnonzero(np.diff(sizes // _REPLAY_ROWS, prepend=0)) + 1
+    edges = sorted({0, len(commits), *positions, *(int(cut) for cut in full)})
+    for start, end in zip(edges, [*edges[1:], None], strict=True):
+        due = [change for position, (_, change) in zip(positions, changes, strict=True) if position == start]
+        part = commits[start:end]
+        low, high = np.searchsorted(ordered, (part[0], part[-1] + 1)) if len(part) else (0, 0)
+        chosen = events.take(order[low:high])
+        yield Batch(chosen, marks={int(commit): marks[int(commit)] for commit in part}, changes=due)

@@ -1,0 +1,175 @@
+"""The tests that travel with a rule, run through the harness."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from lookback.core.errors import EventError, Problem, RuleError
+from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.document import Rule, read_rule, shown
+from lookback.core.streams.alerts import Alert
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import problems_of_rows, read_events
+from lookback.core.values.columns import text_of
+from lookback.core.values.suggestions import suggest
+from lookback.core.values.times import parse_time
+from lookback.testing.harness import Harness
+
+# The columns of an alert that a test can compare; who decided when is known to the running stream alone.
+_COLUMNS = tuple(column.name for column in fields(Alert) if column.name != "decided_at")
+# What a row of a test may have besides the fields of the stream.
+_EXTRA = ("arrival", "committed_at")
+
+
+def check_rule(document: Mapping[str, Any] | Rule, streams: Mapping[str, Stream]) -> CompiledRule:
+    """The rule, bound to its stream, its own tests run. streams: every declared stream by name.
+
+    Raises RuleError with every problem at once.
+    """
+    rule, problems = read_rule(document.document if isinstance(document, Rule) else document)
+    stream = streams.get(rule.stream)
+    if stream is None:
+        if rule.stream:
+            known = ", ".join(sorted(streams))
+            problems.append(Problem("stream", f"there is no stream {rule.stream!r}; known are {known}"))
+        raise RuleError(rule.rule_id, problems)
+    compiled = compile_rule(document, stream)
+    if failed := run_rule_tests(compiled, stream):
+        raise RuleError(rule.rule_id, failed)
+    return compiled
+
+
+def run_rule_tests(rule: Rule | CompiledRule, stream: Stream) -> list[Problem]:
+    """The differences between what the rule's own tests say and what happens; empty if all is well.
+
+    A test's events go through a fresh harness, each a commit of its own unless `arrival` groups them. Its `alerts` are
+    all rows with verdict raised, in order of arrival; once one of them names a verdict, all rows, also the suppressed
+    and the retracted. Only the columns that the test writes are compared: numbers and times by value, the rest as text.
+    A name that neither the stream nor the rule knows is a problem, and so is an event that could not be judged: a test
+    that passes because of either proves nothing.
+    """
+    compiled = rule if isinstance(rule, CompiledRule) else compile_rule(rule, stream)
+    problems = []
+    for at, test in enumerate(compiled.spec.tests):
+        name = str(test.get("name", f"test {at + 1}"))
+        problems += [Problem(f"tests[{at}]", f"{name}: {message}") for message in _run(compiled, stream, test)]
+    return problems
+
+
+def _run(rule: CompiledRule, stream: Stream, test: Mapping[str, Any]) -> list[str]:
+    rows, expected = test["events"], test.get("alerts") or []
+    wrong = [*_unknown_fields(rows, stream), *problems_of_rows(rows, stream), *_wrong_expectations(expected, rule)]
+    if wrong:
+        return wrong
+    harness = Harness(stream)
+    harness.rule(rule.spec)
+    try:
+        harness.events(rows)
+    except EventError as error:
+        return [str(error)]
+    # What an error leaves out is missing in the alerts too; to list that as well would hide the cause.
+    if failed := [row.message for row in harness.errors if row.action == "failed"]:
+        return [f"{message}; {_cause(rule, rows, stream)}" for message in failed]
+    every = any("verdict" in alert for alert in expected)
+    return _differences([alert for alert in harness.alerts if every or alert.verdict == "raised"], expected)
+
+
+def _unknown_fields(rows: Sequence[Mapping[str, Any]], stream: Stream) -> Iterator[str]:
+    known = (*stream.fields, *_EXTRA)
+    for number, row in enumerate(rows, 1):
+        for name in row:
+            if name not in known:
+                yield f"row {number}: stream {stream.name!r} has no field {shown(name)}; {_hint(name, known)}"
+
+
+def _wrong_expectations(expected: Sequence[Mapping[str, Any]], rule: CompiledRule) -> Iterator[str]:
+    """Sentences on names and values that no alert of the rule could have."""
+    named = {
+        "measures": ("measure", tuple(measure.name for measure in rule.measures)),
+        "key": ("field of group_by", rule.group_by),
+    }
+    for number, alert in enumerate(expected, 1):
+        for name, value in alert.items():
+            if name not in _COLUMNS:
+                yield f"alert {number}: an alert has no {shown(name)}; {_hint(name, _COLUMNS)}"
+            elif name in named:
+                kind, known = named[name]
+                if not isinstance(value, Mapping):
+                    example = f"{{{known[0] if known else 'n'}: 3}}"
+                    yield f"alert {number}: {name} must be a mapping, such as {example}, got {shown(value)}"
+                    continue
+                for inner in value:
+                    if inner not in known:
+                        yield f"alert {number}: the rule has no {kind} {shown(inner)}; {_hint(inner, known)}"
+
+
+def _hint(name: object, known: Iterable[str]) -> str:
+    listed = tuple(known)
+    return suggest(name, listed, None if listed else "leave it out, it has none")
+
+
+def _cause(rule: CompiledRule, rows: Sequence[Mapping[str, Any]], stream: Stream) -> str:
+    """The expression in which an error of the test's events lies, and the remedy."""
+    guard = "guard it, such as by nullif(x, 0) under a division, or by try_cast"
+    events, _ = read_events(rows, stream, 1)
+    parts = [("where", rule.where)]
+    for measure in rule.measures:
+        parts += [(f"measures.{measure.name}", measure.feature.filter)]
+        parts += [(f"measures.{measure.name}", measure.feature.argument)]
+    if rule.sequence is not None:
+        parts += [("sequence.until", rule.sequence.until)]
+        parts += [(f"step {step.step.name!r}", step.condition) for step in rule.sequence.conditions if step.own]
+    for place, part in parts:
+        if part is not None:
+            error = events.value(part).error
+            if error is not None and error.any():
+                return f"the error is in {place}; {guard}"
+    left = "a condition of the sequence" if rule.sequence is not None else "when, or in the value of a measure"
+    return f"the error is in {left}; {guard}"
+
+
+def _differences(raised: Sequence[Alert], expected: Sequence[Mapping[str, Any]]) -> list[str]:
+    messages = []
+    if len(raised) != len(expected):
+        found = ", ".join(alert.event_id or f"window of {text_of(alert.window_start)}" for alert in raised) or "none"
+        messages.append(f"alerts expected: {len(expected)}, found: {len(raised)} ({found})")
+    for number, (alert, wanted) in enumerate(zip(raised, expected, strict=False), 1):
+        for label, found, value in _compared(alert, wanted):
+            if not _same(found, value):
+                messages.append(f"alert {number}: {label} is {_text(found)}, expected is {_text(value)}")
+    return messages
+
+
+def _compared(alert: Alert, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value in the alert, value in the test) of all that the test writes, measures and key one by one."""
+    for name, value in wanted.items():
+        found = getattr(alert, name)
+        if isinstance(value, Mapping) and isinstance(found, Mapping):
+            yield from ((inner, found.get(inner), value[inner]) for inner in value)
+        else:
+            yield name, found, value
+
+
+def _text(value: Any) -> str | None:
+    return text_of(list(value) if isinstance(value, tuple) else value)
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    if found is None or wanted is None:
+        return found is wanted
+    if isinstance(found, dt.datetime):
+        try:
+            return parse_time(wanted) == parse_time(found)
+        except (ValueError, OverflowError):
+            return False
+    if isinstance(found, (list, tuple)) and isinstance(wanted, (list, tuple)):
+        return len(found) == len(wanted) and all(map(_same, found, wanted))
+    left, right = str(text_of(found)), str(text_of(wanted))
+    try:
+        return left == right or Decimal(left) == Decimal(right)
+    except InvalidOperation:
+        return False
