@@ -181,12 +181,27 @@ def delete_judged(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Ev
         key = (int(keys.low[at]), int(keys.high[at]))
         value = table.get(key)
         if value is not None:
-            same = [int(deleted.times[at]), deleted.id_text(at)]
-            table.change(key, {"rows": [row for row in value["rows"] if row[:2] != same]})
+            gone = (int(deleted.times[at]), deleted.id_text(at))
+            judged = (_JudgedEvent(*row) for row in value["rows"])
+            table.change(key, {"rows": [each.to_value() for each in judged if (each.time, each.id) != gone]})
 
 
-# An event that was judged: [time, id, values of the fields that condition, message and key read, Memory or None].
-_Judged = list[Any]
+@dataclass(eq=False)
+class _JudgedEvent:
+    """An event that was judged. values: of the fields that condition, message and key read; memory: None without a row."""
+
+    time: int
+    id: str
+    values: list[Any]
+    memory: Memory | None
+
+    def __post_init__(self) -> None:
+        if self.memory is not None:
+            self.memory = Memory(*self.memory)
+
+    def to_value(self) -> list[Any]:
+        """A list, as a keyed table stores it."""
+        return [self.time, self.id, self.values, self.memory]
 
 
 @dataclass(frozen=True)
@@ -197,7 +212,7 @@ class _Item:
     rank: int
     key: Key
     number: int
-    judged: _Judged
+    judged: _JudgedEvent
 
 
 class _Revising:
@@ -218,17 +233,17 @@ class _Revising:
         rule_run = self._rule_run
         items: list[_Item] = []
         values = [rule_run.events.columns[name].stored() for name in self._fields]
-        touched: list[tuple[Key, list[_Judged]]] = []
+        touched: list[tuple[Key, list[_JudgedEvent]]] = []
         for key, positions in rule_run.group_by_key(self._taken):
             entry = self._table.get(key) or {"rows": []}
-            rows: list[_Judged] = entry["rows"]
+            rows = [_JudgedEvent(*row) for row in entry["rows"]]
             touched.append((key, rows))
-            times = [row[0] for row in rows]
+            times = [row.time for row in rows]
             for at in positions.tolist():
                 items += self._entered(key, rows, times, at)
                 if self._judged[at]:
                     time = int(rule_run.events.times[at])
-                    row: _Judged = [time, rule_run.events.id_texts[at], [column[at] for column in values], None]
+                    row = _JudgedEvent(time, rule_run.events.id_texts[at], [column[at] for column in values], None)
                     place = bisect_right(times, time)
                     rows.insert(place, row)
                     times.insert(place, time)
@@ -238,7 +253,7 @@ class _Revising:
             self._judge(items)
         self._keep(touched)
 
-    def _entered(self, key: Key, rows: list[_Judged], times: list[int], at: int) -> list[_Item]:
+    def _entered(self, key: Key, rows: list[_JudgedEvent], times: list[int], at: int) -> list[_Item]:
         """The judged events whose windows an arriving event enters, oldest first."""
         rule_run = self._rule_run
         time, number = int(rule_run.events.times[at]), int(rule_run.grouping.numbers[at])
@@ -262,7 +277,7 @@ class _Revising:
         measuring = rule_run.segment.measuring
         numbers = np.array([item.number for item in items], dtype=np.int64)
         positions = np.array([item.position for item in items], dtype=np.int64)
-        times = np.array([item.judged[0] for item in items], dtype=np.int64)
+        times = np.array([item.judged.time for item in items], dtype=np.int64)
         columns: dict[str, Column] = {}
         complete = np.ones(len(items), dtype=bool)
         for measure in rule.measures:
@@ -272,39 +287,41 @@ class _Revising:
             complete &= rule_run.is_complete(measure.feature.feature_id, first)
         fields = rule_run.segment.stream.fields
         of_event = {
-            name: from_values(fields[name], [item.judged[2][at] for item in items])
+            name: from_values(fields[name], [item.judged.values[at] for item in items])
             for at, name in enumerate(self._fields)
         }
         holds, errors = rule_run.check_condition({**columns, **of_event}, complete)
         for row, item in enumerate(items):
             if errors[row]:
                 arrival = int(rule_run.events.commits[item.position])
-                rule_run.count_failure(arrival, int(rule_run.events.times[item.position]), str(item.judged[1]))
-            elif holds[row] or item.judged[3] is not None:
+                rule_run.count_failure(arrival, int(rule_run.events.times[item.position]), item.judged.id)
+            elif holds[row] or item.judged.memory is not None:
                 measures = {measure.name: columns[measure.name].item(row) for measure in rule.measures}
                 values = {name: column.item(row) for name, column in of_event.items()}
-                self._say(item, bool(holds[row]), measures, bool(complete[row]), values)
+                self._write(item, bool(holds[row]), measures, bool(complete[row]), values)
 
-    def _say(self, item: _Item, holds: bool, measures: dict[str, Any], complete: bool, values: dict[str, Any]) -> None:
+    def _write(
+        self, item: _Item, holds: bool, measures: dict[str, Any], complete: bool, values: dict[str, Any]
+    ) -> None:
         rule_run, window = self._rule_run, self._rule_run.rule.spec.window
         assert isinstance(window, Lookback)
-        time, event_id, _, memory = item.judged
-        first, last = window.bounds(time)
+        judged = item.judged
+        first, last = window.bounds(judged.time)
         key = rule_run.key_texts(item.position)
-        subject = Subject(key, item.key, event_id, time, first, last)
-        item.judged[3], verdict = rule_run.writer.revise(memory, subject, holds, texts_of(measures))
-        known: Memory | None = item.judged[3]
-        if verdict is not None and known is not None:
+        subject = Subject(key, item.key, judged.id, judged.time, first, last)
+        memory, verdict = rule_run.writer.revise(judged.memory, subject, holds, texts_of(measures))
+        judged.memory = memory
+        if verdict is not None and memory is not None:
             arrival = int(rule_run.events.commits[item.position])
-            row = rule_run.writer.make_alert(subject, verdict, known[1], arrival, measures, complete, values)
+            row = rule_run.writer.make_alert(subject, verdict, memory.revision, arrival, measures, complete, values)
             rule_run.add_alert((int(rule_run.segment.places[item.position]), BY_EVENT, item.position, item.rank), row)
 
-    def _keep(self, touched: list[tuple[Key, list[_Judged]]]) -> None:
+    def _keep(self, touched: list[tuple[Key, list[_JudgedEvent]]]) -> None:
         """Forgets the events that no event can enter any more: one that is taken is not older than the lateness."""
         rule_run = self._rule_run
         lateness, delay = rule_run.rule.allowed_lateness, min(window.delay for window in self._windows)
         watermark = int(rule_run.timeline.after[-1])
         for key, rows in touched:
-            left = [row for row in rows if row[0] - delay >= watermark - lateness]
-            wake = max((row[0] for row in left), default=0) - delay + lateness + 1
-            self._table.put(key, {"rows": left} if left else None, wake)
+            left = [row for row in rows if row.time - delay >= watermark - lateness]
+            wake = max((row.time for row in left), default=0) - delay + lateness + 1
+            self._table.put(key, {"rows": [row.to_value() for row in left]} if left else None, wake)

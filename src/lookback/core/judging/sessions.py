@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -239,6 +239,23 @@ class _Result:
         return cls(order, key, session.start, end, session.log, len(session.log))
 
 
+class SessionMemory(NamedTuple):
+    """The last row that was written about a session, as `Memory`; whether it had all its events, and when it ended."""
+
+    version: int
+    revision: int
+    holds: bool
+    verdict: str
+    measures: dict[str, str | None]
+    complete: bool
+    end: int
+
+    @property
+    def last(self) -> Memory:
+        """The part that every kind of rule remembers."""
+        return Memory(*self[:5])
+
+
 class _Judge:
     def __init__(self, rule_run: RuleRun) -> None:
         assert isinstance(rule_run.rule.spec.window, Session)
@@ -246,7 +263,7 @@ class _Judge:
         self._longest, self._lateness = rule_run.segment.stream.max_session, rule_run.rule.allowed_lateness
         # Per key {"key": stored values of the group_by fields, "rows": [...]}.
         self._table = rule_run.state.table(rule_run.rule.store)
-        self._remembered = rule_run.state.table(rule_run.rule.memory)
+        self._table_of_memories = rule_run.state.table(rule_run.rule.memory)
         self._after: list[int] = rule_run.timeline.after.tolist()
         self._slots = self._open_slots()
         self._names: dict[Key, list[Any]] = {}
@@ -266,7 +283,7 @@ class _Judge:
             rule_run.failed |= taken & rule_run.find_errors(rule_run.events)
             rule_run.count_failed_events(rule_run.failed)
             self._judge(results)
-        self._remembered.forget_due(int(rule_run.timeline.after[-1]))
+        self._table_of_memories.forget_due(int(rule_run.timeline.after[-1]))
 
     def _open_slots(self) -> dict[str, int]:
         """Where in a row each measure's value is; a measure that is new starts without rows."""
@@ -369,7 +386,7 @@ class _Judge:
             if result.log is None:
                 self._retract(result)
                 continue
-            if effective[row] and (holds[row] or errors[row] or self._remembered.get(result.key)):
+            if effective[row] and (holds[row] or errors[row] or self._table_of_memories.get(result.key)):
                 arrival = int(rule_run.timeline.commits[result.order[0]])
                 if errors[row]:
                     rule_run.count_failure(
@@ -377,7 +394,7 @@ class _Judge:
                     )
                 else:
                     measures = {measure.name: columns[measure.name].item(row) for measure in rule_run.rule.measures}
-                    self._say(result, bool(holds[row]), measures, bool(complete[row]))
+                    self._judge_one(result, bool(holds[row]), measures, bool(complete[row]))
             row += 1
 
     def _column(self, feature: Feature, shown: list[_Result]) -> Column:
@@ -405,40 +422,41 @@ class _Judge:
             return Column(BIGINT, count_from_start(groups.astype(np.int64), stored, low, high))
         return aggregate.finish(aggregate.ranges(aggregate.index(stored), low, high), type_)
 
-    def _say(self, result: _Result, holds: bool, measures: dict[str, Any], complete: bool) -> None:
+    def _judge_one(self, result: _Result, holds: bool, measures: dict[str, Any], complete: bool) -> None:
         rule_run = self._rule_run
         subject = self._subject(result, result.end)
-        said = self._memories(result)
-        known = said.get(result.start)
-        memory, verdict = rule_run.writer.revise(known and known[:5], subject, holds, texts_of(measures))
+        memories = self._memories(result)
+        known = memories.get(result.start)
+        memory, verdict = rule_run.writer.revise(known and known.last, subject, holds, texts_of(measures))
         if verdict is not None and memory is not None:
-            self._remember(result, said, [*memory, complete, result.end])
-            self._write(result, subject, verdict, memory[1], measures, complete)
+            self._remember(result, memories, SessionMemory(*memory, complete=complete, end=result.end))
+            self._write(result, subject, verdict, memory.revision, measures, complete)
 
     def _retract(self, result: _Result) -> None:
-        """What was raised of a session that is no more is taken back."""
+        """Retracts the alert of a session that was merged into another."""
         rule_run = self._rule_run
-        said = self._memories(result)
-        memory = rule_run.writer.in_force(said.get(result.start))
-        if memory is not None and memory[2]:
-            version, revision, _, verdict, texts, complete, end = memory
-            self._remember(result, said, [version, revision + 1, False, verdict, texts, complete, end])
-            measures = rule_run.type_measures(texts)
-            self._write(result, self._subject(result, end), "retracted", revision + 1, measures, complete)
+        memories = self._memories(result)
+        known = memories.get(result.start)
+        if known is not None and known.holds and rule_run.writer.in_force(known.last) is not None:
+            retracted = known._replace(revision=known.revision + 1, holds=False)
+            self._remember(result, memories, retracted)
+            subject, measures = self._subject(result, known.end), rule_run.type_measures(known.measures)
+            self._write(result, subject, "retracted", retracted.revision, measures, known.complete)
 
     def _subject(self, result: _Result, end: int) -> Subject:
         key = texts_of(self._rule_run.key_values(self._names[result.key]))
         return Subject(key, result.key, None, end, result.start, end)
 
-    def _memories(self, result: _Result) -> dict[int, Memory]:
-        """What was said of the key, by session start; of a start that no session can have any more it is forgotten."""
+    def _memories(self, result: _Result) -> dict[int, SessionMemory]:
+        """The memories of the key by session start, without those of starts that no session can have any more."""
         mark = int(self._rule_run.timeline.before[result.order[0]]) - self._longest - self._lateness
-        return {start: memory for start, memory in self._remembered.get(result.key) or () if start > mark}
+        stored = self._table_of_memories.get(result.key) or ()
+        return {start: SessionMemory(*memory) for start, memory in stored if start > mark}
 
-    def _remember(self, result: _Result, said: dict[int, Memory], memory: Memory) -> None:
-        said[result.start] = memory
-        until = max(said) + self._longest + self._lateness
-        self._remembered.put(result.key, [[start, said[start]] for start in sorted(said)], until)
+    def _remember(self, result: _Result, memories: dict[int, SessionMemory], memory: SessionMemory) -> None:
+        memories[result.start] = memory
+        until = max(memories) + self._longest + self._lateness
+        self._table_of_memories.put(result.key, [[start, memories[start]] for start in sorted(memories)], until)
 
     def _write(
         self, result: _Result, subject: Subject, verdict: str, revision: int, measures: dict[str, Any], complete: bool

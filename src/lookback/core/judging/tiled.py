@@ -39,8 +39,8 @@ class _Judge:
         self._lateness = rule_run.rule.allowed_lateness
         # Per key the stored values of the group_by fields, and until when a window of theirs can give a result.
         self._names = rule_run.state.table(self._presence.feature_id)
-        # Per key [start of a window, Memory] of the windows of which something was said.
-        self._remembered = rule_run.state.table(rule_run.rule.memory)
+        # Per key [start of a window, Memory] of the windows that have a row.
+        self._memories = rule_run.state.table(rule_run.rule.memory)
 
     def run(self) -> None:
         rule_run = self._rule_run
@@ -69,7 +69,7 @@ class _Judge:
             self._names.put(key, value, until)
 
     def _judge(self, taken: Mask) -> None:
-        """All results of the segment, measured at once and told in order."""
+        """Measures all results of the segment at once and writes them in order."""
         rule_run, tiles = self._rule_run, self._tiles
         results = _joined(self._updates(taken), self._ends(taken))
         if not len(results.starts):
@@ -88,11 +88,11 @@ class _Judge:
             {**columns, **rule_run.key_columns(self._name(key) for key in halves)}, complete
         )
         effective = rule_run.is_effective(starts + tiles.size)
-        # Of a key that nothing is said of, neither before nor here, there is nothing to take back.
-        told = {halves[row] for row in np.flatnonzero(holds & effective).tolist()}
-        told |= {key for key in set(halves) if self._remembered.get(key)}
-        of_told = np.fromiter((key in told for key in halves), dtype=bool, count=len(halves))
-        shown = np.flatnonzero(effective & (errors | of_told))
+        # A key without alerts has nothing to retract.
+        alerting = {halves[row] for row in np.flatnonzero(holds & effective).tolist()}
+        alerting |= {key for key in set(halves) if self._memories.get(key)}
+        has_alerts = np.fromiter((key in alerting for key in halves), dtype=bool, count=len(halves))
+        shown = np.flatnonzero(effective & (errors | has_alerts))
         orders = results.take(shown).orders()
         for at in sorted(range(len(shown)), key=orders.__getitem__):
             row, start = int(shown[at]), int(starts[shown[at]])
@@ -101,32 +101,33 @@ class _Judge:
                 rule_run.count_failure(arrival, start, f"the window of {text_of(moment(start))}")
                 continue
             measures = {measure.name: columns[measure.name].item(row) for measure in rule_run.rule.measures}
-            self._say(halves[row], start, bool(holds[row]), measures, bool(complete[row]), orders[at])
+            self._write(halves[row], start, bool(holds[row]), measures, bool(complete[row]), orders[at])
 
     def _queries(self, results: _Results) -> Queries:
         numbers = find_keys(results.keys, self._rule_run.grouping.distinct)
         return Queries(numbers, results.positions, results.starts, results.starts + self._tiles.size - 1)
 
-    def _say(
+    def _write(
         self, halves: Key, start: int, holds: bool, measures: dict[str, Any], complete: bool, order: Order
     ) -> None:
         rule_run, span = self._rule_run, self._tiles.size + self._lateness
         key = self._name(halves)
         # Windows that are over by now are forgotten.
         before = int(rule_run.timeline.before[order[0]])
-        said: dict[int, Memory] = {s: memory for s, memory in self._remembered.get(halves) or () if s + span > before}
+        stored = self._memories.get(halves) or ()
+        memories = {at: Memory(*memory) for at, memory in stored if at + span > before}
         end = start + self._tiles.size
         subject = Subject(texts_of(rule_run.key_values(key)), halves, None, end, start, end)
-        memory, verdict = rule_run.writer.revise(said.get(start), subject, holds, texts_of(measures))
+        memory, verdict = rule_run.writer.revise(memories.get(start), subject, holds, texts_of(measures))
         if verdict is None or memory is None:
             return
-        said[start] = memory
-        self._remembered.put(halves, [[each, said[each]] for each in sorted(said)], max(said) + span)
+        memories[start] = memory
+        self._memories.put(halves, [[at, memories[at]] for at in sorted(memories)], max(memories) + span)
         arrival = int(rule_run.timeline.commits[order[0]])
         rule_run.add_alert(
             order,
             rule_run.writer.make_alert(
-                subject, verdict, memory[1], arrival, measures, complete, rule_run.key_values(key)
+                subject, verdict, memory.revision, arrival, measures, complete, rule_run.key_values(key)
             ),
         )
 
@@ -188,8 +189,8 @@ class _Judge:
         )
 
     def _forget(self) -> None:
-        """Forgets what was said of windows that are over."""
-        self._remembered.forget_due(int(self._rule_run.timeline.after[-1]))
+        """Forgets the memories of windows that are over."""
+        self._memories.forget_due(int(self._rule_run.timeline.after[-1]))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""What a rule says: rows of alerts and their revisions, and which of them are suppressed."""
+"""Verdicts of a rule: which are raised, revised, retracted or suppressed, and the alerts that are written of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.rules.rulebook import Entry
@@ -13,14 +13,24 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, alert_id, moment
 from lookback.core.values.columns import text_of
 
-# What is remembered of a subject: [rule version, revision of its last row, whether that held, its first verdict, its
-# measures as texts]. A list, since it is kept as JSON.
-Memory = list[Any]
+
+class Memory(NamedTuple):
+    """The last row that was written about a subject; a keyed table holds it as a JSON list.
+
+    version: of the rule; revision: of that row; holds: whether the condition held; verdict: that of the first row;
+    measures: their texts.
+    """
+
+    version: int
+    revision: int
+    holds: bool
+    verdict: str
+    measures: dict[str, str | None]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a verdict is about: an event, a window, or the wait that an event began. Times in microseconds.
+    """The subject of a verdict: an event, a window, or the wait that an event began. Times in microseconds.
 
     key: the texts of the group_by fields; halves: the key itself. event_id: None for a window. evidence: event ids.
     """
@@ -35,12 +45,12 @@ class Subject:
 
 
 def are_memories(value: Any, length: int) -> bool:
-    """Whether a value is a list of [start, memory], as windows keep it, with memories of that length."""
+    """Whether a value is a list of [start, memory], as windows store it, with memories of that length."""
     return isinstance(value, list) and all(len(memory) == length for _, memory in value)
 
 
 class AlertWriter:
-    """The rows that one version of a rule writes. In order of arrival: what is suppressed depends on what was raised."""
+    """Writes the alerts of one version of a rule, in order of arrival: an alert that was raised can suppress later ones."""
 
     def __init__(self, entry: Entry, rule: CompiledRule, stream: str, state: ShardState) -> None:
         self._entry, self._rule, self._stream = entry, rule, stream
@@ -48,7 +58,7 @@ class AlertWriter:
         self._raised = state.suppressed.setdefault(slot, {}) if suppresses else {}
 
     def decide_first(self, subject: Subject) -> str:
-        """The verdict of a subject of which nothing was said yet: raised or suppressed."""
+        """The first verdict on a subject: raised or suppressed."""
         span = self._rule.spec.suppress
         if span is None:
             return "raised"
@@ -59,24 +69,24 @@ class AlertWriter:
         return "raised"
 
     def in_force(self, memory: Memory | None) -> Memory | None:
-        """The memory, if it is of the version in force."""
-        return memory if memory is not None and memory[0] == self._entry.version else None
+        """The memory, if the version in force wrote it."""
+        return memory if memory is not None and memory.version == self._entry.version else None
 
     def revise(
         self, memory: Memory | None, subject: Subject, holds: bool, texts: Mapping[str, str | None]
     ) -> tuple[Memory | None, str | None]:
-        """The new memory of a subject that was judged (again), and the verdict of the row to write; None for no row."""
+        """Judges a subject (again): its new memory, and the verdict of the row to write; None for no row."""
         memory = self.in_force(memory)
         if memory is None:
             if not holds:
                 return None, None
             verdict = self.decide_first(subject)
-            return [self._entry.version, 0, True, verdict, dict(texts)], verdict
-        version, revision, held, verdict, before = memory
-        if holds and not (held and before == texts):
-            return [version, revision + 1, True, verdict, dict(texts)], str(verdict)
-        if held and not holds:
-            return [version, revision + 1, False, verdict, dict(texts)], "retracted"
+            return Memory(self._entry.version, 0, True, verdict, dict(texts)), verdict
+        revised = memory._replace(revision=memory.revision + 1, holds=holds, measures=dict(texts))
+        if holds and not (memory.holds and memory.measures == texts):
+            return revised, memory.verdict
+        if memory.holds and not holds:
+            return revised, "retracted"
         return memory, None
 
     def make_alert(
