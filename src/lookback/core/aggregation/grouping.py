@@ -16,12 +16,12 @@ from lookback.core.values.times import NEVER_DUE
 
 @dataclass(eq=False)
 class Queries:
-    """Windows asked for, one per row. Those who ask several features should ask with one object: it keeps what was found.
+    """Windows to be measured, one per row. Measure several features with one object: it caches the ranges of its windows.
 
-    numbers: of their keys in a grouping, -1 for a key that has no event in the batch; positions: what has arrived, up to
-    this event of the batch, counts; first, last: times, both included, shape (rows,). by_arrival: of an ordered key some
-    row within the times may arrive after its query; by_time: some row that has arrived may be later than `last`.
-    found, mixed: what `Grouping.ranges` and `Grouping.mixed` found.
+    numbers: of their keys in a grouping, -1 for a key without events in the batch; positions: events of the batch count up
+    to this one; first, last: times, both included, shape (rows,). by_arrival: rows inside the window may have arrived after
+    the query and must be cut off; by_time: rows that have arrived may be later than `last` and must be cut off.
+    found, mixed: the results of `Grouping.ranges` and `Grouping.mixed`, once they are known.
     """
 
     numbers: Int64s
@@ -44,7 +44,7 @@ class Queries:
         return int(self.last.max(initial=-NEVER_DUE))
 
     def starting_at_least(self, floor: int) -> Queries:
-        """The same windows without what lies below `floor`."""
+        """The same windows, none of which begins before `floor`."""
         if floor <= self.earliest:
             return self
         return replace(self, first=np.maximum(self.first, floor), found=None, mixed=None)
@@ -70,25 +70,25 @@ class Grouping:
         self.sorted = positions[order_by_group(numbers, times[positions])]
 
     @cached_property
-    def late(self) -> Mask:
-        """Which events arrived after one of their key with a later time, shape (rows,)."""
-        late = np.zeros(len(self.times), dtype=bool)
-        # Of ascending keys, so that what arrived first among the rows behind begins anew with each.
+    def is_out_of_order(self) -> Mask:
+        """Marks the events that arrived after an event of their key with a later time, shape (rows,)."""
+        is_out_of_order = np.zeros(len(self.times), dtype=bool)
+        # Keys ascend, so that the earliest arrival among the rows behind begins anew with each key.
         arrived = self.numbers[self.sorted] * len(self.times) + self.sorted
-        late[self.sorted] = arrived > np.minimum.accumulate(arrived[::-1])[::-1]
-        return late
+        is_out_of_order[self.sorted] = arrived > np.minimum.accumulate(arrived[::-1])[::-1]
+        return is_out_of_order
 
     @cached_property
-    def disordered(self) -> Mask:
-        """Which keys have a late event, shape (keys,)."""
+    def has_disorder(self) -> Mask:
+        """Marks the keys that have an event out of order, shape (keys,)."""
         mask = np.zeros(len(self.distinct.low), dtype=bool)
-        mask[self.numbers[self.late]] = True
+        mask[self.numbers[self.is_out_of_order]] = True
         return mask
 
     @cached_property
     def in_order(self) -> Int64s:
-        """The positions of the events that are not late, by (key, time, arrival): of a key both ascend."""
-        return self.sorted[~self.late[self.sorted]] if self.disordered.any() else self.sorted
+        """The positions of the events in order, sorted by (key, time, arrival): within a key times and arrivals ascend."""
+        return self.sorted[~self.is_out_of_order[self.sorted]] if self.has_disorder.any() else self.sorted
 
     @cached_property
     def _by_time(self) -> TimeSearch:
@@ -99,16 +99,16 @@ class Grouping:
         return TimeSearch(self.numbers[self.in_order], self.in_order)
 
     def mixed(self, queries: Queries) -> tuple[Int64s, Queries]:
-        """The queries of keys that have late events: their positions, and themselves."""
+        """Selects the queries of keys with events out of order: their positions, and the queries."""
         if queries.mixed is None:
             at: Int64s = np.empty(0, dtype=np.int64)
-            if self.disordered.any():
-                at = np.flatnonzero((queries.numbers >= 0) & self.disordered[queries.numbers])
+            if self.has_disorder.any():
+                at = np.flatnonzero((queries.numbers >= 0) & self.has_disorder[queries.numbers])
             queries.mixed = at, queries.take(at)
         return queries.mixed
 
     def ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
-        """Of each window the events in it that are not late, as a range [low, high) of `in_order`; low == high is none."""
+        """The events in order inside each window, as a range [low, high) of `in_order`; low == high is none."""
         if queries.found is None:
             queries.found = self._find_ranges(queries)
         return queries.found
@@ -117,7 +117,7 @@ class Grouping:
         numbers, known = queries.numbers, queries.numbers >= 0
         by_time, by_arrival = self._by_time, self._by_arrival
         low = by_time.first_at_least(numbers, queries.first)
-        # Of rows with the time of a judged event, those that arrived after it are not in its window.
+        # Rows with the time of the judged event that arrived after it are not in its window.
         if queries.by_arrival:
             high = by_arrival.first_at_least(numbers, queries.positions + 1)
             if queries.by_time:
@@ -125,7 +125,7 @@ class Grouping:
         else:
             high = by_time.first_at_least(numbers, queries.last + 1)
         if queries.by_arrival != queries.by_time:
-            # With late events among them, rows may be beyond both ends of what a query asks for.
+            # With events out of order, rows may lie beyond both ends of a query.
             mixed, asked = self.mixed(queries)
             if len(mixed):
                 other = (
@@ -151,7 +151,7 @@ class FeatureRows:
 
     @cached_property
     def _in_order(self) -> tuple[Int64s | None, Any]:
-        """How many of the rows stand before each event of `Grouping.in_order`, None if all do; an index over the rows."""
+        """The number of rows before each event of `Grouping.in_order` (None if all are rows), and an index over the rows."""
         kept = self._selected[self._grouping.in_order]
         positions, before = self._grouping.in_order, None
         if not kept.all():
@@ -160,12 +160,12 @@ class FeatureRows:
         return before, self._index(positions)
 
     @cached_property
-    def _late(self) -> list[_Block]:
-        """The late rows in blocks of 1, 2, 4, ... by their order of arrival (offline, after Bentley, 1980).
+    def _blocks(self) -> list[_Block]:
+        """The rows out of order, in blocks of 1, 2, 4, ... by arrival (the logarithmic method, offline; Bentley, 1980).
 
-        What has arrived by a query is the first so many of them: a block of 2^k rows for every bit of that number.
+        The first n of them had arrived by a query: a block of 2^k rows for every bit of n.
         """
-        grouping, positions = self._grouping, self._late_positions
+        grouping, positions = self._grouping, self._out_of_order
         ranks = np.searchsorted(self._arrived, positions)
         keys, blocks = len(grouping.distinct.low), []
         size = 1
@@ -181,20 +181,20 @@ class FeatureRows:
         return blocks
 
     @cached_property
-    def _late_positions(self) -> Int64s:
-        """The late rows, by (key, time, arrival)."""
-        return self.positions[self._grouping.late[self.positions]]
+    def _out_of_order(self) -> Int64s:
+        """The rows out of order, by (key, time, arrival)."""
+        return self.positions[self._grouping.is_out_of_order[self.positions]]
 
     @cached_property
     def _arrived(self) -> Int64s:
-        """The late rows in order of arrival."""
-        return np.sort(self._late_positions)
+        """The rows out of order, by arrival."""
+        return np.sort(self._out_of_order)
 
     def _index(self, positions: Int64s) -> Any:
         return self._aggregate.index(positions if self._of_all is None else self._of_all[positions])
 
     def windows(self, queries: Queries) -> Partial:
-        """What the rows contribute to each window: those that had arrived by then."""
+        """Aggregates the rows of each window that had arrived by its query."""
         low, high = self._grouping.ranges(queries)
         before, index = self._in_order
         if before is not None:
@@ -204,7 +204,7 @@ class FeatureRows:
         if len(mixed) and len(self._arrived):
             arrived = np.searchsorted(self._arrived, asked.positions, side="right")
             keys = len(self._grouping.distinct.low)
-            for block in self._late:
+            for block in self._blocks:
                 at, low, high = block.ranges(asked, arrived, keys)
                 more = self._aggregate.ranges(block.index, low, high)
                 partial = merge_at(self._aggregate, partial, mixed[at], more)
@@ -213,7 +213,7 @@ class FeatureRows:
 
 @dataclass(frozen=True)
 class _Block:
-    """Of every two neighbouring blocks of `size` late rows the first, all in one.
+    """The first of every two neighbouring blocks of `size` rows out of order, all in one.
 
     groups: pair of blocks * number of keys + key, ascending; search: over the rows by group and time; index: over them.
     """
@@ -226,7 +226,7 @@ class _Block:
     def ranges(self, queries: Queries, arrived: Int64s, keys: int) -> tuple[Int64s, Int64s, Int64s]:
         """The queries that have rows in these blocks, and the range of rows of each.
 
-        arrived: how many late rows had arrived by each query.
+        arrived: how many rows out of order had arrived by each query.
         """
         wanted = arrived // (2 * self.size) * keys + queries.numbers
         at = np.flatnonzero((arrived // self.size) % 2 == 1)
@@ -238,7 +238,7 @@ class _Block:
 
 
 def merge_at(aggregate: Aggregate, partial: Partial, at: Int64s, more: Partial) -> Partial:
-    """`partial` with what `more` says of the windows at these positions; its arrays are changed in place where they can be."""
+    """Merges `more` into the windows of `partial` at these positions; arrays change in place where their type allows it."""
     if len(at) == len(partial[0]):
         return aggregate.merge(partial, more)
     merged = aggregate.merge(tuple(part[at] for part in partial), more)

@@ -87,7 +87,9 @@ class Segment:
         self.measuring = Measuring(state, self.events, self.watermarks, shard, shards)
         self.dropped: dict[str, Mask] = {}
         self.gathered = Gathered()
-        self._late = np.flatnonzero(self.events.times < self.watermarks)
+        # Late means below the watermark, and nothing else; how much later is allowed is a matter of each rule.
+        self.is_late: Mask = self.events.times < self.watermarks
+        self._late = np.flatnonzero(self.is_late)
         self._actions = np.zeros(len(self.events), dtype=np.int8)
 
     def measuring_of(self, positions: Int64s) -> Measuring:
@@ -168,7 +170,7 @@ class RuleRun:
         self.grouping = segment.measuring.grouping(rule.group_by)
         self.writer = AlertWriter(entry, rule, segment.stream.name, segment.state)
         self.evaluated = entry.status in EVALUATED
-        self.late: Mask = self.events.times < segment.watermarks
+        self.late: Mask = segment.is_late
         self.wanted: Mask = self.grouping.mine.copy()
         self.failed: Mask = np.zeros(len(self.events), dtype=bool)
         if rule.where is not None:
