@@ -1,8 +1,14 @@
-"""Lookback rules: every event judged over a window that ends at it, or some time before it."""
+"""Judges lookback rules: every event over a window that ends at it, or some time before it.
+
+An event is judged once, when it arrives (`_judge_events`). With reset_on_alert, an alert empties the windows of its key,
+so a segment is judged in rounds (`_judge_resetting`). With late: revise, an event that enters the windows of events judged
+before it has them judged again (`_Revising`).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,148 +22,177 @@ from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.rulebook import Entry
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.alerts import BY_EVENT
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, from_values
 from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.windows import Lookback
 
-# Of a key that an alert has emptied, so many events are tried at first; twice as many each time without an alert.
-_TRIED = 16
+# After an alert has emptied a key, so many of its events are judged first; twice as many each time without an alert.
+_FIRST_EVENTS = 16
 
 
 def judge_lookback(rule_run: RuleRun) -> None:
     """Judges the events of a segment by a lookback rule."""
-    rule, segment = rule_run.rule, rule_run.segment
-    taken = rule_run.wanted & segment.measuring.is_in_time(rule.allowed_lateness)
-    judged = taken & rule_run.is_effective(rule_run.events.times)
-    if rule.spec.late == "record":
-        judged &= ~rule_run.late
-    if not rule_run.evaluated:
+    taken = rule_run.wanted & rule_run.find_in_time()
+    judged = taken & rule_run.find_effective(rule_run.events.times)
+    if rule_run.spec.late == "record":
+        judged &= ~rule_run.is_late
+    if not rule_run.is_evaluated:
         judged = np.zeros(len(judged), dtype=bool)
     rule_run.record_judged(rule_run.wanted, taken, judged)
-    if not rule_run.evaluated or not len(rule_run.events):
+    if not rule_run.is_evaluated or not len(rule_run.events):
         return
-    if rule.spec.late == "revise":
+    if rule_run.spec.late == "revise":
         _Revising(rule_run, taken, judged).run()
-    elif rule.spec.reset_on_alert:
+    elif rule_run.spec.reset_on_alert:
         _judge_resetting(rule_run, taken, judged)
     else:
-        # In the order of (key, time): neighbours search the same rows, which is several times faster.
-        counted = rule_run.grouping.sorted[taken[rule_run.grouping.sorted]]
-        found = _judge_events(rule_run, segment.measuring, counted)
-        wrong, hits = counted[found.errors], np.flatnonzero(found.holds)
-        rule_run.failed[wrong[judged[wrong]]] = True
-        hits = hits[judged[counted[hits]]]
-        _raise_alerts(rule_run, found, counted, hits[np.argsort(counted[hits])], np.arange(len(rule_run.events)))
+        _judge_once(rule_run, taken, judged)
     rule_run.count_failed_events(rule_run.failed)
+
+
+def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
+    # In the order of (key, time): neighbours search the same rows, which is several times faster.
+    counted = rule_run.grouping.sorted[taken[rule_run.grouping.sorted]]
+    findings = _judge_events(rule_run, rule_run.measuring, counted)
+    failing, hits = counted[findings.errors], np.flatnonzero(findings.holds)
+    rule_run.failed[failing[judged[failing]]] = True
+    hits = hits[judged[counted[hits]]]
+    _raise_alerts(rule_run, findings, counted, hits[np.argsort(counted[hits])], np.arange(len(rule_run.events)))
 
 
 @dataclass(frozen=True)
 class _Findings:
-    """Measures of some windows, whether each is complete, where the condition holds, where there is an error."""
+    """The measures of some windows, and masks: which are complete, where the condition holds, where there is an error."""
 
     columns: dict[str, Column]
-    complete: Mask
+    is_complete: Mask
     holds: Mask
     errors: Mask
 
 
 def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s) -> _Findings:
-    """What the rule finds at each counted event of `measuring`, as of its arrival."""
+    """Judges each counted event of `measuring`, as of its arrival."""
     rule, events = rule_run.rule, measuring.events
     columns: dict[str, Column] = {}
-    complete = np.ones(len(counted), dtype=bool)
-    # Rules that count the same events ask the same; one whose alerts empty its windows asks in an order of its own.
-    asked = (rule.where.sql if rule.where else "", rule.allowed_lateness, rule.spec.reset_on_alert, len(counted))
-    spoiled = rule_run.find_errors(events)[counted]
+    is_complete = np.ones(len(counted), dtype=bool)
+    # Rules that count the same events share their windows; one whose alerts empty its windows sorts them in its own way.
+    counted_as = (rule.where.sql if rule.where else "", rule.allowed_lateness, rule.spec.reset_on_alert, len(counted))
+    has_error = rule_run.find_errors(events)[counted]
     for measure in rule.measures:
         window = measure.window
         assert isinstance(window, Lookback)
-        queries = measuring.lookbacks(window, rule.group_by, counted, asked)
-        columns[measure.name] = measuring.column(measure.feature, None, queries, (window, asked))
-        complete &= rule_run.is_complete(measure.feature.feature_id, queries.first)
+        queries = measuring.find_lookbacks(window, rule.group_by, counted, counted_as)
+        columns[measure.name] = measuring.measure(measure.feature, None, queries, (window, counted_as))
+        is_complete &= rule_run.find_complete(measure.feature.feature_id, queries.first)
     inputs = dict(columns)
     assert rule.when is not None
     for name in rule.when.fields & set(events.columns):
         inputs[name] = events.columns[name].take(counted)
-    holds, errors = rule_run.check_condition(inputs, complete)
-    return _Findings(columns, complete, holds & ~spoiled, errors | spoiled)
+    holds, errors = rule_run.check_condition(inputs, is_complete)
+    return _Findings(columns, is_complete, holds & ~has_error, errors | has_error)
 
 
-def _raise_alerts(rule_run: RuleRun, found: _Findings, counted: Int64s, hits: Int64s, positions: Int64s) -> None:
-    """Writes a row for each hit, in order of arrival. positions: of the counted events among those of the segment."""
-    rule, events, window = rule_run.rule, rule_run.events, rule_run.rule.spec.window
+def _raise_alerts(rule_run: RuleRun, findings: _Findings, counted: Int64s, hits: Int64s, positions: Int64s) -> None:
+    """Writes an alert for each hit, in order of arrival. positions: of the counted events among those of the segment."""
+    rule, events, window = rule_run.rule, rule_run.events, rule_run.spec.window
     assert isinstance(window, Lookback)
-    told = [name for name in rule.fields if name in rule.in_message]
+    shown = [name for name in rule.fields if name in rule.in_message]
     for hit in hits.tolist():
         at = int(positions[counted[hit]])
         time = int(events.times[at])
         first, last = window.bounds(time)
-        measures = {measure.name: found.columns[measure.name].item(hit) for measure in rule.measures}
-        subject = Subject(rule_run.key_texts(at), rule_run.halves(at), events.id_text(at), time, first, last)
-        values = {name: events.columns[name].item(at) for name in told}
-        arrival, complete = int(events.commits[at]), bool(found.complete[hit])
-        row = rule_run.writer.make_alert(
-            subject, rule_run.writer.decide_first(subject), 0, arrival, measures, complete, values
-        )
-        rule_run.add_alert((int(rule_run.segment.places[at]), BY_EVENT, at, 0), row)
+        measures = {measure.name: findings.columns[measure.name].item(hit) for measure in rule.measures}
+        subject = Subject(rule_run.key_texts(at), rule_run.key_at(at), events.id_text(at), time, first, last)
+        values = {name: events.columns[name].item(at) for name in shown}
+        verdict, is_complete = rule_run.writer.decide_first(subject), bool(findings.is_complete[hit])
+        rule_run.write_alert(rule_run.order_by_event(at), subject, verdict, 0, measures, is_complete, values)
 
 
 def _judge_resetting(rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
-    """A rule whose alerts empty its windows: round by round, in each up to the next alert of every key."""
-    events, grouping, segment = rule_run.events, rule_run.grouping, rule_run.segment
+    """Judges a rule whose alerts empty its windows in rounds, in each up to the next alert of every key."""
+    events, grouping = rule_run.events, rule_run.grouping
     order = np.flatnonzero(taken)
     order = order[np.argsort(grouping.numbers[order], kind="stable")]
     numbers, keys = grouping.numbers[order], np.arange(len(grouping.distinct.low))
     starts = np.searchsorted(numbers, keys)
     sizes = np.searchsorted(numbers, keys, side="right") - starts
-    # Per key, as ranks among its events: `begin` after its last alert, `done` up to where it is judged.
+    # Per key, as ranks among its events: `begin` is the first after its last alert, those before `done` are judged.
     begin, done, reach = np.zeros_like(sizes), np.zeros_like(sizes), sizes.copy()
     # In the first round all events, with what earlier batches brought; then only those of keys that were emptied.
-    measuring, positions, counted = segment.measuring, np.arange(len(events), dtype=np.int64), order
-    active, whole = keys[sizes > 0], True
+    measuring, positions, counted = rule_run.measuring, np.arange(len(events), dtype=np.int64), order
+    active, is_first_round = keys[sizes > 0], True
     while len(active):
         ends = np.minimum(done[active] + reach[active], sizes[active])
-        if not whole:
+        if not is_first_round:
             spans = list(zip(active.tolist(), ends.tolist(), strict=True))
             positions = np.sort(
                 np.concatenate([order[starts[key] + begin[key] : starts[key] + end] for key, end in spans])
             )
             fresh = np.concatenate([order[starts[key] + done[key] : starts[key] + end] for key, end in spans])
-            measuring = segment.measuring_of(positions)
+            measuring = rule_run.measuring.restrict_to(positions)
             counted = np.searchsorted(positions, fresh)
-        found = _judge_events(rule_run, measuring, counted)
+        findings = _judge_events(rule_run, measuring, counted)
         at = positions[counted]
-        hits = np.flatnonzero(found.holds & judged[at])
+        hits = np.flatnonzero(findings.holds & judged[at])
         first = np.full(len(keys), len(events), dtype=np.int64)
         np.minimum.at(first, grouping.numbers[at[hits]], at[hits])
-        of_key = first[grouping.numbers[at]]
-        rule_run.failed[at[found.errors & judged[at] & (at < of_key)]] = True
-        hits = hits[at[hits] == of_key[hits]]
-        _raise_alerts(rule_run, found, counted, hits[np.argsort(at[hits])], positions)
+        first_hits = first[grouping.numbers[at]]
+        rule_run.failed[at[findings.errors & judged[at] & (at < first_hits)]] = True
+        hits = hits[at[hits] == first_hits[hits]]
+        _raise_alerts(rule_run, findings, counted, hits[np.argsort(at[hits])], positions)
         done[active], reach[active] = ends, 2 * reach[active]
         for key in active[first[active] < len(events)].tolist():
             own = order[starts[key] : starts[key] + sizes[key]]
             begin[key] = done[key] = int(np.searchsorted(own, first[key])) + 1
-            reach[key] = _TRIED
-        active, whole = active[done[active] < sizes[active]], False
+            reach[key] = _FIRST_EVENTS
+        active, is_first_round = active[done[active] < sizes[active]], False
     _reset_windows(rule_run, order, starts, begin)
 
 
 def _reset_windows(rule_run: RuleRun, order: Int64s, starts: Int64s, begin: Int64s) -> None:
-    """Takes out of the state, and keeps out of it, what arrived up to the last alert of each key."""
+    """Removes from the state, and keeps out of it, what arrived up to the last alert of each key."""
     emptied = np.flatnonzero(begin)
     if not len(emptied):
         return
-    gone = np.zeros(len(rule_run.events), dtype=bool)
+    is_emptied = np.zeros(len(rule_run.events), dtype=bool)
     for key in emptied.tolist():
-        gone[order[starts[key] : starts[key] + begin[key]]] = True
-    distinct = rule_run.grouping.distinct.take(emptied)
-    halves = list(zip(distinct.low.tolist(), distinct.high.tolist(), strict=True))
-    for feature in rule_run.rule.features:
-        rule_run.segment.dropped[feature.feature_id] = gone
-        rule_run.state.reset(rule_run.state.features[feature.feature_id], halves)
+        is_emptied[order[starts[key] : starts[key] + begin[key]]] = True
+    keys = rule_run.grouping.distinct.take(emptied)
+    rule_run.empty_windows(is_emptied, zip(keys.low.tolist(), keys.high.tolist(), strict=True))
+
+
+@dataclass(eq=False)
+class _JudgedEvent:
+    """An event that was judged and may be revised.
+
+    values: of the fields that condition, message and key read; memory: of its verdict, None without a row.
+    """
+
+    time: int
+    id: str
+    values: list[Any]
+    memory: Memory | None
+
+    @classmethod
+    def from_value(cls, value: Sequence[Any]) -> _JudgedEvent:
+        """Reads what `to_value` wrote."""
+        time, event_id, values, memory = value
+        return cls(time, event_id, values, None if memory is None else Memory(*memory))
+
+    def to_value(self) -> list[Any]:
+        """Returns a list, as a keyed table stores it."""
+        return [self.time, self.id, self.values, self.memory]
+
+
+def _read_judged(value: Mapping[str, Any] | None) -> list[_JudgedEvent]:
+    """Reads the judged events of a key, by time."""
+    return [] if value is None else [_JudgedEvent.from_value(row) for row in value["rows"]]
+
+
+def _judged_value(events: Sequence[_JudgedEvent]) -> dict[str, Any]:
+    """Returns the value of a key that `_read_judged` reads."""
+    return {"rows": [event.to_value() for event in events]}
 
 
 def forget_other_versions(state: ShardState, entry: Entry, rule: CompiledRule) -> None:
@@ -173,7 +208,7 @@ def forget_other_versions(state: ShardState, entry: Entry, rule: CompiledRule) -
 
 
 def delete_judged(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, mine: Mask) -> None:
-    """Deleted events are not judged again."""
+    """Forgets the deleted events, so that they are not judged again."""
     if rule.spec.late != "revise":
         return
     table = state.table(rule.memory)
@@ -181,32 +216,17 @@ def delete_judged(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Ev
         key = (int(keys.low[at]), int(keys.high[at]))
         value = table.get(key)
         if value is not None:
-            gone = (int(deleted.times[at]), deleted.id_text(at))
-            judged = (_JudgedEvent(*row) for row in value["rows"])
-            table.change(key, {"rows": [each.to_value() for each in judged if (each.time, each.id) != gone]})
-
-
-@dataclass(eq=False)
-class _JudgedEvent:
-    """An event that was judged. values: of the fields that condition, message and key read; memory: None without a row."""
-
-    time: int
-    id: str
-    values: list[Any]
-    memory: Memory | None
-
-    def __post_init__(self) -> None:
-        if self.memory is not None:
-            self.memory = Memory(*self.memory)
-
-    def to_value(self) -> list[Any]:
-        """A list, as a keyed table stores it."""
-        return [self.time, self.id, self.values, self.memory]
+            time, event_id = int(deleted.times[at]), deleted.id_text(at)
+            kept = [each for each in _read_judged(value) if (each.time, each.id) != (time, event_id)]
+            table.change(key, _judged_value(kept))
 
 
 @dataclass(frozen=True)
 class _Item:
-    """An event to be judged as of the arrival of another (or its own)."""
+    """A judged event that is to be judged as of the arrival of another event (or its own).
+
+    position: of the event that arrives; rank: of the judged event among those of the key; number: of the key.
+    """
 
     position: int
     rank: int
@@ -216,45 +236,46 @@ class _Item:
 
 
 class _Revising:
-    """A rule whose verdicts are judged again when an event arrives in their windows."""
+    """Judges a rule whose verdicts are revised when an event arrives in their windows."""
 
     def __init__(self, rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
         self._rule_run, self._taken = rule_run, taken
         rule = rule_run.rule
-        spoiled = rule_run.find_errors(rule_run.events)
-        rule_run.failed |= judged & spoiled
-        self._judged = judged & ~spoiled
+        has_error = rule_run.find_errors(rule_run.events)
+        rule_run.failed |= judged & has_error
+        self._judged = judged & ~has_error
         named = {*(rule.when.fields if rule.when else ()), *rule.in_message, *rule.group_by}
         self._fields = [name for name in rule.fields if name in named]
         self._windows = {measure.window for measure in rule.measures if isinstance(measure.window, Lookback)}
+        # Per key the judged events that may still be revised (see `_read_judged`).
         self._table = rule_run.state.table(rule.memory)
 
     def run(self) -> None:
+        """Judges the events of the segment, and again the events whose windows they enter."""
         rule_run = self._rule_run
         items: list[_Item] = []
         values = [rule_run.events.columns[name].stored() for name in self._fields]
         touched: list[tuple[Key, list[_JudgedEvent]]] = []
         for key, positions in rule_run.group_by_key(self._taken):
-            entry = self._table.get(key) or {"rows": []}
-            rows = [_JudgedEvent(*row) for row in entry["rows"]]
+            rows = _read_judged(self._table.get(key))
             touched.append((key, rows))
             times = [row.time for row in rows]
             for at in positions.tolist():
-                items += self._entered(key, rows, times, at)
+                items += self._find_entered(key, rows, times, at)
                 if self._judged[at]:
                     time = int(rule_run.events.times[at])
                     row = _JudgedEvent(time, rule_run.events.id_texts[at], [column[at] for column in values], None)
-                    place = bisect_right(times, time)
-                    rows.insert(place, row)
-                    times.insert(place, time)
+                    rank = bisect_right(times, time)
+                    rows.insert(rank, row)
+                    times.insert(rank, time)
                     items.append(_Item(at, len(rows), key, int(rule_run.grouping.numbers[at]), row))
         items.sort(key=lambda item: (item.position, item.rank))
         if items:
             self._judge(items)
-        self._keep(touched)
+        self._keep_revisable(touched)
 
-    def _entered(self, key: Key, rows: list[_JudgedEvent], times: list[int], at: int) -> list[_Item]:
-        """The judged events whose windows an arriving event enters, oldest first."""
+    def _find_entered(self, key: Key, rows: list[_JudgedEvent], times: list[int], at: int) -> list[_Item]:
+        """Finds the judged events whose windows an arriving event enters, oldest first."""
         rule_run = self._rule_run
         time, number = int(rule_run.events.times[at]), int(rule_run.grouping.numbers[at])
         ranks: set[int] = set()
@@ -262,7 +283,7 @@ class _Revising:
             first, last = window.seen_from(time)
             ranks.update(range(bisect_left(times, first), bisect_right(times, last)))
         ordered = sorted(ranks)
-        most = rule_run.segment.stream.max_revisions
+        most = rule_run.stream.max_revisions
         if len(ordered) > most:
             event_id = rule_run.events.id_text(at)
             message = (
@@ -273,55 +294,52 @@ class _Revising:
         return [_Item(at, rank, key, number, rows[rank]) for rank in ordered[:most]]
 
     def _judge(self, items: list[_Item]) -> None:
+        """Measures all items at once and writes them in order."""
         rule_run, rule = self._rule_run, self._rule_run.rule
-        measuring = rule_run.segment.measuring
         numbers = np.array([item.number for item in items], dtype=np.int64)
         positions = np.array([item.position for item in items], dtype=np.int64)
         times = np.array([item.judged.time for item in items], dtype=np.int64)
         columns: dict[str, Column] = {}
-        complete = np.ones(len(items), dtype=bool)
+        is_complete = np.ones(len(items), dtype=bool)
         for measure in rule.measures:
             assert isinstance(measure.window, Lookback)
-            first, last = measure.window.bounds(times)
-            columns[measure.name] = measuring.column(measure.feature, None, Queries(numbers, positions, first, last))
-            complete &= rule_run.is_complete(measure.feature.feature_id, first)
-        fields = rule_run.segment.stream.fields
-        of_event = {
-            name: from_values(fields[name], [item.judged.values[at] for item in items])
+            queries = Queries(numbers, positions, *measure.window.bounds(times))
+            columns[measure.name] = rule_run.measuring.measure(measure.feature, None, queries)
+            is_complete &= rule_run.find_complete(measure.feature.feature_id, queries.first)
+        event_columns = {
+            name: from_values(rule_run.stream.fields[name], [item.judged.values[at] for item in items])
             for at, name in enumerate(self._fields)
         }
-        holds, errors = rule_run.check_condition({**columns, **of_event}, complete)
+        holds, errors = rule_run.check_condition({**columns, **event_columns}, is_complete)
         for row, item in enumerate(items):
             if errors[row]:
                 arrival = int(rule_run.events.commits[item.position])
                 rule_run.count_failure(arrival, int(rule_run.events.times[item.position]), item.judged.id)
             elif holds[row] or item.judged.memory is not None:
                 measures = {measure.name: columns[measure.name].item(row) for measure in rule.measures}
-                values = {name: column.item(row) for name, column in of_event.items()}
-                self._write(item, bool(holds[row]), measures, bool(complete[row]), values)
+                values = {name: column.item(row) for name, column in event_columns.items()}
+                self._write(item, bool(holds[row]), measures, bool(is_complete[row]), values)
 
     def _write(
-        self, item: _Item, holds: bool, measures: dict[str, Any], complete: bool, values: dict[str, Any]
+        self, item: _Item, holds: bool, measures: dict[str, Any], is_complete: bool, values: dict[str, Any]
     ) -> None:
-        rule_run, window = self._rule_run, self._rule_run.rule.spec.window
+        """Writes the row of an item, if its verdict or its measures have changed."""
+        rule_run, window, judged = self._rule_run, self._rule_run.spec.window, item.judged
         assert isinstance(window, Lookback)
-        judged = item.judged
         first, last = window.bounds(judged.time)
-        key = rule_run.key_texts(item.position)
-        subject = Subject(key, item.key, judged.id, judged.time, first, last)
+        key_texts = rule_run.key_texts(item.position)
+        subject = Subject(key_texts, item.key, judged.id, judged.time, first, last)
         memory, verdict = rule_run.writer.revise(judged.memory, subject, holds, texts_of(measures))
         judged.memory = memory
         if verdict is not None and memory is not None:
-            arrival = int(rule_run.events.commits[item.position])
-            row = rule_run.writer.make_alert(subject, verdict, memory.revision, arrival, measures, complete, values)
-            rule_run.add_alert((int(rule_run.segment.places[item.position]), BY_EVENT, item.position, item.rank), row)
+            order = rule_run.order_by_event(item.position, item.rank)
+            rule_run.write_alert(order, subject, verdict, memory.revision, measures, is_complete, values)
 
-    def _keep(self, touched: list[tuple[Key, list[_JudgedEvent]]]) -> None:
-        """Forgets the events that no event can enter any more: one that is taken is not older than the lateness."""
-        rule_run = self._rule_run
-        lateness, delay = rule_run.rule.allowed_lateness, min(window.delay for window in self._windows)
-        watermark = int(rule_run.timeline.after[-1])
+    def _keep_revisable(self, touched: list[tuple[Key, list[_JudgedEvent]]]) -> None:
+        """Keeps the judged events whose windows an event that is in time can still enter."""
+        rule_run, delay = self._rule_run, min(window.delay for window in self._windows)
+        earliest = rule_run.earliest_in_time(rule_run.timeline.end)
         for key, rows in touched:
-            left = [row for row in rows if row.time - delay >= watermark - lateness]
-            wake = max((row.time for row in left), default=0) - delay + lateness + 1
-            self._table.put(key, {"rows": [row.to_value() for row in left]} if left else None, wake)
+            kept = [row for row in rows if row.time - delay >= earliest]
+            wake = max((row.time for row in kept), default=0) - delay + rule_run.rule.allowed_lateness + 1
+            self._table.put(key, _judged_value(kept) if kept else None, wake)

@@ -1,34 +1,44 @@
-"""A segment: events and watermarks between two changes of anything else, and what judging them brings."""
+"""A segment: the events between two deletions or commands, with their watermarks, and the results of judging them."""
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lookback.core.expressions.kernels import either_mask
+from lookback.core.judging.lateness import Actions, LateEvents, earliest_in_time, find_in_time
 from lookback.core.judging.measuring import Measuring
-from lookback.core.judging.verdicts import AlertWriter
+from lookback.core.judging.verdicts import AlertWriter, Subject
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.rules.rulebook import EVALUATED, Entry, LogRow
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.alerts import BY_EVENT, Alert, Failure, LateEvent, Place, moment, sortable_id
+from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK, Alert, Failure, LateEvent, Place, sortable_id
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, beyond_calendar, from_text, from_values, text_of
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BOOLEAN, DataType
+from lookback.core.values.windows import TiledWindow
 
-_UNWANTED, _DISCARDED, _RECORDED, _EVALUATED = range(4)
-_ACTIONS = {_DISCARDED: "discarded", _RECORDED: "recorded", _EVALUATED: "evaluated"}
-# Where a row of a rule stands within a segment: (place of its commit, BY_EVENT or BY_WATERMARK, the position of the event
-# or the watermark that brings it, rank among the rows of the rule and key that the same event or watermark brings).
-Order = tuple[int, int, int, int]
+
+class Order(NamedTuple):
+    """The order of a rule's results within a segment; orders compare as the results are written.
+
+    commit_index: of its commit in the timeline. phase: BY_EVENT or BY_WATERMARK. cause: the position of the event, or the
+    watermark, that brings the result. rank: among those of the rule and key that the same event or watermark brings.
+    """
+
+    commit_index: int
+    phase: int
+    cause: int
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -39,14 +49,33 @@ class Timeline:
     before: Int64s
     after: Int64s
 
+    @cached_property
+    def start(self) -> int:
+        """The watermark before the first commit."""
+        return int(self.before[0])
+
+    @cached_property
+    def end(self) -> int:
+        """The watermark after the last commit."""
+        return int(self.after[-1])
+
     def find_passing(self, times: Int64s) -> Int64s:
-        """Per time: the place of the first commit after which the watermark is at least that; their number if none."""
+        """Returns per time the index of the first commit that leaves a watermark of at least that; their number if none."""
         return np.searchsorted(self.after, times).astype(np.int64)
+
+    def find_passing_one(self, time: int) -> int:
+        """Returns what `find_passing` does, of one time."""
+        return bisect_left(self._after, time)
+
+    @cached_property
+    def _after(self) -> list[int]:
+        listed: list[int] = self.after.tolist()
+        return listed
 
 
 @dataclass
 class Gathered:
-    """What judging brought: rows of alerts with their places, what became of late events, failures and notes.
+    """The results of judging: rows of alerts with their places, rows of late_events, failures and notes.
 
     evaluated: how many events each rule judged.
     """
@@ -60,93 +89,78 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How much was gathered at some moment. evaluated: of the rule; actions: with each late event, shape (late,)."""
+    """How much was gathered before a rule was judged. evaluated: of that rule; actions: of the late events."""
 
     rule_id: str
     alerts: int
     notes: int
     failures: list[Failure]
     evaluated: int | None
-    actions: NDArray[np.int8]
+    actions: Actions
 
 
 class Segment:
-    """The events of a segment in order of arrival, with all that judges need; see the attributes.
+    """The events of a segment in order of arrival, with all that judges need.
 
-    watermarks: per event; measuring: answers for windows; dropped: per feature the events that an alert has emptied.
+    watermarks, commit_indexes: per event, the watermark that it is judged against and its commit's index in the timeline.
+    measuring: measures windows. late_events: which events are late. gathered: the results so far.
     """
 
     def __init__(
         self, stream: Stream, state: ShardState, events: Events, timeline: Timeline, shard: int, shards: int
     ) -> None:
         self.stream, self.state, self.timeline = stream, state, timeline
-        self.shard, self.shards = shard, shards
         self.events = events.in_order_of_arrival()
-        self.places: Int64s = np.searchsorted(timeline.commits, self.events.commits).astype(np.int64)
-        self.watermarks: Int64s = timeline.before[self.places]
+        self.commit_indexes: Int64s = np.searchsorted(timeline.commits, self.events.commits).astype(np.int64)
+        self.watermarks: Int64s = timeline.before[self.commit_indexes]
         self.measuring = Measuring(state, self.events, self.watermarks, shard, shards)
-        self.dropped: dict[str, Mask] = {}
+        self.late_events = LateEvents(self.events, self.watermarks)
         self.gathered = Gathered()
-        # Late means below the watermark, and nothing else; how much later is allowed is a matter of each rule.
-        self.is_late: Mask = self.events.times < self.watermarks
-        self._late = np.flatnonzero(self.is_late)
-        self._actions = np.zeros(len(self.events), dtype=np.int8)
-
-    def measuring_of(self, positions: Int64s) -> Measuring:
-        """Answers as if there were only these events, in ascending order, and none of earlier batches."""
-        events, marks = self.events.take(positions), self.watermarks[positions]
-        return Measuring(self.state, events, marks, self.shard, self.shards, stored=False)
+        # Per feature, a mask of the events that an alert has emptied.
+        self._emptied: dict[str, Mask] = {}
 
     def start_run(self, entry: Entry, rule: CompiledRule) -> RuleRun:
-        """One rule over this segment."""
+        """Starts one rule over this segment."""
         return RuleRun(self, entry, rule)
 
-    def record_late(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
-        """Remembers the most that a rule did with each late event."""
-        at = self._late[wanted[self._late]]
-        action = np.where(judged[at], _EVALUATED, np.where(taken[at], _RECORDED, _DISCARDED))
-        self._actions[at] = np.maximum(self._actions[at], action)
-
     def finish(self) -> Gathered:
-        """All that was gathered, in an order that no cut shows in: alerts by `Place`, late events by arrival.
+        """Returns all results, in an order that does not depend on how commits are cut into batches.
 
-        Notes are ordered by arrival, rule and text.
+        Alerts are ordered by `Place`, late events by arrival, notes by arrival, rule and text.
         """
-        events = self.events
-        for at in np.flatnonzero(self._actions).tolist():
-            time = int(events.times[at])
-            late_by = int(self.watermarks[at]) - time
-            action = _ACTIONS[int(self._actions[at])]
-            self.gathered.late.append(
-                LateEvent(self.stream.name, events.id_text(at), moment(time), int(events.commits[at]), late_by, action)
-            )
         gathered = self.gathered
+        gathered.late += self.late_events.list_rows(self.stream.name)
         gathered.alerts.sort(key=lambda row: row[0])
         gathered.notes.sort(key=lambda row: (row.arrival, row.rule_id, row.version, row.action, row.message))
         return gathered
 
+    def empty_feature(self, feature_id: str, is_emptied: Mask, keys: Iterable[Key]) -> None:
+        """Lets no rows of earlier segments count for these keys, nor these events for later segments."""
+        self._emptied[feature_id] = is_emptied
+        self.state.reset(self.state.features[feature_id], keys)
+
     def keep_rows(self, feature: Feature) -> None:
-        """Adds what a feature keeps of the events to the state."""
-        rows = self.measuring.rows(feature)
+        """Adds the rows that a feature keeps of the events to the state."""
+        rows = self.measuring.select_rows(feature)
         positions, values = rows.positions, rows.values
-        if feature.feature_id in self.dropped:
-            keep = ~self.dropped[feature.feature_id][positions]
+        if feature.feature_id in self._emptied:
+            keep = ~self._emptied[feature.feature_id][positions]
             positions, values = positions[keep], None if values is None else values[keep]
         if len(positions):
-            grouping, state = self.measuring.grouping(feature.group_by), self.state.features[feature.feature_id]
+            grouping, state = self.measuring.group_events(feature.group_by), self.state.features[feature.feature_id]
             numbers, times = grouping.numbers[positions], self.events.times[positions]
             self.state.add_rows(state, numbers, grouping.distinct, times, values)
 
     def take_snapshot(self, rule_id: str) -> Snapshot:
-        """What has been gathered so far, before the rule is judged."""
+        """Notes how much has been gathered so far, before the rule is judged."""
         gathered = self.gathered
         return Snapshot(
             rule_id, len(gathered.alerts), len(gathered.notes), gathered.failures, gathered.evaluated.get(rule_id),
-            self._actions[self._late],
+            self.late_events.actions,
         )  # fmt: skip
 
     def restore(self, before: Snapshot) -> None:
-        """Drops what was gathered since."""
+        """Drops all results since the snapshot."""
         gathered = self.gathered
         del gathered.alerts[before.alerts :]
         del gathered.notes[before.notes :]
@@ -155,42 +169,69 @@ class Segment:
             gathered.evaluated.pop(before.rule_id, None)
         else:
             gathered.evaluated[before.rule_id] = before.evaluated
-        self._actions[self._late] = before.actions
+        self.late_events.restore(before.actions)
 
 
 class RuleRun:
-    """One rule over one segment: what each kind of judge shares.
+    """One rule over one segment: the questions that judges of every kind ask, and the results that they hand in.
 
-    mine: events of this shard; wanted: of those, the ones that the rule's `where` holds of; late: below the watermark.
+    wanted: mask of the events of this shard for which the rule's `where` holds. failed: mask of those with an error.
+    is_late: mask of the events below their watermark. is_evaluated: whether the rule's status lets it alert.
     """
 
     def __init__(self, segment: Segment, entry: Entry, rule: CompiledRule) -> None:
-        self.segment, self.entry, self.rule = segment, entry, rule
-        self.state, self.events, self.timeline = segment.state, segment.events, segment.timeline
-        self.grouping = segment.measuring.grouping(rule.group_by)
+        self.entry, self.rule, self.spec = entry, rule, rule.spec
+        self.stream, self.state, self.timeline = segment.stream, segment.state, segment.timeline
+        self.events, self.watermarks, self.commit_indexes = segment.events, segment.watermarks, segment.commit_indexes
+        self.measuring, self.is_late = segment.measuring, segment.late_events.is_late
+        self.grouping = segment.measuring.group_events(rule.group_by)
         self.writer = AlertWriter(entry, rule, segment.stream.name, segment.state)
-        self.evaluated = entry.status in EVALUATED
-        self.late: Mask = segment.is_late
+        self.is_evaluated = entry.status in EVALUATED
+        self._segment, self._gathered = segment, segment.gathered
         self.wanted: Mask = self.grouping.mine.copy()
         self.failed: Mask = np.zeros(len(self.events), dtype=bool)
         if rule.where is not None:
             where = self.events.value(rule.where)
             self.wanted &= where.is_true()
             if where.error is not None:
-                self.failed |= self.grouping.mine & where.error & segment.measuring.is_in_time(rule.allowed_lateness)
+                self.failed |= self.grouping.mine & where.error & self.find_in_time()
+
+    def find_in_time(self, tiles: TiledWindow | None = None) -> Mask:
+        """Marks the events that are in time for the rule; tiles: by the last of these windows that covers each."""
+        return find_in_time(self.events.times, self.watermarks, self.rule.allowed_lateness, tiles)
+
+    def earliest_in_time(self, watermark: int) -> int:
+        """Returns the earliest time that is in time for the rule at a watermark."""
+        return earliest_in_time(watermark, self.rule.allowed_lateness)
+
+    def order_by_event(self, at: int, rank: int = 0) -> Order:
+        """Returns the order of a result that an event brings."""
+        return Order(int(self.commit_indexes[at]), BY_EVENT, at, rank)
+
+    def order_by_watermark(self, watermark: int, rank: int) -> Order:
+        """Returns the order of a result that waits for a watermark; the first commit that reaches it brings the result."""
+        return Order(self.timeline.find_passing_one(watermark), BY_WATERMARK, watermark, rank)
+
+    def arrival_of(self, order: Order) -> int:
+        """Returns the commit of a result."""
+        return int(self.timeline.commits[order.commit_index])
+
+    def watermark_before(self, order: Order) -> int:
+        """Returns the watermark before the commit of a result."""
+        return int(self.timeline.before[order.commit_index])
 
     def record_judged(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
-        """Remembers how many events the rule judged, and what it did with each late one."""
-        evaluated = self.segment.gathered.evaluated
+        """Counts the events that the rule judged, and notes what it did with each late one."""
+        evaluated = self._gathered.evaluated
         evaluated[self.entry.rule_id] = evaluated.get(self.entry.rule_id, 0) + int(np.count_nonzero(judged))
-        self.segment.record_late(wanted, taken, judged)
+        self._segment.late_events.record(wanted, taken, judged)
 
-    def is_effective(self, times: Int64s, until: Int64s | None = None) -> Mask:
-        """Which times may trigger: those in [effective_from, effective_until).
+    def find_effective(self, times: Int64s, until: Int64s | None = None) -> Mask:
+        """Marks the times that may trigger: those in [effective_from, effective_until).
 
-        until: of each time, whether it or one of those after it does, up to this one.
+        until: a time counts as well if one after it may trigger, up to this one.
         """
-        rule = self.rule.spec
+        rule = self.spec
         mask = np.ones(len(times), dtype=bool)
         if rule.effective_from is not None:
             mask &= (times if until is None else until) >= rule.effective_from
@@ -199,8 +240,8 @@ class RuleRun:
         return mask
 
     def find_errors(self, events: Events) -> Mask:
-        """Which events have an error in a FILTER of the rule's measures, or in an argument where its FILTER is true."""
-        spoiled = np.zeros(len(events), dtype=bool)
+        """Marks the events with an error in a FILTER of the rule's measures, or in an argument where its FILTER is true."""
+        has_error = np.zeros(len(events), dtype=bool)
         for measure in self.rule.measures:
             argument = measure.feature.argument
             error = None if argument is None else events.value(argument).error
@@ -209,13 +250,13 @@ class RuleRun:
                 # Where the FILTER is false or NULL, the argument is not evaluated.
                 error = either_mask(filtered.error, None if error is None else error & filtered.is_true())
             if error is not None:
-                spoiled |= error
-        return spoiled
+                has_error |= error
+        return has_error
 
     def check_condition(self, columns: Mapping[str, Column], complete: Mask) -> tuple[Mask, Mask]:
-        """Where the rule's condition holds, and where a measure or the condition has an error.
+        """Marks where the rule's condition holds, and where a measure or the condition has an error.
 
-        A measure that is a time or a date outside the years 1 to 9999 has one.
+        A time or a date outside the years 1 to 9999 is an error of its measure.
         """
         errors = np.zeros(len(complete), dtype=bool)
         for measure in self.rule.measures:
@@ -231,63 +272,87 @@ class RuleRun:
             errors |= when.error
         return when.is_true() & ~errors, errors
 
-    def is_complete(self, state_id: str, starts: Int64s) -> Mask:
-        """Which window starts have all their events in the state of that name."""
-        bound = self.state.features[state_id].complete_from
+    def complete_from(self, state_id: str) -> int | None:
+        """Returns the earliest start of a window that has all its events in the state of that name; None for any."""
+        return self.state.features[state_id].complete_from
+
+    def find_complete(self, state_id: str, starts: Int64s) -> Mask:
+        """Marks the window starts that have all their events in the state of that name."""
+        bound = self.complete_from(state_id)
         return np.ones(len(starts), dtype=bool) if bound is None else np.asarray(starts >= bound)
 
+    def key_at(self, at: int) -> Key:
+        """Returns an event's key, as tables know it."""
+        return int(self.grouping.keys.low[at]), int(self.grouping.keys.high[at])
+
     def key_texts(self, at: int) -> dict[str, str | None]:
-        """The texts of an event's key."""
+        """Returns the texts of an event's key."""
         return {name: text_of(self.events.columns[name].item(at)) for name in self.rule.group_by}
 
     def stored_key(self, at: int) -> list[Any]:
-        """The stored values of an event's key, for a table to keep."""
+        """Returns the stored values of an event's key, for a table to keep."""
         return [self.events.columns[name].take(slice(at, at + 1)).stored()[0] for name in self.rule.group_by]
 
     def key_values(self, stored: Sequence[Any]) -> dict[str, Any]:
-        """The values of a key that `stored_key` gave, as a message shows them."""
-        fields = self.segment.stream.fields
+        """Returns the values, as a message shows them, of a key that `stored_key` returned."""
+        fields = self.stream.fields
         return {
             name: from_values(fields[name], [value]).item(0)
             for name, value in zip(self.rule.group_by, stored, strict=True)
         }
 
     def key_columns(self, keys: Iterable[Sequence[Any]]) -> dict[str, Column]:
-        """The group_by fields that the rule's condition reads, of keys that `stored_key` gave; read only if there are any."""
-        when, fields = self.rule.when, self.segment.stream.fields
+        """Returns the group_by fields that the rule's condition reads, of keys that `stored_key` returned.
+
+        keys: read only if there are such fields.
+        """
+        when, fields = self.rule.when, self.stream.fields
         named = [] if when is None else [(at, n) for at, n in enumerate(self.rule.group_by) if n in when.fields]
         listed = list(keys) if named else []
         return {name: from_values(fields[name], [key[at] for key in listed]) for at, name in named}
 
     def type_measures(self, texts: Mapping[str, str | None]) -> dict[str, object]:
-        """Measures from the texts that are remembered of them; the text itself where the rule has no such measure any more."""
+        """Returns the values of measures from their texts; the text itself where the rule no longer has such a measure."""
         types = {measure.name: measure.type for measure in self.rule.measures}
-        return {name: _typed(types.get(name), text) for name, text in texts.items()}
+        return {name: _parse_measure(types.get(name), text) for name, text in texts.items()}
 
-    def halves(self, at: int) -> Key:
-        """Both halves of an event's key."""
-        return int(self.grouping.keys.low[at]), int(self.grouping.keys.high[at])
+    def empty_windows(self, is_emptied: Mask, keys: Iterable[Key]) -> None:
+        """Empties the rule's windows after alerts: of these keys nothing of earlier segments counts, nor these events."""
+        listed = list(keys)
+        for feature in self.rule.features:
+            self._segment.empty_feature(feature.feature_id, is_emptied, listed)
 
-    def add_alert(self, order: Order, alert: Alert) -> None:
-        """Adds a row."""
-        _, phase, at, rank = order
-        time, event_id = (
-            (int(self.events.times[at]), sortable_id(self.events.id_value(at))) if phase == BY_EVENT else (at, "")
+    def write_alert(
+        self,
+        order: Order,
+        subject: Subject,
+        verdict: str,
+        revision: int,
+        measures: Mapping[str, Any],
+        is_complete: bool,
+        values: Mapping[str, Any],
+    ) -> None:
+        """Writes a row of alerts. measures: typed values; values: what else the message may name."""
+        alert = self.writer.make_alert(
+            subject, verdict, revision, self.arrival_of(order), measures, is_complete, values
         )
+        time, event_id = order.cause, ""
+        if order.phase == BY_EVENT:
+            time, event_id = int(self.events.times[order.cause]), sortable_id(self.events.id_value(order.cause))
         key = json.dumps(list(alert.key.values()), ensure_ascii=False)
-        place = Place(alert.arrival, phase, time, event_id, alert.rule_id, key, rank)
-        self.segment.gathered.alerts.append((place, alert))
+        place = Place(alert.arrival, order.phase, time, event_id, alert.rule_id, key, order.rank)
+        self._gathered.alerts.append((place, alert))
 
     def add_note(self, action: str, message: str, arrival: int) -> None:
         """Adds a row for rule_log that only this shard knows of."""
-        row = LogRow(self.segment.stream.name, self.entry.rule_id, self.entry.version, action, message, arrival)
-        self.segment.gathered.notes.append(row)
+        row = LogRow(self.stream.name, self.entry.rule_id, self.entry.version, action, message, arrival)
+        self._gathered.notes.append(row)
 
     def count_failure(self, commit: int, time: int, name: str, count: int = 1) -> None:
-        """Counts errors while judging. commit, time, name: of the first one, such as an event's id."""
-        if self.evaluated:
+        """Counts errors while judging. commit, time, name: of the first one; a name is an event's id, for example."""
+        if self.is_evaluated:
             failure = Failure(self.entry.rule_id, self.entry.version, count, name, (commit, time))
-            self.segment.gathered.failures = merge_failures([*self.segment.gathered.failures, failure])
+            self._gathered.failures = merge_failures([*self._gathered.failures, failure])
 
     def count_failed_events(self, mask: Mask) -> None:
         """Counts events with errors."""
@@ -297,17 +362,17 @@ class RuleRun:
             self.count_failure(commit, time, self.events.id_text(first), int(mask.sum()))
 
     def group_by_key(self, mask: Mask) -> list[tuple[Key, Int64s]]:
-        """The events of a mask by key: both halves, and positions in order of arrival; keys sorted."""
+        """Groups the events of a mask by key: keys sorted, each with its positions in order of arrival."""
         positions = np.flatnonzero(mask)
         numbers = self.grouping.numbers[positions]
         order = np.argsort(numbers, kind="stable")
         positions, numbers = positions[order], numbers[order]
         cuts = np.flatnonzero(np.diff(numbers)) + 1
         parts = np.split(positions, cuts) if len(positions) else []
-        return [(self.halves(int(part[0])), part) for part in parts]
+        return [(self.key_at(int(part[0])), part) for part in parts]
 
 
-def _typed(type_: DataType | None, text: str | None) -> object:
+def _parse_measure(type_: DataType | None, text: str | None) -> object:
     if type_ is None or text is None:
         return text
     try:
@@ -318,7 +383,7 @@ def _typed(type_: DataType | None, text: str | None) -> object:
 
 
 def merge_failures(failures: Sequence[Failure]) -> list[Failure]:
-    """One failure per rule and version, by these: counts added, the first event by arrival kept, and the first reason."""
+    """Merges failures to one per rule and version: the sum of the counts, the first event by arrival, the first reason."""
     merged: dict[tuple[str, int], Failure] = {}
     for failure in failures:
         slot = (failure.rule_id, failure.version)

@@ -1,10 +1,15 @@
-"""Session windows: events of a key that lie a gap or less apart belong together."""
+"""Judges session windows: events of a key that lie a gap or less apart belong together.
+
+State: a keyed table with the rows of each key (`SessionRows`), from which its sessions are cut (`Sessions`), and one with
+the last verdict on each session (`SessionMemory`).
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +18,11 @@ from lookback.core.aggregation.distinct import count_from_start
 from lookback.core.aggregation.runs import comparable
 from lookback.core.judging.measuring import select_kept, select_values
 from lookback.core.judging.segment import Order, RuleRun
-from lookback.core.judging.verdicts import Memory, Subject, texts_of
+from lookback.core.judging.verdicts import Memory, Subject, memories_value, read_memories, texts_of
 from lookback.core.rules.compiled import CompiledRule, Feature
 from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK, moment
+from lookback.core.streams.alerts import moment
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, Values, from_values, text_of
 from lookback.core.values.keys import Int64s, Keys
@@ -25,218 +30,54 @@ from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT
 from lookback.core.values.windows import Session
 
-# An event of a session: [time, value per measure]; a value is None where the measure leaves the event out. Rows written
-# before a measure was added lack its value.
-_Row = list[Any]
 
+class SessionRow(list[Any]):
+    """An event of a session, as a list that tables store as it is: its time, then a value per slot.
 
-def judge_sessions(rule_run: RuleRun) -> None:
-    """Judges the sessions of a segment."""
-    _Judge(rule_run).run()
-
-
-def forget_measures(table: KeyedTable, used: Iterable[str]) -> None:
-    """Forgets the values of measures that are used no more; one that comes back starts anew."""
-    known = set(used)
-    for slot in table.notes.get("slots", ()):
-        if slot[0] not in known:
-            slot[0] = None
-
-
-def delete_from_sessions(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, mine: Mask) -> None:
-    """Takes one row of equal key, time and values out for each deleted event; a session may fall apart by it."""
-    table = state.table(rule.store)
-    slots = {slot[0]: at + 1 for at, slot in enumerate(table.notes.get("slots", ()))}
-    wanted = mine if rule.where is None else mine & deleted.value(rule.where).is_true()
-    for at in np.flatnonzero(wanted).tolist():
-        key = (int(keys.low[at]), int(keys.high[at]))
-        value = table.get(key)
-        if value is None:
-            continue
-        measured = _values_at(rule, deleted, at, slots)
-        for place, row in enumerate(value["rows"]):
-            if row[0] == deleted.times[at] and all(
-                slot >= len(row) or comparable(row[slot]) == comparable(value) for slot, value in measured.items()
-            ):
-                left = [*value["rows"][:place], *value["rows"][place + 1 :]]
-                # What is left may end earlier, and is looked at once its first row is reached.
-                table.put(key, {**value, "rows": left} if left else None, left[0][0] if left else NEVER_DUE)
-                break
-
-
-def _values_at(rule: CompiledRule, events: Events, at: int, slots: Mapping[str, int]) -> dict[int, Any]:
-    """What the row of an event holds, by slot."""
-    event, found = events.take(np.array([at])), {}
-    for measure in rule.measures:
-        feature = measure.feature
-        values = select_values(feature, event)
-        value = 1 if values is None else values.stored()[0]
-        if feature.feature_id in slots:
-            found[slots[feature.feature_id]] = value if select_kept(feature, event)[0] else None
-    return found
-
-
-@dataclass(eq=False)
-class OpenSession:
-    """One session. rows: by (time, arrival), never empty; log: the same rows in the order in which they came to it.
-
-    A session that grows only adds to its log, so what it was at some moment is told by the log's length then.
+    A value is None where the slot's measure leaves the event out. Rows written before a slot was added lack its value.
     """
 
-    rows: list[_Row]
-    log: list[_Row]
+    __slots__ = ()
 
-    @property
-    def start(self) -> int:
-        """The time of its first row."""
-        return int(self.rows[0][0])
+    time = property(itemgetter(0), doc="The time of the event.")
 
-    @property
-    def last(self) -> int:
-        """The time of its last row."""
-        return int(self.rows[-1][0])
+    @staticmethod
+    def values_of(rows: Iterable[SessionRow], slot: int) -> list[Any]:
+        """Returns the value of each row in a slot; None where it lacks one."""
+        at = slot + 1
+        return [row[at] if at < len(row) else None for row in rows]
+
+
+_time = attrgetter("time")
 
 
 @dataclass
-class Sessions:
-    """The sessions of one key, by time.
+class SessionRows:
+    """The state of one key. stored_key: the values of the group_by fields; rows: by (time, arrival)."""
 
-    A session takes the rows that follow its first one with gaps of `gap` or less, up to `longest` after it.
+    stored_key: list[Any]
+    rows: list[SessionRow]
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Any]) -> SessionRows:
+        """Reads what `to_value` wrote."""
+        rows = [row if type(row) is SessionRow else SessionRow(row) for row in value["rows"]]
+        return cls(value["key"], rows)
+
+    def to_value(self) -> dict[str, Any]:
+        """Returns lists, as a keyed table stores them."""
+        return {"key": self.stored_key, "rows": self.rows}
+
+
+class Slot(NamedTuple):
+    """A measure's place among the values of rows.
+
+    feature_id: of the measure; None once it is no longer used. since: the highest event time when the measure came, before
+    which it has no rows; None if the stream was empty.
     """
 
-    gap: int
-    longest: int
-    listed: list[OpenSession] = field(default_factory=list)
-
-    @classmethod
-    def of_rows(cls, gap: int, longest: int, rows: list[_Row]) -> Sessions:
-        """The sessions that rows, sorted by time, make."""
-        sessions = cls(gap, longest)
-        sessions.listed = [OpenSession(part, list(part)) for part in sessions._cut(rows)]
-        return sessions
-
-    def end(self, session: OpenSession) -> int:
-        """The exclusive end of a session."""
-        return min(session.last + self.gap + 1, session.start + self.longest)
-
-    def is_cut(self, session: OpenSession) -> bool:
-        """Whether the session ends because it became too long."""
-        return session.start + self.longest < session.last + self.gap + 1
-
-    def forget(self, until: int) -> None:
-        """Forgets the sessions whose end is `until` or earlier."""
-        while self.listed and self.end(self.listed[0]) <= until:
-            del self.listed[0]
-
-    def add(self, row: _Row, alive_after: int) -> tuple[list[OpenSession], list[int]] | None:
-        """Adds a row if the session that it comes to belong to ends after `alive_after`.
-
-        Returns the sessions that are new or changed, and the starts that are no more; None if it was not added.
-        """
-        time = int(row[0])
-        first, last = self._region(time)
-        if first < last and time >= self.listed[first].start + self.longest:
-            # That session was closed before the row; it begins another, or the next one begins with it.
-            first += 1
-        before = self.listed[first:last]
-        start = min(time, before[0].start) if before else time
-        joined, final = 0, time
-        for session in before:
-            if session.start >= start + self.longest:
-                break
-            if session.last >= start + self.longest:
-                return self._cut_anew(row, alive_after, first, last)
-            joined, final = joined + 1, max(final, session.last)
-        if min(final + self.gap + 1, start + self.longest) <= alive_after:
-            return None
-        parts = before[:joined]
-        gone = [session.start for session in parts if session.start != start]
-        merged = _merged(parts, row)
-        self.listed[first : first + joined] = [merged]
-        return [merged], gone
-
-    def _cut_anew(
-        self, row: _Row, alive_after: int, first: int, last: int
-    ) -> tuple[list[OpenSession], list[int]] | None:
-        """A row that makes some session of listed[first:last] too long: their rows are divided again."""
-        before = self.listed[first:last]
-        rows = [each for session in before for each in session.rows]
-        rows.insert(bisect_right(rows, row[0], key=_time), row)
-        known = {(id(session.rows[0]), id(session.rows[-1])): session for session in before}
-        after, changed = [], []
-        for part in self._cut(rows):
-            session = known.get((id(part[0]), id(part[-1])))
-            is_own = any(each is row for each in part)
-            if session is None or is_own:
-                session = OpenSession(part, list(part))
-                changed.append(session)
-            if is_own and self.end(session) <= alive_after:
-                return None
-            after.append(session)
-        self.listed[first:last] = after
-        starts = {session.start for session in after}
-        return changed, [session.start for session in before if session.start not in starts]
-
-    def _region(self, time: int) -> tuple[int, int]:
-        """The sessions that a row at `time` may change: those of the chain of gaps that it lies in."""
-        first = bisect_right(self.listed, time, key=_start) - 1
-        if first < 0 or self.listed[first].last + self.gap < time:
-            first += 1
-        last, end = first, time
-        while last < len(self.listed) and self.listed[last].start - self.gap <= end:
-            end = max(end, self.listed[last].last)
-            last += 1
-        return first, last
-
-    def _cut(self, rows: list[_Row]) -> list[list[_Row]]:
-        sessions: list[list[_Row]] = []
-        for row in rows:
-            session = sessions[-1] if sessions else None
-            if session and row[0] - session[-1][0] <= self.gap and row[0] < session[0][0] + self.longest:
-                session.append(row)
-            else:
-                sessions.append([row])
-        return sessions
-
-
-def _merged(parts: list[OpenSession], row: _Row) -> OpenSession:
-    """Sessions that follow each other and a row that joins them: the largest of them takes all, so that rows seldom move."""
-    if not parts:
-        return OpenSession([row], [row])
-    at = max(range(len(parts)), key=lambda each: len(parts[each].rows))
-    session = parts[at]
-    left = [each for part in parts[:at] for each in part.rows]
-    right = [each for part in parts[at + 1 :] for each in part.rows]
-    session.rows[:0] = left
-    session.rows += right
-    session.rows.insert(bisect_right(session.rows, row[0], key=_time), row)
-    session.log += [*left, *right, row]
-    return session
-
-
-def _time(row: _Row) -> int:
-    return int(row[0])
-
-
-def _start(session: OpenSession) -> int:
-    return session.start
-
-
-@dataclass(frozen=True)
-class _Result:
-    """A session as of some moment: the first `rows` of its log. log None: it was merged into another, which retracts it."""
-
-    order: Order
-    key: Key
-    start: int
-    end: int = 0
-    log: list[_Row] | None = None
-    rows: int = 0
-
-    @classmethod
-    def of(cls, order: Order, key: Key, session: OpenSession, end: int) -> _Result:
-        """The session as it is now."""
-        return cls(order, key, session.start, end, session.log, len(session.log))
+    feature_id: str | None
+    since: int | None
 
 
 class SessionMemory(NamedTuple):
@@ -253,160 +94,387 @@ class SessionMemory(NamedTuple):
     @property
     def last(self) -> Memory:
         """The part that every kind of rule remembers."""
-        return Memory(*self[:5])
+        return Memory(self.version, self.revision, self.holds, self.verdict, self.measures)
+
+
+def judge_sessions(rule_run: RuleRun) -> None:
+    """Judges the sessions of a segment."""
+    _Judge(rule_run).run()
+
+
+def forget_measures(table: KeyedTable, used: Iterable[str]) -> None:
+    """Forgets the values of measures that are no longer used; one that comes back starts anew."""
+    known = set(used)
+    if "slots" in table.notes:
+        slots = _read_slots(table)
+        table.notes["slots"] = [slot if slot.feature_id in known else slot._replace(feature_id=None) for slot in slots]
+
+
+def _read_slots(table: KeyedTable) -> list[Slot]:
+    return [Slot(*slot) for slot in table.notes.get("slots", ())]
+
+
+def _number_slots(slots: Sequence[Slot]) -> dict[str, int]:
+    """Returns the number of each measure's slot."""
+    return {slot.feature_id: number for number, slot in enumerate(slots) if slot.feature_id is not None}
+
+
+def delete_from_sessions(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, mine: Mask) -> None:
+    """Removes one row of equal key, time and values for each deleted event; a session may fall apart by it."""
+    table = state.table(rule.store)
+    slots = _number_slots(_read_slots(table))
+    wanted = mine if rule.where is None else mine & deleted.value(rule.where).is_true()
+    for at in np.flatnonzero(wanted).tolist():
+        key = (int(keys.low[at]), int(keys.high[at]))
+        value = table.get(key)
+        if value is None:
+            continue
+        known = SessionRows.from_value(value)
+        rank = _find_row(known.rows, int(deleted.times[at]), _measured_values(rule, deleted, at, slots))
+        if rank is not None:
+            known = SessionRows(known.stored_key, [*known.rows[:rank], *known.rows[rank + 1 :]])
+            if known.rows:
+                # These sessions may end earlier, and are looked at once the watermark reaches the first row.
+                table.put(key, known.to_value(), known.rows[0].time)
+            else:
+                table.put(key, None)
+
+
+def _find_row(rows: Sequence[SessionRow], time: int, values: Mapping[int, Any]) -> int | None:
+    """Finds a row with that time and those values, by slot; a value that the row lacks counts as equal. None if none."""
+    for rank, row in enumerate(rows):
+        if row.time == time and all(
+            slot + 1 >= len(row) or comparable(row[slot + 1]) == comparable(value) for slot, value in values.items()
+        ):
+            return rank
+    return None
+
+
+def _measured_values(rule: CompiledRule, events: Events, at: int, slots: Mapping[str, int]) -> dict[int, Any]:
+    """Returns the values that the row of an event has, by slot."""
+    event, values = events.take(np.array([at])), {}
+    for measure in rule.measures:
+        feature = measure.feature
+        if feature.feature_id in slots:
+            column = select_values(feature, event)
+            value = 1 if column is None else column.stored()[0]
+            values[slots[feature.feature_id]] = value if select_kept(feature, event)[0] else None
+    return values
+
+
+@dataclass(eq=False)
+class OpenSession:
+    """One session. rows: by (time, arrival), never empty; log: the same rows in the order in which they joined it.
+
+    A session that grows only adds to its log, so the length of the log at some moment tells what the session was then.
+    """
+
+    rows: list[SessionRow]
+    log: list[SessionRow]
+
+    @property
+    def start(self) -> int:
+        """The time of its first row."""
+        return int(self.rows[0].time)
+
+    @property
+    def last(self) -> int:
+        """The time of its last row."""
+        return int(self.rows[-1].time)
+
+
+@dataclass
+class Sessions:
+    """The sessions of one key, by time.
+
+    A session takes the rows that follow its first one with gaps of `gap` or less, up to `longest` after it.
+    """
+
+    gap: int
+    longest: int
+    listed: list[OpenSession] = field(default_factory=list)
+
+    @classmethod
+    def from_rows(cls, gap: int, longest: int, rows: list[SessionRow]) -> Sessions:
+        """Cuts rows, sorted by time, into sessions."""
+        sessions = cls(gap, longest)
+        sessions.listed = [OpenSession(part, list(part)) for part in sessions._cut(rows)]
+        return sessions
+
+    def end(self, session: OpenSession) -> int:
+        """Returns the exclusive end of a session."""
+        return min(session.last + self.gap + 1, session.start + self.longest)
+
+    def is_cut(self, session: OpenSession) -> bool:
+        """Returns whether the session ends because it became too long."""
+        return session.start + self.longest < session.last + self.gap + 1
+
+    def forget(self, until: int) -> None:
+        """Forgets the sessions whose end is `until` or earlier."""
+        while self.listed and self.end(self.listed[0]) <= until:
+            del self.listed[0]
+
+    def add(self, row: SessionRow, closed_until: int) -> tuple[list[OpenSession], list[int]] | None:
+        """Adds a row if the session that it then belongs to ends after `closed_until`.
+
+        Returns the sessions that are new or changed, and the starts that no session has any more; None if it was not
+        added.
+        """
+        time = int(row.time)
+        first, last = self._find_region(time)
+        if first < last and time >= self.listed[first].start + self.longest:
+            # That session was closed before the row; it begins another, or the next one begins with it.
+            first += 1
+        before = self.listed[first:last]
+        start = min(time, before[0].start) if before else time
+        joined, final = 0, time
+        for session in before:
+            if session.start >= start + self.longest:
+                break
+            if session.last >= start + self.longest:
+                return self._cut_anew(row, closed_until, first, last)
+            joined, final = joined + 1, max(final, session.last)
+        if min(final + self.gap + 1, start + self.longest) <= closed_until:
+            return None
+        parts = before[:joined]
+        gone = [session.start for session in parts if session.start != start]
+        merged = _merge(parts, row)
+        self.listed[first : first + joined] = [merged]
+        return [merged], gone
+
+    def _cut_anew(
+        self, row: SessionRow, closed_until: int, first: int, last: int
+    ) -> tuple[list[OpenSession], list[int]] | None:
+        """Adds a row that makes some session of listed[first:last] too long: cuts all their rows into sessions again."""
+        before = self.listed[first:last]
+        rows = [each for session in before for each in session.rows]
+        rows.insert(bisect_right(rows, row.time, key=_time), row)
+        known = {(id(session.rows[0]), id(session.rows[-1])): session for session in before}
+        after, changed = [], []
+        for part in self._cut(rows):
+            session = known.get((id(part[0]), id(part[-1])))
+            is_own = any(each is row for each in part)
+            if session is None or is_own:
+                session = OpenSession(part, list(part))
+                changed.append(session)
+            if is_own and self.end(session) <= closed_until:
+                return None
+            after.append(session)
+        self.listed[first:last] = after
+        starts = {session.start for session in after}
+        return changed, [session.start for session in before if session.start not in starts]
+
+    def _find_region(self, time: int) -> tuple[int, int]:
+        """Finds the sessions, as listed[first:last], that a row at `time` may change: those a gap or less from each other."""
+        first = bisect_right(self.listed, time, key=_start) - 1
+        if first < 0 or self.listed[first].last + self.gap < time:
+            first += 1
+        last, end = first, time
+        while last < len(self.listed) and self.listed[last].start - self.gap <= end:
+            end = max(end, self.listed[last].last)
+            last += 1
+        return first, last
+
+    def _cut(self, rows: list[SessionRow]) -> list[list[SessionRow]]:
+        """Cuts rows, sorted by time, into those of each session."""
+        sessions: list[list[SessionRow]] = []
+        end = -NEVER_DUE
+        for row in rows:
+            time = row.time
+            if time >= end:
+                sessions.append([])
+                longest_end = time + self.longest
+            sessions[-1].append(row)
+            end = min(time + self.gap + 1, longest_end)
+        return sessions
+
+
+def _merge(parts: list[OpenSession], row: SessionRow) -> OpenSession:
+    """Merges sessions that follow each other and a row that joins them.
+
+    The largest of them takes the rows of the others, so that rows seldom move.
+    """
+    if not parts:
+        return OpenSession([row], [row])
+    at = max(range(len(parts)), key=lambda each: len(parts[each].rows))
+    session = parts[at]
+    left = [each for part in parts[:at] for each in part.rows]
+    right = [each for part in parts[at + 1 :] for each in part.rows]
+    session.rows[:0] = left
+    session.rows += right
+    session.rows.insert(bisect_right(session.rows, row.time, key=_time), row)
+    session.log += [*left, *right, row]
+    return session
+
+
+def _start(session: OpenSession) -> int:
+    return session.start
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A session as of some moment: the first `rows` of its log. log None: it was merged into another session."""
+
+    order: Order
+    key: Key
+    start: int
+    end: int = 0
+    log: list[SessionRow] | None = None
+    rows: int = 0
+
+    @classmethod
+    def of(cls, order: Order, key: Key, session: OpenSession, end: int) -> _Result:
+        """The session as it is now."""
+        return cls(order, key, session.start, end, session.log, len(session.log))
 
 
 class _Judge:
     def __init__(self, rule_run: RuleRun) -> None:
-        assert isinstance(rule_run.rule.spec.window, Session)
-        self._rule_run, self._gap = rule_run, rule_run.rule.spec.window.gap
-        self._longest, self._lateness = rule_run.segment.stream.max_session, rule_run.rule.allowed_lateness
-        # Per key {"key": stored values of the group_by fields, "rows": [...]}.
+        assert isinstance(rule_run.spec.window, Session)
+        self._rule_run, self._gap = rule_run, rule_run.spec.window.gap
+        self._longest, self._lateness = rule_run.stream.max_session, rule_run.rule.allowed_lateness
+        # A `SessionRows` per key.
         self._table = rule_run.state.table(rule_run.rule.store)
-        self._table_of_memories = rule_run.state.table(rule_run.rule.memory)
-        self._after: list[int] = rule_run.timeline.after.tolist()
+        # Per key the `SessionMemory` of each session that has a row, by start.
+        self._memories = rule_run.state.table(rule_run.rule.memory)
         self._slots = self._open_slots()
-        self._names: dict[Key, list[Any]] = {}
+        self._slot_numbers = _number_slots(self._slots)
+        self._stored_keys: dict[Key, list[Any]] = {}
 
     def run(self) -> None:
+        """Judges the sessions that events or the watermark change in the segment."""
         rule_run = self._rule_run
         results: list[_Result] = []
         taken = np.zeros(len(rule_run.events), dtype=bool)
-        here = dict(rule_run.group_by_key(rule_run.wanted))
+        positions_by_key = dict(rule_run.group_by_key(rule_run.wanted))
         none: Int64s = np.zeros(0, dtype=np.int64)
         values = self._slot_values()
-        for key in sorted({*here, *self._table.due(int(rule_run.timeline.after[-1]))}):
-            results += self._follow(key, here.get(key, none), values, taken)
-        judged = taken if rule_run.evaluated else np.zeros(len(taken), dtype=bool)
+        for key in sorted({*positions_by_key, *self._table.due(rule_run.timeline.end)}):
+            results += self._process_key(key, positions_by_key.get(key, none), values, taken)
+        judged = taken if rule_run.is_evaluated else np.zeros(len(taken), dtype=bool)
         rule_run.record_judged(rule_run.wanted, taken, judged)
-        if rule_run.evaluated:
+        if rule_run.is_evaluated:
             rule_run.failed |= taken & rule_run.find_errors(rule_run.events)
             rule_run.count_failed_events(rule_run.failed)
             self._judge(results)
-        self._table_of_memories.forget_due(int(rule_run.timeline.after[-1]))
+        self._memories.forget_due(rule_run.timeline.end)
 
-    def _open_slots(self) -> dict[str, int]:
-        """Where in a row each measure's value is; a measure that is new starts without rows."""
-        rule_run, notes = self._rule_run, self._table.notes
-        slots: list[Any] = notes.setdefault("slots", [])
-        used = {measure.feature.feature_id: None for measure in rule_run.rule.measures}
-        for feature_id in used:
-            if feature_id not in {slot[0] for slot in slots}:
-                slots.append([feature_id, rule_run.state.high])
-        return {slot[0]: at + 1 for at, slot in enumerate(slots) if slot[0] is not None}
+    def _open_slots(self) -> list[Slot]:
+        """Gives each measure a slot; one that is new starts without rows."""
+        slots = _read_slots(self._table)
+        known = {slot.feature_id for slot in slots}
+        used = dict.fromkeys(measure.feature.feature_id for measure in self._rule_run.rule.measures)
+        slots += [Slot(feature_id, self._rule_run.state.high) for feature_id in used if feature_id not in known]
+        self._table.notes["slots"] = slots
+        return slots
 
-    def _slot_values(self) -> list[list[Any] | None]:
-        """Per slot the values of the events, None where the measure leaves an event out."""
+    def _slot_values(self) -> list[list[Any]]:
+        """Returns per slot the values of the events, None where the measure leaves an event out."""
         events = self._rule_run.events
-        columns: list[list[Any] | None] = [None] * len(self._table.notes["slots"])
+        columns: list[list[Any]] = [[None] * len(events)] * len(self._slots)
         for measure in self._rule_run.rule.measures:
             feature = measure.feature
             selected, values = select_kept(feature, events), select_values(feature, events)
             stored = [1] * len(events) if values is None else values.stored()
-            columns[self._slots[feature.feature_id] - 1] = [
+            columns[self._slot_numbers[feature.feature_id]] = [
                 value if keep else None for value, keep in zip(stored, selected.tolist(), strict=True)
             ]
         return columns
 
-    def _follow(self, key: Key, positions: Int64s, values: list[list[Any] | None], taken: Any) -> Iterator[_Result]:
-        """One key through the segment: sessions grow, merge, end and are forgotten."""
+    def _process_key(self, key: Key, positions: Int64s, values: list[list[Any]], taken: Mask) -> Iterator[_Result]:
+        """Takes one key through the segment: its sessions grow, merge, end and are forgotten. Marks the events taken."""
         rule_run, timeline = self._rule_run, self._rule_run.timeline
         value = self._table.get(key)
-        if value is None:
-            value = {"key": rule_run.stored_key(int(positions[0])), "rows": []}
-        self._names[key] = value["key"]
-        sessions = Sessions.of_rows(self._gap, self._longest, value["rows"])
-        watermark, forgotten = int(timeline.before[0]), None
+        known = (
+            SessionRows(rule_run.stored_key(int(positions[0])), []) if value is None else SessionRows.from_value(value)
+        )
+        self._stored_keys[key] = known.stored_key
+        sessions = Sessions.from_rows(self._gap, self._longest, known.rows)
+        watermark, closed_until = timeline.start, None
         for at in positions.tolist():
-            mark = int(rule_run.segment.watermarks[at])
-            if mark != watermark:
-                yield from self._ends(key, sessions, watermark, mark)
-                watermark = mark
-            if mark != forgotten:
-                sessions.forget(mark - self._lateness)
-                forgotten = mark
-            row = [int(rule_run.events.times[at]), *(None if column is None else column[at] for column in values)]
-            added = sessions.add(row, mark - self._lateness)
+            before, watermark = watermark, int(rule_run.watermarks[at])
+            if watermark != before:
+                yield from self._end_sessions(key, sessions, before, watermark)
+            if closed_until is None or watermark != before:
+                closed_until = rule_run.earliest_in_time(watermark)
+                sessions.forget(closed_until)
+            row = SessionRow((int(rule_run.events.times[at]), *(column[at] for column in values)))
+            added = sessions.add(row, closed_until)
             if added is None:
                 continue
             taken[at] = True
             changed, gone = added
-            place = int(rule_run.segment.places[at])
             for rank, start in enumerate(gone):
-                yield _Result((place, BY_EVENT, at, rank), key, start)
-            for rank, session in enumerate(changed):
+                yield _Result(rule_run.order_by_event(at, rank), key, start)
+            for rank, session in enumerate(changed, len(gone)):
                 end = sessions.end(session)
-                if end <= mark or rule_run.rule.spec.early:
-                    order = (place, BY_EVENT, at, len(gone) + rank)
-                    yield _Result.of(order, key, session, end)
-        last = int(timeline.after[-1])
-        yield from self._ends(key, sessions, watermark, last)
-        sessions.forget(last - self._lateness)
+                if end <= watermark or rule_run.spec.early:
+                    yield _Result.of(rule_run.order_by_event(at, rank), key, session, end)
+        yield from self._end_sessions(key, sessions, watermark, timeline.end)
+        sessions.forget(rule_run.earliest_in_time(timeline.end))
         rows = [row for session in sessions.listed for row in session.rows]
-        self._table.put(key, {"key": value["key"], "rows": rows} if rows else None, self._wake(sessions, last))
+        value = SessionRows(known.stored_key, rows).to_value() if rows else None
+        self._table.put(key, value, self._find_wake(sessions, timeline.end))
 
-    def _ends(self, key: Key, sessions: Sessions, before: int, after: int) -> Iterator[_Result]:
-        """Results of the sessions that the watermark ends on its way from `before` to `after`."""
+    def _end_sessions(self, key: Key, sessions: Sessions, before: int, after: int) -> Iterator[_Result]:
+        """Yields the results of the sessions that the watermark ends on its way from `before` to `after`."""
         rule_run = self._rule_run
         for session in sessions.listed:
             end = sessions.end(session)
             if before < end <= after:
-                place = bisect_left(self._after, end)
-                yield _Result.of((place, BY_WATERMARK, end, session.start), key, session, end)
-                if sessions.is_cut(session) and rule_run.evaluated:
+                order = rule_run.order_by_watermark(end, session.start)
+                yield _Result.of(order, key, session, end)
+                if sessions.is_cut(session) and rule_run.is_evaluated:
                     message = (
-                        f"the session of {texts_of(rule_run.key_values(self._names[key]))} that began "
+                        f"the session of {texts_of(rule_run.key_values(self._stored_keys[key]))} that began "
                         f"{text_of(moment(session.start))} was closed at max_session"
                     )
-                    rule_run.add_note("session_closed", message, int(rule_run.timeline.commits[place]))
+                    rule_run.add_note("session_closed", message, rule_run.arrival_of(order))
 
-    def _wake(self, sessions: Sessions, watermark: int) -> int:
-        """When the first session ends or is forgotten."""
+    def _find_wake(self, sessions: Sessions, watermark: int) -> int:
+        """Finds the watermark at which the first session ends or is forgotten."""
         ends = [sessions.end(session) for session in sessions.listed]
         return min((end if end > watermark else end + self._lateness for end in ends), default=NEVER_DUE)
 
     def _judge(self, results: list[_Result]) -> None:
-        """Measures all results at once and tells them in order."""
+        """Measures all results at once and writes them in order."""
         rule_run = self._rule_run
         results.sort(key=lambda result: result.order)
         shown = [result for result in results if result.log is not None]
         starts = np.array([result.start for result in shown], dtype=np.int64)
         ends = np.array([result.end for result in shown], dtype=np.int64)
-        columns = {measure.name: self._column(measure.feature, shown) for measure in rule_run.rule.measures}
-        complete = rule_run.is_complete(rule_run.rule.store, starts)
-        for feature_id, since in self._table.notes["slots"]:
-            if feature_id is not None and since is not None:
-                complete &= starts >= since
-        holds, errors = rule_run.check_condition(
-            {**columns, **rule_run.key_columns(self._names[result.key] for result in shown)}, complete
-        )
-        effective = rule_run.is_effective(ends)
+        columns = {measure.name: self._measure(measure.feature, shown) for measure in rule_run.rule.measures}
+        is_complete = rule_run.find_complete(rule_run.rule.store, starts)
+        for slot in self._slots:
+            if slot.feature_id is not None and slot.since is not None:
+                is_complete &= starts >= slot.since
+        key_columns = rule_run.key_columns(self._stored_keys[result.key] for result in shown)
+        holds, errors = rule_run.check_condition({**columns, **key_columns}, is_complete)
+        effective = rule_run.find_effective(ends)
         row = 0
         for result in results:
             if result.log is None:
-                self._retract(result)
+                self._retract_merged(result)
                 continue
-            if effective[row] and (holds[row] or errors[row] or self._table_of_memories.get(result.key)):
-                arrival = int(rule_run.timeline.commits[result.order[0]])
+            if effective[row] and (holds[row] or errors[row] or self._memories.get(result.key)):
                 if errors[row]:
-                    rule_run.count_failure(
-                        arrival, result.start, f"the session that began {text_of(moment(result.start))}"
-                    )
+                    name = f"the session that began {text_of(moment(result.start))}"
+                    rule_run.count_failure(rule_run.arrival_of(result.order), result.start, name)
                 else:
                     measures = {measure.name: columns[measure.name].item(row) for measure in rule_run.rule.measures}
-                    self._judge_one(result, bool(holds[row]), measures, bool(complete[row]))
+                    self._write_verdict(result, bool(holds[row]), measures, bool(is_complete[row]))
             row += 1
 
-    def _column(self, feature: Feature, shown: list[_Result]) -> Column:
-        """A measure of each session, from the values of its rows: those that the measure does not leave out."""
-        slot, aggregate = self._slots[feature.feature_id], feature.aggregate
+    def _measure(self, feature: Feature, shown: list[_Result]) -> Column:
+        """Computes a measure of each session, from the values of its rows: those that the measure does not leave out."""
+        slot, aggregate = self._slot_numbers[feature.feature_id], feature.aggregate
         logs = {id(result.log): result.log or [] for result in shown}
         listed: list[Any] = []
         # Where the values of each log begin, and per number of its rows where theirs end.
         begins: dict[int, int] = {}
         ends: dict[int, Int64s] = {}
         for name, log in logs.items():
-            values = [row[slot] if slot < len(row) else None for row in log]
+            values = SessionRow.values_of(log, slot)
             begins[name] = len(listed)
             counted = np.cumsum([0, *(value is not None for value in values)])
             ends[name] = (len(listed) + counted).astype(np.int64)
@@ -422,48 +490,40 @@ class _Judge:
             return Column(BIGINT, count_from_start(groups.astype(np.int64), stored, low, high))
         return aggregate.finish(aggregate.ranges(aggregate.index(stored), low, high), type_)
 
-    def _judge_one(self, result: _Result, holds: bool, measures: dict[str, Any], complete: bool) -> None:
-        rule_run = self._rule_run
-        subject = self._subject(result, result.end)
-        memories = self._memories(result)
+    def _write_verdict(self, result: _Result, holds: bool, measures: dict[str, Any], is_complete: bool) -> None:
+        """Writes the row of a session, if its verdict or its measures have changed."""
+        memories, values = self._read_memories(result), self._key_values(result)
         known = memories.get(result.start)
-        memory, verdict = rule_run.writer.revise(known and known.last, subject, holds, texts_of(measures))
+        subject = self._make_subject(result, result.end, values)
+        memory, verdict = self._rule_run.writer.revise(known and known.last, subject, holds, texts_of(measures))
         if verdict is not None and memory is not None:
-            self._remember(result, memories, SessionMemory(*memory, complete=complete, end=result.end))
-            self._write(result, subject, verdict, memory.revision, measures, complete)
+            self._remember(result, memories, SessionMemory(*memory, complete=is_complete, end=result.end))
+            self._rule_run.write_alert(result.order, subject, verdict, memory.revision, measures, is_complete, values)
 
-    def _retract(self, result: _Result) -> None:
+    def _retract_merged(self, result: _Result) -> None:
         """Retracts the alert of a session that was merged into another."""
-        rule_run = self._rule_run
-        memories = self._memories(result)
+        rule_run, memories = self._rule_run, self._read_memories(result)
         known = memories.get(result.start)
-        if known is not None and known.holds and rule_run.writer.in_force(known.last) is not None:
-            retracted = known._replace(revision=known.revision + 1, holds=False)
+        if known is not None and known.holds and rule_run.writer.keep_own(known.last) is not None:
+            retracted, values = known._replace(revision=known.revision + 1, holds=False), self._key_values(result)
             self._remember(result, memories, retracted)
-            subject, measures = self._subject(result, known.end), rule_run.type_measures(known.measures)
-            self._write(result, subject, "retracted", retracted.revision, measures, known.complete)
+            subject, measures = self._make_subject(result, known.end, values), rule_run.type_measures(known.measures)
+            rule_run.write_alert(
+                result.order, subject, "retracted", retracted.revision, measures, known.complete, values
+            )
 
-    def _subject(self, result: _Result, end: int) -> Subject:
-        key = texts_of(self._rule_run.key_values(self._names[result.key]))
-        return Subject(key, result.key, None, end, result.start, end)
+    def _key_values(self, result: _Result) -> dict[str, Any]:
+        return self._rule_run.key_values(self._stored_keys[result.key])
 
-    def _memories(self, result: _Result) -> dict[int, SessionMemory]:
-        """The memories of the key by session start, without those of starts that no session can have any more."""
-        mark = int(self._rule_run.timeline.before[result.order[0]]) - self._longest - self._lateness
-        stored = self._table_of_memories.get(result.key) or ()
-        return {start: SessionMemory(*memory) for start, memory in stored if start > mark}
+    def _make_subject(self, result: _Result, end: int, key_values: Mapping[str, Any]) -> Subject:
+        return Subject(texts_of(key_values), result.key, None, end, result.start, end)
+
+    def _read_memories(self, result: _Result) -> dict[int, SessionMemory]:
+        """Reads the memories of the key by session start, without those of starts that no session can have any more."""
+        after = self._rule_run.watermark_before(result.order) - self._longest - self._lateness
+        return read_memories(SessionMemory, self._memories.get(result.key), after)
 
     def _remember(self, result: _Result, memories: dict[int, SessionMemory], memory: SessionMemory) -> None:
         memories[result.start] = memory
         until = max(memories) + self._longest + self._lateness
-        self._table_of_memories.put(result.key, [[start, memories[start]] for start in sorted(memories)], until)
-
-    def _write(
-        self, result: _Result, subject: Subject, verdict: str, revision: int, measures: dict[str, Any], complete: bool
-    ) -> None:
-        rule_run = self._rule_run
-        values = rule_run.key_values(self._names[result.key])
-        arrival = int(rule_run.timeline.commits[result.order[0]])
-        rule_run.add_alert(
-            result.order, rule_run.writer.make_alert(subject, verdict, revision, arrival, measures, complete, values)
-        )
+        self._memories.put(result.key, memories_value(memories), until)

@@ -1,10 +1,10 @@
-"""Verdicts of a rule: which are raised, revised, retracted or suppressed, and the alerts that are written of them."""
+"""Verdicts of a rule: raises, revises, retracts or suppresses them, and makes their alerts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.rules.rulebook import Entry
@@ -15,7 +15,7 @@ from lookback.core.values.columns import text_of
 
 
 class Memory(NamedTuple):
-    """The last row that was written about a subject; a keyed table holds it as a JSON list.
+    """The last row that was written about a subject; a keyed table stores it as a list.
 
     version: of the rule; revision: of that row; holds: whether the condition held; verdict: that of the first row;
     measures: their texts.
@@ -32,11 +32,11 @@ class Memory(NamedTuple):
 class Subject:
     """The subject of a verdict: an event, a window, or the wait that an event began. Times in microseconds.
 
-    key: the texts of the group_by fields; halves: the key itself. event_id: None for a window. evidence: event ids.
+    key_texts: of the group_by fields; key: as tables know it. event_id: None for a window. evidence: event ids.
     """
 
-    key: Mapping[str, str | None]
-    halves: Key
+    key_texts: Mapping[str, str | None]
+    key: Key
     event_id: str | None
     event_time: int
     window_start: int
@@ -44,13 +44,26 @@ class Subject:
     evidence: Sequence[str] = ()
 
 
-def are_memories(value: Any, length: int) -> bool:
-    """Whether a value is a list of [start, memory], as windows store it, with memories of that length."""
-    return isinstance(value, list) and all(len(memory) == length for _, memory in value)
+_Memory = TypeVar("_Memory", bound=NamedTuple)
+
+
+def read_memories(kind: type[_Memory], value: Any | None, after: int) -> dict[int, _Memory]:
+    """Reads the memories of a key's windows, by start: those that `memories_value` wrote, of starts above `after`."""
+    return {start: kind(*memory) for start, memory in value or () if start > after}
+
+
+def memories_value(memories: Mapping[int, NamedTuple]) -> list[list[Any]]:
+    """Returns the value of a key's windows, as a keyed table stores it: [start, memory] by start."""
+    return [[start, memories[start]] for start in sorted(memories)]
+
+
+def are_memories(value: Any, kind: type[NamedTuple]) -> bool:
+    """Returns whether `memories_value` wrote a value, with memories of that kind."""
+    return isinstance(value, list) and all(len(memory) == len(kind._fields) for _, memory in value)
 
 
 class AlertWriter:
-    """Writes the alerts of one version of a rule, in order of arrival: an alert that was raised can suppress later ones."""
+    """Decides the verdicts of one version of a rule, in order of arrival: a raised alert can suppress later ones."""
 
     def __init__(self, entry: Entry, rule: CompiledRule, stream: str, state: ShardState) -> None:
         self._entry, self._rule, self._stream = entry, rule, stream
@@ -58,25 +71,25 @@ class AlertWriter:
         self._raised = state.suppressed.setdefault(slot, {}) if suppresses else {}
 
     def decide_first(self, subject: Subject) -> str:
-        """The first verdict on a subject: raised or suppressed."""
+        """Decides the first verdict on a subject: raised or suppressed."""
         span = self._rule.spec.suppress
         if span is None:
             return "raised"
-        last = self._raised.get(subject.halves)
+        last = self._raised.get(subject.key)
         if last is not None and subject.event_time <= last + span:
             return "suppressed"
-        self._raised[subject.halves] = subject.event_time
+        self._raised[subject.key] = subject.event_time
         return "raised"
 
-    def in_force(self, memory: Memory | None) -> Memory | None:
-        """The memory, if the version in force wrote it."""
+    def keep_own(self, memory: Memory | None) -> Memory | None:
+        """Returns the memory if the version in force wrote it, else None."""
         return memory if memory is not None and memory.version == self._entry.version else None
 
     def revise(
         self, memory: Memory | None, subject: Subject, holds: bool, texts: Mapping[str, str | None]
     ) -> tuple[Memory | None, str | None]:
-        """Judges a subject (again): its new memory, and the verdict of the row to write; None for no row."""
-        memory = self.in_force(memory)
+        """Judges a subject, perhaps again. Returns its new memory, and the verdict of the row to write; None for no row."""
+        memory = self.keep_own(memory)
         if memory is None:
             if not holds:
                 return None, None
@@ -96,14 +109,14 @@ class AlertWriter:
         revision: int,
         arrival: int,
         measures: Mapping[str, Any],
-        complete: bool,
+        is_complete: bool,
         values: Mapping[str, Any],
     ) -> Alert:
-        """The row of a verdict. measures: typed values; values: what else the message may name."""
+        """Makes the row of a verdict. measures: typed values; values: what else the message may name."""
         entry, rule = self._entry, self._rule
         named = subject.event_id if subject.event_id is not None else subject.window_start
         return Alert(
-            alert_id=alert_id(entry.rule_id, entry.version, subject.key, named),
+            alert_id=alert_id(entry.rule_id, entry.version, subject.key_texts, named),
             revision=revision,
             verdict=verdict,
             rule_id=entry.rule_id,
@@ -111,19 +124,19 @@ class AlertWriter:
             mode=entry.status,
             severity=rule.spec.severity,
             stream=self._stream,
-            key=subject.key,
+            key=subject.key_texts,
             event_id=subject.event_id,
             event_time=moment(subject.event_time),
             window_start=moment(subject.window_start),
             window_end=moment(subject.window_end),
-            window_complete=complete,
+            window_complete=is_complete,
             measures=measures,
-            message=rule.message({**values, **measures, WINDOW_COMPLETE: complete}),
+            message=rule.message({**values, **measures, WINDOW_COMPLETE: is_complete}),
             evidence=subject.evidence,
             arrival=arrival,
         )
 
 
 def texts_of(measures: Mapping[str, Any]) -> dict[str, str | None]:
-    """Measures as the alerts table holds them."""
+    """Returns values as the alerts table holds them."""
     return {name: text_of(value) for name, value in measures.items()}

@@ -1,0 +1,87 @@
+"""Decides which events are late, and which of them a rule still takes.
+
+An event is late if its time is below the watermark that it is judged against, and for no other reason. A rule takes late
+events up to its allowed lateness. An event that arrives after a later one of its key is out of order, which is another
+matter: `aggregation.grouping` knows of that. All times are in microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lookback.core.streams.alerts import LateEvent, moment
+from lookback.core.streams.events import Events
+from lookback.core.values.columns import Mask
+from lookback.core.values.keys import Int64s
+from lookback.core.values.windows import TiledWindow
+
+_UNWANTED, _DISCARDED, _RECORDED, _EVALUATED = range(4)
+_ACTIONS = {_DISCARDED: "discarded", _RECORDED: "recorded", _EVALUATED: "evaluated"}
+Actions = NDArray[np.int8]
+_Times = TypeVar("_Times", int, Int64s)
+
+
+def find_late(times: Int64s, watermarks: Int64s) -> Mask:
+    """Marks the events that are late: those below their watermark."""
+    is_late: Mask = times < watermarks
+    return is_late
+
+
+def find_in_time(times: Int64s, watermarks: Int64s, allowed_lateness: int, tiles: TiledWindow | None = None) -> Mask:
+    """Marks the events that are not late, or not later than allowed.
+
+    tiles: not the event's own time decides, but the end of the last of these windows that covers it.
+    """
+    earliest = earliest_in_time(watermarks, allowed_lateness)
+    in_time: Mask = times >= earliest if tiles is None else tiles.last_start(times) + tiles.size > earliest
+    return in_time
+
+
+def earliest_in_time(watermark: _Times, allowed_lateness: int) -> _Times:
+    """Returns the earliest time that is still in time: below it are only events that the rule discards.
+
+    A window or session is closed for good when its exclusive end is not above it.
+    """
+    return watermark - allowed_lateness
+
+
+class LateEvents:
+    """The late events of a segment, and the most that any rule did with each: discard, record or evaluate it.
+
+    watermarks: of each event. is_late: mask of the events.
+    """
+
+    def __init__(self, events: Events, watermarks: Int64s) -> None:
+        self._events, self._watermarks = events, watermarks
+        self.is_late = find_late(events.times, watermarks)
+        self._positions = np.flatnonzero(self.is_late)
+        self._actions: Actions = np.full(len(self._positions), _UNWANTED, dtype=np.int8)
+
+    def record(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
+        """Notes what a rule did with the late events among those that it wants."""
+        at = self._positions
+        action = np.where(judged[at], _EVALUATED, np.where(taken[at], _RECORDED, _DISCARDED))
+        self._actions = np.maximum(self._actions, np.where(wanted[at], action, _UNWANTED)).astype(np.int8)
+
+    @property
+    def actions(self) -> Actions:
+        """What has been done with each late event so far; `restore` takes it."""
+        return self._actions
+
+    def restore(self, actions: Actions) -> None:
+        """Forgets what was recorded since."""
+        self._actions = actions
+
+    def list_rows(self, stream: str) -> list[LateEvent]:
+        """Returns the rows of late_events, in order of arrival: of each late event that a rule wants."""
+        rows = []
+        for at, action in zip(self._positions.tolist(), self._actions.tolist(), strict=True):
+            if action == _UNWANTED:
+                continue
+            time, commit = int(self._events.times[at]), int(self._events.commits[at])
+            late_by = int(self._watermarks[at]) - time
+            rows.append(LateEvent(stream, self._events.id_text(at), moment(time), commit, late_by, _ACTIONS[action]))
+        return rows
