@@ -135,7 +135,7 @@ class Shard:
         batch = replace(batch, changes=[change for change, after in bound if after is None])
         output, waiting = judge_batch(self._evaluator, state, batch, waiting)
         if self._schedule.seed is not None:
-            output.rows = self._schedule.seed.without_known(state, output.rows)
+            output.rows = self._schedule.seed.drop_known(state, output.rows)
         return output, waiting
 
     def _keep_waiting(self, waiting: list[Waiting]) -> None:
