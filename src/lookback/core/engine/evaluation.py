@@ -282,7 +282,7 @@ def _stop_unreadable(state: ShardState, output: Output) -> None:
 def _check_coverage(state: ShardState, batch: Batch, output: Output) -> bool:
     """Finds what the rules in force require of dispatch. Returns whether the batch has it."""
     # Rules that broke here count too: all shards must require the same.
-    output.required = needed_by(rule for _, rule in state.book.in_force())
+    output.required = needed_by([rule for _, rule in state.book.in_force()])
     if batch.coverage is not None and not batch.coverage.covers(output.required):
         output.covered = False
     return output.covered
@@ -295,7 +295,7 @@ def _list_rules(state: ShardState) -> _Rules:
 
 def _drop_stopped(state: ShardState, rules: _Rules) -> _Rules:
     """Returns the rules without those that broke meanwhile."""
-    return [each for each in rules if not state.book.entries[each[0].rule_id].broken]
+    return [(entry, rule) for entry, rule in rules if not state.book.entries[entry.rule_id].broken]
 
 
 def _list_features(rules: _Rules) -> list[tuple[Feature, list[tuple[Entry, CompiledRule]]]]:
@@ -364,7 +364,7 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
         before = segment.take_snapshot(entry.rule_id)
         with _contain_failure(output, segment.state, [(entry, rule)], commit, partial(segment.restore, before)):
             JUDGES[rule.spec.kind](segment.start_run(entry, rule))
-    forget_keys(segment.state, (rule for _, rule in rules), segment.timeline.end)
+    forget_keys(segment.state, [rule for _, rule in rules], segment.timeline.end)
     gathered = segment.finish()
     output.rows += gathered.alerts
     output.late += gathered.late

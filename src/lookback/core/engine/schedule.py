@@ -55,7 +55,7 @@ class Seed:
         """Drops the alerts of windows that begin before the commits that are read: these are in the tables already."""
         names = {name for name, feature in state.features.items() if self._cuts_windows(feature)}
         cut = {entry.rule_id for entry, rule in state.book.in_force() if names & rule.needs.keys()}
-        return [row for row in rows if row[1].window_complete or row[1].rule_id not in cut]
+        return [(place, alert) for place, alert in rows if alert.window_complete or alert.rule_id not in cut]
 
     def _cuts_windows(self, feature: FeatureState) -> bool:
         """Returns whether windows of a feature may still begin before the commits that are read."""

@@ -207,12 +207,12 @@ def forget_other_versions(state: ShardState, entry: Entry, rule: CompiledRule) -
     table.notes.update(mark)
 
 
-def delete_judged(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, mine: Mask) -> None:
-    """Forgets the deleted events, so that they are not judged again."""
+def delete_judged(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask) -> None:
+    """Forgets the selected deleted events, so that they are not judged again."""
     if rule.spec.late != "revise":
         return
     table = state.table(rule.memory)
-    for at in np.flatnonzero(mine).tolist():
+    for at in np.flatnonzero(selected).tolist():
         key = (int(keys.low[at]), int(keys.high[at]))
         value = table.get(key)
         if value is not None:

@@ -62,6 +62,12 @@ class Wait:
     is_complete: bool
     taken: list[list[Row]] | None = None
 
+    @property
+    def first_time(self) -> int:
+        """The time of the first row that the steps took."""
+        time, _ = self.begins[0]
+        return time
+
     @classmethod
     def from_value(cls, value: Sequence[Any]) -> Wait:
         """Reads what `to_value` wrote."""
@@ -164,7 +170,7 @@ class KeyState:
         # Rows that waits name are kept as long as these.
         counted, emptied = [oldest - within], list[int]()
         for each in (*self.pending, *self.raised):
-            (counted if each.since >= self.since else emptied).append(each.begins[0][0])
+            (counted if each.since >= self.since else emptied).append(each.first_time)
         self.rows = self.rows[bisect_left(self.rows, min(counted), key=_time) :]
         self.held = self.held[bisect_left(self.held, min(emptied), key=_time) :] if emptied else []
         if self.match is not None and self.match.begin + within < oldest:
@@ -226,11 +232,11 @@ def judge_sequences(rule_run: RuleRun) -> None:
     _Judge(rule_run).run()
 
 
-def delete_from_sequences(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, mine: Mask) -> None:
-    """Removes deleted events: from now on they count for no step, begin no wait and end none."""
+def delete_from_sequences(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask) -> None:
+    """Removes the selected deleted events: from now on they count for no step, begin no wait and end none."""
     assert rule.spec.sequence is not None
     table = state.table(rule.store)
-    for at in np.flatnonzero(mine).tolist():
+    for at in np.flatnonzero(selected).tolist():
         key = (int(keys.low[at]), int(keys.high[at]))
         value = table.get(key)
         if value is not None:
@@ -538,8 +544,8 @@ class _Judge:
 
     def _write_alert(self, row: Row, at: int, wait: Wait, taken: list[list[Row]]) -> None:
         rule_run = self._rule_run
-        evidence, (first_time, _) = _list_evidence(taken), wait.begins[0]
-        subject = Subject(rule_run.key_texts(at), self._key, row.id, row.time, first_time, row.time, evidence)
+        evidence = _list_evidence(taken)
+        subject = Subject(rule_run.key_texts(at), self._key, row.id, row.time, wait.first_time, row.time, evidence)
         values = {name: rule_run.events.columns[name].item(at) for name in rule_run.rule.fields}
         values |= self._steps.message_values(self._step_names, row, taken)
         verdict = rule_run.writer.decide_first(subject)

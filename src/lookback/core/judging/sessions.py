@@ -119,12 +119,13 @@ def _number_slots(slots: Sequence[Slot]) -> dict[str, int]:
     return {slot.feature_id: number for number, slot in enumerate(slots) if slot.feature_id is not None}
 
 
-def delete_from_sessions(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, mine: Mask) -> None:
-    """Removes one row of equal key, time and values for each deleted event; a session may fall apart by it."""
+def delete_from_sessions(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask) -> None:
+    """Removes one row of equal key, time and values for each selected event; a session may fall apart by it."""
     table = state.table(rule.store)
     slots = _number_slots(_read_slots(table))
-    wanted = mine if rule.where is None else mine & deleted.value(rule.where).is_true()
-    for at in np.flatnonzero(wanted).tolist():
+    if rule.where is not None:
+        selected = selected & deleted.value(rule.where).is_true()
+    for at in np.flatnonzero(selected).tolist():
         key = (int(keys.low[at]), int(keys.high[at]))
         value = table.get(key)
         if value is None:
