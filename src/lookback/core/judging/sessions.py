@@ -176,12 +176,14 @@ class OpenSession:
     @property
     def start(self) -> int:
         """The time of its first row."""
-        return int(self.rows[0].time)
+        time: int = self.rows[0].time
+        return time
 
     @property
     def last(self) -> int:
         """The time of its last row."""
-        return int(self.rows[-1].time)
+        time: int = self.rows[-1].time
+        return time
 
 
 @dataclass
@@ -204,7 +206,9 @@ class Sessions:
 
     def end(self, session: OpenSession) -> int:
         """Returns the exclusive end of a session."""
-        return min(session.last + self.gap + 1, session.start + self.longest)
+        rows = session.rows
+        end: int = min(rows[-1].time + self.gap + 1, rows[0].time + self.longest)
+        return end
 
     def is_cut(self, session: OpenSession) -> bool:
         """Returns whether the session ends because it became too long."""
@@ -440,7 +444,8 @@ class _Judge:
     def _judge(self, results: list[_Result]) -> None:
         """Measures all results at once and writes them in order."""
         rule_run = self._rule_run
-        results.sort(key=lambda result: result.order)
+        # Plain tuples sort several times faster than named ones.
+        results.sort(key=lambda result: tuple(result.order))
         shown = [result for result in results if result.log is not None]
         starts = np.array([result.start for result in shown], dtype=np.int64)
         ends = np.array([result.end for result in shown], dtype=np.int64)
