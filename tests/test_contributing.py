@@ -137,7 +137,9 @@ def test_aggregate_is_one_that_rules_can_use(tree: Path) -> None:
 def test_window_is_one_that_rules_can_have(tree: Path) -> None:
     (diff,) = changes("Add a window")
     apply(diff, tree)
-    schema = run(tree, "-c", "from lookback.core.rules.schema import schema_text; print(schema_text(), end='')")
+    schema = run(
+        tree, "-c", "from lookback.core.rules.schema import format_rule_schema; print(format_rule_schema(), end='')"
+    )
     (tree / "conf/rule.schema.json").write_text(schema, encoding="utf-8")
     run_tests(tree, "tests/core/test_rule_schema.py", "-k", "published")
     run(tree, "-c", COMPARED + WINDOW)

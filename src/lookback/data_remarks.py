@@ -15,7 +15,7 @@ from lookback.core.errors import ExpressionError
 from lookback.core.expressions.compiling import Expression, compile_expression
 from lookback.core.expressions.syntax import LookbackSql, parse, unwrapped
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.rules.document import shown
+from lookback.core.rules.document import quote_value
 from lookback.core.rules.remarks import Remark
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events
@@ -84,7 +84,7 @@ def _unseen(place: str, text: str, stream: Stream, history: Events) -> Iterator[
                 if literal.name not in seen:
                     name = column.name if isinstance(column, exp.Column) else made
                     yield Remark(
-                        place, f"{shown(literal.name)} was never seen in {name}; {_instead(literal.name, seen)}"
+                        place, f"{quote_value(literal.name)} was never seen in {name}; {_instead(literal.name, seen)}"
                     )
 
 
@@ -100,8 +100,8 @@ def _instead(text: str, seen: Mapping[str, int]) -> str:
     alike = [value for value in frequent if value.strip().casefold() == text.strip().casefold()]
     alike = alike or difflib.get_close_matches(text, frequent, 1, cutoff=0.75)
     if alike:
-        return f"did you mean {shown(alike[0])}, of {_counted(seen[alike[0]])}?"
-    listed = ", ".join(f"{shown(value)} ({seen[value]:,})" for value in frequent[:_SHOWN])
+        return f"did you mean {quote_value(alike[0])}, of {_counted(seen[alike[0]])}?"
+    listed = ", ".join(f"{quote_value(value)} ({seen[value]:,})" for value in frequent[:_SHOWN])
     return f"there are {listed}{', ...' if len(seen) > _SHOWN else ''}"
 
 

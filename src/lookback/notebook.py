@@ -20,8 +20,8 @@ from lookback.core.explaining.evidence import Explanation, StepEvidence
 from lookback.core.operations.health import Finding, health, health_in_words
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import read_rule
-from lookback.core.rules.remarks import Remark, remarks_of
-from lookback.core.rules.wording import rule_in_words
+from lookback.core.rules.remarks import Remark, find_remarks
+from lookback.core.rules.wording import describe_rule
 from lookback.core.values.durations import parse_duration
 from lookback.data_remarks import data_remarks
 from lookback.parameters import known_mode
@@ -253,8 +253,8 @@ def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRul
         show(pd.DataFrame([{"place": p.place or "the document", "what to do": p.message} for p in error.problems]))
         raise
     tests = f"; {len(rule.spec.tests)} of its own tests passed" if rule.spec.tests else ""
-    show(text(f"{rule.spec.rule_id} can be published{tests}. {rule_in_words(rule)}"))
-    _show_remarks(remarks_of(rule))
+    show(text(f"{rule.spec.rule_id} can be published{tests}. {describe_rule(rule)}"))
+    _show_remarks(find_remarks(rule))
     return rule
 
 

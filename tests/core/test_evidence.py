@@ -20,7 +20,7 @@ from lookback.core.explaining.evidence import (
 )
 from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.wording import limits_of, measure_in_words, rule_in_words
+from lookback.core.rules.wording import describe_measure, describe_rule, find_measure_limits
 from lookback.core.streams.arrival import marks_of
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
@@ -277,8 +277,8 @@ def test_a_rule_in_words_and_its_limits():
         "when": "(total) >= 2000 and -1.5 < total and total > 5 * amount and amount = 3", "suppress": "1 hour",
     }  # fmt: skip
     rule = compile_rule({name: value for name, value in document.items() if value is not None}, STREAM)
-    assert limits_of(rule) == {"total": (2000.0, -1.5)}
-    assert rule_in_words(rule) == (
+    assert find_measure_limits(rule) == {"total": (2000.0, -1.5)}
+    assert describe_rule(rule) == (
         "Raised when (total) >= 2000 and -1.5 < total and total > 5 * amount and amount = 3, where total is the sum of "
         "amount over the week up to each event, over all events together; late events count but raise nothing "
         "themselves; further alerts of a key within 1 hour of one are suppressed."
@@ -333,15 +333,15 @@ def test_a_rule_of_each_kind_in_words(kind: str):
     document = {**KINDS[kind]}
     if "measures" in document:
         document["measures"] = {"n": "count(*)"} | ({"total": "sum(amount)"} if kind == "sliding" else {})
-    said = rule_in_words(compile_rule(document, STREAM))
+    said = describe_rule(compile_rule(document, STREAM))
     assert said.replace(" and total is the sum of amount over the 10 seconds of the window", "") == WORDS[kind]
 
 
 def test_when_a_rule_is_effective_in_words_and_a_rule_without_condition_has_no_limits():
     effective = {"effective_from": "2024-01-01T00:00:00Z", "effective_until": "2025-01-01T00:00:00Z"}
     rule = compile_rule({**KINDS["session"], **effective}, STREAM)
-    assert rule_in_words(rule).endswith(
+    assert describe_rule(rule).endswith(
         "; only for times from 2024-01-01 00:00:00 UTC on and before 2025-01-01 00:00:00 UTC."
     )
-    assert limits_of(rule) == {}
-    assert measure_in_words(rule.measures[2]) == "the number of different values of amount over the session"
+    assert find_measure_limits(rule) == {}
+    assert describe_measure(rule.measures[2]) == "the number of different values of amount over the session"

@@ -16,7 +16,7 @@ import lookback
 from lookback.cli import main
 from lookback.config import load_rule_document, load_streams
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.remarks import remarks_of
+from lookback.core.rules.remarks import find_remarks
 from lookback.core.streams.declaration import Stream
 from lookback.data_remarks import data_remarks
 
@@ -35,7 +35,7 @@ RULE = {
 
 def remarks(**changes: Any) -> list[str]:
     document = {name: value for name, value in {**RULE, **changes}.items() if value is not None}
-    return [str(remark) for remark in remarks_of(compile_rule(document, STREAM))]
+    return [str(remark) for remark in find_remarks(compile_rule(document, STREAM))]
 
 
 # An outlier in its own average ---------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_a_rule_without_tests_is_remarked():
 @pytest.mark.parametrize("file", sorted((CONF / "rules").glob("*.yml")), ids=lambda file: file.stem)
 def test_nothing_is_remarked_on_the_rules_that_ship(file: Path):
     document = load_rule_document(file)
-    assert remarks_of(compile_rule(document, load_streams(CONF)[document["stream"]])) == []
+    assert find_remarks(compile_rule(document, load_streams(CONF)[document["stream"]])) == []
 
 
 # Beside history ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from lookback.core.expressions import compiling as expressions
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.coverage import MOST_CONDITIONS, Coverage, needed_by
+from lookback.core.rules.coverage import MAX_CONDITIONS, Coverage, find_coverage
 from lookback.core.streams.blocks import unpack_events
 from lookback.spark.stream import dispatch
 from lookback.spark.stream.checkpoint import Checkpoint, Plan
@@ -24,7 +24,7 @@ COUNT = {"measures": {"n": "count(*)"}, "when": "n > 1", "message": ""}
 
 
 def coverage_of(*documents: dict[str, Any]) -> Coverage:
-    return needed_by(compile_rule(document, STREAM) for document in documents)
+    return find_coverage(compile_rule(document, STREAM) for document in documents)
 
 
 def changes(count: int = 40, kind: int = 0) -> pa.RecordBatch:
@@ -139,6 +139,6 @@ def test_coverage_covers_what_it_sends_and_no_more() -> None:
     assert Coverage.from_dict((large | shops).to_dict()) == large | shops
     earlier = {"grouping_sets": [["customer"], ["shop"]], "fields": ["customer", "shop"]}
     assert Coverage.from_dict(earlier).wants == {(("customer",), None), (("shop",), None)}
-    many = [rule(f"r{n}", where=f"amount > {n}", **COUNT) for n in range(MOST_CONDITIONS + 1)]
+    many = [rule(f"r{n}", where=f"amount > {n}", **COUNT) for n in range(MAX_CONDITIONS + 1)]
     assert coverage_of(*many).conditions(("customer",)) is None
-    assert len(coverage_of(*many[1:]).conditions(("customer",)) or ()) == MOST_CONDITIONS
+    assert len(coverage_of(*many[1:]).conditions(("customer",)) or ()) == MAX_CONDITIONS

@@ -13,7 +13,7 @@ import yaml
 from lookback.commands.asked import FOUND_PROBLEMS, Command, adding, settings_of, tables_of, wants_json
 from lookback.config import load_rule_document
 from lookback.core.errors import RuleError
-from lookback.core.rules.remarks import Remark, remarks_of
+from lookback.core.rules.remarks import Remark, find_remarks
 from lookback.data_remarks import data_remarks
 from lookback.testing.rule_tests import check_rule
 from lookback.views.terminal import print_json, print_table, visible
@@ -119,7 +119,7 @@ def _findings(
         rule = check_rule(document, streams)
     except RuleError as error:
         return document, [_finding("problem", each, f"Rule {error.name!r}: {each}") for each in error.problems], 0
-    remarks = remarks_of(rule)
+    remarks = find_remarks(rule)
     if tables is not None:
         stream = streams[rule.spec.stream]
         remarks += _against_data(rule, stream, tables, options.events)
@@ -195,9 +195,9 @@ def _rules_command(options: argparse.Namespace) -> None:
 
 
 def _rules_schema(options: argparse.Namespace) -> None:
-    from lookback.core.rules.schema import schema_text
+    from lookback.core.rules.schema import format_rule_schema
 
-    print(schema_text(), end="")
+    print(format_rule_schema(), end="")
 
 
 def _advance(options: argparse.Namespace) -> None:

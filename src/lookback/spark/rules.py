@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
-from lookback.core.rules.document import STATUSES, Rule, read_document, too_long
+from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_document
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
 from lookback.core.rules.rulebook import COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
 from lookback.core.streams.alerts import moment
@@ -263,7 +263,7 @@ def _as_json(compiled: CompiledRule, streams: Mapping[str, Stream]) -> str:
     text = json.dumps(dict(rule.document), ensure_ascii=False, default=_plain)
     limits = streams[rule.stream].limits
     if len(text.encode()) > limits.document_bytes:
-        raise RuleError(rule.rule_id, [Problem("document", too_long(limits))])
+        raise RuleError(rule.rule_id, [Problem("document", describe_size_limit(limits))])
     return text
 
 

@@ -19,7 +19,7 @@ from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import STATUSES, Rule
-from lookback.core.rules.quarantine import failure_text
+from lookback.core.rules.quarantine import describe_failure
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, LateEvent
@@ -214,7 +214,10 @@ def errors_of(output: Output, stream: str) -> list[LogRow]:
     return (
         rejected
         + output.notes
-        + [LogRow(stream, f.rule_id, f.version, "failed", failure_text(f), f.first_arrival[0]) for f in output.failures]
+        + [
+            LogRow(stream, f.rule_id, f.version, "failed", describe_failure(f), f.first_arrival[0])
+            for f in output.failures
+        ]
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
-from lookback.core.rules.document import Rule, read_rule, shown
+from lookback.core.rules.document import Rule, quote_value, read_rule
 from lookback.core.streams.alerts import Alert
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import problems_of_rows, read_events
@@ -83,7 +83,7 @@ def _unknown_fields(rows: Sequence[Mapping[str, Any]], stream: Stream) -> Iterat
     for number, row in enumerate(rows, 1):
         for name in row:
             if name not in known:
-                yield f"row {number}: stream {stream.name!r} has no field {shown(name)}; {_hint(name, known)}"
+                yield f"row {number}: stream {stream.name!r} has no field {quote_value(name)}; {_hint(name, known)}"
 
 
 def _wrong_expectations(expected: Sequence[Mapping[str, Any]], rule: CompiledRule) -> Iterator[str]:
@@ -95,16 +95,16 @@ def _wrong_expectations(expected: Sequence[Mapping[str, Any]], rule: CompiledRul
     for number, alert in enumerate(expected, 1):
         for name, value in alert.items():
             if name not in _COLUMNS:
-                yield f"alert {number}: an alert has no {shown(name)}; {_hint(name, _COLUMNS)}"
+                yield f"alert {number}: an alert has no {quote_value(name)}; {_hint(name, _COLUMNS)}"
             elif name in named:
                 kind, known = named[name]
                 if not isinstance(value, Mapping):
                     example = f"{{{known[0] if known else 'n'}: 3}}"
-                    yield f"alert {number}: {name} must be a mapping, such as {example}, got {shown(value)}"
+                    yield f"alert {number}: {name} must be a mapping, such as {example}, got {quote_value(value)}"
                     continue
                 for inner in value:
                     if inner not in known:
-                        yield f"alert {number}: the rule has no {kind} {shown(inner)}; {_hint(inner, known)}"
+                        yield f"alert {number}: the rule has no {kind} {quote_value(inner)}; {_hint(inner, known)}"
 
 
 def _hint(name: object, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from lookback.core.explaining.explanation import main_measure
 from lookback.core.rules.compiled import CompiledRule, compile_rule
-from lookback.core.rules.wording import field_limits_of, limits_of
+from lookback.core.rules.wording import find_field_limits, find_measure_limits
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, TiledWindow
 from lookback.testing.harness import replay
 
@@ -54,8 +54,8 @@ def run_trial(document: Mapping[str, Any], events: pa.Table, stream: Stream) -> 
     rule = compile_rule(document, stream)
     if rule.spec.kind == SEQUENCE:
         return Trial(*known)
-    measure, fields = main_measure(rule), field_limits_of(rule, stream)
-    limits = limits_of(rule).get(measure.name, ())
+    measure, fields = main_measure(rule), find_field_limits(rule, stream)
+    limits = find_measure_limits(rule).get(measure.name, ())
     of_field = next(iter(fields)) if fields and not limits and rule.spec.kind == LOOKBACK else None
     name = of_field or measure.name
     # Of an alert that resets its key the others cannot be told without it.

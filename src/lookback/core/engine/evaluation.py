@@ -26,7 +26,7 @@ from lookback.core.judging.sessions import SessionMemory, delete_from_sessions, 
 from lookback.core.judging.tiled import forget_keys, judge_tiled
 from lookback.core.judging.verdicts import Memory, are_memories
 from lookback.core.rules.compiled import JUDGED, CompiledRule, Feature
-from lookback.core.rules.coverage import Coverage, needed_by
+from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.rulebook import Command, Entry, LogRow, RuleChange, order_changes
 from lookback.core.state.shard import FeatureState, ShardState
@@ -433,7 +433,7 @@ def _contain_failure(
             undo()
         reason = describe_error(error)
         for entry, rule in rules:
-            state.book.stop(entry.rule_id)
+            state.book.mark_broken(entry.rule_id)
             for name in (rule.store, rule.memory):
                 state.drop_table(name)
             failure = Failure(entry.rule_id, entry.version, 0, "", (commit, 0), reason)

@@ -33,7 +33,7 @@ from lookback.core.explaining.evidence import (
 from lookback.core.explaining.rematching import is_absence, sequence
 from lookback.core.expressions.compiling import compile_expression
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
-from lookback.core.rules.wording import event_limits_of, limits_of, measure_in_words, rule_in_words
+from lookback.core.rules.wording import describe_measure, describe_rule, find_event_limits, find_measure_limits
 from lookback.core.streams.alerts import moment
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import Mask, from_text, from_values, text_of, to_stored
@@ -92,8 +92,8 @@ def explain_alert(
     return Explanation(
         alert=alert,
         rule=rule_row,
-        sentence=rule_in_words(rule),
-        limits=limits_of(rule),
+        sentence=describe_rule(rule),
+        limits=find_measure_limits(rule),
         measures=found.measures,
         timeline=found.timeline,
         main=found.main,
@@ -113,7 +113,7 @@ def _event_limits(evidence: Evidence, alert: Mapping[str, Any], main: str) -> It
     They are computed from the measures of the alert and the fields of its event; none where the event is gone.
     """
     rule, stream = evidence.rule, evidence.clock.stream
-    limits = [each for each in event_limits_of(rule) if main in each.measures]
+    limits = [each for each in find_event_limits(rule) if main in each.measures]
     if not limits:
         return
     measure = next(measure for measure in rule.measures if measure.name == main)
@@ -134,11 +134,11 @@ def _event_limits(evidence: Evidence, alert: Mapping[str, Any], main: str) -> It
         with contextlib.suppress(ExpressionError):
             value = compile_expression(limit.text, schema, WIDEST).evaluate(columns, 1).item(0)
             if value is not None:
-                yield limit.text, str(measure.shown(value))
+                yield limit.text, str(measure.format_value(value))
 
 
 def _shown(measure: CompiledMeasure, text: str | None) -> str | None:
-    return None if text is None else measure.shown(from_text(measure.type, text))
+    return None if text is None else measure.format_value(from_text(measure.type, text))
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class _View:
                 MeasureEvidence(
                     name=measure.name,
                     text=spec.text,
-                    words=measure_in_words(measure),
+                    words=describe_measure(measure),
                     window_start=moment(first),
                     window_end=moment(last if end_included else last + 1),
                     recorded=recorded.get(measure.name),
@@ -432,8 +432,8 @@ _FINDERS: dict[str, Callable[[Evidence, Sequence[Mapping[str, Any]], int], KindE
 
 def main_measure(rule: CompiledRule) -> CompiledMeasure:
     """What a picture is about: rather a measure of values than a count, rather one that is or makes a limit, else the first."""
-    limits = {name for name, values in limits_of(rule).items() if values}
-    limits |= {name for limit in event_limits_of(rule) for name in limit.measures}
+    limits = {name for name, values in find_measure_limits(rule).items() if values}
+    limits |= {name for limit in find_event_limits(rule) for name in limit.measures}
     return max(rule.measures, key=lambda measure: (measure.feature.argument is not None, measure.name in limits))
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from lookback.core.explaining.evidence import MOST_EVENTS, Evidence, KindEvidence, StepEvidence, format_time
 from lookback.core.rules.compiled import COUNT, CompiledRule, CompiledStep
-from lookback.core.rules.wording import step_in_words
+from lookback.core.rules.wording import describe_step
 from lookback.core.streams.alerts import moment
 from lookback.core.values.columns import Column, Mask, from_values
 from lookback.core.values.times import parse_time
@@ -224,7 +224,7 @@ def _came(evidence: Evidence, match: _Match, at: int, due: int, arrived: int) ->
 
 def _step_of(evidence: Evidence, step: CompiledStep, positions: Sequence[int]) -> StepEvidence:
     spec = step.step
-    return _step_evidence(evidence, spec.name, spec.condition, step_in_words(spec), positions, absent=spec.absent)
+    return _step_evidence(evidence, spec.name, spec.condition, describe_step(spec), positions, absent=spec.absent)
 
 
 def _step_evidence(

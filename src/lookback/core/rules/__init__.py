@@ -1,4 +1,4 @@
-"""Rule documents: read, checked against a stream, compiled, put in force by version, put into words.
+"""Reads rule documents, binds them to a stream, knows which version is in force, and describes a rule in words.
 
 It must not know state or how a rule is judged.
 """

@@ -1,4 +1,4 @@
-"""A rule made ready to judge the events of its stream: names and types resolved, state needs named."""
+"""Binds a rule to its stream: resolves names and types, and names the state that the rule needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lookback.core.expressions.compiling import (
     compile_expression,
     compile_part,
 )
-from lookback.core.rules.document import Rule, first_problems, problem_at, read_rule, shown
+from lookback.core.rules.document import Rule, limit_problems, make_problem, quote_value, read_rule
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import text_of
 from lookback.core.values.durations import format_duration
@@ -44,20 +44,20 @@ from lookback.core.values.windows import (
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 WINDOW_COMPLETE = "window_complete"
 COUNT = "count"
-# How the names of tables begin that remember the events judged, for rules that revise, or windows, by kind of rule.
+# Prefixes of the names of tables that remember a rule's judged events (with late: revise) or windows, by kind of rule.
 JUDGED = "judged-"
-_MEMORIES = {TUMBLING: "windows-", SLIDING: "windows-", SESSION: "sessions-"}
+_MEMORY_PREFIXES = {TUMBLING: "windows-", SLIDING: "windows-", SESSION: "sessions-"}
 # More digits than any value that a message shows.
-_WIDE = Context(prec=400)
+_WIDE_CONTEXT = Context(prec=400)
 
 
 @dataclass(frozen=True)
 class Feature:
     """The part of a rule that needs state. Rules with equal features share one state.
 
-    group_by: names in ascending order. where, filter and argument: what the rows kept have to satisfy and hold.
-    allowed_lateness in microseconds. tiles: the windows by which a late event is taken; None: by its own time. buckets:
-    how rows are combined, where its windows have a resolution.
+    group_by: names in ascending order. where, filter: conditions on the events that are kept; argument: the value that is
+    kept of each. allowed_lateness in microseconds. tiles: the windows that decide whether an event is too late; None if
+    its own time does. buckets: how rows are combined if its windows have a resolution.
     """
 
     stream: str
@@ -78,7 +78,7 @@ class Feature:
 
     @property
     def resolution(self) -> int:
-        """The resolution of its windows; 0 for none."""
+        """The resolution of the feature's windows in microseconds; 0 for none."""
         return 0 if self.buckets is None else self.buckets.resolution
 
     @property
@@ -89,23 +89,24 @@ class Feature:
 
 @dataclass(frozen=True)
 class CompiledMeasure:
-    """A measure: its feature's aggregate over `window`, of type `type`."""
+    """A measure bound to its stream: the aggregate of `feature` over `window`, with a result of type `type`."""
 
     name: str
     feature: Feature
     window: Window
     type: DataType
 
-    def shown(self, value: Any) -> str | None:
-        """The text of a value for people: what an average or a deviation of decimals has beyond their digits is rounded.
+    def format_value(self, value: Any) -> str | None:
+        """Formats a value for people; None for NULL.
 
-        Half up, as money is: 50.006957 of a decimal(18,2) is 50.01. None for NULL.
+        Averages and deviations of decimals are rounded half up, as money is, to the digits of the argument: 50.006957 of a
+        decimal(18,2) is 50.01.
         """
         scale = 0 if self.feature.argument_type is None else self.feature.argument_type.scale
         if value is not None and scale and self.feature.function in ("avg", "stddev_samp"):
             exact = value if isinstance(value, Decimal) else Decimal(repr(float(value)))
             if exact.is_finite():
-                value = exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _WIDE)
+                value = exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _WIDE_CONTEXT)
         return text_of(value)
 
 
@@ -113,8 +114,8 @@ class CompiledMeasure:
 class CompiledStep:
     """A step of a sequence.
 
-    condition: over the event's fields and the arrays of earlier steps, such as `failures.ip`. gate: the part of it that
-    reads the event alone, None for always true; own: whether that is all of it.
+    condition: reads the event's fields and the arrays of earlier steps, such as `failures.ip`. gate: its part that reads
+    only the event; None for always true. own: whether the gate is the whole condition.
     """
 
     step: Step
@@ -125,9 +126,9 @@ class CompiledStep:
 
 @dataclass(frozen=True)
 class CompiledSequence:
-    """A sequence bound to its stream. absent: its last step, if that is one of absence; the others are in `steps`.
+    """A sequence bound to its stream. absent: the last step, if it waits for an absence; the others are in `steps`.
 
-    kept: the fields of an event that later steps, the absence or the message read, sorted.
+    kept: the fields of an event that are kept because later steps, the absence or the message read them, sorted.
     """
 
     steps: tuple[CompiledStep, ...]
@@ -143,11 +144,12 @@ class CompiledSequence:
 
 @dataclass(frozen=True)
 class CompiledRule:
-    """A rule bound to its stream. `fields`: what of an event the rule reads, group_by included, sorted.
+    """A rule bound to its stream.
 
-    presence: of tumbling and sliding windows, the feature that tells which windows have events. store: of a session or
-    a sequence, the name of the state that is its own. needs: every state that the rule uses and how far below the
-    watermark it is kept, in microseconds.
+    fields: the fields of an event that the rule reads, group_by included, sorted. presence: for tumbling and sliding
+    windows, the feature that counts events, and so tells which windows have any. store: the name of the state of a session
+    or a sequence, which it shares with no rule. needs: the states that the rule uses, each with how far below the watermark
+    it is kept, in microseconds.
     """
 
     spec: Rule
@@ -163,17 +165,17 @@ class CompiledRule:
     needs: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
-    def in_message(self) -> frozenset[str]:
+    def message_names(self) -> frozenset[str]:
         """The names that the message fills in."""
         return frozenset(_PLACEHOLDER.findall(self.spec.message))
 
     @cached_property
     def memory(self) -> str:
-        """The name of the table that remembers, per key, what the rule has judged or written; "" if the rule needs none.
+        """The name of the table of the rule's verdicts by key, or of its judged events; "" if the rule needs none.
 
-        Each kind of rule has a table of its own, so that a version never reads what a version of another kind has left.
+        Each kind of rule has its own table, so that a version never reads what a version of another kind left behind.
         """
-        prefix = JUDGED if self.spec.late == "revise" else _MEMORIES.get(self.spec.kind, "")
+        prefix = JUDGED if self.spec.late == "revise" else _MEMORY_PREFIXES.get(self.spec.kind, "")
         return f"{prefix}{self._owner}" if prefix else ""
 
     @cached_property
@@ -187,7 +189,7 @@ class CompiledRule:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A text that two rules have in common only if their documents are equal."""
+        """A digest of the document; two rules share it only if their documents are equal."""
         return _digest([json.dumps(self.spec.document, sort_keys=True, default=str)])
 
     @cached_property
@@ -195,25 +197,27 @@ class CompiledRule:
         """The distinct features whose rows are kept as runs."""
         if self.store:
             return ()
-        listed = [*(measure.feature for measure in self.measures), *([self.presence] if self.presence else [])]
-        return tuple({feature.feature_id: feature for feature in listed}.values())
+        features = [*(measure.feature for measure in self.measures), *([self.presence] if self.presence else [])]
+        return tuple({feature.feature_id: feature for feature in features}.values())
 
     @cached_property
-    def asks(self) -> tuple[object, ...]:
-        """What puts rules that ask for the same windows of the same features next to each other."""
+    def sharing_key(self) -> tuple[object, ...]:
+        """A sort key that puts rules with the same windows over the same features next to each other."""
         where = self.where.sql if self.where else ""
         features = [feature.feature_id for feature in self.features]
         return self.group_by, self.allowed_lateness, where, features, repr(self.spec.window)
 
     def message(self, values: Mapping[str, Any]) -> str:
-        """The rule's message with the names in braces replaced by the texts of `values` for people; NULL is `null`."""
-        if not self.in_message:
+        """Returns the rule's message with the names in braces replaced by `values`, formatted for people; NULL is `null`."""
+        if not self.message_names:
             return self.spec.message
-        return _PLACEHOLDER.sub(lambda match: _or_null(self._text(match[1], values.get(match[1]))), self.spec.message)
+        return _PLACEHOLDER.sub(
+            lambda match: _format_null(self._format_value(match[1], values.get(match[1]))), self.spec.message
+        )
 
-    def _text(self, name: str, value: Any) -> str | None:
+    def _format_value(self, name: str, value: Any) -> str | None:
         measure = self._by_name.get(name)
-        return text_of(value) if measure is None else measure.shown(value)
+        return text_of(value) if measure is None else measure.format_value(value)
 
     @cached_property
     def _by_name(self) -> dict[str, CompiledMeasure]:
@@ -221,20 +225,22 @@ class CompiledRule:
 
 
 def compile_rule(document: Mapping[str, Any] | Rule, stream: Stream, version: int | None = None) -> CompiledRule:
-    """The rule of a document, bound to `stream`. Raises RuleError with every problem, each with its place."""
+    """Reads a rule from a document and binds it to `stream`. Raises RuleError with every problem, each with its place."""
     rule, problems = read_rule(document.document if isinstance(document, Rule) else document, stream.limits)
     binder = _Binder(rule, stream, problems)
     compiled = binder.bind()
     if problems or compiled is None:
-        raise RuleError(rule.rule_id, first_problems(problems), version)
+        raise RuleError(rule.rule_id, limit_problems(problems), version)
     return compiled
 
 
-def _or_null(text: str | None) -> str:
+def _format_null(text: str | None) -> str:
     return "null" if text is None else text
 
 
 class _Binder:
+    """Binds one rule to its stream and adds to `problems`."""
+
     def __init__(self, rule: Rule, stream: Stream, problems: list[Problem]) -> None:
         self._rule, self._stream, self._problems = rule, stream, problems
         self._names = {name.lower(): name for name in stream.fields}
@@ -243,23 +249,29 @@ class _Binder:
         rule, stream = self._rule, self._stream
         if rule.stream and rule.stream != stream.name:
             hint = suggest(rule.stream, [stream.name], "give it to that stream, or write the name of this one")
-            self._wrong("stream", f"the rule is for stream {shown(rule.stream)}, not for {stream.name!r}; {hint}")
+            self._add_problem(
+                "stream", f"the rule is for stream {quote_value(rule.stream)}, not for {stream.name!r}; {hint}"
+            )
             return None
-        group_by = self._group_by()
-        where = self._condition(rule.where, stream.fields, "where") if rule.where else None
-        lateness = self._lateness()
-        measures = self._measures(group_by, where, lateness)
-        sequence = self._sequence() if rule.sequence else None
+        group_by = self._bind_group_by()
+        where = self._bind_condition(rule.where, stream.fields, "where") if rule.where else None
+        lateness = self._bind_lateness()
+        measures = self._bind_measures(group_by, where, lateness)
+        sequence = self._bind_sequence() if rule.sequence else None
         schema: dict[str, DataType] = {m.name: m.type for m in measures if m.name.lower() not in self._names}
         schema |= {WINDOW_COMPLETE: BOOLEAN}
-        # Of a window there is no one event whose fields a condition or a message could mean, but for its key.
-        own = stream.fields if rule.kind in (LOOKBACK, SEQUENCE) else {name: stream.fields[name] for name in group_by}
-        schema = {**own, **schema} if not rule.sequence else {**own, WINDOW_COMPLETE: BOOLEAN}
-        when = self._when(schema, {measure.name for measure in measures}) if rule.when else None
-        in_message = self._message(schema | (self._arrays(rule.sequence.steps) if rule.sequence else {}))
+        # The events of a window share only their key, so its condition and message can read no other field.
+        readable = stream.fields
+        if rule.kind not in (LOOKBACK, SEQUENCE):
+            readable = {name: stream.fields[name] for name in group_by}
+        schema = {**readable, WINDOW_COMPLETE: BOOLEAN} if rule.sequence else {**readable, **schema}
+        when = self._bind_when(schema, {measure.name for measure in measures}) if rule.when else None
+        message_names = self._check_message(
+            schema | (self._type_step_arrays(rule.sequence.steps) if rule.sequence else {})
+        )
         if self._problems:
             return None
-        used = {*group_by, *in_message}
+        used = {*group_by, *message_names}
         parts = [where, when, *(part for m in measures for part in (m.feature.filter, m.feature.argument))]
         if sequence is not None:
             parts += [sequence.until, *(step.condition for step in sequence.conditions)]
@@ -269,13 +281,13 @@ class _Binder:
         fields = tuple(sorted(used & set(stream.fields)))
         presence = None
         if isinstance(rule.window, TiledWindow):
-            presence = _feature(self._kind_of_state(group_by, lateness), where, _PRESENCE, rule.window)
-        store = self._store(group_by, where, lateness, sequence)
-        needs = self._needs(measures, presence, store, lateness)
+            presence = _make_feature(self._identify_state(group_by, lateness), where, _PRESENCE, rule.window)
+        store = self._name_store(group_by, where, lateness, sequence)
+        needs = self._find_needs(measures, presence, store, lateness)
         return CompiledRule(rule, group_by, where, measures, when, lateness, fields, sequence, presence, store, needs)
 
-    def _all_named(self) -> bool:
-        """Whether every measure or step that is written has a name by which it can be meant elsewhere."""
+    def _has_all_names(self) -> bool:
+        """Returns whether every measure or step in the document was read, so that an unknown name is an error."""
         rule, document = self._rule, self._rule.document
         if rule.sequence is None:
             written, read = document.get("measures"), len(rule.measures)
@@ -284,32 +296,32 @@ class _Binder:
             written, read = sequence.get("steps") if isinstance(sequence, Mapping) else None, len(rule.sequence.steps)
         return isinstance(written, (Mapping, list)) and len(written) == read > 0
 
-    def _when(self, schema: Mapping[str, DataType], sound: set[str]) -> Expression | None:
-        if not self._all_named():
-            return None  # what is wrong with a measure would only be repeated for each of its uses
-        told = {measure.name for measure in self._rule.measures} - sound
-        for name in _names_in(self._rule.when):
+    def _bind_when(self, schema: Mapping[str, DataType], sound: set[str]) -> Expression | None:
+        if not self._has_all_names():
+            return None  # a wrong measure would be reported again for each of its uses
+        reported = {measure.name for measure in self._rule.measures} - sound
+        for name in _find_names(self._rule.when):
             field = self._names.get(name.lower())
             if field is not None and field not in schema:
-                self._wrong("when", self._no_event(field))
-                told.add(name.lower())
-        return self._condition(self._rule.when, schema, "when", told)
+                self._add_problem("when", self._describe_event_field(field))
+                reported.add(name.lower())
+        return self._bind_condition(self._rule.when, schema, "when", reported)
 
-    def _no_event(self, name: str) -> str:
+    def _describe_event_field(self, name: str) -> str:
         return (
             f"{name} is a field of single events, and a {self._rule.kind} window has many; "
             f"use a measure of it, such as max({name}), or add it to group_by"
         )
 
-    def _kind_of_state(self, group_by: tuple[str, ...], lateness: int) -> list[Any]:
-        """What every feature's identity begins with; that of a rule which resets holds the rule's own name."""
+    def _identify_state(self, group_by: tuple[str, ...], lateness: int) -> list[Any]:
+        """Returns the first part of every feature's identity, with the rule's id if it resets: it then shares no state."""
         owner = [self._rule.rule_id] if self._rule.reset_on_alert else []
         return [self._stream.name, group_by, lateness, *owner]
 
-    def _store(
+    def _name_store(
         self, group_by: tuple[str, ...], where: Expression | None, lateness: int, sequence: CompiledSequence | None
     ) -> str:
-        """The name of a session's or a sequence's state: equal for versions that can go on with what there is."""
+        """Returns the name of a session's or a sequence's state; versions that can share the state have the same name."""
         rule, window = self._rule, self._rule.window
         identity: list[Any] = [self._stream.name, rule.rule_id, group_by, lateness, where.sql if where else None]
         if isinstance(window, Session):
@@ -320,14 +332,14 @@ class _Binder:
             identity += [step.step.name for step in sequence.conditions]
             identity += [sequence.until.sql if sequence.until else None, spec.expiry, sequence.kept]
             if spec.expiry == "fixed" or sequence.absent:
-                # What has begun goes by these.
+                # Begun matches and waits depend on these.
                 identity += [spec.within, rule.late]
                 identity += [[step.step.at_least, step.step.at_most, step.step.within] for step in sequence.conditions]
         else:
             return ""
         return f"own-{_digest(identity)}"
 
-    def _needs(
+    def _find_needs(
         self, measures: tuple[CompiledMeasure, ...], presence: Feature | None, store: str, lateness: int
     ) -> dict[str, int]:
         window, sequence = self._rule.window, self._rule.sequence
@@ -346,8 +358,8 @@ class _Binder:
             needs[measure.feature.feature_id] = max(width, needs.get(measure.feature.feature_id, 0))
         return needs
 
-    def _arrays(self, steps: Sequence[Step]) -> dict[str, DataType]:
-        """What of steps can be read: `name.count`, and `name.field`, the array of the field over the step's events."""
+    def _type_step_arrays(self, steps: Sequence[Step]) -> dict[str, DataType]:
+        """Returns the types of `name.count` and of `name.field`, the array of a field over the events of a step."""
         arrays: dict[str, DataType] = {}
         for step in steps:
             if not step.absent:
@@ -355,25 +367,25 @@ class _Binder:
                 arrays |= {f"{step.name}.{name}": array(t) for name, t in self._stream.fields.items() if not t.element}
         return arrays
 
-    def _sequence(self) -> CompiledSequence | None:
+    def _bind_sequence(self) -> CompiledSequence | None:
         spec = self._rule.sequence
         assert spec is not None
         if COUNT in self._names:
-            self._wrong(
+            self._add_problem(
                 "sequence",
                 f"stream {self._stream.name!r} has a field named {COUNT}, which in a sequence is the number of a step's "
                 "events; rename the field in the stream's columns",
             )
         until = None
         if spec.until:
-            told = self._wrong_steps(spec.until, (), spec.steps, "sequence.until")
-            until = self._condition(spec.until, self._stream.fields, "sequence.until", told)
+            reported = self._find_wrong_steps(spec.until, (), spec.steps, "sequence.until")
+            until = self._bind_condition(spec.until, self._stream.fields, "sequence.until", reported)
         steps = []
         for at, step in enumerate(spec.steps):
             place = f"sequence.steps[{at}]"
             if step.name.lower() in self._names:
-                self._wrong(f"{place}.name", f"{step.name!r} is a field of the stream; choose another name")
-            compiled = self._step(
+                self._add_problem(f"{place}.name", f"{step.name!r} is a field of the stream; choose another name")
+            compiled = self._bind_step(
                 step, spec.steps[:at], spec.steps[at:], f"{place}.{'absent' if step.absent else 'where'}"
             )
             if compiled is not None:
@@ -389,23 +401,25 @@ class _Binder:
             kept |= set(_PLACEHOLDER.findall(self._rule.message))
         return CompiledSequence(tuple(steps), absent, until, tuple(sorted(kept & set(self._stream.fields))))
 
-    def _step(self, step: Step, before: Sequence[Step], rest: Sequence[Step], place: str) -> CompiledStep | None:
+    def _bind_step(self, step: Step, before: Sequence[Step], rest: Sequence[Step], place: str) -> CompiledStep | None:
         if not step.condition:
             return None
-        told = self._wrong_steps(step.condition, before, rest, place)
-        condition = self._condition(step.condition, {**self._stream.fields, **self._arrays(before)}, place, told)
-        if condition is None or told:
+        reported = self._find_wrong_steps(step.condition, before, rest, place)
+        condition = self._bind_condition(
+            step.condition, {**self._stream.fields, **self._type_step_arrays(before)}, place, reported
+        )
+        if condition is None or reported:
             return None
         gate = compile_part(step.condition, self._stream.fields)
         return CompiledStep(step, condition, gate, condition.fields <= set(self._stream.fields))
 
-    def _wrong_steps(self, text: str, before: Sequence[Step], rest: Sequence[Step], place: str) -> set[str]:
-        """The names in a condition that are of a step which it cannot see, or of none; says why, name by name.
+    def _find_wrong_steps(self, text: str, before: Sequence[Step], rest: Sequence[Step], place: str) -> set[str]:
+        """Reports each name in a condition that belongs to a step which it cannot see, or to none; returns these names.
 
-        rest: for a step's condition the step itself and those after it; for `until` all of them.
+        rest: the steps that it cannot see: for a step the step itself and those after it; for `until` all of them.
         """
-        told = set()
-        for name in _names_in(text):
+        reported = set()
+        for name in _find_names(text):
             owner, dot, _ = name.lower().partition(".")
             seen = [step.name for step in before if step.name.lower() == owner]
             unseen = [step.name for step in rest if step.name.lower() == owner and not seen]
@@ -413,117 +427,122 @@ class _Binder:
             if owner in self._names:
                 continue
             if unseen and place == "sequence.until":
-                self._wrong(place, f"{name} is of step {unseen[0]!r}; until sees the event alone, use its fields")
+                self._add_problem(place, f"{name} is of step {unseen[0]!r}; until sees the event alone, use its fields")
             elif unseen:
-                what = "the step itself" if unseen[0] == rest[0].name else f"step {unseen[0]!r}, which comes later"
-                self._wrong(
-                    place, f"{name} is of {what}; a condition sees the event and the steps before its own, use those"
+                owner_text = (
+                    "the step itself" if unseen[0] == rest[0].name else f"step {unseen[0]!r}, which comes later"
+                )
+                self._add_problem(
+                    place,
+                    f"{name} is of {owner_text}; a condition sees the event and the steps before its own, use those",
                 )
             elif seen and not dot:
                 field = next(iter(self._stream.fields))
-                self._wrong(
+                self._add_problem(
                     place,
                     f"{name} is a step; write {name}.{COUNT} for the number of its events, or such as {name}.{field} "
                     "for the values of a field",
                 )
-            elif dot and not seen and not find_nearest(name, self._arrays(before)):
-                told.add(name.lower())
-                if self._all_named():
+            elif dot and not seen and not find_nearest(name, self._type_step_arrays(before)):
+                reported.add(name.lower())
+                if self._has_all_names():
                     earlier = ", ".join(step.name for step in before) or "none, since this is the first"
-                    self._wrong(place, f"{name}: no step before this one is named {owner!r}; known are {earlier}")
+                    self._add_problem(place, f"{name}: no step before this one is named {owner!r}; known are {earlier}")
             if len(self._problems) > known:
-                told.add(name.lower())
-        return told
+                reported.add(name.lower())
+        return reported
 
-    def _wrong(self, place: str, message: str) -> None:
-        self._problems.append(problem_at(place, message))
+    def _add_problem(self, place: str, message: str) -> None:
+        self._problems.append(make_problem(place, message))
 
-    def _field(self, name: str, place: str) -> str | None:
+    def _find_field(self, name: str, place: str) -> str | None:
         known = self._names.get(name.lower())
         if known is None:
             fields = ", ".join(list(self._stream.fields)[:20]) + (", ..." if len(self._stream.fields) > 20 else "")
             hint = suggest(name, self._stream.fields, f"known are {fields}")
-            self._wrong(place, f"stream {self._stream.name!r} has no field {shown(name)}; {hint}")
+            self._add_problem(place, f"stream {self._stream.name!r} has no field {quote_value(name)}; {hint}")
         return known
 
-    def _group_by(self) -> tuple[str, ...]:
-        names = [self._field(name, "group_by") for name in self._rule.group_by]
+    def _bind_group_by(self) -> tuple[str, ...]:
+        names = [self._find_field(name, "group_by") for name in self._rule.group_by]
         for name in names:
             if name is not None and self._stream.fields[name].name == "array":
-                self._wrong("group_by", f"field {name!r} is an array, which cannot be a key; group by a plain field")
+                self._add_problem(
+                    "group_by", f"field {name!r} is an array, which cannot be a key; group by a plain field"
+                )
         return tuple(sorted(name for name in names if name is not None))
 
-    def _lateness(self) -> int:
+    def _bind_lateness(self) -> int:
         own, most = self._rule.allowed_lateness, self._stream.allowed_lateness
         if own is not None and own > most:
-            self._wrong(
+            self._add_problem(
                 "allowed_lateness",
                 f"{format_duration(own)} is longer than the stream's {format_duration(most)}; write at most that",
             )
         return most if own is None else own
 
-    def _condition(
-        self, text: str, schema: Mapping[str, DataType], place: str, told: Iterable[str] = ()
+    def _bind_condition(
+        self, text: str, schema: Mapping[str, DataType], place: str, reported: Iterable[str] = ()
     ) -> Expression | None:
-        """The condition. told: names of which it is said already what is wrong with them."""
-        # Nobody knows of which type they would be; what comes of that is no problem of the condition.
-        unsure = dict.fromkeys(told, NULL)
+        """Compiles a condition; None where it is wrong. reported: wrong names in it that have a problem already."""
+        # Names of unknown type are NULL; problems that follow from that are not the condition's.
+        unsure = dict.fromkeys(reported, NULL)
         try:
             expression = compile_expression(text, {**schema, **unsure}, self._stream.limits)
         except ExpressionError as error:
             problems = [problem for problem in error.problems if not unsure or "null" not in problem.lower()]
-            self._problems.extend(problem_at(place, problem) for problem in problems)
+            self._problems.extend(make_problem(place, problem) for problem in problems)
             return None
         if expression.type.name not in ("boolean", "null"):
-            self._wrong(
-                place, f"must be true or false, but {shown(text)} is {expression.type}; compare it with something"
+            self._add_problem(
+                place, f"must be true or false, but {quote_value(text)} is {expression.type}; compare it with something"
             )
         return expression
 
-    def _measures(
+    def _bind_measures(
         self, group_by: tuple[str, ...], where: Expression | None, lateness: int
     ) -> tuple[CompiledMeasure, ...]:
         measures = []
         for measure in self._rule.measures:
             place = f"measures.{measure.name}"
             if measure.name.lower() in self._names:
-                self._wrong(place, f"{measure.name!r} is a field of the stream; choose another name")
+                self._add_problem(place, f"{measure.name!r} is a field of the stream; choose another name")
             elif measure.name.lower() == WINDOW_COMPLETE:
-                self._wrong(place, f"{measure.name!r} is a word of the engine; choose another name")
+                self._add_problem(place, f"{measure.name!r} is a word of the engine; choose another name")
             if not measure.text:
                 continue
             try:
                 call = compile_aggregate(measure.text, self._stream.fields, self._stream.limits)
             except ExpressionError as error:
-                self._problems.extend(problem_at(place, problem) for problem in error.problems)
+                self._problems.extend(make_problem(place, problem) for problem in error.problems)
                 continue
             window = measure.window
             if isinstance(window, Lookback) and window.resolution and not AGGREGATES[call.function].additive:
-                self._wrong(place, _not_additive(call, window))
+                self._add_problem(place, _describe_no_resolution(call, window))
                 continue
-            feature = _feature(self._kind_of_state(group_by, lateness), where, call, window)
+            feature = _make_feature(self._identify_state(group_by, lateness), where, call, window)
             type_ = feature.aggregate.result_type(feature.argument_type)
             measures.append(CompiledMeasure(measure.name, feature, window, type_))
         return tuple(measures)
 
-    def _message(self, schema: Mapping[str, DataType]) -> set[str]:
+    def _check_message(self, schema: Mapping[str, DataType]) -> set[str]:
         names = set(_PLACEHOLDER.findall(self._rule.message))
         known = {*schema, *(measure.name for measure in self._rule.measures)}
-        if not self._all_named():
+        if not self._has_all_names():
             return names & known
         kinds = "a field of the event nor of a step" if self._rule.sequence else "a field nor a measure"
         for name in sorted(names - known):
             if name in self._stream.fields:
-                self._wrong("message", self._no_event(name))
+                self._add_problem("message", self._describe_event_field(name))
                 continue
             near = find_nearest(name, sorted(known))
             hint = f"did you mean {{{near}}}?" if near else f"known are {', '.join(sorted(known)[:20])}"
-            self._wrong("message", f"{{{name}}} is neither {kinds}; {hint}")
+            self._add_problem("message", f"{{{name}}} is neither {kinds}; {hint}")
         return names
 
 
-def _names_in(text: str) -> list[str]:
-    """The names that a condition reads, each once; none where it cannot be read, which compiling it tells."""
+def _find_names(text: str) -> list[str]:
+    """Returns the names that a condition reads, each once; none if it does not parse, which compiling it reports."""
     try:
         return list(dict.fromkeys(columns_of(text)))
     except ExpressionError:
@@ -533,7 +552,7 @@ def _names_in(text: str) -> list[str]:
 _PRESENCE = AggregateCall("count", None, None, "count(*)")
 
 
-def _not_additive(call: AggregateCall, window: Lookback) -> str:
+def _describe_no_resolution(call: AggregateCall, window: Lookback) -> str:
     own = format_duration(window.size)
     if window.delay:
         own = f"{{lookback: {own}, delay: {format_duration(window.delay)}}}"
@@ -543,7 +562,7 @@ def _not_additive(call: AggregateCall, window: Lookback) -> str:
     )
 
 
-def _feature(kind: list[Any], where: Expression | None, call: AggregateCall, window: Window) -> Feature:
+def _make_feature(kind: list[Any], where: Expression | None, call: AggregateCall, window: Window) -> Feature:
     parts: Sequence[Expression | None] = (where, call.filter, call.argument)
     identity: list[Any] = [*kind, call.function, *([part.sql, str(part.type)] if part else None for part in parts)]
     stream, group_by, lateness, *_ = kind
@@ -552,7 +571,7 @@ def _feature(kind: list[Any], where: Expression | None, call: AggregateCall, win
         tiles = window
         identity += [tiles.size, tiles.slide, tiles.offset]
     elif isinstance(window, Lookback) and window.resolution:
-        # With the delay, since which buckets are closed goes by it: one more later could end in what is combined.
+        # The delay decides which buckets are closed, so rules with different delays share no combined rows.
         identity += ["resolution", window.resolution, window.delay]
         buckets = Buckets(window.resolution, window.delay + lateness, call.function)
     return Feature(

@@ -1,4 +1,4 @@
-"""What dispatch must send of the events, so that every rule in force can be judged."""
+"""Finds which events, and which of their fields, dispatch must send so that every rule in force can be judged."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ from typing import Any
 
 from lookback.core.rules.compiled import CompiledRule
 
-# A grouping set (fields in ascending order) and the condition, as canonical SQL, that its events satisfy; None: all events.
+# A grouping set (fields in ascending order) and the condition, as canonical SQL, of the events to send; None: all events.
 Want = tuple[tuple[str, ...], "str | None"]
-# With more conditions on one grouping set, sending all of its events costs less than telling which are wanted.
-MOST_CONDITIONS = 16
+# With more conditions on one grouping set, sending all of its events costs less than evaluating the conditions.
+MAX_CONDITIONS = 16
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What is sent: of each event these `fields`, to the shard of its key under each grouping set that wants it."""
+    """The events and fields that dispatch sends.
+
+    wants: each event goes to the shard of its key under each grouping set whose condition it satisfies. fields: sent of
+    each event.
+    """
 
     wants: frozenset[Want] = frozenset()
     fields: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, wants: Iterable[Want], fields: Iterable[str]) -> Coverage:
-        """What sends all of these, in its simplest form."""
+        """Returns the simplest coverage that sends all of these."""
         conditions: dict[tuple[str, ...], set[str | None]] = {}
         for group_by, condition in wants:
             conditions.setdefault(group_by, set()).add(condition)
         simplest = {
             (group_by, each)
-            for group_by, found in conditions.items()
-            for each in ([None] if None in found or len(found) > MOST_CONDITIONS else found)
+            for group_by, wanted in conditions.items()
+            for each in ([None] if None in wanted or len(wanted) > MAX_CONDITIONS else wanted)
         }
         return cls(frozenset(simplest), frozenset(fields))
 
@@ -40,12 +44,12 @@ class Coverage:
         return sorted({group_by for group_by, _ in self.wants})
 
     def conditions(self, group_by: tuple[str, ...]) -> list[str] | None:
-        """The conditions, sorted, of which an event satisfies one to be sent by this grouping set; None: all are sent."""
-        found = {condition for wanted, condition in self.wants if wanted == group_by}
-        return None if None in found else sorted(map(str, found))
+        """Returns the sorted conditions of a grouping set; it sends the events that satisfy any of them. None: all events."""
+        conditions = {condition for grouping_set, condition in self.wants if grouping_set == group_by}
+        return None if None in conditions else sorted(map(str, conditions))
 
     def covers(self, other: Coverage) -> bool:
-        """Whether all that `other` asks for is sent."""
+        """Returns whether this sends everything that `other` sends."""
         sent = all((group_by, None) in self.wants or (group_by, where) in self.wants for group_by, where in other.wants)
         return sent and other.fields <= self.fields
 
@@ -53,29 +57,29 @@ class Coverage:
         return Coverage.of(self.wants | other.wants, self.fields | other.fields)
 
     def __and__(self, other: Coverage) -> Coverage:
-        """What both send."""
+        """Returns the coverage that both have in common."""
         kept = {want for want in self.wants if other.covers(Coverage(frozenset({want})))}
         kept |= {want for want in other.wants if self.covers(Coverage(frozenset({want})))}
         return Coverage(frozenset(kept), self.fields & other.fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, for JSON."""
+        """Returns the coverage as plain lists for JSON."""
         wants = [[list(group_by), where] for group_by, where in self.wants]
         return {"wants": sorted(wants, key=repr), "fields": sorted(self.fields)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Coverage:
-        """The coverage that `to_dict` wrote, or an earlier version, which sent every event by every grouping set."""
+        """Reads what `to_dict` wrote, or an earlier version, which sent every event by every grouping set."""
         wants = document["wants"] if "wants" in document else [(each, None) for each in document["grouping_sets"]]
         return cls(frozenset((tuple(group_by), where) for group_by, where in wants), frozenset(document["fields"]))
 
 
-def needed_by(rules: Iterable[CompiledRule]) -> Coverage:
-    """What dispatch must send for all of these rules to be judged."""
+def find_coverage(rules: Iterable[CompiledRule]) -> Coverage:
+    """Returns what dispatch must send for all of these rules to be judged."""
     wants: set[Want] = set()
     fields: set[str] = set()
     for rule in rules:
-        # A condition that could be read otherwise in dispatch might lose events: all are sent then.
+        # A condition that dispatch might read differently could lose events, so all events are sent instead.
         where = rule.where.sql if rule.where is not None and rule.where.reads_back else None
         wants.add((rule.group_by, where))
         fields.update(rule.fields)

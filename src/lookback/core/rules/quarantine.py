@@ -1,7 +1,7 @@
-"""Which rules the engine takes out of service: those that fail too often, and those whose judging itself breaks.
+"""Decides which rules the engine takes out of service: those that fail too often, and those that break while judged.
 
-An error that SQL knows (overflow, division by zero, a cast) costs one event its verdict. Anything else that is raised
-while one rule is judged is a defect: that rule stops, alone, and its next version begins anew.
+An error that SQL knows (overflow, division by zero, a cast) costs one event its verdict. Any other exception while a rule
+is judged is a defect: only that rule stops, and its next version starts afresh.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 from lookback.core.errors import StateError, StoreFailed
 from lookback.core.streams.alerts import Failure
+from lookback.core.values.texts import cut_end, to_one_line
 
-# The machine's trouble or the state's, and no rule's: the batch fails and is repeated.
+# Caused by the machine or the state and not by a rule: the batch fails and is repeated.
 NOT_THE_RULES = (MemoryError, StateError, StoreFailed)
-# Who publishes what the engine decides.
+# The author of the rows of the rules table that the engine writes.
 AUTHOR = "lookback"
-_MOST_TEXT = 300
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]+")
+_MAX_TEXT_CHARACTERS = 300
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 
 @dataclass(frozen=True)
 class Quarantine:
-    """A version of a rule that is to be taken out of service, and why."""
+    """A version of a rule to take out of service, and why."""
 
     rule_id: str
     version: int
@@ -32,52 +32,53 @@ class Quarantine:
 
 
 def find_quarantines(failures: Iterable[Failure], max_failures: int) -> list[Quarantine]:
-    """The versions that have failed too often in a batch, or broke. failures: of all shards, one per rule and version."""
-    found = []
+    """Returns the versions that failed too often in a batch, or broke. failures: one per rule and version, of all shards."""
+    quarantines = []
     for failure in failures:
         if failure.reason:
             comment = f"{failure.reason}, at commit {failure.first_arrival[0]}"
         elif failure.count > max_failures:
             comment = (
                 f"{failure.count:,} events of one batch could not be judged (overflow, division by zero or a cast), more "
-                f"than max_failures, {max_failures:,}; the first is {_line(failure.first_event_id)}"
+                f"than max_failures, {max_failures:,}; the first is {_shorten(failure.first_event_id)}"
             )
         else:
             continue
-        found.append(Quarantine(failure.rule_id, failure.version, f"{comment}; mend the rule and push it again"))
-    return found
+        quarantines.append(Quarantine(failure.rule_id, failure.version, f"{comment}; mend the rule and push it again"))
+    return quarantines
 
 
 def describe_error(error: Exception) -> str:
-    """An unexpected exception in one line: its type, its text and where it was raised; the same whenever it is repeated."""
+    """Describes an unexpected exception on one line: its type, its text and where it was raised.
+
+    A repetition gives the same text: addresses in memory are left out.
+    """
     place, at = "", error.__traceback__
     while at is not None:
         place = f" ({at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno})"
         at = at.tb_next
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - whatever it is, it must not take others along
+    except Exception:  # noqa: BLE001 - an error without a text must not stop other rules
         text = "its text cannot be had"
-    return f"{type(error).__name__}: {_line(_ADDRESS.sub('0x', text))}{place}"
+    return f"{type(error).__name__}: {_shorten(_ADDRESS.sub('0x', text))}{place}"
 
 
-def failure_text(failure: Failure) -> str:
-    """What rule_log says of errors while judging."""
-    told = []
+def describe_failure(failure: Failure) -> str:
+    """Returns the message of rule_log for errors while judging."""
+    sentences = []
     if failure.reason:
-        told.append(
+        sentences.append(
             f"judging the rule broke with {failure.reason}; what it would have said of these events is dropped, and this "
             "version is judged no more where it broke"
         )
     if failure.count:
         events = "1 event" if failure.count == 1 else f"{failure.count} events"
-        told.append(
+        sentences.append(
             f"{events} could not be judged (overflow, division by zero or a cast); the first is {failure.first_event_id}"
         )
-    return "; ".join(told)
+    return "; ".join(sentences)
 
 
-def _line(text: str) -> str:
-    """A text of any origin as it can stand in a table: one line, not too long, no half of a surrogate pair."""
-    text = _UNPRINTABLE.sub(" ", text).encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 3]}..."
+def _shorten(text: str) -> str:
+    return cut_end(to_one_line(text), _MAX_TEXT_CHARACTERS)

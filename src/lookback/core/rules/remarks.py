@@ -1,4 +1,4 @@
-"""Remarks on a rule that is right and may not mean what its author meant: they stop nothing."""
+"""Finds what is valid in a rule but may not be what its author meant. Remarks do not stop a rule."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lookback.core.values.limits import WIDEST
 from lookback.core.values.windows import LOOKBACK, Lookback, TiledWindow
 
 _WEEK, _DAY = MICROSECONDS["week"], MICROSECONDS["day"]
-# From the epoch, a Thursday, to the first Monday and the first Sunday after it.
+# Offsets from the epoch, a Thursday, to the first Monday and the first Sunday after it.
 _TO_MONDAY, _TO_SUNDAY = 4 * _DAY, 3 * _DAY
-_OF_VALUES = {
+_VALUE_AGGREGATES = {
     "avg": "the average", "sum": "the sum", "min": "the smallest", "max": "the largest",
     "stddev_samp": "the standard deviation",
 }  # fmt: skip
@@ -34,12 +34,13 @@ class Remark:
         return str(Problem(self.place, self.message))
 
 
-def remarks_of(rule: CompiledRule) -> list[Remark]:
-    """The remarks that the rule alone gives rise to, in the order of its keys."""
-    return [*_weeks(rule), *_own_limits(rule), *_tests(rule)]
+def find_remarks(rule: CompiledRule) -> list[Remark]:
+    """Finds the remarks that need no events, in the order of the rule's keys."""
+    return [*_find_week_starts(rule), *_find_self_limits(rule), *_find_missing_tests(rule)]
 
 
-def _weeks(rule: CompiledRule) -> Iterator[Remark]:
+def _find_week_starts(rule: CompiledRule) -> Iterator[Remark]:
+    """Finds a window of whole weeks that starts on a Thursday by default."""
     window = rule.spec.window
     if not isinstance(window, TiledWindow) or window.slide % _WEEK or window.offset:
         return
@@ -50,37 +51,37 @@ def _weeks(rule: CompiledRule) -> Iterator[Remark]:
     )
 
 
-def _own_limits(rule: CompiledRule) -> Iterator[Remark]:
-    """A field of the event beside an aggregate of the same field over a window that holds the event."""
+def _find_self_limits(rule: CompiledRule) -> Iterator[Remark]:
+    """Finds a field compared with an aggregate of itself over a window that includes the event."""
     if rule.spec.kind != LOOKBACK or not rule.spec.when:
         return
     measures = {measure.name.lower(): measure for measure in rule.measures}
     texts = {measure.name: measure.text for measure in rule.spec.measures}
-    told: set[str] = set()
+    reported: set[str] = set()
     for node in parse(rule.spec.when, WIDEST).find_all(*COMPARISONS, exp.Between):
         names = {column.name.lower() for column in node.find_all(exp.Column)}
         for name in sorted(names & set(measures)):
             measure = measures[name]
-            fields = _fields(measure)
+            fields = _value_fields(measure)
             shared = sorted(field for field in fields if field.lower() in names)
-            if not shared or name in told or not _holds_event(measure) or _is_record(node, measure):
+            if not shared or name in reported or not _holds_event(measure) or _is_record(node, measure):
                 continue
-            told.add(name)
+            reported.add(name)
             window = measure.window
             assert isinstance(window, Lookback)
             own = f"{{measure: {texts[measure.name]}, window: {{lookback: {format_duration(window.size)}, delay: 1 microsecond}}}}"
-            what = f"{_OF_VALUES[measure.feature.function]} of {', '.join(sorted(fields))}"
+            aggregate = f"{_VALUE_AGGREGATES[measure.feature.function]} of {', '.join(sorted(fields))}"
             yield Remark(
                 "when",
-                f"{shared[0]} is compared with {measure.name}, {what} over a window that holds the event itself, so an "
+                f"{shared[0]} is compared with {measure.name}, {aggregate} over a window that holds the event itself, so an "
                 f"outlier moves its own limit; to leave the event out write `{measure.name}: {own}`",
             )
 
 
-def _fields(measure: CompiledMeasure) -> frozenset[str]:
-    """The fields whose values the measure is made of; none for a count."""
+def _value_fields(measure: CompiledMeasure) -> frozenset[str]:
+    """Returns the fields whose values the measure aggregates; none for a count."""
     argument = measure.feature.argument
-    return argument.fields if argument is not None and measure.feature.function in _OF_VALUES else frozenset()
+    return argument.fields if argument is not None and measure.feature.function in _VALUE_AGGREGATES else frozenset()
 
 
 def _holds_event(measure: CompiledMeasure) -> bool:
@@ -88,13 +89,13 @@ def _holds_event(measure: CompiledMeasure) -> bool:
 
 
 def _is_record(node: exp.Expr, measure: CompiledMeasure) -> bool:
-    """Whether the comparison asks if the event is the largest or the smallest, which needs it in the window."""
+    """Returns whether the comparison tests for the largest or smallest event, which needs the event in the window."""
     if measure.feature.function not in ("min", "max") or isinstance(node, (exp.GT, exp.LT, exp.Between)):
         return False
     return isinstance(unwrapped(node.this), exp.Column) and isinstance(unwrapped(node.expression), exp.Column)
 
 
-def _tests(rule: CompiledRule) -> Iterator[Remark]:
+def _find_missing_tests(rule: CompiledRule) -> Iterator[Remark]:
     if not rule.spec.tests:
         yield Remark(
             "tests", "is missing; write an alert that you want and a near miss, so that a change cannot break them"

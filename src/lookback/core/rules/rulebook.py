@@ -1,6 +1,6 @@
-"""Which version of which rule is in force: the rules table's changes, applied one after another.
+"""Applies the changes of the rules table one after another, and knows which version of each rule is in force.
 
-Every shard keeps a whole rulebook of its own and applies the same changes, so all of them agree.
+Every shard keeps a whole rulebook and applies the same changes, so all shards agree.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 
 from lookback.core.errors import Problem, RuleError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
-from lookback.core.rules.document import RULE_ID, STATUSES, read_document, shown
+from lookback.core.rules.document import RULE_ID, STATUSES, quote_value, read_document
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.streams.alerts import moment
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import text_of
 from lookback.core.values.limits import WIDEST, Limits, over
+from lookback.core.values.texts import cut_end
 from lookback.core.values.times import parse_calendar_time
 
 EVALUATED = ("active", "shadow")
@@ -34,14 +35,15 @@ ACTIONS = {
 }
 # A bigint, and room for the next one.
 MAX_VERSION = 2**63 - 2
-# Of a rule_id in the log; one that is valid is not longer.
-_MOST_ID = 103
+# Longer ids are cut in the log; a valid one has at most 100 characters.
+_MAX_ID_CHARACTERS = 103
+_MAX_LOG_CHARACTERS = 4_000
 COMMANDS = ("clear_state", "retire_all", "advance")
 
 
 @dataclass(frozen=True)
 class RuleChange:
-    """A row of the rules table as the change feed brings it.
+    """A change to a row of the rules table, as the change feed reports it.
 
     `change`: insert, delete, update (the row after it), or before (the row as it was before an update).
     """
@@ -55,10 +57,10 @@ class RuleChange:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Changes apply by (commit version, version); a row without version comes after those with one.
+        """The sort key by which changes apply: commit, then version, with rows without a version after the others.
 
-        What a commit deletes comes last, and rows that are equal so far come by what stands in them: whoever reads the
-        commit, in whatever order, applies it alike.
+        Deletions of a commit come last, and remaining ties are broken by the row's texts, so that every reader of a commit
+        applies it in the same order.
         """
         number = 2**63 if self.version is None else self.version
         texts = [text or "" for text in (self.rule_id, self.change, self.status, self.document)]
@@ -66,13 +68,16 @@ class RuleChange:
 
     @property
     def slot(self) -> tuple[int, str | None, int | None]:
-        """What a commit can change once: a version of a rule."""
+        """The version of a rule, which a commit changes at most once."""
         return (self.commit, self.rule_id, self.version)
 
 
 @dataclass(frozen=True)
 class LogRow:
-    """A row of rule_log, less what only the shell knows. arrival: the last commit judged before it; None for none."""
+    """A row of rule_log, without the columns that only the shell knows.
+
+    arrival: the last commit judged before the row; None if none was.
+    """
 
     stream: str
     rule_id: str | None
@@ -84,9 +89,10 @@ class LogRow:
 
 @dataclass(frozen=True)
 class Entry:
-    """The version in force of one rule. `stream`: where it is evaluated; `highest`: of all versions seen.
+    """The version of a rule that is in force. stream: where it is evaluated; highest: the highest version seen.
 
-    broken: judging it ended in an unexpected exception here; it is judged no more until another row comes into force.
+    broken: judging it raised an unexpected exception in this shard; it is not judged again until another row comes into
+    force.
     """
 
     rule_id: str
@@ -100,27 +106,27 @@ class Entry:
 
 @dataclass(frozen=True)
 class Command:
-    """A command row that concerns this stream. `time`: of an advance, in microseconds."""
+    """A command row that concerns this stream. time: the watermark that an `advance` sets, in microseconds."""
 
     action: str
     time: int | None = None
 
 
 class Rejected(Exception):
-    """A row that is not obeyed; the text goes to the log."""
+    """Raised for a row that cannot come into force; its text goes to rule_log."""
 
 
 @dataclass
 class RuleBook:
-    """The rules in force for `stream`. streams: every declared stream by name, to tell what is a valid rule."""
+    """The rules in force for `stream`. streams: every declared stream by name, against which rules are checked."""
 
     stream: Stream
     streams: Mapping[str, Stream]
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._text: str | None = None
-        # The compiled rules are cached by declaration and document, for all books of a process.
+        self._json: str | None = None
+        # Compiled rules are cached by declaration and document for all books of a process.
         self._declarations = {name: json.dumps(stream.to_dict()) for name, stream in self.streams.items()}
         self._unlimited = {
             name: json.dumps(replace(stream, limits=WIDEST).to_dict()) for name, stream in self.streams.items()
@@ -128,7 +134,7 @@ class RuleBook:
         self._widest = Limits(document_bytes=max(each.limits.document_bytes for each in self.streams.values()))
 
     def apply(self, changes: Iterable[RuleChange], arrival: int | None) -> tuple[list[LogRow], list[Command]]:
-        """Applies changes in order. arrival: the last commit judged before them."""
+        """Applies changes in order and returns the log rows and commands. arrival: the last commit judged before them."""
         log: list[LogRow] = []
         commands: list[Command] = []
         for change in order_changes(changes):
@@ -136,54 +142,54 @@ class RuleBook:
         return log, commands
 
     def in_force(self, statuses: Iterable[str] = WITH_STATE) -> list[tuple[Entry, CompiledRule]]:
-        """The stream's rules of these statuses, by rule_id; without those that are `lost`."""
-        known = ((entry, self._again(entry)) for entry in self._own(statuses))
+        """Returns the stream's rules that have these statuses, by rule_id, without the unreadable ones."""
+        known = ((entry, self._compile_in_force(entry)) for entry in self._entries_of_stream(statuses))
         return [(entry, rule) for entry, rule in known if isinstance(rule, CompiledRule)]
 
     def unreadable(self) -> list[tuple[Entry, str]]:
-        """The rules in force that this release, or the stream as it is declared now, cannot read any more, and why."""
-        known = ((entry, self._again(entry)) for entry in self._own(WITH_STATE))
-        return [(entry, _one_line(error.problems)) for entry, error in known if isinstance(error, RuleError)]
+        """Returns the rules in force that cannot be read under this release or the current declaration, each with why."""
+        known = ((entry, self._compile_in_force(entry)) for entry in self._entries_of_stream(WITH_STATE))
+        return [(entry, _join_problems(error.problems)) for entry, error in known if isinstance(error, RuleError)]
 
-    def _own(self, statuses: Iterable[str]) -> list[Entry]:
+    def _entries_of_stream(self, statuses: Iterable[str]) -> list[Entry]:
         wanted = set(statuses)
         return [e for _, e in sorted(self.entries.items()) if e.status in wanted and e.stream == self.stream.name]
 
-    def stop(self, rule_id: str) -> None:
-        """Judges the version in force no more: an unexpected exception came of it."""
+    def mark_broken(self, rule_id: str) -> None:
+        """Takes the version in force out of judging, after it raised an unexpected exception."""
         self._enter(replace(self.entries[rule_id], broken=True))
 
     def to_json(self) -> str:
-        """The book as text, for the state store."""
-        if self._text is None:
-            self._text = json.dumps([_stored(entry) for entry in self.entries.values()], separators=(",", ":"))
-        return self._text
+        """Returns the book as JSON for the state store."""
+        if self._json is None:
+            self._json = json.dumps([_to_row(entry) for entry in self.entries.values()], separators=(",", ":"))
+        return self._json
 
     def load(self, text: str) -> None:
-        """Takes over what `to_json` wrote."""
+        """Reads the entries that `to_json` wrote."""
         self.entries = {row["rule_id"]: Entry(**row) for row in json.loads(text)}
-        self._text = text
+        self._json = text
 
     def _enter(self, entry: Entry) -> None:
-        self.entries[entry.rule_id], self._text = entry, None
+        self.entries[entry.rule_id], self._json = entry, None
 
-    def _compiled(self, stream: str, document: str, *, limited: bool = True) -> CompiledRule | RuleError:
+    def _compile(self, stream: str, document: str, *, limited: bool = True) -> CompiledRule | RuleError:
         return _compile_cached((self._declarations if limited else self._unlimited)[stream], document)
 
-    def _again(self, entry: Entry) -> CompiledRule | RuleError:
-        """The rule of a version in force, which goes on where the limits have been lowered."""
-        compiled = self._compiled(entry.stream, entry.document)
+    def _compile_in_force(self, entry: Entry) -> CompiledRule | RuleError:
+        """Compiles the rule of an entry; a rule in force stays valid where the stream's limits were lowered."""
+        compiled = self._compile(entry.stream, entry.document)
         if isinstance(compiled, RuleError):
-            return self._compiled(entry.stream, entry.document, limited=False)
+            return self._compile(entry.stream, entry.document, limited=False)
         return compiled
 
     def _apply(self, change: RuleChange, arrival: int | None, log: list[LogRow]) -> list[Command]:
-        shown_id = change.rule_id
-        if isinstance(shown_id, str) and len(shown_id) > _MOST_ID:
-            shown_id = f"{shown_id[: _MOST_ID - 3]}..."
+        logged_id = change.rule_id
+        if isinstance(logged_id, str):
+            logged_id = cut_end(logged_id, _MAX_ID_CHARACTERS)
 
         def write(action: str, message: str = "", version: int | None = change.version) -> None:
-            log.append(LogRow(self.stream.name, shown_id, version, action, message, arrival))
+            log.append(LogRow(self.stream.name, logged_id, version, action, message, arrival))
 
         try:
             if change.rule_id == "*":
@@ -195,7 +201,7 @@ class RuleBook:
         except Rejected as reason:
             write("rejected", str(reason))
         except RuleError as error:
-            write("rejected", _one_line(error.problems))
+            write("rejected", _join_problems(error.problems))
         except NOT_THE_RULES:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a row holds, it stops no other
@@ -207,7 +213,7 @@ class RuleBook:
         if entry is None or entry.status == "retired":
             return
         if change.version is None:
-            # Which version it became cannot be seen; what stands in it can.
+            # The version that the row was given is unknown, but its status and document identify it.
             if (entry.status, entry.document) != (change.status, change.document):
                 return
         elif entry.version != change.version:
@@ -239,10 +245,12 @@ class RuleBook:
             if concerns_us:
                 raise
             return
-        self._take(change, entry, version, name, max(highest, version), write if concerns_us else _ignore)
+        self._put_in_force(
+            change, entry, version, name, max(highest, version), write if concerns_us else _write_nothing
+        )
 
     def _check(self, change: RuleChange, entry: Entry | None, version: int, name: str) -> None:
-        """Raises where the row cannot come into force."""
+        """Checks that a row can come into force. Raises Rejected and RuleError."""
         highest = entry.highest if entry else 0
         if change.status not in STATUSES:
             raise Rejected(f"status must be one of {', '.join(STATUSES)}, got {change.status!r:.40} (status)")
@@ -257,12 +265,12 @@ class RuleBook:
                 f"superseded: version {version} is not above version {entry.version}, which is in force; "
                 f"insert version {entry.highest + 1} or NULL (version)"
             )
-        # What takes load off the stream needs no leave.
+        # A status that takes load off the stream is exempt from its limits.
         limited = change.status not in ("paused", "retired", "quarantined")
         if limited:
             read_document(change.document, self.streams[name].limits)
             self._check_count(change, entry, name)
-        compiled = self._compiled(name, str(change.document), limited=limited)
+        compiled = self._compile(name, str(change.document), limited=limited)
         if isinstance(compiled, RuleError):
             raise RuleError(compiled.name, compiled.problems)
         if compiled.spec.rule_id != change.rule_id:
@@ -279,7 +287,9 @@ class RuleBook:
         if count >= most:
             raise Rejected(over(f"stream {name!r} has {count:,} rules in force already; retire one first", "rules"))
 
-    def _take(self, change: RuleChange, entry: Entry | None, version: int, name: str, highest: int, write: Any) -> None:
+    def _put_in_force(
+        self, change: RuleChange, entry: Entry | None, version: int, name: str, highest: int, write: Any
+    ) -> None:
         status, document = str(change.status), str(change.document)
         if status == "draft":
             if entry is not None:
@@ -295,12 +305,12 @@ class RuleBook:
             write("retired", f"version {version} is for stream {name!r}", version=version)
 
     def _document_stream(self, change: RuleChange) -> str:
-        """The name of the stream of the row's document; raises where it cannot be read."""
+        """Returns the name of the stream in the row's document. Raises Rejected and RuleError."""
         document = read_document(change.document, self._widest)
         name = document.get("stream")
         if not isinstance(name, str) or name not in self.streams:
             known = ", ".join(sorted(self.streams))
-            raise Rejected(f"there is no stream {shown(name)}; known are {known} (stream)")
+            raise Rejected(f"there is no stream {quote_value(name)}; known are {known} (stream)")
         return name
 
     def _command(self, change: RuleChange, log: list[LogRow], arrival: int | None) -> list[Command]:
@@ -315,7 +325,7 @@ class RuleBook:
         if name is not None and name != self.stream.name:
             if not isinstance(name, str) or name not in self.streams:
                 known = ", ".join(sorted(self.streams))
-                raise Rejected(f"there is no stream {shown(name)}; known are {known}, none means all (stream)")
+                raise Rejected(f"there is no stream {quote_value(name)}; known are {known}, none means all (stream)")
             return []
         time = None
         if change.status == "advance":
@@ -323,7 +333,7 @@ class RuleBook:
                 time = parse_calendar_time(document.get("time"))
             except ValueError:
                 raise Rejected(
-                    f"advance needs a time such as '2026-01-31T12:00:00Z', got {shown(document.get('time'))} (time)"
+                    f"advance needs a time such as '2026-01-31T12:00:00Z', got {quote_value(document.get('time'))} (time)"
                 ) from None
         if change.status == "retire_all":
             for entry in list(self.entries.values()):
@@ -337,44 +347,44 @@ class RuleBook:
         return [Command(str(change.status), time)]
 
 
-def _stored(entry: Entry) -> dict[str, Any]:
-    # As it was before entries could break, where none has.
+def _to_row(entry: Entry) -> dict[str, Any]:
+    # Without `broken` where it is false: so were entries written before they could break.
     return {name: value for name, value in vars(entry).items() if name != "broken" or value}
 
 
-def _ignore(action: str, message: str = "", version: int | None = None) -> None:
-    """Rows that only concern other streams are logged there."""
+def _write_nothing(action: str, message: str = "", version: int | None = None) -> None:
+    """Drops a log row; one that concerns only other streams is logged there."""
 
 
 def order_changes(changes: Iterable[RuleChange]) -> list[RuleChange]:
-    """The changes in the order in which they apply: what each commit changed in all, each version of a rule once.
+    """Returns the net changes of each commit in the order in which they apply, at most one for each version of a rule.
 
-    A row that a commit takes out and writes again as it was, as an overwrite or a MERGE may, is no change; one that it
-    writes with something else in it is updated. A version whose row an UPDATE gave another rule_id or version is deleted:
-    what is in force stands in the table.
+    A row that a commit removes and writes again unchanged, as an overwrite or a MERGE may, is no change; one that it
+    writes with other values is an update. A version whose row got another rule_id or version by an UPDATE is deleted,
+    since every version in force has its row in the table.
     """
     written: Counter[RuleChange] = Counter()
     removed: Counter[RuleChange] = Counter()
     for change in changes:
         (removed if change.change in ("delete", "before") else written)[change] += 1
-    unchanged = _rows(written) & _rows(removed)
-    left, gone = list(_less(written, unchanged)), list(_less(removed, unchanged))
-    new, old = ({change.slot for change in part if change.version is not None} for part in (left, gone))
-    found = [replace(change, change="update") if change.slot in old else change for change in left]
-    found += [replace(change, change="delete") for change in gone if change.slot not in new]
-    return sorted(found, key=lambda change: change.order)
+    unchanged = _count_rows(written) & _count_rows(removed)
+    new_rows, old_rows = list(_without(written, unchanged)), list(_without(removed, unchanged))
+    new, old = ({change.slot for change in part if change.version is not None} for part in (new_rows, old_rows))
+    net = [replace(change, change="update") if change.slot in old else change for change in new_rows]
+    net += [replace(change, change="delete") for change in old_rows if change.slot not in new]
+    return sorted(net, key=lambda change: change.order)
 
 
-def _rows(changes: Counter[RuleChange]) -> Counter[RuleChange]:
-    """The rows of changes, whatever became of them."""
+def _count_rows(changes: Counter[RuleChange]) -> Counter[RuleChange]:
+    """Counts the rows of changes, whatever the kind of change."""
     rows: Counter[RuleChange] = Counter()
     for change, count in changes.items():
         rows[replace(change, change="")] += count
     return rows
 
 
-def _less(changes: Counter[RuleChange], unchanged: Counter[RuleChange]) -> Iterator[RuleChange]:
-    """The changes without those of rows that stay as they were."""
+def _without(changes: Counter[RuleChange], unchanged: Counter[RuleChange]) -> Iterator[RuleChange]:
+    """Yields the changes without those of unchanged rows."""
     left = unchanged.copy()
     for change in changes.elements():
         row = replace(change, change="")
@@ -384,8 +394,8 @@ def _less(changes: Counter[RuleChange], unchanged: Counter[RuleChange]) -> Itera
             yield change
 
 
-def _one_line(problems: list[Problem]) -> str:
-    return "; ".join(str(problem) for problem in problems)[:4_000]
+def _join_problems(problems: list[Problem]) -> str:
+    return "; ".join(str(problem) for problem in problems)[:_MAX_LOG_CHARACTERS]
 
 
 @functools.lru_cache(maxsize=4_096)
@@ -393,7 +403,7 @@ def _compile_cached(declaration: str, document: str) -> CompiledRule | RuleError
     try:
         return compile_rule(read_document(document), Stream.from_dict(json.loads(declaration)))
     except RuleError as error:
-        # Without the frames in which it was raised, which would stay in memory.
+        # A new error, since the cache would keep the frames of the one that was raised in memory.
         return RuleError(error.name, error.problems)
     except NOT_THE_RULES:
         raise

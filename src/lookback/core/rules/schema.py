@@ -1,15 +1,15 @@
-"""The rule document as a JSON Schema, from the tables that the reader uses: what an editor needs to help with a rule.
+"""Builds the JSON Schema of rule documents, with which editors complete and check them, from the reader's own tables.
 
-It is published as conf/rule.schema.json; `lookback rules schema` writes it anew. A rule file that begins with the line
+It is published as conf/rule.schema.json; `lookback rules schema` prints it. A rule file that begins with the line
 
     # yaml-language-server: $schema=../rule.schema.json
 
-(from conf/rules; the path is relative to the file) is checked by editors that know the YAML language server, such as
-VS Code with its YAML extension, while it is written: keys are completed and explained, what is wrong is underlined.
+(from conf/rules; the path is relative to the file) is checked while it is written by editors that know the YAML language
+server, such as VS Code with its YAML extension: they complete and explain keys and underline errors.
 
 A schema sees one document and no stream, so `lookback rules check` has the last word: it also knows fields and types,
-compares durations with each other, and runs the rule's tests. Where the two differ the schema is the stricter one: it
-takes no key without a value and units in small letters only.
+compares durations with each other, and runs the rule's tests. Where the two differ, the schema is the stricter one: it
+accepts no key without a value, and only units in lower case.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _UNITS = "|".join(MICROSECONDS)
 _TIME = r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?([Zz]|[+-][0-9]{2}:[0-9]{2})?)?\s*$"
 
 
-def schema_text() -> str:
-    """The text of conf/rule.schema.json, with a line's end."""
-    return json.dumps(rule_schema(), indent=2, ensure_ascii=False) + "\n"
+def format_rule_schema() -> str:
+    """Returns the text of conf/rule.schema.json, with a final line break."""
+    return json.dumps(build_rule_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def rule_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a rule document, made anew at every call.
+def build_rule_schema() -> dict[str, Any]:
+    """Builds the JSON Schema (draft 2020-12) of a rule document; each call returns a new one.
 
-    Strict: other keys are refused, and so are keys of another kind of rule. What belongs to editors (`errorMessage`,
-    `patternErrorMessage`, `doNotSuggest`) is passed over by plain validators.
+    It refuses unknown keys and those of another kind of rule. Plain validators ignore the keys for editors
+    (`errorMessage`, `patternErrorMessage`, `doNotSuggest`).
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -66,7 +66,7 @@ def rule_schema() -> dict[str, Any]:
             f"At most {MAX_DOCUMENT_BYTES:,} bytes as JSON."
         ),
         "type": "object",
-        "properties": _chosen((*COMMON_KEYS, *_keys_of_kinds()), {**_common(), **_of_kinds()}),
+        "properties": _select((*COMMON_KEYS, *_list_kind_keys()), {**_common_properties(), **_kind_properties()}),
         "required": ["rule_id", "stream"],
         "additionalProperties": False,
         "allOf": [
@@ -74,7 +74,7 @@ def rule_schema() -> dict[str, Any]:
                 "if": {"not": {"anyOf": [{"required": ["window"]}, {"required": ["sequence"]}]}},
                 "then": {"required": ["window"]},
             },
-            *(_kind(kind) for kind in KEYS_OF_KIND),
+            *(_kind_branch(kind) for kind in KEYS_OF_KIND),
             {
                 "if": {"properties": {"late": {"const": "revise"}}, "required": ["late"]},
                 "then": {
@@ -90,29 +90,33 @@ def rule_schema() -> dict[str, Any]:
     }
 
 
-def _keys_of_kinds() -> tuple[str, ...]:
+def _list_kind_keys() -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for keys in KEYS_OF_KIND.values() for key in keys))
 
 
-def _chosen(keys: Iterable[str], described: Mapping[str, _Schema]) -> dict[str, _Schema]:
-    # In the order of the reader's table; a key that is not described here is an error.
+def _select(keys: Iterable[str], described: Mapping[str, _Schema]) -> dict[str, _Schema]:
+    # In the order of the reader's table. A key without a description raises KeyError.
     return {key: described[key] for key in keys}
 
 
-def _kind(kind: str) -> _Schema:
-    """What holds for rules of a kind alone: which keys they must have and which are for others."""
-    must: list[str] = []
+def _kind_branch(kind: str) -> _Schema:
+    """Builds the condition for one kind of rule: its required keys, and the keys that belong to other kinds."""
+    required: list[str] = []
     if kind == SEQUENCE:
-        told: _Schema = {"required": ["sequence"]}
+        is_of_kind: _Schema = {"required": ["sequence"]}
     else:
         forms: list[_Schema] = [{"type": "object", "required": [kind]}]
         if kind == LOOKBACK:
             forms.append({"type": "string"})
-        told = {"properties": {"window": {"anyOf": forms}}, "required": ["window"], "not": {"required": ["sequence"]}}
-        must = ["window", "measures", *(["when"] if kind == LOOKBACK else [])]
+        is_of_kind = {
+            "properties": {"window": {"anyOf": forms}},
+            "required": ["window"],
+            "not": {"required": ["sequence"]},
+        }
+        required = ["window", "measures", *(["when"] if kind == LOOKBACK else [])]
     properties: dict[str, _Schema] = {
-        key: _refused(f"{key} is not for {kind} rules; leave it out")
-        for key in _keys_of_kinds()
+        key: _refuse(f"{key} is not for {kind} rules; leave it out")
+        for key in _list_kind_keys()
         if key not in KEYS_OF_KIND[kind]
     }
     if kind == SEQUENCE:
@@ -124,13 +128,13 @@ def _kind(kind: str) -> _Schema:
     elif kind != LOOKBACK:
         properties["measures"] = {
             "additionalProperties": {
-                "properties": {"window": _refused("only measures of lookback rules have windows of their own")}
+                "properties": {"window": _refuse("only measures of lookback rules have windows of their own")}
             }
         }
-    return {"if": told, "then": {"required": must, "properties": properties}}
+    return {"if": is_of_kind, "then": {"required": required, "properties": properties}}
 
 
-def _refused(message: str) -> _Schema:
+def _refuse(message: str) -> _Schema:
     return {"not": {}, "errorMessage": message, "doNotSuggest": True}
 
 
@@ -205,7 +209,7 @@ def _mapping(description: str, properties: Mapping[str, _Schema], required: Iter
 # Keys -----------------------------------------------------------------------------------------------------------------
 
 
-def _common() -> dict[str, _Schema]:
+def _common_properties() -> dict[str, _Schema]:
     return {
         "rule_id": {
             "description": (
@@ -306,10 +310,10 @@ def _test() -> _Schema:
             "examples": [[{"event_id": 3, "measures": {"total": 12000}}]],
         },
     }
-    return _mapping("Events, and the alerts that they raise.", _chosen(TEST_KEYS, described), ["events"])
+    return _mapping("Events, and the alerts that they raise.", _select(TEST_KEYS, described), ["events"])
 
 
-def _of_kinds() -> dict[str, _Schema]:
+def _kind_properties() -> dict[str, _Schema]:
     return {
         "window": {
             "description": (
@@ -390,8 +394,8 @@ def _window(kind: str) -> _Schema:
             default="0 seconds",
         ),
     }
-    must = [kind, "slide"] if kind == SLIDING else [kind]
-    return _mapping(f"A {kind} window.", _chosen(WINDOW_FORMS[kind], described), must)
+    required = [kind, "slide"] if kind == SLIDING else [kind]
+    return _mapping(f"A {kind} window.", _select(WINDOW_FORMS[kind], described), required)
 
 
 def _measure() -> _Schema:
@@ -404,10 +408,12 @@ def _measure() -> _Schema:
             "examples": ["30 days", {"lookback": "30 days", "delay": "1 day"}],
         },
     }
-    own = _mapping(
-        "An aggregate with a window of its own, in lookback rules.", _chosen(MEASURE_KEYS, described), ["measure"]
+    with_window = _mapping(
+        "An aggregate with a window of its own, in lookback rules.",
+        _select(MEASURE_KEYS, described),
+        ["measure"],
     )
-    return {"oneOf": [aggregate, own]}
+    return {"oneOf": [aggregate, with_window]}
 
 
 def _sequence() -> _Schema:
@@ -424,7 +430,7 @@ def _sequence() -> _Schema:
             "allOf": [
                 {
                     "prefixItems": [
-                        {"properties": {"absent": _refused("nothing begins the wait; write a step before it")}}
+                        {"properties": {"absent": _refuse("nothing begins the wait; write a step before it")}}
                     ]
                 }
             ],
@@ -442,7 +448,7 @@ def _sequence() -> _Schema:
     }
     return _mapping(
         "Steps that have to follow one another; instead of a window, measures and when.",
-        _chosen(SEQUENCE_KEYS, described),
+        _select(SEQUENCE_KEYS, described),
         ["within", "steps"],
     )
 
@@ -477,7 +483,7 @@ def _step() -> _Schema:
     }
     step = _mapping(
         "Events to be taken (where), or as the last step events that must not come (absent).",
-        _chosen(dict.fromkeys((*STEP_KEYS, *ABSENT_KEYS)), described),
+        _select(dict.fromkeys((*STEP_KEYS, *ABSENT_KEYS)), described),
         ["name"],
     )
     return {
@@ -485,7 +491,7 @@ def _step() -> _Schema:
         "if": {"required": ["absent"]},
         "then": {
             "properties": {
-                key: _refused(f"{key} is not for a step of absence; leave it out")
+                key: _refuse(f"{key} is not for a step of absence; leave it out")
                 for key in STEP_KEYS
                 if key not in ABSENT_KEYS
             }
@@ -493,7 +499,7 @@ def _step() -> _Schema:
         "else": {
             "required": ["where"],
             "properties": {
-                key: _refused(f"{key} is for a last step with absent; leave it out")
+                key: _refuse(f"{key} is for a last step with absent; leave it out")
                 for key in ABSENT_KEYS
                 if key not in (*STEP_KEYS, "absent")
             },

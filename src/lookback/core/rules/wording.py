@@ -1,4 +1,4 @@
-"""A rule in words, for people who did not write it."""
+"""Describes a rule in words, for people who did not write it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_python
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import WIDEST
+from lookback.core.values.texts import join_words
 from lookback.core.values.types import TIMESTAMP
 from lookback.core.values.windows import LOOKBACK, Lookback, Session, Step, TiledWindow, Window
 
@@ -29,18 +30,18 @@ _BOUNDS = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ)
 _DAY = MICROSECONDS["day"]
 
 
-def rule_in_words(rule: CompiledRule) -> str:
-    """One sentence that says when the rule raises an alert.
+def describe_rule(rule: CompiledRule) -> str:
+    """Describes in one sentence when the rule raises an alert.
 
     Such as: Raised when total >= 2000, where total is the sum of amount over the 24 hours up to each event, per
     customer_id; only events where amount > 0.
     """
     spec = rule.spec
-    parts = [_sequence(rule) if spec.sequence is not None else _measured(rule)]
+    parts = [_describe_sequence(rule) if spec.sequence is not None else _describe_measures(rule)]
     if spec.where:
-        parts.append(f"only events where {_plain(spec.where)}")
+        parts.append(f"only events where {_collapse_spaces(spec.where)}")
     if spec.sequence is not None and spec.sequence.until:
-        parts.append(f"{_events(spec.sequence.until)} ends what has begun, once it has been judged itself")
+        parts.append(f"{_describe_events(spec.sequence.until)} ends what has begun, once it has been judged itself")
     if spec.early:
         parts.append("judged after each event as well, before the window ends")
     if spec.late == "record":
@@ -52,52 +53,56 @@ def rule_in_words(rule: CompiledRule) -> str:
     if spec.suppress:
         parts.append(f"further alerts of a key within {format_duration(spec.suppress)} of one are suppressed")
     if spec.effective_from is not None or spec.effective_until is not None:
-        parts.append(_effective(spec.effective_from, spec.effective_until))
+        parts.append(_describe_effective_time(spec.effective_from, spec.effective_until))
     return "; ".join(parts) + "."
 
 
-def measure_in_words(measure: CompiledMeasure) -> str:
-    """What a measure counts and over which time, such as `the number of events over the 10 minutes up to each event`."""
+def describe_measure(measure: CompiledMeasure) -> str:
+    """Describes a measure and its window, such as `the number of events over the 10 minutes up to each event`."""
     feature = measure.feature
     argument = "" if feature.argument is None else feature.argument.sql
-    what = "the number of events" if not argument else _AGGREGATES[feature.function].format(argument)
+    aggregate = "the number of events" if not argument else _AGGREGATES[feature.function].format(argument)
     where = f" where {feature.filter.sql}" if feature.filter is not None else ""
-    return f"{what}{where} {_over(measure.window)}"
+    return f"{aggregate}{where} {_describe_window(measure.window)}"
 
 
-def step_in_words(step: Step) -> str:
-    """What a step of a sequence takes, such as `at least 3 events where outcome = 'FAIL'`."""
+def describe_step(step: Step) -> str:
+    """Describes the events that a step of a sequence takes, such as `at least 3 events where outcome = 'FAIL'`."""
     if step.absent:
-        return f"no event{_where(step.condition)}"
+        return f"no event{_describe_condition(step.condition)}"
     least, most = step.at_least, step.at_most
     if most is None:
-        return _events(step.condition) if least == 1 else f"at least {least} events{_where(step.condition)}"
+        return (
+            _describe_events(step.condition)
+            if least == 1
+            else f"at least {least} events{_describe_condition(step.condition)}"
+        )
     number = (
         f"{least} to {most} events" if most > least else "exactly one event" if most == 1 else f"exactly {most} events"
     )
-    return f"{number}{_where(step.condition)}"
+    return f"{number}{_describe_condition(step.condition)}"
 
 
-def limits_of(rule: CompiledRule) -> Mapping[str, tuple[float, ...]]:
-    """The numbers that `when` compares a measure with, by the measure's name, such as {"total": (2000.0,)}.
+def find_measure_limits(rule: CompiledRule) -> Mapping[str, tuple[float, ...]]:
+    """Finds the numbers that `when` compares a measure with, by the measure's name, such as {"total": (2000.0,)}.
 
-    Only plain comparisons of one measure with one number; a limit that depends on the event is not among them.
+    Only comparisons of one measure with one number count; a limit that depends on the event is left out.
     """
-    return _limits(rule, [measure.name for measure in rule.measures])
+    return _find_limits(rule, [measure.name for measure in rule.measures])
 
 
-def field_limits_of(rule: CompiledRule, stream: Stream) -> Mapping[str, tuple[float, ...]]:
-    """The same of the fields of the event itself, such as {"amount": (220.0,)}."""
+def find_field_limits(rule: CompiledRule, stream: Stream) -> Mapping[str, tuple[float, ...]]:
+    """Finds the numbers that `when` compares a field of the event with, such as {"amount": (220.0,)}."""
     measures = {measure.name.lower() for measure in rule.measures}
-    return _limits(rule, [name for name in stream.fields if name.lower() not in measures])
+    return _find_limits(rule, [name for name in stream.fields if name.lower() not in measures])
 
 
-def _limits(rule: CompiledRule, among: Iterable[str]) -> Mapping[str, tuple[float, ...]]:
+def _find_limits(rule: CompiledRule, among: Iterable[str]) -> Mapping[str, tuple[float, ...]]:
     names = {name.lower(): name for name in among}
     limits: dict[str, list[float]] = {}
     for node in parse(rule.spec.when).find_all(*_BOUNDS) if rule.spec.when else ():
         for name, number in ((node.this, node.expression), (node.expression, node.this)):
-            column, value = unwrapped(name), _number(number)
+            column, value = unwrapped(name), _read_number(number)
             if isinstance(column, exp.Column) and value is not None and column.name.lower() in names:
                 limits.setdefault(names[column.name.lower()], []).append(value)
     return {name: tuple(values) for name, values in limits.items()}
@@ -105,143 +110,141 @@ def _limits(rule: CompiledRule, among: Iterable[str]) -> Mapping[str, tuple[floa
 
 @dataclass(frozen=True)
 class EventLimit:
-    """What `when` compares a field of the judged event with: `text` is an expression that reads `measures`, names of them."""
+    """An expression that `when` compares a field of the judged event with. measures: the names that `text` reads."""
 
     field: str
     text: str
     measures: frozenset[str]
 
 
-def event_limits_of(rule: CompiledRule) -> list[EventLimit]:
-    """The limits of a lookback rule that depend on measures, such as `3 * usual` of `amount > 3 * usual`.
+def find_event_limits(rule: CompiledRule) -> list[EventLimit]:
+    """Finds the limits of a lookback rule that depend on measures, such as `3 * usual` in `amount > 3 * usual`.
 
-    Plain comparisons alone: a field on one side, or a field divided by a measure beside a number.
+    Two forms count: a field on one side of a comparison, or a field divided by a measure beside a number.
     """
     if rule.spec.kind != LOOKBACK or not rule.spec.when:
         return []
     measures = {measure.name.lower(): measure.name for measure in rule.measures}
-    found = []
+    limits = []
     for node in parse(rule.spec.when, WIDEST).find_all(*_BOUNDS):
         for side, other in ((node.this, node.expression), (node.expression, node.this)):
             column, limit = unwrapped(side), unwrapped(other)
-            if isinstance(column, exp.Div) and _number(limit) is not None:
+            if isinstance(column, exp.Div) and _read_number(limit) is not None:
                 limit, column = exp.Mul(this=limit, expression=column.expression), unwrapped(column.this)
             names = {each.name.lower() for each in limit.find_all(exp.Column)} & set(measures)
             if isinstance(column, exp.Column) and column.name.lower() not in measures and names:
                 text = limit.sql(LookbackSql, comments=False)
-                found.append(EventLimit(column.name.lower(), text, frozenset(measures[name] for name in names)))
-    return found
+                limits.append(EventLimit(column.name.lower(), text, frozenset(measures[name] for name in names)))
+    return limits
 
 
-def _number(node: exp.Expr) -> float | None:
+def _read_number(node: exp.Expr) -> float | None:
     node = unwrapped(node)
     if isinstance(node, exp.Neg):
-        value = _number(node.this)
+        value = _read_number(node.this)
         return None if value is None else -value
     return float(node.name) if isinstance(node, exp.Literal) and not node.is_string else None
 
 
-def _measured(rule: CompiledRule) -> str:
-    """When a rule with measures raises an alert."""
-    clauses = [f"{measure.name} is {measure_in_words(measure)}" for measure in rule.measures]
+def _describe_measures(rule: CompiledRule) -> str:
+    """Describes when a rule with measures raises an alert."""
+    clauses = [f"{measure.name} is {describe_measure(measure)}" for measure in rule.measures]
     if rule.spec.when:
-        raised = f"raised when {_plain(rule.spec.when)}"
+        raised = f"raised when {_collapse_spaces(rule.spec.when)}"
     else:
         raised = "raised if there is any event"
     window = rule.spec.window
-    raised = f"R{raised[1:]}" if isinstance(window, Lookback) or window is None else f"{_in_every(window)}, {raised}"
-    return f"{raised}, where {_listed(clauses)}, {_key(rule)}"
+    raised = (
+        f"R{raised[1:]}" if isinstance(window, Lookback) or window is None else f"{_describe_windows(window)}, {raised}"
+    )
+    return f"{raised}, where {join_words(clauses)}, {_describe_key(rule)}"
 
 
-def _in_every(window: TiledWindow | Session) -> str:
+def _describe_windows(window: TiledWindow | Session) -> str:
     if isinstance(window, Session):
         return f"In every session (events no more than {format_duration(window.gap)} apart)"
-    details = [] if window.slide == window.size else [f"one begins every {_span(window.slide)}"]
-    # Without an offset, and where days are made of whole slides, windows begin where everybody expects it.
+    details = [] if window.slide == window.size else [f"one begins every {_format_span(window.slide)}"]
+    # Windows without an offset whose slide divides a day begin where everybody expects it.
     if window.offset % window.slide or _DAY % window.slide:
-        details.append(f"counted from {_moment(window.offset)}")
-    return f"In every {_span(window.size)}" + (f" ({', '.join(details)})" if details else "")
+        details.append(f"counted from {_format_time(window.offset)}")
+    return f"In every {_format_span(window.size)}" + (f" ({', '.join(details)})" if details else "")
 
 
-def _over(window: Window) -> str:
+def _describe_window(window: Window) -> str:
     if isinstance(window, Session):
         return "over the session"
     if isinstance(window, TiledWindow):
-        return f"over the {_span(window.size)} of the window"
-    size = _span(window.size)
+        return f"over the {_format_span(window.size)} of the window"
+    size = _format_span(window.size)
     if not window.delay:
         words = f"over the {size} up to each event"
     else:
         ends = "end" if size[0].isdigit() else "ends"
-        words = f"over the {size} that {ends} {_length(window.delay)} before each event"
-    return f"{words} (begun at a multiple of {_length(window.resolution)})" if window.resolution else words
+        words = f"over the {size} that {ends} {_format_length(window.delay)} before each event"
+    return f"{words} (begun at a multiple of {_format_length(window.resolution)})" if window.resolution else words
 
 
-def _sequence(rule: CompiledRule) -> str:
-    """When a sequence raises an alert."""
+def _describe_sequence(rule: CompiledRule) -> str:
+    """Describes when a sequence raises an alert."""
     spec = rule.spec.sequence
     assert spec is not None
     taken = [step for step in spec.steps if not step.absent]
-    text = f"Raised when, {_key(rule)}, {_followed(taken)}"
+    text = f"Raised when, {_describe_key(rule)}, {_join_steps(taken)}"
     several = len(taken) > 1 or taken[0].at_least > 1
     if spec.expiry == "fixed":
         text += f", within {format_duration(spec.within)} from the first event on, after which the next such event begins anew"
     elif several:
-        text += f", within the {_span(spec.within)} up to the last event"
+        text += f", within the {_format_span(spec.within)} up to the last event"
     for step in spec.steps:
         if step.absent:
-            after = f"the {_span(step.within)} after {'the last of them' if several else 'it'}"
-            text += f", and in {after} there is {step_in_words(step)} ({step.name})"
+            after = f"the {_format_span(step.within)} after {'the last of them' if several else 'it'}"
+            text += f", and in {after} there is {describe_step(step)} ({step.name})"
     return text
 
 
-def _followed(steps: Sequence[Step]) -> str:
-    """Steps in their order."""
-    said = [f"{step_in_words(step)} ({step.name})" for step in steps]
+def _join_steps(steps: Sequence[Step]) -> str:
+    """Joins the descriptions of steps in order."""
+    phrases = [f"{describe_step(step)} ({step.name})" for step in steps]
     verbs = ["are" if step.at_least > 1 else "is" for step in steps]
-    if len(said) == 1:
-        return f"there {verbs[0]} {said[0]}"
-    return f"{said[0]} {verbs[0]} followed by {', then by '.join(said[1:])}"
+    if len(phrases) == 1:
+        return f"there {verbs[0]} {phrases[0]}"
+    return f"{phrases[0]} {verbs[0]} followed by {', then by '.join(phrases[1:])}"
 
 
-def _events(condition: str) -> str:
-    return f"an event{_where(condition)}"
+def _describe_events(condition: str) -> str:
+    return f"an event{_describe_condition(condition)}"
 
 
-def _where(condition: str) -> str:
-    plain = _plain(condition)
+def _describe_condition(condition: str) -> str:
+    plain = _collapse_spaces(condition)
     return " of any kind" if plain.lower() == "true" else f" where {plain}"
 
 
-def _key(rule: CompiledRule) -> str:
+def _describe_key(rule: CompiledRule) -> str:
     return f"per {' and '.join(rule.group_by)}" if rule.group_by else "over all events together"
 
 
-def _effective(start: int | None, end: int | None) -> str:
-    bounds = ([f"from {_moment(start)} on"] if start is not None else []) + (
-        [f"before {_moment(end)}"] if end is not None else []
+def _describe_effective_time(start: int | None, end: int | None) -> str:
+    bounds = ([f"from {_format_time(start)} on"] if start is not None else []) + (
+        [f"before {_format_time(end)}"] if end is not None else []
     )
     return f"only for times {' and '.join(bounds)}"
 
 
-def _moment(microseconds: int) -> str:
+def _format_time(microseconds: int) -> str:
     return f"{to_python(TIMESTAMP, microseconds):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _span(microseconds: int) -> str:
-    """A length after `the` or `every`: `24 hours`, `week`."""
-    return _length(microseconds).removeprefix("1 ")
+def _format_span(microseconds: int) -> str:
+    """Formats a length of time after `the` or `every`, such as `24 hours` and `week`."""
+    return _format_length(microseconds).removeprefix("1 ")
 
 
-def _length(microseconds: int) -> str:
-    """`24 hours` up to two days, since windows are spoken of so; longer ones in days or weeks."""
+def _format_length(microseconds: int) -> str:
+    """Formats a length of time: up to two days in hours, as people name windows, longer ones in days or weeks."""
     hours, rest = divmod(microseconds, MICROSECONDS["hour"])
     return f"{hours} hours" if not rest and 1 < hours <= 48 else format_duration(microseconds)
 
 
-def _plain(text: str) -> str:
+def _collapse_spaces(text: str) -> str:
     return " ".join(text.split())
-
-
-def _listed(clauses: list[str]) -> str:
-    return clauses[0] if len(clauses) == 1 else ", ".join(clauses[:-1]) + f" and {clauses[-1]}"

@@ -87,7 +87,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Sequence:
+class StepSequence:
     """Steps in order, within a span of event time. expiry: sliding (it ends at the event) or fixed (from the first on)."""
 
     within: int

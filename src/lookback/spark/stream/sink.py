@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.coverage import Coverage
-from lookback.core.rules.quarantine import failure_text
+from lookback.core.rules.quarantine import describe_failure
 from lookback.core.streams.alerts import Failure, moment
 from lookback.core.streams.arrival import late_place
 from lookback.core.streams.blocks import LATE_SCHEMA, merge_alerts, unpack_failures, unpack_late
@@ -190,7 +190,7 @@ def _log(
     rows += [
         {
             "stream": stream, "rule_id": failure.rule_id, "version": failure.version, "action": "failed",
-            "message": failure_text(failure), "arrival": failure.first_arrival[0],
+            "message": describe_failure(failure), "arrival": failure.first_arrival[0],
         }
         for failure in failures
     ]  # fmt: skip

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.coverage import Coverage, needed_by
+from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import WITH_STATE
 from lookback.spark.stream.checkpoint import Checkpoint
@@ -118,7 +118,7 @@ class RulesWatch:
                 # A row that is not a valid rule, whatever is raised of it, is logged by the stream, which rejects it.
                 with contextlib.suppress(Exception):
                     rules.append(compile_rule(read_document(row["document"]), self._stream))
-        return needed_by(rules)
+        return find_coverage(rules)
 
     def _widen(self, coverage: Coverage) -> None:
         plan = self._checkpoint.plan()

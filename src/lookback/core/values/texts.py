@@ -1,0 +1,37 @@
+"""Puts texts of any origin on one line, cuts them, and writes counts and lists for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_UNPRINTABLE = re.compile("\0+")
+
+
+def to_one_line(text: str) -> str:
+    """Returns the text with a space for each run of unprintable characters, line breaks among them.
+
+    A half surrogate pair, which JSON can hold and a table cannot, is written as backslash, u and four digits. The result steers no terminal.
+    """
+    whole = text.encode("utf-8", "backslashreplace").decode()
+    return _UNPRINTABLE.sub(" ", "".join(each if each.isprintable() else "\0" for each in whole))
+
+
+def cut_end(text: str, most: int) -> str:
+    """Returns at most `most` characters of the text, which ends in ... where it was cut."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def cut_middle(text: str, most: int) -> str:
+    """Returns a text of more than `most` characters without its middle: the first two thirds of them, and the last third."""
+    return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
+
+
+def count_noun(number: int, noun: str) -> str:
+    """Returns a number with its noun, such as `1 rule` and `2,000 rules`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Returns the words as a list in a sentence, such as `a, b and c`; at least one word."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
