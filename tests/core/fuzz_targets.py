@@ -30,6 +30,7 @@ from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.keyed import KeyedTable
+from lookback.core.state.manifest import BucketRecord, TableRecord
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.blocks import unpack_events, unpack_failures, unpack_late
 from lookback.core.streams.declaration import Stream
@@ -188,7 +189,7 @@ def page(data: bytes) -> None:
     with contextlib.suppress(StateError):
         run = Run.decode(data, "page 7")
         run.take(np.ones(len(run), dtype=bool)).encode()
-    table = KeyedTable.of_summary("t", [{}, [[0, 1]]], _Pages({"keys:t:0": data}))
+    table = KeyedTable.from_record("t", TableRecord({}, [BucketRecord(0, 1)]), _Pages({"keys:t:0": data}))
     with contextlib.suppress(StateError):
         table.get((0, 0))
 

@@ -17,7 +17,7 @@ from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.state import keyed
 from lookback.core.state import shard as state_module
-from lookback.core.state.shard import MANIFEST, ShardState, page_text, text_page
+from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_text
 from lookback.core.streams.alerts import Alert, LateEvent
 from lookback.core.streams.arrival import late_place, marks_of
 from lookback.core.streams.blocks import merge_alerts, pack_alerts
@@ -106,8 +106,8 @@ def small_pages() -> Iterator[None]:
     """As if a state store took 150 bytes at once, and a page no more than that of each array."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keyed, "MAX_PIECE_BYTES", 150)
-        patch.setattr(keyed, "_MOST_CHARACTERS", 20)
-        patch.setattr(state_module, "_MOST_CHARACTERS", 20)
+        patch.setattr(keyed, "_MAX_ROW_CHARACTERS", 20)
+        patch.setattr(state_module, "_MAX_ROW_CHARACTERS", 20)
         patch.setattr(pages_module, "_MOST_BYTES", 150)
         patch.setattr(pages_module, "_MOST_ROWS", 18)
         yield
@@ -152,7 +152,7 @@ def _run_engine(case: dict[str, Any]) -> Output:
                     repeated.drop_old()
                 repeated.save()
                 assert pages.pages == store.pages
-            manifest = json.loads(page_text(keyed.Pieces(store, {}).get(MANIFEST), ""))
+            manifest = json.loads(decode_text(keyed.Pieces(store, {}).get(MANIFEST), ""))
             split = {f"{name}/{at}" for name, count in manifest.get("pieces", {}).items() for at in range(count)}
             there = {name for name in store.pages if "/" in name and not name.startswith(MANIFEST)}
             assert split == there
@@ -467,10 +467,10 @@ def as_release_0_1_0_left_it(state: ShardState, store: DictStore) -> None:
     name, former = rule.memory, rule.former_memory
     for page in [page for page in store.pages if page.startswith(f"keys:{name}:")]:
         store.pages[page.replace(name, former)] = store.pages.pop(page)
-    manifest = json.loads(page_text(store.pages[MANIFEST], ""))
+    manifest = json.loads(decode_text(store.pages[MANIFEST], ""))
     notes, buckets = manifest["tables"].pop(name)
     notes.pop("document", None)
     manifest["tables"][former] = [notes, buckets]
-    store.pages[MANIFEST] = text_page(json.dumps(manifest))
-    suppressed = json.loads(page_text(store.pages["suppressed"], ""))
-    store.pages["suppressed"] = text_page(json.dumps([row[:4] for row in suppressed]))
+    store.pages[MANIFEST] = encode_text(json.dumps(manifest))
+    suppressed = json.loads(decode_text(store.pages["suppressed"], ""))
+    store.pages["suppressed"] = encode_text(json.dumps([row[:4] for row in suppressed]))

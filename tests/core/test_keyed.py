@@ -30,7 +30,7 @@ class DictStore(dict):
 
 def reloaded(table: KeyedTable, store: DictStore) -> KeyedTable:
     table.save()
-    return KeyedTable.of_summary(table.name, table.summary(), store)
+    return KeyedTable.from_record(table.name, table.to_record(), store)
 
 
 @given(st.dictionaries(st.tuples(HALF, HALF), st.tuples(st.integers(0, 50), st.text()), max_size=30), st.data())
@@ -81,7 +81,7 @@ def test_a_damaged_page_is_refused_or_harmless(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         page[data.draw(st.integers(0, len(page) - 1))] = data.draw(st.integers(0, 255))
     store[name] = bytes(page[: data.draw(st.integers(0, len(page)))])
-    damaged = KeyedTable.of_summary("t", table.summary(), store)
+    damaged = KeyedTable.from_record("t", table.to_record(), store)
     # Any other exception than a StateError fails the test.
     with contextlib.suppress(StateError):
         damaged.get((0, 0))
@@ -94,7 +94,7 @@ def test_a_page_that_is_gone_is_named() -> None:
     table.save()
     store.clear()
     with pytest.raises(StateError, match="keys:t:3"):
-        KeyedTable.of_summary("t", table.summary(), store).get((1, 2))
+        KeyedTable.from_record("t", table.to_record(), store).get((1, 2))
 
 
 def test_a_page_of_any_size_is_kept_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_page_with_a_piece_missing_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_value_longer_than_a_row_of_a_page_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "_MOST_CHARACTERS", 7)
+    monkeypatch.setattr(keyed, "_MAX_ROW_CHARACTERS", 7)
     store = DictStore()
     table = KeyedTable("t", store=store)
     values = {(1, 1): {"rows": list(range(100))}, (1, 2): [], (2, 0): "ü" * 30}

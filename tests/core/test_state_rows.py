@@ -83,10 +83,10 @@ def test_c6_a_stream_reports_the_rows_that_the_harness_counts(
     if cached == 0 and "reset_on_alert" in document:
         # Of a run that is not in memory all rows count, also those of the emptied key.
         held = StateCounts(held.rows + 1, held.remembered)
-        assert shard.state.count_held() == held
+        assert shard.state.estimate_counts() == held
         held = StateCounts(held.rows - 1, held.remembered)
     else:
-        assert shard.state.count_held() == held
+        assert shard.state.estimate_counts() == held
     assert harness.state_rows() == shard.state.state_rows() == held.rows
     # All of it goes with time.
     later = [{"id": 9, "at": 2 * 3600 * 10**6, "card": "z", "n": 7, "arrival": 3}]
@@ -94,7 +94,7 @@ def test_c6_a_stream_reports_the_rows_that_the_harness_counts(
     harness.events(
         [row | {"arrival": 3 + at} for at, row in enumerate([later[0], {**later[0], "id": 10, "at": 4 * 3600 * 10**6}])]
     )
-    assert harness.state_rows() == shard.state.count_held().rows == shard.state.state_rows() <= 2
+    assert harness.state_rows() == shard.state.estimate_counts().rows == shard.state.state_rows() <= 2
 
 
 def test_c6_rows_below_the_floor_are_no_state() -> None:
@@ -115,12 +115,12 @@ def test_c6_rows_below_the_floor_are_no_state() -> None:
     shard = _Shard(rule, Cache())
     shard.judge([{"id": at, "at": at, "card": "a", "n": 1, "arrival": 1} for at in range(5)])
     shard.judge([{"id": 32, "at": 32, "card": "a", "n": 1, "arrival": 2}])
-    assert shard.state.count_held().rows == shard.state.state_rows() == 4
+    assert shard.state.estimate_counts().rows == shard.state.state_rows() == 4
 
 
 @pytest.mark.parametrize("kind", ["runs", "sessions"])
 def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "_MOST_MERGED", 8_000)
+    monkeypatch.setattr(state_module, "_MAX_MERGED_ROWS", 8_000)
     window: Any = HOUR if kind == "runs" else {"session": HOUR}
     when = "m > 1000000" if kind == "runs" else "m > 3"
     rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": window, **COUNTS, "when": when}
@@ -134,7 +134,7 @@ def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pyte
             shard.judge_events(_many(2_000, batch))
             peaks.append(shard.in_memory())
             assert cache.bytes >= shard.in_memory()
-        assert shard.state.count_held().rows == 2_000 * batches
+        assert shard.state.estimate_counts().rows == 2_000 * batches
         found[most] = shard.alerts
         if most is None:
             # 40 bytes a row and more: memory grows with state.

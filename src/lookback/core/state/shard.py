@@ -1,4 +1,4 @@
-"""What a shard remembers between batches, and how it stands in the state store."""
+"""Keeps everything that one shard remembers between batches, and saves it to the state store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import numpy as np
 from lookback.core.aggregation.runs import Buckets, Run, combine_runs, make_run, merge_runs, remove_rows, subtract_rows
 from lookback.core.errors import StateError
 from lookback.core.rules.rulebook import RuleBook
-from lookback.core.state.keyed import Key, KeyedTable, Pieces, Store, cut_text
+from lookback.core.state.keyed import Key, KeyedTable, Pieces, Store, split_text
+from lookback.core.state.manifest import (
+    CombiningRecord,
+    FeatureRecord,
+    Manifest,
+    ResetRecord,
+    RunRecord,
+    SuppressedRecord,
+)
 from lookback.core.values.cache import SHARED, Cache
 from lookback.core.values.columns import Mask, Values
 from lookback.core.values.keys import Int64s, Keys, find_keys, number_keys
@@ -22,22 +30,23 @@ from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.windows import aligned
 
 MANIFEST, _RULES, _SUPPRESSED = "manifest", "rules", "suppressed"
-# As many runs of one size class stand side by side before they are merged into one of the next class, four times as large.
-_FANOUT = 4
-_SMALLEST_CLASS = 256
-# No run is made of more rows by merging: it is read as a whole, and some 40 bytes a row in memory.
-_MOST_MERGED = 2**22
-# To count what stands of runs that lie across their floor, so many rows are looked at in a batch.
-_MOST_COUNTED = 2**20
-# Of a text in one row of a page.
-_MOST_CHARACTERS = 2**26
+# So many runs of one size class are merged into one run of the next class, which is four times as large.
+_RUNS_PER_CLASS = 4
+_SMALLEST_CLASS_ROWS = 256
+# Merging makes no larger run: a run is read as a whole, and each row takes some 40 bytes of memory.
+_MAX_MERGED_ROWS = 2**22
+# Runs across their floor are counted row by row, up to so many rows a batch.
+_MAX_COUNTED_ROWS = 2**20
+# A longer text goes on in the next row of its page.
+_MAX_ROW_CHARACTERS = 2**26
 
 
 @dataclass(eq=False)
 class StoredRun:
-    """A run with what is known of it before it is read. Times in microseconds; segment: the number of that which made it.
+    """A run in the store, with the figures that are known before it is read. Times in microseconds.
 
-    due: of a feature with buckets, the time at which half of the run's rows can be combined, once it is closed.
+    segment: the number of the segment that made it. due: of a feature with buckets, half of the run's rows can be combined
+    once this time is closed.
     """
 
     run_id: str
@@ -50,16 +59,17 @@ class StoredRun:
     run: Run | None = None
 
     def evict(self) -> None:
-        """Lets go of the run, which is in the store."""
+        """Drops the run from memory; the store has it."""
         self.run = None
 
-    def summary(self) -> list[Any]:
-        """What the manifest keeps of it."""
-        known = [self.run_id, self.segment, self.rows, self.first_time, self.middle_time, self.last_time]
-        return known if self.due == NEVER_DUE else [*known, self.due]
+    def to_record(self) -> RunRecord:
+        """Returns the manifest's record of the run."""
+        return RunRecord(
+            self.run_id, self.segment, self.rows, self.first_time, self.middle_time, self.last_time, self.due
+        )
 
-    def emptied(self, resets: dict[Key, int], run: Run) -> Mask | None:
-        """Which of the run's keys have been emptied since it was made, shape (keys,); None if none has."""
+    def find_emptied_keys(self, resets: dict[Key, int], run: Run) -> Mask | None:
+        """Returns a mask of the run's keys that an alert emptied since it was made, shape (keys,); None if there is none."""
         since = [key for key, segment in resets.items() if segment > self.segment]
         if not since:
             return None
@@ -71,13 +81,13 @@ class StoredRun:
 
 @dataclass
 class FeatureState:
-    """The rows of one feature, as sorted runs from oldest to newest; what a rule has of its own is in a keyed table.
+    """The rows of one feature, as sorted runs from oldest to newest. State that belongs to one rule is in a keyed table.
 
     floor: an event below it counts in no window; None before the first commit. since: the highest event time when
     the feature started, before which its windows are incomplete; None if the stream was empty. width: how far below
-    the watermark rows are kept. resets: per key the number of the segment in which an alert emptied its windows; rows of
-    earlier ones do not count from then on. buckets: how rows are combined, of a feature with a resolution; closed: those
-    before it may be.
+    the watermark rows are kept. resets: by key, the number of the segment in which an alert emptied its windows; rows of
+    earlier segments no longer count. buckets: how rows are combined, for a feature with a resolution; closed: rows before
+    it may be combined.
     """
 
     floor: int | None = None
@@ -89,7 +99,7 @@ class FeatureState:
     closed: int = -NEVER_DUE
 
     def pass_time(self, watermark: int) -> None:
-        """Raises the floor, and what is closed, to what the watermark says; they never fall."""
+        """Raises `floor` and `closed` to match the watermark; they never fall."""
         floor = watermark - self.width
         if self.buckets is not None:
             floor = aligned(floor, self.buckets.resolution)
@@ -98,7 +108,7 @@ class FeatureState:
             self.floor = floor
 
     def next_expiry(self, stored: StoredRun) -> int:
-        """The watermark from which on half of a run is below the floor, or can be combined."""
+        """Returns the watermark at which half of a run is below the floor, or can be combined."""
         if self.buckets is None:
             return stored.middle_time + self.width + 1
         resolution = self.buckets.resolution
@@ -109,17 +119,36 @@ class FeatureState:
 
     @property
     def complete_from(self) -> int | None:
-        """The earliest window start that has all its events; None if any has."""
+        """The earliest start of a window that has all its events; None if every window has."""
         bounds = [bound for bound in (self.floor, self.since) if bound is not None]
         return max(bounds) if bounds else None
+
+    def to_record(self) -> FeatureRecord:
+        """Returns the manifest's record of the feature."""
+        combining = None
+        if self.buckets is not None:
+            combining = CombiningRecord(self.closed, self.buckets.resolution, self.buckets.lag, self.buckets.function)
+        runs = [stored.to_record() for stored in self.runs]
+        resets = [ResetRecord(low, high, segment) for (low, high), segment in self.resets.items()]
+        return FeatureRecord(self.floor, self.since, self.width, runs, resets, combining)
+
+    @classmethod
+    def from_record(cls, record: FeatureRecord) -> FeatureState:
+        """Returns the feature of a record; its runs are read when they are needed."""
+        runs = [StoredRun(*run) for run in record.runs]
+        resets = {(reset.low, reset.high): reset.segment for reset in record.resets}
+        feature = cls(record.floor, record.since, record.width, runs, resets)
+        if record.combining is not None:
+            closed, resolution, lag, function = record.combining
+            feature.closed, feature.buckets = closed, Buckets(resolution, lag, function)
+        return feature
 
 
 class StateCounts(NamedTuple):
     """How much a shard keeps.
 
-    rows: rows of window state that are not below their feature's floor (see `ShardState.state_rows`). remembered: what is
-    kept beside them: keys that `suppress` holds back, keys that an alert has emptied, and verdicts and events that may
-    still be revised.
+    rows: rows of window state at or above their feature's floor (see `ShardState.state_rows`). remembered: keys that
+    `suppress` holds back, keys that an alert emptied, and verdicts and events that may still be revised.
     """
 
     rows: int
@@ -128,16 +157,16 @@ class StateCounts(NamedTuple):
 
 @dataclass
 class ShardState:
-    """All that one shard keeps.
+    """Everything that one shard keeps.
 
-    high: highest event time of all commits so far; advanced: the watermark that an `advance` has set; last_commit:
-    the last commit judged; segments: how many runs over events there were; tables: keyed tables by name; suppressed: per rule_id
-    and group_by, the time of the last raised alert of each key; timer: when the shell will be woken to drop what is old, in its own
-    unit; manifest: the page last saved or loaded; cache: which pages that were read or written stay in memory.
-    origin: a text that no other state has, given when this one was first made; saves: how often it was saved.
+    high: the highest event time of all commits so far; advanced: the watermark that an `advance` set; last_commit: the
+    last commit judged; segments: the number of segments judged; tables: keyed tables by name; suppressed: by rule_id and
+    group_by, the time of the last raised alert of each key; timer: when the shell wakes to drop old state, in the shell's
+    unit; manifest: the page last saved or loaded; cache: decides which pages stay in memory. origin: a text unique to this
+    state, set when it was created; saves: the number of times it was saved.
 
-    Given the same state, a batch writes the same pages under the same names, whatever attempt it is: a state store may
-    keep the pages of a first attempt beside those of its repetition.
+    A batch on the same state writes the same pages under the same names at each attempt, since a state store may keep the
+    pages of a failed attempt beside those of its repetition.
     """
 
     book: RuleBook
@@ -155,35 +184,35 @@ class ShardState:
 
     def __post_init__(self) -> None:
         self._store: Store | None = None
-        self._made = 0
-        self._new: dict[str, StoredRun] = {}
-        self._gone: list[str] = []
+        self._run_count = 0
+        self._unsaved: dict[str, StoredRun] = {}
+        self._removed: list[str] = []
         self._saved_rules = self._saved_suppressed = ""
         self._pieces: dict[str, int] = {}
         self.manifest = b""
 
     def begin(self, store: Store) -> None:
         """Starts a batch that writes to `store`."""
-        self._store, self._made = Pieces(store, self._pieces), 0
-        self._new, self._gone = {}, []
+        self._store, self._run_count = Pieces(store, self._pieces), 0
+        self._unsaved, self._removed = {}, []
         for table in self.tables.values():
             table.store = self._store
 
     def table(self, name: str) -> KeyedTable:
-        """The keyed table of that name, made where there is none."""
+        """Returns the keyed table of that name, created if there is none."""
         if name not in self.tables:
             self.tables[name] = KeyedTable(name, store=self._store, cache=self.cache)
         return self.tables[name]
 
     def watermark(self, max_out_of_orderness: int, *, automatic: bool = True) -> int | None:
-        """The watermark after the last commit; None if there is none yet."""
+        """Returns the watermark after the last commit; None if there is none yet."""
         bounds = [] if self.advanced is None else [self.advanced]
         if automatic and self.high is not None:
             bounds.append(self.high - max_out_of_orderness)
         return max(bounds) if bounds else None
 
     def load_run(self, stored: StoredRun) -> Run:
-        """The run, read from the store unless it is in memory."""
+        """Returns the run, read from the store unless it is in memory."""
         if stored.run is None:
             assert self._store is not None
             page = self._store.get(stored.run_id)
@@ -193,61 +222,59 @@ class ShardState:
         return run
 
     def hold(self, stored: StoredRun) -> None:
-        """Notes that a run was used: it stays in memory while there is room, if it can be read again."""
-        if self._store is not None and stored.run is not None and stored.run_id not in self._new:
+        """Marks a saved run as used just now, so that the cache keeps it in memory while there is room."""
+        if self._store is not None and stored.run is not None and stored.run_id not in self._unsaved:
             self.cache.hold(stored, stored.run.memory)
 
     def add_rows(
         self, feature: FeatureState, numbers: Int64s, keys: Keys, times: Int64s, values: Values | None
     ) -> None:
-        """Adds rows that arrived after all others, as `make_run` takes them; merges runs where there are many of a size."""
+        """Adds rows that arrived after all others, and merges runs where there are many of a size. Arguments: `make_run`'s."""
         keep = times >= feature.floor if feature.floor is not None else np.ones(len(times), dtype=bool)
         if not keep.all():
             numbers, times, values = numbers[keep], times[keep], None if values is None else values[keep]
         if not len(times):
             return
-        feature.runs.append(self._stored(feature, make_run(numbers, keys, times, values)))
-        while self._merge_alike(feature):
+        feature.runs.append(self._new_run(feature, make_run(numbers, keys, times, values)))
+        while self._merge_newest(feature):
             pass
 
     def drop_old(self) -> None:
-        """Forgets runs that lie below their feature's floor, and rewrites those of which more than half does.
-
-        Those of which half can be combined are rewritten too.
-        """
+        """Drops runs below their feature's floor, and rewrites runs of which more than half is, or can be combined."""
         for feature in self.features.values():
             if feature.floor is not None:
-                self._drop_below(feature, feature.floor)
+                self._drop_old_runs(feature, feature.floor)
 
     def forget_resets(self) -> None:
-        """Forgets resets that concern no run any more, and tables of which nothing is left."""
+        """Forgets the resets that are older than every run."""
         for feature in self.features.values():
             if feature.resets:
                 oldest = min((stored.segment for stored in feature.runs), default=self.segments)
                 feature.resets = {key: segment for key, segment in feature.resets.items() if segment > oldest}
 
-    def _drop_below(self, feature: FeatureState, floor: int) -> None:
+    def _drop_old_runs(self, feature: FeatureState, floor: int) -> None:
         for stored in [stored for stored in feature.runs if stored.last_time < floor]:
-            self._forget(feature, stored)
+            self._drop_run(feature, stored)
         for at, stored in enumerate(feature.runs):
             if stored.middle_time < floor or stored.due < feature.closed:
-                self._replace(feature, at, at + 1)
+                self._rewrite(feature, at, at + 1)
 
     def next_expiry(self) -> int | None:
-        """The watermark from which on `drop_old` will find something to drop; None if never."""
+        """Returns the watermark at which `drop_old` next has something to drop; None if never."""
         times = [feature.next_expiry(stored) for feature in self.features.values() for stored in feature.runs]
         return min(times) if times else None
 
     def reset(self, feature: FeatureState, keys: Iterable[Key]) -> None:
-        """From now on the rows that earlier segments brought for these keys count no more."""
+        """Empties the windows of these keys: rows of earlier segments no longer count."""
         for key in keys:
             feature.resets[key] = self.segments
 
     def remove_rows(self, feature: FeatureState, keys: Keys, times: Int64s, values: Values | None) -> bool:
-        """Takes rows out again (a privacy request), from whichever run holds them.
+        """Removes rows, for a privacy request, from the runs that hold them.
 
-        Returns whether one was not found, though there is a row of its key and time with another value: an event that was
-        updated since it came, or another's. Without combined buckets alone: within one, times are not told apart.
+        Returns whether a row was not found although there is one of its key and time with another value: its event was
+        updated after it was judged, or the value is another event's. False for a feature with buckets, whose combined rows
+        have no times of their own.
         """
         if feature.buckets is not None:
             self._subtract(feature, feature.buckets, keys, times, values)
@@ -257,22 +284,22 @@ class ShardState:
             if not len(left):
                 return False
             part = None if values is None else values[left]
-            run, held = remove_rows(self._living(feature, feature.runs[at]), keys.take(left), times[left], part)
+            run, held = remove_rows(self._load_current(feature, feature.runs[at]), keys.take(left), times[left], part)
             if len(held):
                 left = np.delete(left, held)
-                self._put_in_place(feature, at, at + 1, run)
-        runs = (self._living(feature, stored) for stored in feature.runs)
+                self._replace_runs(feature, at, at + 1, run)
+        runs = (self._load_current(feature, stored) for stored in feature.runs)
         return any(bool(run.has_rows(keys.take(left), times[left]).any()) for run in runs if len(run))
 
     def drop_feature(self, feature_id: str) -> None:
-        """Forgets a feature and its rows."""
+        """Drops a feature and its rows."""
         feature = self.features.pop(feature_id)
         for stored in list(feature.runs):
-            self._forget(feature, stored)
+            self._drop_run(feature, stored)
         self.drop_table(feature_id)
 
     def adopt(self, former: str, name: str, is_own: Callable[[Any], bool]) -> None:
-        """Moves what is a rule's own from the table that release 0.1.0 kept for all kinds of rules."""
+        """Moves a rule's own values out of the table that release 0.1.0 shared between all kinds of rules."""
         if former in self.tables:
             own, old = self.table(name), self.tables[former]
             own.notes.update(old.notes)
@@ -282,7 +309,7 @@ class ShardState:
             self.drop_table(former)
 
     def drop_due(self, name: str, watermark: int | None) -> None:
-        """Forgets the keys of a table whose wake is reached, and the table with its last key."""
+        """Drops the keys of a table whose wake is at or below the watermark, and the table with its last key."""
         table = self.tables[name]
         if watermark is not None:
             table.forget_due(watermark)
@@ -290,34 +317,33 @@ class ShardState:
             self.drop_table(name)
 
     def drop_table(self, name: str) -> None:
-        """Forgets a keyed table, if there is one of that name."""
+        """Drops a keyed table, if there is one of that name."""
         if name in self.tables:
-            self._gone += self.tables.pop(name).clear()
+            self._removed += self.tables.pop(name).clear()
 
     def state_rows(self) -> int:
-        """Rows of window state that are not below their feature's floor.
+        """Counts the rows of window state at or above their feature's floor.
 
-        A row is an event that a feature keeps, or all that are combined into one bucket of a `resolution`; an event that
-        a session or a sequence keeps; or a wait of an absence.
+        A row is an event that a feature keeps, or the events combined into one bucket of a `resolution`; an event that a
+        session or a sequence keeps; or a wait for an absence.
         """
         total = 0
         for feature_id, feature in self.features.items():
-            floor = _floor_of(feature)
-            total += sum(int((self._living(feature, stored).times >= floor).sum()) for stored in feature.runs)
+            floor = _find_floor(feature)
+            total += sum(int((self._load_current(feature, stored).times >= floor).sum()) for stored in feature.runs)
             if feature_id in self.tables:
                 total += sum(_count_rows(value, floor) for value in self.tables[feature_id].values())
         return total
 
-    def count_held(self) -> StateCounts:
-        """What `state_rows` counts, and what is kept beside it, without reading any page.
+    def estimate_counts(self) -> StateCounts:
+        """Counts rows as `state_rows` does, and what is remembered beside them, without reading any page.
 
-        Rows of sessions and sequences are those that stood when their page was last written. Where a run lies across the
-        floor, or has rows of emptied keys, its rows are looked at if it is in memory, up to a million of them; else all of
-        them count.
+        Rows of sessions and sequences count as of the last write of their page. A run across the floor, or with rows of
+        emptied keys, is counted row by row if it is in memory, up to a million rows in all; otherwise all its rows count.
         """
-        rows, left = 0, _MOST_COUNTED
+        rows, left = 0, _MAX_COUNTED_ROWS
         for feature in self.features.values():
-            floor, resets = _floor_of(feature), max(feature.resets.values(), default=-1)
+            floor, resets = _find_floor(feature), max(feature.resets.values(), default=-1)
             for stored in feature.runs:
                 if stored.last_time < floor:
                     continue
@@ -325,7 +351,7 @@ class ShardState:
                 if is_whole or stored.run is None or stored.rows > left:
                     rows += stored.rows
                 else:
-                    rows += int((self._living(feature, stored).times >= floor).sum())
+                    rows += int((self._load_current(feature, stored).times >= floor).sum())
                     left -= stored.rows
         rows += sum(table.rows for name, table in self.tables.items() if name in self.features)
         remembered = sum(map(len, self.suppressed.values())) + sum(len(f.resets) for f in self.features.values())
@@ -338,31 +364,31 @@ class ShardState:
         if store is None:
             return
         self.saves += 1
-        for name in self._gone:
+        for name in self._removed:
             store.remove(name)
         for name, table in self.tables.items():
             feature = self.features.get(name)
-            table.save(_count_memories if feature is None else partial(_count_rows, floor=_floor_of(feature)))
-        new, self._new = self._new, {}
+            table.save(_count_memories if feature is None else partial(_count_rows, floor=_find_floor(feature)))
+        new, self._unsaved = self._unsaved, {}
         for run_id, stored in new.items():
             assert stored.run is not None
             store.put(run_id, stored.run.encode())
             self.hold(stored)
-        self._saved_rules = _put_changed(store, _RULES, self.book.to_json(), self._saved_rules)
+        self._saved_rules = _put_if_changed(store, _RULES, self.book.to_json(), self._saved_rules)
         suppressed = [
-            [rule_id, low, high, at, list(group_by)]
+            SuppressedRecord(rule_id, low, high, alerted_at, list(group_by))
             for (rule_id, group_by), keys in self.suppressed.items()
-            for (low, high), at in keys.items()
+            for (low, high), alerted_at in keys.items()
         ]
-        self._saved_suppressed = _put_changed(store, _SUPPRESSED, json.dumps(suppressed), self._saved_suppressed)
-        self.manifest = text_page(json.dumps(self._manifest(), separators=(",", ":")))
+        self._saved_suppressed = _put_if_changed(store, _SUPPRESSED, json.dumps(suppressed), self._saved_suppressed)
+        self.manifest = encode_text(self._to_manifest().to_json())
         store.put(MANIFEST, self.manifest)
-        self._gone = []
+        self._removed = []
 
     def load(self, store: Store, known: ShardState | None = None) -> bool:
-        """Takes over what `save` wrote; False if the store is empty. known: a state whose runs are in memory already.
+        """Reads what `save` wrote; returns False if the store is empty. known: a state whose runs are in memory already.
 
-        Raises StateError where the pages are damaged.
+        Raises StateError if the pages are damaged.
         """
         self._pieces = {}
         pages = Pieces(store, self._pieces)
@@ -379,71 +405,63 @@ class ShardState:
 
     def _load(self, page: bytes, store: Store, known: ShardState | None) -> None:
         self.manifest = page
-        manifest = json.loads(page_text(page, MANIFEST))
-        self._pieces.update({str(name): int(count) for name, count in manifest.get("pieces", {}).items()})
-        for name in ("high", "advanced", "last_commit", "origin", "saves", "timer"):
-            setattr(self, name, manifest[name])
-        self.segments = manifest["stretches"]
+        manifest = Manifest.from_json(decode_text(page, MANIFEST))
+        self._pieces.update(manifest.pieces)
+        self.high, self.advanced, self.last_commit = manifest.high, manifest.advanced, manifest.last_commit
+        self.segments, self.timer = manifest.segments, manifest.timer
+        self.origin, self.saves = manifest.origin, manifest.saves
         in_memory = known.runs_in_memory() if known is not None and known.origin == self.origin else {}
-        self.features = {}
-        for feature_id, (floor, since, width, runs, resets, *more) in manifest["features"].items():
-            stored = [StoredRun(*each) for each in runs]
-            for each in stored:
-                if each.run_id in in_memory:
-                    self._take_over(each, in_memory[each.run_id])
-            keys = {(low, high): segment for low, high, segment in resets}
-            feature = self.features[feature_id] = FeatureState(floor, since, width, stored, keys)
-            if more:
-                feature.closed, feature.buckets = more[0], Buckets(*more[1:])
+        self.features = {name: FeatureState.from_record(record) for name, record in manifest.features.items()}
+        for feature in self.features.values():
+            for stored in feature.runs:
+                if stored.run_id in in_memory:
+                    self._share_run(stored, in_memory[stored.run_id])
         self.tables = {
-            name: KeyedTable.of_summary(name, each, store, self.cache) for name, each in manifest["tables"].items()
+            name: KeyedTable.from_record(name, record, store, self.cache) for name, record in manifest.tables.items()
         }
-        self._saved_rules = page_text(store.get(_RULES), _RULES)
+        self._saved_rules = decode_text(store.get(_RULES), _RULES)
         self.book.load(self._saved_rules)
-        self._saved_suppressed = page_text(store.get(_SUPPRESSED), _SUPPRESSED)
+        self._saved_suppressed = decode_text(store.get(_SUPPRESSED), _SUPPRESSED)
         self.suppressed = {}
         # Release 0.1.0 did not keep the fields of a key; they are those of the version in force.
-        former = {entry.rule_id: rule.group_by for entry, rule in self.book.in_force()}
-        for rule_id, low, high, at, *group_by in json.loads(self._saved_suppressed):
-            fields = tuple(group_by[0]) if group_by else former.get(rule_id, ())
-            self.suppressed.setdefault((rule_id, fields), {})[low, high] = at
+        group_by_in_force = {entry.rule_id: rule.group_by for entry, rule in self.book.in_force()}
+        for row in json.loads(self._saved_suppressed):
+            record = SuppressedRecord(*row)
+            rule_id, fields = record.rule_id, record.group_by
+            group_by = group_by_in_force.get(rule_id, ()) if fields is None else tuple(fields)
+            self.suppressed.setdefault((rule_id, group_by), {})[record.low, record.high] = record.alerted_at
 
     def runs_in_memory(self) -> dict[str, StoredRun]:
-        """The runs that need not be read again, by id."""
+        """Returns the runs that are in memory, by id."""
         stored = (stored for feature in self.features.values() for stored in feature.runs)
         return {each.run_id: each for each in stored if each.run is not None}
 
-    def _take_over(self, stored: StoredRun, known: StoredRun) -> None:
-        """Takes a run that another state has in memory, unless it was evicted there meanwhile."""
+    def _share_run(self, stored: StoredRun, known: StoredRun) -> None:
+        """Takes over a run that another state has in memory, unless it was evicted there in the meantime."""
         if known.run is not None:
             stored.run = known.run
             self.cache.forget(known)
             self.cache.hold(stored, stored.run.memory)
 
-    def _manifest(self) -> dict[str, Any]:
-        features = {
-            feature_id: [
-                f.floor,
-                f.since,
-                f.width,
-                [stored.summary() for stored in f.runs],
-                [[low, high, segment] for (low, high), segment in f.resets.items()],
-                *([f.closed, f.buckets.resolution, f.buckets.lag, f.buckets.function] if f.buckets else []),
-            ]
-            for feature_id, f in self.features.items()
-        }
-        return {
-            "high": self.high, "advanced": self.advanced, "last_commit": self.last_commit, "stretches": self.segments,
-            "origin": self.origin, "saves": self.saves, "timer": self.timer, "features": features,
-            "tables": {name: table.summary() for name, table in self.tables.items()},
-            **({"pieces": pieces} if (pieces := {n: c for n, c in self._pieces.items() if n != MANIFEST}) else {}),
-        }  # fmt: skip
+    def _to_manifest(self) -> Manifest:
+        return Manifest(
+            high=self.high,
+            advanced=self.advanced,
+            last_commit=self.last_commit,
+            segments=self.segments,
+            origin=self.origin,
+            saves=self.saves,
+            timer=self.timer,
+            features={feature_id: feature.to_record() for feature_id, feature in self.features.items()},
+            tables={name: table.to_record() for name, table in self.tables.items()},
+            pieces={name: count for name, count in self._pieces.items() if name != MANIFEST},
+        )
 
-    def _stored(self, feature: FeatureState, run: Run) -> StoredRun:
-        self._made += 1
+    def _new_run(self, feature: FeatureState, run: Run) -> StoredRun:
+        self._run_count += 1
         half = len(run) // 2
         stored = StoredRun(
-            f"run:{self.saves}:{self._made}",
+            f"run:{self.saves}:{self._run_count}",
             self.segments,
             len(run),
             int(run.times.min()),
@@ -452,86 +470,85 @@ class ShardState:
             run=run,
         )
         if feature.buckets is not None:
-            # After the rows that are combined already there may be fewer than half of all.
+            # Rows that are combined already come first and do not count; fewer than half of all may be left.
             half += 0 if run.parts is None else int((run.times < feature.closed).sum())
             stored.due = int(np.partition(run.times, half)[half]) if half < len(run) else NEVER_DUE
-        self._new[stored.run_id] = stored
+        self._unsaved[stored.run_id] = stored
         return stored
 
-    def _forget(self, feature: FeatureState, stored: StoredRun) -> None:
+    def _drop_run(self, feature: FeatureState, stored: StoredRun) -> None:
         feature.runs.remove(stored)
-        self._discard(stored)
+        self._drop_page(stored)
 
-    def _discard(self, stored: StoredRun) -> None:
+    def _drop_page(self, stored: StoredRun) -> None:
         self.cache.forget(stored)
-        if self._new.pop(stored.run_id, None) is None:
-            self._gone.append(stored.run_id)
+        if self._unsaved.pop(stored.run_id, None) is None:
+            self._removed.append(stored.run_id)
 
-    def _merge_alike(self, feature: FeatureState) -> bool:
+    def _merge_newest(self, feature: FeatureState) -> bool:
         runs = feature.runs
         newest = _size_class(runs[-1].rows) if runs else 0
-        alike = sum(1 for _ in _take_while(reversed(runs), newest))
-        if alike < _FANOUT or sum(stored.rows for stored in runs[-alike:]) > _MOST_MERGED:
+        alike = sum(1 for _ in _take_small(reversed(runs), newest))
+        if alike < _RUNS_PER_CLASS or sum(stored.rows for stored in runs[-alike:]) > _MAX_MERGED_ROWS:
             return False
-        self._replace(feature, len(runs) - alike, len(runs))
+        self._rewrite(feature, len(runs) - alike, len(runs))
         return bool(runs)
 
-    def _replace(self, feature: FeatureState, start: int, end: int) -> None:
-        runs = [self._living(feature, stored) for stored in feature.runs[start:end]]
+    def _rewrite(self, feature: FeatureState, start: int, end: int) -> None:
+        runs = [self._load_current(feature, stored) for stored in feature.runs[start:end]]
         buckets, closed = feature.buckets, feature.closed
         if buckets is None or not any(run.parts is not None or (run.times < closed).any() for run in runs):
             run = merge_runs(runs, feature.floor)
         else:
             run = combine_runs(runs, feature.floor, buckets, closed)
-        self._put_in_place(feature, start, end, run)
+        self._replace_runs(feature, start, end, run)
 
     def _subtract(
         self, feature: FeatureState, buckets: Buckets, keys: Keys, times: Int64s, values: Values | None
     ) -> None:
-        """Takes rows out of a feature with buckets.
+        """Removes rows from a feature with buckets.
 
-        All that is closed is combined before, and all of a bucket stands in one row: whether it was when the request
-        came must not show.
+        Closed rows are combined first, so that the result does not depend on which were combined when the request came.
         """
         if len(times) and feature.runs:
-            runs = [self._living(feature, stored) for stored in feature.runs]
+            runs = [self._load_current(feature, stored) for stored in feature.runs]
             run = combine_runs(runs, feature.floor, buckets, feature.closed)
             run = subtract_rows(run, keys, times, values, buckets, feature.closed)
-            self._put_in_place(feature, 0, len(runs), run)
+            self._replace_runs(feature, 0, len(runs), run)
 
-    def _living(self, feature: FeatureState, stored: StoredRun) -> Run:
-        """The run less the rows of keys that were emptied since."""
+    def _load_current(self, feature: FeatureState, stored: StoredRun) -> Run:
+        """Returns the run without the rows of keys that were emptied since it was made."""
         run = self.load_run(stored)
-        emptied = stored.emptied(feature.resets, run)
+        emptied = stored.find_emptied_keys(feature.resets, run)
         return run if emptied is None else run.take(~emptied[run.groups])
 
-    def _put_in_place(self, feature: FeatureState, start: int, end: int, run: Run) -> None:
+    def _replace_runs(self, feature: FeatureState, start: int, end: int, run: Run) -> None:
         for stored in feature.runs[start:end]:
-            self._discard(stored)
-        feature.runs[start:end] = [self._stored(feature, run)] if len(run) else []
+            self._drop_page(stored)
+        feature.runs[start:end] = [self._new_run(feature, run)] if len(run) else []
 
 
-def _floor_of(feature: FeatureState) -> int:
+def _find_floor(feature: FeatureState) -> int:
     return -NEVER_DUE if feature.floor is None else feature.floor
 
 
 def _count_rows(value: Any, floor: int) -> int:
-    """The rows of a key's session or sequence that are not below the floor."""
+    """Counts the rows of a key's session or sequence at or above the floor."""
     return sum(1 for row in _rows_of(value) if row[0] >= floor)
 
 
 def _rows_of(value: Any) -> Iterator[Any]:
-    """The rows of a key, time first: those that may count, and waits."""
+    """Yields the rows and waits of a key; each begins with its time."""
     yield from value.get("rows", ())
     yield from value.get("waits", ())
 
 
 def _count_memories(value: Any) -> int:
-    """How many verdicts, or events whose verdict may be revised, are remembered of a key."""
+    """Counts the verdicts, or the events that may be revised, that are remembered for a key."""
     return len(value["rows"] if isinstance(value, dict) else value)
 
 
-def _take_while(runs: Iterable[StoredRun], size_class: int) -> Iterator[StoredRun]:
+def _take_small(runs: Iterable[StoredRun], size_class: int) -> Iterator[StoredRun]:
     for stored in runs:
         if _size_class(stored.rows) > size_class:
             return
@@ -539,22 +556,22 @@ def _take_while(runs: Iterable[StoredRun], size_class: int) -> Iterator[StoredRu
 
 
 def _size_class(rows: int) -> int:
-    return (max(1, rows // _SMALLEST_CLASS).bit_length() + 1) // 2
+    return (max(1, rows // _SMALLEST_CLASS_ROWS).bit_length() + 1) // 2
 
 
-def _put_changed(store: Store, name: str, text: str, before: str) -> str:
+def _put_if_changed(store: Store, name: str, text: str, before: str) -> str:
     if text != before:
-        store.put(name, text_page(text))
+        store.put(name, encode_text(text))
     return text
 
 
-def text_page(text: str) -> bytes:
-    """The page of a text."""
-    return encode_page([np.array(cut_text(text, _MOST_CHARACTERS), dtype=object)])
+def encode_text(text: str) -> bytes:
+    """Encodes a text as a page."""
+    return encode_page([np.array(split_text(text, _MAX_ROW_CHARACTERS), dtype=object)])
 
 
-def page_text(page: bytes | None, name: str) -> str:
-    """The text of a page that `text_page` made. Raises StateError, naming the page, for anything else."""
+def decode_text(page: bytes | None, name: str) -> str:
+    """Decodes a page that `encode_text` wrote. Raises StateError, naming the page, for anything else."""
     arrays = decode_page(page or b"", name)
     assert arrays[0] is not None
     return "".join(arrays[0])

@@ -21,7 +21,7 @@ from lookback.core.engine.schedule import Schedule, Waiting, judge_batch, pack_w
 from lookback.core.errors import StoreFailed
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.rulebook import RuleBook, RuleChange
-from lookback.core.state.shard import MANIFEST, ShardState, page_text, text_page
+from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_text
 from lookback.core.streams.alerts import LateEvent, moment
 from lookback.core.streams.arrival import merge_marks
 from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, unpack_events
@@ -75,9 +75,9 @@ class _RocksPages:
         return page
 
     def text(self, name: str) -> str | None:
-        """The text of a page that `text_page` made; None where there is none."""
+        """The text of a page that `encode_text` made; None where there is none."""
         page = self.get(name)
-        return None if page is None else page_text(page, name)
+        return None if page is None else decode_text(page, name)
 
     def put(self, name: str, page: bytes) -> None:
         self.written += len(page)
@@ -142,7 +142,7 @@ class Shard:
         if self._schedule is not None:
             text = pack_waiting(waiting) if waiting else ""
             if text != (self._pages.text(WAITING) or ""):
-                self._pages.put(WAITING, text_page(text))
+                self._pages.put(WAITING, encode_text(text))
 
     def forget(self) -> None:
         """Drops what no window needs any more."""
@@ -212,7 +212,7 @@ class Shard:
         return Events.concat(parts, self._stream.event_id, self._stream.event_time)
 
     def _report(self, state: ShardState, offered: int) -> dict[str, Any]:
-        held = state.count_held()
+        held = state.estimate_counts()
         return {
             "shard": self._label,
             "events": offered,
