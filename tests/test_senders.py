@@ -26,9 +26,9 @@ from cryptography.x509.oid import NameOID
 
 from lookback.cli import main
 from lookback.core.errors import SetupError
-from lookback.core.operations.notifications import FAILED, GIVEN_UP, SENT, Attempt, health_notice
+from lookback.core.operations.notifications import FAILED, GIVEN_UP, SENT, Attempt, make_health_notice
 from lookback.core.operations.receivers import Email, Receiver, Webhook
-from lookback.senders import sender_of
+from lookback.senders import make_sender
 from sample_alert import ALERT
 from workspace_server import Answer, WorkspaceServer
 
@@ -124,7 +124,7 @@ def hooks() -> Iterator[WorkspaceServer]:
 
 def hook(server: WorkspaceServer, alert: dict[str, Any] = ALERT, **more: Any) -> Attempt:
     way = Webhook(f"{server.url}/alerts", **more.pop("way", {}))
-    return sender_of(Receiver("on-call", way, **{"timeout": 2.0, **more}))(alert)
+    return make_sender(Receiver("on-call", way, **{"timeout": 2.0, **more}))(alert)
 
 
 # Webhooks ------------------------------------------------------------------------------------------------------------
@@ -178,10 +178,10 @@ def test_secret_that_is_not_set_is_told_before_anything_is_sent(monkeypatch: pyt
     monkeypatch.delenv("HOOK_URL", raising=False)
     receiver = Receiver("on-call", Webhook(url_env="HOOK_URL"))
     with pytest.raises(SetupError, match="receiver 'on-call' needs the variable HOOK_URL of the environment"):
-        sender_of(receiver)
+        make_sender(receiver)
     monkeypatch.setenv("HOOK_URL", "http://hooks.example.com/secret")
     with pytest.raises(SetupError, match="the URL in HOOK_URL must begin with https://") as caught:
-        sender_of(receiver)
+        make_sender(receiver)
     assert "secret" not in str(caught.value)
 
 
@@ -191,7 +191,7 @@ def test_secret_that_is_not_set_is_told_before_anything_is_sent(monkeypatch: pyt
 def letter_to(mail: MailServer, alert: dict[str, Any] = ALERT, timeout: float = 2.0, **more: Any) -> Attempt:
     more = {"starttls": False, **more}
     way = Email("127.0.0.1", mail.port, "lookback@example.com", ("desk@example.com", "boss@example.com"), **more)
-    return sender_of(Receiver("desk", way, timeout=timeout))(alert)
+    return make_sender(Receiver("desk", way, timeout=timeout))(alert)
 
 
 def test_letter_has_the_row_its_id_and_revision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,16 +309,16 @@ def health_of(stream: str, *levels: str) -> dict[str, Any]:
 
 def test_a_stream_that_is_not_healthy_is_told_with_one_id_an_hour() -> None:
     at = dt.datetime(2026, 3, 1, 10, 5, tzinfo=dt.timezone.utc)
-    notice = health_notice(health_of("payments", "warning", "note"), at)
+    notice = make_health_notice(health_of("payments", "warning", "note"), at)
     assert set(notice) == set(ALERT)
     assert (notice["rule_id"], notice["severity"], notice["stream"]) == ("lookback.health", "medium", "payments")
     assert notice["message"] == "payments needs a look: A warning. Look."
-    later = health_notice(health_of("payments", "warning"), at + dt.timedelta(minutes=54))
+    later = make_health_notice(health_of("payments", "warning"), at + dt.timedelta(minutes=54))
     assert later["alert_id"] == notice["alert_id"]
     others = [
-        health_notice(health_of("payments", "warning"), at + dt.timedelta(minutes=55)),
-        health_notice(health_of("payments", "warning", "problem"), at),
-        health_notice(health_of("logins", "warning"), at),
+        make_health_notice(health_of("payments", "warning"), at + dt.timedelta(minutes=55)),
+        make_health_notice(health_of("payments", "warning", "problem"), at),
+        make_health_notice(health_of("logins", "warning"), at),
     ]
     assert len({notice["alert_id"], *(each["alert_id"] for each in others)}) == 4
     assert others[1]["severity"] == "high"

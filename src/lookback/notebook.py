@@ -17,7 +17,7 @@ import yaml
 from lookback.config import Settings, load_rule_document
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.explaining.evidence import Explanation, StepEvidence
-from lookback.core.operations.health import Finding, health, health_in_words
+from lookback.core.operations.health import Finding, check_health, describe_health
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.remarks import Remark, find_remarks
@@ -361,8 +361,8 @@ def show_health(workspace: Workspace) -> list[Finding]:
 
     checkpoint = Checkpoint(Path(workspace.checkpoint("evaluate")))
     figures = stream_figures(workspace.tables, workspace.stream, checkpoint)
-    findings = health(figures)
-    show(text(health_in_words(figures, findings)))
+    findings = check_health(figures)
+    show(text(describe_health(figures, findings)))
     if findings:
         rows = [{"level": each.level, "what": each.what, "what to do": each.remedy} for each in findings]
         show(pd.DataFrame(rows))

@@ -17,7 +17,7 @@ from lookback.core.streams.alerts import moment
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.times import parse_calendar_time
 from lookback.parameters import known_mode
-from lookback.senders import sender_of
+from lookback.senders import make_sender
 from lookback.views.display import clear, show, text
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def notifier(settings: Settings, stream: str = "", since: str = "") -> Notifier:
     """
     from lookback.spark.operations.notify import Notifier
 
-    senders = {receiver: sender_of(receiver) for receiver in load_receivers(settings.conf)}
+    senders = {receiver: make_sender(receiver) for receiver in load_receivers(settings.conf)}
     try:
         start = moment(parse_calendar_time(since)) if since else None
     except ValueError:

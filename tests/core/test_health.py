@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from lookback.core.operations.health import RECENT, THRESHOLDS, Figures, Sample, health, health_in_words, is_healthy
+from lookback.core.operations.health import (
+    RECENT,
+    THRESHOLDS,
+    Figures,
+    Sample,
+    check_health,
+    describe_health,
+    is_healthy,
+)
 from lookback.core.streams.metrics import RuleCounts
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)
@@ -46,7 +54,7 @@ WELL = Figures(
 
 def told(**more: Any) -> list[tuple[str, str]]:
     """Level and check of what is found, each with a sentence and a remedy."""
-    findings = health(replace(WELL, **more))
+    findings = check_health(replace(WELL, **more))
     for finding in findings:
         assert finding.what.endswith("."), finding
         assert finding.remedy.endswith((".", ")")), finding
@@ -55,15 +63,15 @@ def told(**more: Any) -> list[tuple[str, str]]:
 
 def test_a_stream_with_which_all_is_well() -> None:
     assert told() == []
-    assert health_in_words(WELL, []) == (
+    assert describe_health(WELL, []) == (
         "payments is healthy: judged through commit 9, nothing waits, last heard of 5 seconds ago."
     )
 
 
 def test_a_new_stream_is_well() -> None:
     empty = Figures("payments", NOW, committed=0)
-    assert health(empty) == []
-    assert health_in_words(empty, []) == "payments is healthy: nothing judged yet, nothing waits."
+    assert check_health(empty) == []
+    assert describe_health(empty, []) == "payments is healthy: nothing judged yet, nothing waits."
 
 
 RUNNING = THRESHOLDS["silent"].value
@@ -89,12 +97,12 @@ def test_an_evaluation_that_does_not_run(figures: dict[str, Any], found: list[An
 
 def test_what_is_said_of_an_evaluation_that_does_not_run() -> None:
     figures = replace(WELL, waiting=3, lag=7_300.0, last_sample=ago(7_200))
-    (finding,) = health(figures)
+    (finding,) = check_health(figures)
     assert str(finding) == (
         "problem: The evaluation is not running: it was last heard of 2 hours ago, and 3 commits of events wait, the oldest "
         "for 2 hours. Start it: lookback evaluate payments; if it is started by a schedule, look at its last run."
     )
-    assert health_in_words(figures, [finding]) == (
+    assert describe_health(figures, [finding]) == (
         "payments needs a look (1 problem): judged through commit 9, 3 commits waiting, the oldest for 2 hours, "
         "last heard of 2 hours ago."
     )
@@ -111,9 +119,9 @@ def test_behind_is_a_warning_and_a_problem_once_it_grows() -> None:
     assert told(lag=130.0, waiting=4, samples=rows(lag=lambda minute: 0.0 if minute > 30 else 100.0)) == [
         ("warning", "behind")
     ]
-    (finding,) = health(replace(WELL, lag=90.0, **level))
+    (finding,) = check_health(replace(WELL, lag=90.0, **level))
     assert finding.what == "The evaluation is behind: 4 commits waiting, the oldest for 90 seconds."
-    (finding,) = health(replace(WELL, lag=400.0, **level))
+    (finding,) = check_health(replace(WELL, lag=400.0, **level))
     assert "waiting, the oldest for 7 minutes, 5 minutes longer than 10 minutes ago" in finding.what
 
 
@@ -126,7 +134,7 @@ def test_behind_is_a_warning_and_a_problem_once_it_grows() -> None:
     ],
 )
 def test_what_makes_it_faster_depends_on_where_the_time_goes(stages: dict[str, int], remedy: str) -> None:
-    (finding,) = health(replace(WELL, waiting=4, lag=90.0, samples=rows(stages=stages, lag=90.0)))
+    (finding,) = check_health(replace(WELL, waiting=4, lag=90.0, samples=rows(stages=stages, lag=90.0)))
     assert remedy in finding.remedy
 
 
@@ -138,7 +146,7 @@ def test_rules_that_fail_are_quarantined_or_refused() -> None:
         refused={"typo": "window must be longer than 0 s"},
         samples=[sample(5, rules={"ratio": RuleCounts(10, 0, 0, 3), "other": RuleCounts(10, 1, 0, 1), "fine": RuleCounts(10)})],
     )  # fmt: skip
-    findings = health(figures)
+    findings = check_health(figures)
     assert [(finding.level, finding.check) for finding in findings] == [
         ("problem", "quarantined"), ("warning", "failing"), ("warning", "failing"), ("warning", "refused"),
     ]  # fmt: skip
@@ -161,7 +169,7 @@ def test_a_storm_is_what_one_rule_raises_and_not_what_is_suppressed() -> None:
     assert told(samples=[sample(50, rules=storm), sample(5, rules=storm)]) == [("warning", "storm")]
     less = {"loud": RuleCounts(9_999, limit + 7, 8)}
     assert told(samples=[sample(5, rules=less)]) == []
-    (finding,) = health(
+    (finding,) = check_health(
         replace(WELL, samples=[sample(5, rules={"loud": RuleCounts(1, 3_000), "calm": RuleCounts(1, 1_000)})])
     )[1:]
     assert finding.what == "Rule loud raised 3,000 alerts within the last hour, 75% of all."
@@ -170,7 +178,7 @@ def test_a_storm_is_what_one_rule_raises_and_not_what_is_suppressed() -> None:
 def test_rejected_rows_are_a_warning_and_a_problem_if_many() -> None:
     assert told(rejected=1, ingested=10) == [("warning", "rejected")]
     assert told(rejected=1, ingested=9) == [("problem", "rejected")]
-    (finding,) = health(replace(WELL, rejected=1, ingested=0, reason="amount: 'x' is not int"))
+    (finding,) = check_health(replace(WELL, rejected=1, ingested=0, reason="amount: 'x' is not int"))
     assert finding.what == (
         "1 row (100.0%) could not be ingested within the last hour; the newest: amount: 'x' is not int."
     )
@@ -210,7 +218,7 @@ def test_a_watermark_far_behind_the_clock_is_worth_a_note() -> None:
     assert told(samples=[sample(5, watermark=ago(limit + 1))]) == [("note", "watermark_behind")]
     # A backlog explains it.
     assert told(samples=[sample(5, watermark=ago(limit + 1))], waiting=9, lag=30.0) == []
-    (finding,) = health(replace(WELL, samples=[sample(5, watermark=ago(9_000))], newest=ago(8_000)))
+    (finding,) = check_health(replace(WELL, samples=[sample(5, watermark=ago(9_000))], newest=ago(8_000)))
     assert finding.what == "The watermark is 2 hours behind the clock, since no events come."
     assert is_healthy([finding])
 

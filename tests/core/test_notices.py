@@ -15,16 +15,16 @@ from lookback.core.operations.notifications import (
     FAILED,
     GIVEN_UP,
     SENT,
-    alert_text,
-    delivery_id,
-    email_text,
-    headline,
+    format_alert_email,
+    format_alert_json,
+    format_headline,
     is_given_up,
-    of_status,
-    pause_after,
-    signature,
+    make_delivery_id,
+    pause_seconds,
+    read_http_status,
+    sign,
 )
-from lookback.core.operations.receivers import Email, Receiver, Webhook, read_receivers, url_problem
+from lookback.core.operations.receivers import Email, Receiver, Webhook, find_url_problem, read_receivers
 from sample_alert import ALERT
 
 HOOK = {"name": "on-call", "webhook": {"url": "https://hooks.example.com/x"}}
@@ -140,7 +140,7 @@ def test_example_of_the_operations_guide_is_fine() -> None:
     ],
 )
 def test_urls(url: str, fine: bool) -> None:
-    assert (url_problem(url) == "") is fine
+    assert (find_url_problem(url) == "") is fine
 
 
 @pytest.mark.parametrize(
@@ -166,31 +166,31 @@ def test_what_a_receiver_hears_of(receiver: dict[str, Any], alert: dict[str, Any
 
 
 def test_body_has_the_columns_in_order() -> None:
-    body = json.loads(alert_text(ALERT))
+    body = json.loads(format_alert_json(ALERT))
     assert list(body) == list(ALERT)
     assert (body["event_time"], body["key"], body["measures"]) == (
         "2026-03-01T10:00:00Z",
         {"payer": "Zoë"},
         {"total": "1200.50"},
     )
-    assert "Zoë" in alert_text(ALERT)
-    assert delivery_id({**ALERT, "revision": 3}) == "0123456789abcdef0123456789abcdef-3"
+    assert "Zoë" in format_alert_json(ALERT)
+    assert make_delivery_id({**ALERT, "revision": 3}) == "0123456789abcdef0123456789abcdef-3"
 
 
 def test_headline_is_one_line_whatever_an_event_brought() -> None:
-    assert headline(ALERT) == "[high] day-spend: 1,200.50 by Zoë"
-    assert headline({**ALERT, "verdict": "retracted"}) == "[high] retracted: day-spend: 1,200.50 by Zoë"
-    assert headline({**ALERT, "message": ""}) == "[high] day-spend"
-    hostile = headline({**ALERT, "message": "a\r\nBcc: x@example.com\u2028b\x1b[2J\u202e"})
+    assert format_headline(ALERT) == "[high] day-spend: 1,200.50 by Zoë"
+    assert format_headline({**ALERT, "verdict": "retracted"}) == "[high] retracted: day-spend: 1,200.50 by Zoë"
+    assert format_headline({**ALERT, "message": ""}) == "[high] day-spend"
+    hostile = format_headline({**ALERT, "message": "a\r\nBcc: x@example.com\u2028b\x1b[2J\u202e"})
     assert hostile == "[high] day-spend: a Bcc: x@example.com b [2J"
-    assert len(headline({**ALERT, "message": "x" * 133})) == 150
-    assert headline({**ALERT, "message": "x" * 134}).endswith("xxx...")
-    assert len(headline({**ALERT, "message": "x" * 134})) == 150
+    assert len(format_headline({**ALERT, "message": "x" * 133})) == 150
+    assert format_headline({**ALERT, "message": "x" * 134}).endswith("xxx...")
+    assert len(format_headline({**ALERT, "message": "x" * 134})) == 150
 
 
 def test_letter_has_a_line_a_column_and_no_other() -> None:
-    text = email_text({**ALERT, "key": {"payer": "a\nverdict: retracted"}})
-    assert text.splitlines()[0] == headline(ALERT)
+    text = format_alert_email({**ALERT, "key": {"payer": "a\nverdict: retracted"}})
+    assert text.splitlines()[0] == format_headline(ALERT)
     assert "key: payer = a verdict: retracted" in text.splitlines()
     assert "verdict: raised" in text.splitlines()
     assert "event_time: 2026-03-01T10:00:00Z" in text.splitlines()
@@ -199,7 +199,7 @@ def test_letter_has_a_line_a_column_and_no_other() -> None:
 
 def test_signature_is_over_time_and_body() -> None:
     # By openssl: printf '1772359200.{}' | openssl dgst -sha256 -hmac key
-    assert signature("key", b"{}", 1772359200) == f"t=1772359200,v1={SIGNED}"
+    assert sign("key", b"{}", 1772359200) == f"t=1772359200,v1={SIGNED}"
 
 
 SIGNED = "c28e0c36309aa9f4b27eee1f325826991e5e111bdb577ceaed76c950bd1d07cd"
@@ -213,19 +213,19 @@ SIGNED = "c28e0c36309aa9f4b27eee1f325826991e5e111bdb577ceaed76c950bd1d07cd"
     ],
 )  # fmt: skip
 def test_what_a_status_means(code: int, status: str) -> None:
-    assert of_status(code).status == status
-    assert bool(of_status(code).error) is (status != SENT)
+    assert read_http_status(code).status == status
+    assert bool(read_http_status(code).error) is (status != SENT)
 
 
 @pytest.mark.parametrize(
     ("wish", "pause"), [("30", 30.0), ("9999", 3_600.0), (None, 0.0), ("soon", 0.0), ("-5", 0.0), ("²", 0.0)]
 )
 def test_receiver_may_ask_for_a_pause(wish: str | None, pause: float) -> None:
-    assert of_status(503, wish).pause == pause
+    assert read_http_status(503, wish).pause == pause
 
 
 def test_pauses_double_up_to_ten_minutes() -> None:
-    assert [pause_after(attempts) for attempts in (1, 2, 3, 6, 7, 8, 5_000)] == [10, 20, 40, 320, 600, 600, 600]
+    assert [pause_seconds(attempts) for attempts in (1, 2, 3, 6, 7, 8, 5_000)] == [10, 20, 40, 320, 600, 600, 600]
 
 
 @pytest.mark.parametrize(

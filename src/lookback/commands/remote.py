@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.commands.asked import FOUND_PROBLEMS, Run, adding, wants_json
 from lookback.core.errors import RemoteError, SetupError
-from lookback.core.operations.health import PROBLEM, health, health_in_words, is_healthy
+from lookback.core.operations.health import PROBLEM, check_health, describe_health, is_healthy
 from lookback.core.values.durations import parse_duration
 from lookback.remote.bundle import load_bundle
 from lookback.views.terminal import as_json, print_health, visible
@@ -141,11 +141,11 @@ def _status(options: argparse.Namespace) -> int:
         )
     now = dt.datetime.fromtimestamp(time.time(), dt.timezone.utc)
     figures = remote_figures(Place.of(**place), warehouse_query(workspace, warehouse.id), now)
-    findings = health(figures)
+    findings = check_health(figures)
     row = {
         "stream": figures.stream, **_job_state(workspace, job), "commits": figures.committed, "judged": figures.judged,
         "lag_commits": figures.waiting, "lag_seconds": round(figures.lag, 3), "rules": figures.rules,
-        "healthy": is_healthy(findings), "health": health_in_words(figures, findings),
+        "healthy": is_healthy(findings), "health": describe_health(figures, findings),
         "findings": [asdict(finding) for finding in findings],
     }  # fmt: skip
     if wants_json(options):

@@ -95,13 +95,13 @@ def _status(options: argparse.Namespace) -> int:
 def _tell(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
     """Sends the state of streams to the receivers that want it. Returns whether all of it was sent."""
     from lookback.config import load_receivers
-    from lookback.core.operations.notifications import SENT, health_notice
-    from lookback.senders import sender_of
+    from lookback.core.operations.notifications import SENT, make_health_notice
+    from lookback.senders import make_sender
 
-    senders = {receiver: sender_of(receiver) for receiver in load_receivers(conf)}
+    senders = {receiver: make_sender(receiver) for receiver in load_receivers(conf)}
     is_sent = True
     for row in unhealthy:
-        notice = health_notice(row, dt.datetime.now(dt.timezone.utc))
+        notice = make_health_notice(row, dt.datetime.now(dt.timezone.utc))
         for receiver, send in senders.items():
             if not receiver.wants(notice):
                 continue

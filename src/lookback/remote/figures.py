@@ -20,7 +20,7 @@ from databricks.sdk.service.sql import (
 )
 
 from lookback.core.errors import LookbackError, RemoteError, SetupError
-from lookback.core.operations.backlog import Commit, backlog_of
+from lookback.core.operations.backlog import Commit, measure_backlog
 from lookback.core.operations.health import RECENT, Figures, Sample
 from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import EVALUATED
@@ -64,7 +64,7 @@ def remote_figures(place: Place, execute: Execute, now: dt.datetime) -> Figures:
     samples, last = reader.samples()
     rules = reader.rules()
     judged = reader.judged(last)
-    waiting = backlog_of(reader.history, judged)
+    waiting = measure_backlog(reader.history, judged)
     rejected, reason = reader.rejected()
     failing, refused = reader.logged(now)
     return Figures(

@@ -1,4 +1,4 @@
-"""Decides whether a stream is well and whom an alert is sent to.
+"""Decides whether a stream is healthy and to whom an alert is sent.
 
 It must not know how rules are judged.
 """

@@ -1,4 +1,4 @@
-"""What of an events table is not judged yet, by the history of its commits."""
+"""Measures how much of an events table is not judged yet, by the history of its commits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Operations of a Delta table that may bring rows, and the figure of the history that says how many.
-_ROWS_OF = {
+# Operations of a Delta table that may bring or delete rows -> the metrics of the history that count them.
+_ROW_METRICS = {
     "WRITE": ("numOutputRows",),
     "STREAMING UPDATE": ("numOutputRows",),
     "COPY INTO": ("numOutputRows",),
@@ -19,12 +19,12 @@ _ROWS_OF = {
     "DELETE": ("numDeletedRows",),
     "TRUNCATE": ("numDeletedRows",),
 }
-# How many commits are looked at, at first and at most.
-_HISTORY, _MOST_HISTORY = 50, 3_200
+# Commits that are read, at first and at most.
+_FIRST_COMMITS, _MAX_COMMITS = 50, 3_200
 
 
 class Commit(NamedTuple):
-    """A row of a table's history: its number, its time (aware), the operation and the figures of it, as text."""
+    """A row of a table's history. at: aware; figures: the operation's metrics, as text."""
 
     version: int
     at: dt.datetime
@@ -33,16 +33,17 @@ class Commit(NamedTuple):
 
     @property
     def brings_rows(self) -> bool:
-        """Whether it has rows to judge: not one that only moves or describes them."""
-        return any(self.figures.get(name, "some") != "0" for name in _ROWS_OF.get(self.operation, ()))
+        """Whether the commit has rows to judge; one that only moves or describes rows has none."""
+        return any(self.figures.get(name, "some") != "0" for name in _ROW_METRICS.get(self.operation, ()))
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """What of an events table is not judged yet.
+    """The part of an events table that is not judged yet.
 
-    committed: its last commit; newest: when it was made; waiting: commits after the last one judged that bring or delete
-    rows; since: when the oldest of them was made, None where none waits; of more than 3,200 commits a newer one's time.
+    committed: its last commit; newest: the time of that commit; waiting: the number of commits after the last one judged
+    that bring or delete rows; since: the time of the oldest of them, None if none waits. With more than 3,200 unjudged
+    commits, `since` is the time of a newer one.
     """
 
     committed: int
@@ -51,23 +52,23 @@ class Backlog:
     since: dt.datetime | None
 
     def seconds(self, now: dt.datetime) -> float:
-        """How long the oldest has waited; 0 where none waits."""
+        """Returns how long the oldest commit has waited; 0 if none waits."""
         return 0.0 if self.since is None else max(0.0, (now - self.since).total_seconds())
 
 
-def backlog_of(history: Callable[[int], Sequence[Commit]], judged: int | None) -> Backlog:
-    """The backlog of an events table. judged: the last commit judged; None for none.
+def measure_backlog(history: Callable[[int], Sequence[Commit]], judged: int | None) -> Backlog:
+    """Measures the backlog of an events table. judged: the last commit judged; None for none.
 
-    history: handed a number, the table's newest commits, newest first, at most so many; there is at least one.
+    history: returns at most so many of the table's newest commits, newest first; there is at least one.
     """
-    last, limit = -1 if judged is None else judged, _HISTORY
+    last, limit = -1 if judged is None else judged, _FIRST_COMMITS
     while True:
         commits = history(limit)
-        if len(commits) < limit or commits[-1].version <= last + 1 or limit >= _MOST_HISTORY:
+        if len(commits) < limit or commits[-1].version <= last + 1 or limit >= _MAX_COMMITS:
             break
         limit *= 8
     waiting = [commit for commit in commits if commit.version > last and commit.brings_rows]
-    # Of the commits that were not looked at nothing is known; most bring rows.
+    # Commits that were not read count as waiting, since most bring rows.
     unseen = max(0, commits[-1].version - last - 1) if len(commits) == limit else 0
     since = min((commit.at for commit in waiting), default=None)
     return Backlog(commits[0].version, commits[0].at, len(waiting) + unseen, since)

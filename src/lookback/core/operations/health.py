@@ -1,4 +1,4 @@
-"""Whether a stream is healthy, in words: from its figures, what is wrong and what to do about it."""
+"""Decides from a stream's figures whether it is healthy, and says what is wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lookback.core.streams.metrics import RuleCounts
+from lookback.core.values.texts import count_noun
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 LEVELS = (PROBLEM, WARNING, NOTE)
 
 
 class Threshold(NamedTuple):
-    """From which value on something is told, in which unit, and why from there."""
+    """A value from which on a check reports a finding, its unit, and the reason for it."""
 
     value: float
     unit: str
     why: str
 
 
-# How far back `recent` figures go, and what the thresholds below count over.
+# How far back recent figures go; the thresholds below count over this time.
 RECENT = dt.timedelta(hours=1)
 THRESHOLDS: dict[str, Threshold] = {
     "silent": Threshold(
@@ -72,8 +73,8 @@ THRESHOLDS: dict[str, Threshold] = {
 class Finding:
     """One thing to know about a stream.
 
-    level: problem (events are not judged, or not rightly), warning (somebody should look), note (good to know).
-    check: its name; what: a sentence with the figures; remedy: what to do.
+    level: problem (events are not judged, or not correctly), warning (somebody should look), note (good to know).
+    check: the name of the check; what: a sentence with the figures; remedy: what to do.
     """
 
     level: str
@@ -87,7 +88,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Sample:
-    """A row of the table `metrics`, as far as health goes by it. lag, watermark_behind: seconds; rules: counts of each."""
+    """The columns of the table `metrics` that health uses. lag: seconds; rules: counts by rule_id."""
 
     at: dt.datetime
     events: int
@@ -102,14 +103,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Figures:
-    """What is known of a stream at the time `now` (aware).
+    """The figures of a stream at the time `now` (aware).
 
-    rules: how many are to be judged (active or shadow), by the rules table; quarantined: ids of rules that the engine has
-    set aside. committed, judged: the last commit of the events table and the last one judged; waiting: commits that bring
-    rows and are not judged; lag: seconds that the oldest of them has waited. newest: when the last commit was made.
-    samples: rows of the table `metrics` of the last hour, oldest first; last_sample: when the last row of all was written.
-    failing: rule -> what rule_log says of its last failure in the last hour; refused: rule -> why rule_log rejected its
-    last row. rejected: rows that ingest could not use in the last hour; reason: of the newest; ingested: rows it could use.
+    rules: the number of active and shadow rules in the rules table; quarantined: ids of rules that the engine took out of
+    service. committed, judged: the last commit of the events table and the last one judged; waiting: the number of commits
+    that bring rows and are not judged; lag: seconds that the oldest of them has waited; newest: the time of the last
+    commit. samples: rows of the table `metrics` of the last hour, oldest first; last_sample: when its newest row was
+    written. failing: rule_id -> the message of its last failure in the last hour; refused: rule_id -> why its last row was
+    rejected. rejected: rows that ingest rejected in the last hour; reason: that of the newest; ingested: rows it accepted.
     """
 
     stream: str
@@ -131,12 +132,12 @@ class Figures:
 
     @property
     def is_silent(self) -> bool:
-        """Whether no evaluation has said anything lately."""
+        """Whether no evaluation has written metrics lately."""
         return self.last_sample is None or _seconds(self.now - self.last_sample) > THRESHOLDS["silent"].value
 
     @property
     def rule_counts(self) -> dict[str, RuleCounts]:
-        """What each rule did in the last hour."""
+        """The counts of each rule in the last hour."""
         counts: dict[str, RuleCounts] = {}
         for sample in self.samples:
             for rule_id, each in sample.rules.items():
@@ -144,36 +145,36 @@ class Figures:
         return counts
 
 
-def health(figures: Figures) -> list[Finding]:
-    """What there is to know, problems first; empty where all is well."""
-    found = [finding for check in _CHECKS for finding in check(figures)]
-    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+def check_health(figures: Figures) -> list[Finding]:
+    """Runs all checks and returns their findings, problems first; empty if all is well."""
+    findings = [finding for check in _CHECKS for finding in check(figures)]
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
-    """Whether nothing needs to be done: at most notes."""
+    """Returns whether nothing needs to be done: there are notes at most."""
     return all(finding.level == NOTE for finding in findings)
 
 
-def health_in_words(figures: Figures, findings: Sequence[Finding]) -> str:
-    """A sentence on the stream as a whole, such as: payments is healthy: judged through commit 7, nothing waits."""
+def describe_health(figures: Figures, findings: Sequence[Finding]) -> str:
+    """Describes the stream in a sentence, such as: payments is healthy: judged through commit 7, nothing waits."""
     counts = Counter(finding.level for finding in findings)
-    counted = [_counted(counts[level], level) for level in (PROBLEM, WARNING) if counts[level]]
-    state = "is healthy" if is_healthy(findings) else f"needs a look ({', '.join(counted)})"
+    problems = [count_noun(counts[level], level) for level in (PROBLEM, WARNING) if counts[level]]
+    state = "is healthy" if is_healthy(findings) else f"needs a look ({', '.join(problems)})"
     judged = "nothing judged yet" if figures.judged is None else f"judged through commit {figures.judged:,}"
     waiting = "nothing waits"
     if figures.waiting:
-        waiting = f"{_counted(figures.waiting, 'commit')} waiting"
-        waiting += f", the oldest for {_span(figures.lag)}" if figures.rules else " for a rule"
+        waiting = f"{count_noun(figures.waiting, 'commit')} waiting"
+        waiting += f", the oldest for {_format_span(figures.lag)}" if figures.rules else " for a rule"
     last = (
         ""
         if figures.last_sample is None
-        else f", last heard of {_span(_seconds(figures.now - figures.last_sample))} ago"
+        else f", last heard of {_format_span(_seconds(figures.now - figures.last_sample))} ago"
     )
     return f"{figures.stream} {state}: {judged}, {waiting}{last}."
 
 
-def _running(figures: Figures) -> list[Finding]:
+def _check_running(figures: Figures) -> list[Finding]:
     if not figures.rules:
         return [
             Finding(
@@ -181,35 +182,35 @@ def _running(figures: Figures) -> list[Finding]:
                 f"Publish one: lookback rules push FILE (stream: {figures.stream}).",
             )
         ] if figures.waiting or figures.judged is not None else []  # fmt: skip
-    waits = f"{_counted(figures.waiting, 'commit')} of events {'waits' if figures.waiting == 1 else 'wait'}"
+    waits = f"{count_noun(figures.waiting, 'commit')} of events {'waits' if figures.waiting == 1 else 'wait'}"
     start = f"Start it: lookback evaluate {figures.stream}; if it is started by a schedule, look at its last run."
     if figures.waiting and figures.judged is None and figures.is_silent:
         return [Finding(PROBLEM, "not_running", f"No evaluation has judged this stream yet, and {waits}.", start)]
     if figures.waiting and figures.is_silent and figures.lag > THRESHOLDS["unjudged"].value:
         last = (
             "never wrote metrics" if figures.last_sample is None
-            else f"was last heard of {_span(_seconds(figures.now - figures.last_sample))} ago"
+            else f"was last heard of {_format_span(_seconds(figures.now - figures.last_sample))} ago"
         )  # fmt: skip
-        what = f"The evaluation is not running: it {last}, and {waits}, the oldest for {_span(figures.lag)}."
+        what = f"The evaluation is not running: it {last}, and {waits}, the oldest for {_format_span(figures.lag)}."
         return [Finding(PROBLEM, "not_running", what, start)]
     return []
 
 
-def _behind(figures: Figures) -> list[Finding]:
+def _check_lag(figures: Figures) -> list[Finding]:
     if figures.is_silent or figures.lag <= THRESHOLDS["behind"].value:
         return []
     before = [sample for sample in figures.samples if figures.now - sample.at >= dt.timedelta(minutes=10)]
     grows = bool(before) and figures.lag - before[-1].lag > THRESHOLDS["behind_growing"].value
-    trend = f", {_span(figures.lag - before[-1].lag)} longer than 10 minutes ago" if grows else ""
+    trend = f", {_format_span(figures.lag - before[-1].lag)} longer than 10 minutes ago" if grows else ""
     what = (
-        f"The evaluation is behind: {_counted(figures.waiting, 'commit')} waiting, the oldest for "
-        f"{_span(figures.lag)}{trend}."
+        f"The evaluation is behind: {count_noun(figures.waiting, 'commit')} waiting, the oldest for "
+        f"{_format_span(figures.lag)}{trend}."
     )
-    return [Finding(PROBLEM if grows else WARNING, "behind", what, _faster(figures))]
+    return [Finding(PROBLEM if grows else WARNING, "behind", what, _suggest_speedup(figures))]
 
 
-def _faster(figures: Figures) -> str:
-    """What makes an evaluation faster, by where its time goes."""
+def _suggest_speedup(figures: Figures) -> str:
+    """Returns the remedy for a slow evaluation, by where its time goes."""
     stages: Counter[str] = Counter()
     for sample in figures.samples:
         stages.update(sample.stages)
@@ -227,8 +228,8 @@ def _faster(figures: Figures) -> str:
     )
 
 
-def _rules(figures: Figures) -> list[Finding]:
-    found = [
+def _check_rules(figures: Figures) -> list[Finding]:
+    findings = [
         Finding(
             PROBLEM, "quarantined", f"Rule {rule_id} is quarantined: it failed too often and judges nothing.",
             "See rule_log for the error, mend the rule and publish it again: lookback rules push FILE.",
@@ -238,24 +239,24 @@ def _rules(figures: Figures) -> list[Finding]:
     counts = figures.rule_counts
     for rule_id in sorted({*figures.failing, *(name for name, each in counts.items() if each.failed)}):
         failed = counts.get(rule_id, RuleCounts()).failed
-        times = f" {_counted(failed, 'time')}" if failed else ""
-        said = figures.failing.get(rule_id, "")
-        what = f"Rule {rule_id} failed{times} within the last hour{f': {said}' if said else ''}."
+        times = f" {count_noun(failed, 'time')}" if failed else ""
+        reason = figures.failing.get(rule_id, "")
+        what = f"Rule {rule_id} failed{times} within the last hour{f': {reason}' if reason else ''}."
         remedy = (
             "Guard what fails, such as nullif(x, 0) where it divides or a wider type where it casts; publish it again."
         )
-        found.append(Finding(WARNING, "failing", what, remedy))
-    found += [
+        findings.append(Finding(WARNING, "failing", what, remedy))
+    findings += [
         Finding(
             WARNING, "refused", f"A row of the rules table for {rule_id} was rejected: {why}.",
             "What was in force before still is; publish a mended version.",
         )
         for rule_id, why in sorted(figures.refused.items())
     ]  # fmt: skip
-    return found
+    return findings
 
 
-def _storm(figures: Figures) -> list[Finding]:
+def _check_storms(figures: Figures) -> list[Finding]:
     raised = {rule_id: each.matched - each.suppressed for rule_id, each in figures.rule_counts.items()}
     total = sum(raised.values())
     return [
@@ -269,18 +270,18 @@ def _storm(figures: Figures) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _rejected(figures: Figures) -> list[Finding]:
+def _check_rejected(figures: Figures) -> list[Finding]:
     if not figures.rejected:
         return []
     share = figures.rejected / (figures.rejected + figures.ingested)
-    what = f"{_counted(figures.rejected, 'row')} ({share:.1%}) could not be ingested within the last hour"
+    what = f"{count_noun(figures.rejected, 'row')} ({share:.1%}) could not be ingested within the last hour"
     what += f"; the newest: {figures.reason}." if figures.reason else "."
     level = PROBLEM if share >= THRESHOLDS["rejected_share"].value else WARNING
     remedy = "See rejected_events; mend the source, or the stream's fields and columns in its declaration."
     return [Finding(level, "rejected", what, remedy)]
 
 
-def _late(figures: Figures) -> list[Finding]:
+def _check_late(figures: Figures) -> list[Finding]:
     events = sum(sample.events for sample in figures.samples)
     late = sum(sample.late for sample in figures.samples)
     discarded = sum(sample.discarded for sample in figures.samples)
@@ -302,7 +303,7 @@ def _late(figures: Figures) -> list[Finding]:
     return []
 
 
-def _watermark(figures: Figures) -> list[Finding]:
+def _check_watermark(figures: Figures) -> list[Finding]:
     known = [sample for sample in figures.samples if sample.watermark is not None]
     if not known:
         return []
@@ -310,7 +311,7 @@ def _watermark(figures: Figures) -> list[Finding]:
     assert watermark is not None
     ahead = _seconds(watermark - figures.now)
     if ahead > THRESHOLDS["watermark_ahead"].value:
-        what = f"The watermark is {_span(ahead)} ahead of the clock, so events of now count as late."
+        what = f"The watermark is {_format_span(ahead)} ahead of the clock, so events of now count as late."
         remedy = (
             "One event or an advance has set it and it never goes back: see the newest events of the table and the stream's "
             "max_future; to start over, judge the events again with a new checkpoint."
@@ -320,7 +321,7 @@ def _watermark(figures: Figures) -> list[Finding]:
     stood = _seconds(standing[-1].at - standing[0].at)
     came = sum(sample.events for sample in standing[1:])
     if stood > THRESHOLDS["watermark_stuck"].value and came:
-        what = f"The watermark has stood still for {_span(stood)} while {_counted(came, 'event')} came."
+        what = f"The watermark has stood still for {_format_span(stood)} while {count_noun(came, 'event')} came."
         remedy = (
             "An event with a time ahead of the others holds it, and they are judged as late; see the stream's max_future and "
             "the source's clocks."
@@ -330,7 +331,7 @@ def _watermark(figures: Figures) -> list[Finding]:
         quiet = (
             figures.newest is not None and _seconds(figures.now - figures.newest) > THRESHOLDS["watermark_behind"].value
         )
-        what = f"The watermark is {_span(-ahead)} behind the clock, {'since no events come' if quiet else 'as the events are'}."
+        what = f"The watermark is {_format_span(-ahead)} behind the clock, {'since no events come' if quiet else 'as the events are'}."
         remedy = (
             "Windows and absences wait for it; where that matters: lookback evaluate --idle-after, or lookback advance."
         )
@@ -338,7 +339,7 @@ def _watermark(figures: Figures) -> list[Finding]:
     return []
 
 
-def _state(figures: Figures) -> list[Finding]:
+def _check_state(figures: Figures) -> list[Finding]:
     known = [sample.state_rows for sample in figures.samples if sample.state_rows is not None]
     if not known or known[-1] < THRESHOLDS["state_least"].value:
         return []
@@ -353,14 +354,14 @@ def _state(figures: Figures) -> list[Finding]:
 
 
 _CHECKS: tuple[Callable[[Figures], list[Finding]], ...] = (
-    _running,
-    _behind,
-    _rules,
-    _storm,
-    _rejected,
-    _late,
-    _watermark,
-    _state,
+    _check_running,
+    _check_lag,
+    _check_rules,
+    _check_storms,
+    _check_rejected,
+    _check_late,
+    _check_watermark,
+    _check_state,
 )
 
 
@@ -368,12 +369,8 @@ def _seconds(span: dt.timedelta) -> float:
     return span.total_seconds()
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _span(seconds: float) -> str:
-    """A time for people, in the largest unit of which there are two."""
+def _format_span(seconds: float) -> str:
+    """Formats a length of time in the largest unit of which it has at least two."""
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.0f} {unit}s"

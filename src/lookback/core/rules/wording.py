@@ -13,7 +13,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_python
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import WIDEST
-from lookback.core.values.texts import join_words
+from lookback.core.values.texts import collapse_spaces, join_words
 from lookback.core.values.types import TIMESTAMP
 from lookback.core.values.windows import LOOKBACK, Lookback, Session, Step, TiledWindow, Window
 
@@ -39,7 +39,7 @@ def describe_rule(rule: CompiledRule) -> str:
     spec = rule.spec
     parts = [_describe_sequence(rule) if spec.sequence is not None else _describe_measures(rule)]
     if spec.where:
-        parts.append(f"only events where {_collapse_spaces(spec.where)}")
+        parts.append(f"only events where {collapse_spaces(spec.where)}")
     if spec.sequence is not None and spec.sequence.until:
         parts.append(f"{_describe_events(spec.sequence.until)} ends what has begun, once it has been judged itself")
     if spec.early:
@@ -150,7 +150,7 @@ def _describe_measures(rule: CompiledRule) -> str:
     """Describes when a rule with measures raises an alert."""
     clauses = [f"{measure.name} is {describe_measure(measure)}" for measure in rule.measures]
     if rule.spec.when:
-        raised = f"raised when {_collapse_spaces(rule.spec.when)}"
+        raised = f"raised when {collapse_spaces(rule.spec.when)}"
     else:
         raised = "raised if there is any event"
     window = rule.spec.window
@@ -216,7 +216,7 @@ def _describe_events(condition: str) -> str:
 
 
 def _describe_condition(condition: str) -> str:
-    plain = _collapse_spaces(condition)
+    plain = collapse_spaces(condition)
     return " of any kind" if plain.lower() == "true" else f" where {plain}"
 
 
@@ -244,7 +244,3 @@ def _format_length(microseconds: int) -> str:
     """Formats a length of time: up to two days in hours, as people name windows, longer ones in days or weeks."""
     hours, rest = divmod(microseconds, MICROSECONDS["hour"])
     return f"{hours} hours" if not rest and 1 < hours <= 48 else format_duration(microseconds)
-
-
-def _collapse_spaces(text: str) -> str:
-    return " ".join(text.split())

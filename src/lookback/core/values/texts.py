@@ -17,6 +17,11 @@ def to_one_line(text: str) -> str:
     return _UNPRINTABLE.sub(" ", "".join(each if each.isprintable() else "\0" for each in whole))
 
 
+def collapse_spaces(text: str) -> str:
+    """Returns the text on one line, with one space for each run of spaces and unprintable characters, and none around it."""
+    return " ".join(to_one_line(text).split())
+
+
 def cut_end(text: str, most: int) -> str:
     """Returns at most `most` characters of the text, which ends in ... where it was cut."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

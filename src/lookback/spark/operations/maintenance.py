@@ -160,7 +160,7 @@ def checkpoint_health(tables: Tables, stream: Stream, folder: str) -> Checkpoint
         figures = stream_figures(tables, stream, checkpoint)
     except SetupError as error:
         return said(PROBLEM, str(error))
-    words = health_in_words(figures, health(figures))
+    words = describe_health(figures, check_health(figures))
     kept = _kept(tables, stream.name)
     if figures.waiting and figures.lag > _MOST_WAITING * kept.total_seconds():
         return said(

@@ -60,7 +60,7 @@ class Waiting:
     @property
     def due(self) -> float:
         """From when on it may be tried."""
-        return 0.0 if self.last_failed is None else self.last_failed + pause_after(self.attempts)
+        return 0.0 if self.last_failed is None else self.last_failed + pause_seconds(self.attempts)
 
 
 @dataclass
@@ -268,7 +268,7 @@ class Notifier:
             outcome = self._attempt(receiver, waiting, rows, down_since)
             if outcome.status == FAILED:
                 pause.failures += 1
-                pause.until = self.clock() + max(pause_after(pause.failures), outcome.pause)
+                pause.until = self.clock() + max(pause_seconds(pause.failures), outcome.pause)
                 rows += self._given_up(receiver, found[at + 1 :], down_since, outcome)
                 break
             pause.failures, pause.until, down_since = 0, 0.0, None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
-from lookback.core.operations.health import RECENT, Figures, Sample, health, health_in_words, is_healthy
+from lookback.core.operations.health import RECENT, Figures, Sample, check_health, describe_health, is_healthy
 from lookback.core.rules.rulebook import EVALUATED
 from lookback.core.streams import metrics
 from lookback.core.streams.declaration import Stream
@@ -162,7 +162,7 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         return (rows if time is None else rows.where(F.col(time) >= F.lit(queue_begins()))).count()
 
     figures = stream_figures(tables, stream, checkpoint)
-    findings = health(figures)
+    findings = check_health(figures)
     status.update(
         events=0 if tables.is_unwritten(stream.name) else tables.read(stream.name).count(),
         commits=figures.committed,
@@ -176,7 +176,7 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         lag_seconds=round(figures.lag, 3),
         account=recent_account(tables, stream, figures.judged, figures.now),
         healthy=is_healthy(findings),
-        health=health_in_words(figures, findings),
+        health=describe_health(figures, findings),
         findings=[asdict(finding) for finding in findings],
     )
     return status

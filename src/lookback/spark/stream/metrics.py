@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
-from lookback.core.operations.backlog import Backlog, Commit, backlog_of
+from lookback.core.operations.backlog import Backlog, Commit, measure_backlog
 from lookback.core.streams.alerts import moment
 from lookback.core.streams.metrics import TABLE, RuleCounts
 from lookback.spark.tables.schemas import METRICS
@@ -51,7 +51,7 @@ def backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
             for row in rows.collect()
         ]
 
-    return backlog_of(history, judged)
+    return measure_backlog(history, judged)
 
 
 @dataclass
