@@ -26,7 +26,7 @@ from lookback import notebook
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.explaining.evidence import Explanation, StepEvidence
 from lookback.core.streams.declaration import Stream
-from lookback.parameters import known_mode
+from lookback.parameters import check_mode
 from lookback.spark.stream.sink import BatchReport
 from lookback.views import pictures
 
@@ -240,7 +240,7 @@ def test_a_rule_of_any_kind_can_be_tried(kind: str, tmp_path: Path, monkeypatch:
 
     assert len(trial.alerts) >= 1
     assert (len(trial.events), len(trial.errors)) == (8, 0)
-    standing = trial.standing
+    standing = trial.final_alerts
     assert "retracted" not in set(standing["verdict"])
     assert ("retracted" in set(trial.alerts["verdict"])) == (len(standing) < trial.alerts["alert_id"].nunique())
     shown = capsys.readouterr().out
@@ -342,7 +342,7 @@ def test_catalog_and_schema_go_together_and_the_mode_is_one_of_two():
     with pytest.raises(SetupError, match="go together"):
         notebook.open_workspace("root", catalog="main")
     with pytest.raises(SetupError, match="once or continuous, got 'twice'"):
-        known_mode("twice", "once", "continuous")
+        check_mode("twice", "once", "continuous")
 
 
 class Failing:

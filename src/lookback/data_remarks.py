@@ -1,4 +1,4 @@
-"""Remarks on a rule beside its stream's history: what is fine to write and was never true."""
+"""Finds what is valid in a rule but never true of its stream's history."""
 
 from __future__ import annotations
 
@@ -21,36 +21,39 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import Mask, text_of
 from lookback.core.values.limits import WIDEST
+from lookback.core.values.texts import count_noun
 from lookback.core.values.windows import SEQUENCE
 from lookback.testing.harness import replay
 
-_COMPARED = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.In)
-_SHOWN = 4
-# So many of the most frequent values are looked through for one that was meant.
-_MOST_VALUES = 1_000
-# What makes no alert come that would come otherwise, or nothing of interest here.
-_APART = ("suppress", "reset_on_alert", "effective_from", "effective_until", "message", "tests")
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.In)
+_MAX_LISTED = 4
+# So many of the most frequent values are searched for one that resembles the unseen one.
+_MAX_COMPARED_VALUES = 1_000
+# Keys that are left out of the replay: they suppress alerts, or do not matter here.
+_IGNORED_KEYS = ("suppress", "reset_on_alert", "effective_from", "effective_until", "message", "tests")
 
 
-def data_remarks(rule: CompiledRule, stream: Stream, events: pa.Table) -> list[Remark]:
-    """What the rule says that none of these events bears out.
+def find_data_remarks(rule: CompiledRule, stream: Stream, events: pa.Table) -> list[Remark]:
+    """Finds what no event of a history confirms.
 
-    A text that is compared with a field and was never seen in it; a condition that matched no event; a rule that
-    would have raised nothing; events that could not be judged. events: as for `replay`; empty: nothing is said.
+    That is a text compared with a field that never held it, a condition that matched no event, a rule that would have
+    raised nothing, and events that could not be judged. events: as for `replay`; without any there are no remarks.
     """
     if not len(events):
         return []
     history = read_events(events, stream, 1)[0]
-    compared = [each for place, text in _texts(rule) for each in _unseen(place, text, stream, history)]
-    unmatched = list(_unmatched(rule, history))
+    compared = [
+        each for place, text in _list_expressions(rule) for each in _find_unseen_values(place, text, stream, history)
+    ]
+    unmatched = list(_find_unmatched_conditions(rule, history))
     remarks = [*dict.fromkeys(compared), *unmatched]
     if not any(remark.place == "where" for remark in unmatched):
-        remarks += _judged(rule, stream, events)
+        remarks += _find_replay_remarks(rule, stream, events)
     return remarks
 
 
-def _texts(rule: CompiledRule) -> Iterator[tuple[str, str]]:
-    """(place, text) of every expression of the rule."""
+def _list_expressions(rule: CompiledRule) -> Iterator[tuple[str, str]]:
+    """Yields (place, text) of every expression of the rule."""
     spec = rule.spec
     yield "where", spec.where or ""
     for measure in spec.measures:
@@ -62,9 +65,9 @@ def _texts(rule: CompiledRule) -> Iterator[tuple[str, str]]:
         yield "sequence.until", spec.sequence.until or ""
 
 
-def _unseen(place: str, text: str, stream: Stream, history: Events) -> Iterator[Remark]:
-    """A remark for each text literal that is compared with what no event has."""
-    for node in parse(text, WIDEST).find_all(*_COMPARED) if text else ():
+def _find_unseen_values(place: str, text: str, stream: Stream, history: Events) -> Iterator[Remark]:
+    """Yields a remark for each text literal that is compared with a field, or an expression, that never had that value."""
+    for node in parse(text, WIDEST).find_all(*_COMPARISONS) if text else ():
         if isinstance(node, exp.In):
             pairs = [(node.this, other) for other in node.expressions]
         else:
@@ -74,48 +77,45 @@ def _unseen(place: str, text: str, stream: Stream, history: Events) -> Iterator[
             if not (isinstance(literal, exp.Literal) and literal.is_string):
                 continue
             column = unwrapped(side)
-            made = column.sql(LookbackSql, identify=True, comments=False)
+            sql = column.sql(LookbackSql, identify=True, comments=False)
             try:
-                expression = compile_expression(made, stream.fields, WIDEST)
+                expression = compile_expression(sql, stream.fields, WIDEST)
             except ExpressionError:
                 continue  # it reads a measure or a step, which events do not have
             if expression.type.name == "string" and expression.fields:
-                seen = _values(expression, history)
+                seen = _count_values(expression, history)
                 if literal.name not in seen:
-                    name = column.name if isinstance(column, exp.Column) else made
+                    name = column.name if isinstance(column, exp.Column) else sql
                     yield Remark(
-                        place, f"{quote_value(literal.name)} was never seen in {name}; {_instead(literal.name, seen)}"
+                        place,
+                        f"{quote_value(literal.name)} was never seen in {name}; {_suggest_value(literal.name, seen)}",
                     )
 
 
-def _values(expression: Expression, history: Events) -> Counter[str]:
+def _count_values(expression: Expression, history: Events) -> Counter[str]:
     return Counter(value for value in history.value(expression).stored() if value is not None)
 
 
-def _instead(text: str, seen: Mapping[str, int]) -> str:
-    """The value that may have been meant, else those that there are most of."""
-    frequent = [value for value, _ in Counter(seen).most_common(_MOST_VALUES)]
+def _suggest_value(text: str, seen: Mapping[str, int]) -> str:
+    """Suggests the value that may have been meant, else lists the most frequent ones."""
+    frequent = [value for value, _ in Counter(seen).most_common(_MAX_COMPARED_VALUES)]
     if not frequent:
         return "it has no value in any event"
     alike = [value for value in frequent if value.strip().casefold() == text.strip().casefold()]
     alike = alike or difflib.get_close_matches(text, frequent, 1, cutoff=0.75)
     if alike:
-        return f"did you mean {quote_value(alike[0])}, of {_counted(seen[alike[0]])}?"
-    listed = ", ".join(f"{quote_value(value)} ({seen[value]:,})" for value in frequent[:_SHOWN])
-    return f"there are {listed}{', ...' if len(seen) > _SHOWN else ''}"
+        return f"did you mean {quote_value(alike[0])}, of {count_noun(seen[alike[0]], 'event')}?"
+    listed = ", ".join(f"{quote_value(value)} ({seen[value]:,})" for value in frequent[:_MAX_LISTED])
+    return f"there are {listed}{', ...' if len(seen) > _MAX_LISTED else ''}"
 
 
-def _counted(events: int) -> str:
-    return "1 event" if events == 1 else f"{events:,} events"
-
-
-def _unmatched(rule: CompiledRule, history: Events) -> Iterator[Remark]:
-    """A remark for each condition on the event alone that holds of none."""
-    among: Mask = np.ones(len(history), dtype=bool)
+def _find_unmatched_conditions(rule: CompiledRule, history: Events) -> Iterator[Remark]:
+    """Yields a remark for each condition on single events that is true of none."""
+    candidates: Mask = np.ones(len(history), dtype=bool)
     if rule.where is not None:
-        among = history.value(rule.where).is_true()
-        if not among.any():
-            yield Remark("where", f"matched none of {_counted(len(history))}; the rule would see nothing")
+        candidates = history.value(rule.where).is_true()
+        if not candidates.any():
+            yield Remark("where", f"matched none of {count_noun(len(history), 'event')}; the rule would see nothing")
             return
     parts = [(f"measures.{m.name}", "the filter", m.feature.filter) for m in rule.measures]
     if rule.sequence is not None:
@@ -124,13 +124,13 @@ def _unmatched(rule: CompiledRule, history: Events) -> Iterator[Remark]:
             parts.append((f"sequence.steps[{at}].{key}", "the condition", step.condition if step.own else step.gate))
         parts.append(("sequence.until", "the condition", rule.sequence.until))
     for place, what, part in parts:
-        if part is not None and not (history.value(part).is_true() & among).any():
-            yield Remark(place, f"{what} matched none of {_counted(int(among.sum()))}")
+        if part is not None and not (history.value(part).is_true() & candidates).any():
+            yield Remark(place, f"{what} matched none of {count_noun(int(candidates.sum()), 'event')}")
 
 
-def _judged(rule: CompiledRule, stream: Stream, events: pa.Table) -> Iterator[Remark]:
-    """What replay of the rule over the events gives: errors, or no alert at all."""
-    probe: dict[str, Any] = {name: value for name, value in rule.spec.document.items() if name not in _APART}
+def _find_replay_remarks(rule: CompiledRule, stream: Stream, events: pa.Table) -> Iterator[Remark]:
+    """Yields the errors of a replay of the rule over the events, and a remark if it raises no alert."""
+    probe: dict[str, Any] = {name: value for name, value in rule.spec.document.items() if name not in _IGNORED_KEYS}
     result = replay([probe], events, stream)
     for row in result.errors:
         if row.action == "failed":
@@ -138,11 +138,14 @@ def _judged(rule: CompiledRule, stream: Stream, events: pa.Table) -> Iterator[Re
     if not result.alerts:
         place = "sequence" if rule.spec.kind == SEQUENCE else "when" if rule.spec.when else "window"
         times = events[stream.event_time]
-        first, last = (text_of(value) for value in _span(times))
-        why = "no window has ended" if place == "window" else "nothing satisfied it"
-        yield Remark(place, f"would have raised no alert over {_counted(len(events))} from {first} to {last}: {why}")
+        first, last = (text_of(value) for value in _find_span(times))
+        reason = "no window has ended" if place == "window" else "nothing satisfied it"
+        yield Remark(
+            place,
+            f"would have raised no alert over {count_noun(len(events), 'event')} from {first} to {last}: {reason}",
+        )
 
 
-def _span(times: Any) -> tuple[Any, Any]:
+def _find_span(times: Any) -> tuple[Any, Any]:
     known = [value for value in times.to_pylist() if value is not None]
     return min(known), max(known)

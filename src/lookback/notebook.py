@@ -23,8 +23,8 @@ from lookback.core.rules.document import read_rule
 from lookback.core.rules.remarks import Remark, find_remarks
 from lookback.core.rules.wording import describe_rule
 from lookback.core.values.durations import parse_duration
-from lookback.data_remarks import data_remarks
-from lookback.parameters import known_mode
+from lookback.data_remarks import find_data_remarks
+from lookback.parameters import check_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
 from lookback.testing.trial import Trial, run_trial
 from lookback.views import pictures
@@ -112,7 +112,7 @@ def ingest_files(
     from lookback.spark.ingest.fields import reads_kafka
     from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
 
-    if known_mode(mode, "once", "new", "continuous", "retry") != "retry" and reads_kafka(workspace.stream) and not path:
+    if check_mode(mode, "once", "new", "continuous", "retry") != "retry" and reads_kafka(workspace.stream) and not path:
         return _ingest_topic(workspace, every if mode == "continuous" else None, minutes)
     found = _source_path(workspace, path)
     if mode in ("once", "retry"):
@@ -279,13 +279,13 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
     trial = run_trial(document, recent, stream)
     title = f"{document.get('rule_id')}: what it would have flagged"
     measured: dict[str, Any] = {"values": trial.values, "name": trial.name, "limits": trial.limits}
-    show(pictures.flagged(trial.events, trial.standing, stream.event_time, title, **measured))
+    show(pictures.flagged(trial.events, trial.final_alerts, stream.event_time, title, **measured))
     if len(trial.alerts):
         columns = ["window_start", "event_time", "severity", "key", "measures", "message", "verdict"]
         show(trial.alerts[columns].tail(10).iloc[::-1])
     if len(trial.errors):
         show(trial.errors)
-    _show_remarks(data_remarks(compile_rule(document, stream), stream, recent))
+    _show_remarks(find_data_remarks(compile_rule(document, stream), stream, recent))
     return trial
 
 
@@ -336,7 +336,7 @@ def evaluate_stream(
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
 
-    once = known_mode(mode, "once", "rebuild", "continuous") != "continuous"
+    once = check_mode(mode, "once", "rebuild", "continuous") != "continuous"
     if not any(row.status in ("active", "shadow") for row in workspace.rules.rows()):
         show(text("No rule is in force: publish one with 02_author_rules, or with `lookback rules push`."))
     folder = workspace.checkpoint("evaluate")

@@ -1,4 +1,4 @@
-"""Parameters of a notebook: from its own cell, from what a runner put after that cell, from widgets, from the environment."""
+"""Reads the parameters of a notebook from its own cell, the cell that a runner added, widgets, or the environment."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from typing import Any
 
 from lookback.core.errors import SetupError
 
-Value = str | int | float | bool  # of a parameter
-_PREFIX = "LOOKBACK_PARAM_"
-_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
+# The types of a parameter.
+Value = str | int | float | bool
+_VARIABLE_PREFIX = "LOOKBACK_PARAM_"
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
 
 
 def parameters(names: Mapping[str, object], **choices: Sequence[str]) -> SimpleNamespace:
-    """The notebook's parameters as attributes: each text, number and boolean among its own `names`, which are `globals()`.
+    """Returns the notebook's parameters as attributes: each text, number and boolean in `names`, which is `globals()`.
 
-    On Databricks each gets a widget, which jobs and people set: a list where its values are one, else a text. Elsewhere the
-    values are those of the cell tagged `parameters`, unless the environment has LOOKBACK_PARAM_<NAME>.
-    choices: the values of a parameter by its name; those of booleans and of `stream` are known.
-    Raises SetupError where a text does not fit the type.
+    On Databricks each gets a widget for jobs and people to set: a dropdown if its values are known, else a text. Elsewhere
+    the values are those of the cell tagged `parameters`, unless the environment has LOOKBACK_PARAM_<NAME>.
+    choices: the values of a parameter by its name; those of booleans and of `stream` need not be given.
+    Raises SetupError if a text does not fit the parameter's type.
     """
     defaults = {name: value for name, value in names.items() if isinstance(value, Value) and not name.startswith("_")}
-    widgets = _widgets()
+    widgets = _find_widgets()
     values: dict[str, Value] = {}
     for name, default in defaults.items():
-        given: str | None = os.environ.get(_PREFIX + name.upper())
+        text_value: str | None = os.environ.get(_VARIABLE_PREFIX + name.upper())
         if widgets is not None:
             text = str(default).lower() if isinstance(default, bool) else str(default)
-            known = choices.get(name) or _choices(name, default, values)
-            # A list without the default would be refused.
+            known = choices.get(name) or _find_choices(name, default, values)
+            # Databricks refuses a dropdown without its default.
             if text in known:
                 widgets.dropdown(name, text, list(known))
             else:
                 widgets.text(name, text)
-            given = widgets.get(name)
-        values[name] = default if given is None else _parsed(name, given, default)
+            text_value = widgets.get(name)
+        values[name] = default if text_value is None else _parse(name, text_value, default)
     return SimpleNamespace(**values)
 
 
-def known_mode(mode: str, *known: str) -> str:
-    """The parameter `mode`, one of those that are known. Raises SetupError."""
+def check_mode(mode: str, *known: str) -> str:
+    """Returns the parameter `mode`. Raises SetupError if it is none of the known modes."""
     if mode not in known:
         raise SetupError(f"mode is {', '.join(known[:-1])} or {known[-1]}, got {mode!r}")
     return mode
 
 
-def _choices(name: str, default: Value, before: Mapping[str, Value]) -> list[str]:
-    """The values that a parameter of any notebook can have; none where it can be any text."""
+def _find_choices(name: str, default: Value, before: Mapping[str, Value]) -> list[str]:
+    """Returns the values that a parameter can have in any notebook; none if it can be any text."""
     if isinstance(default, bool):
         return ["false", "true"]
     if name != "stream":
@@ -58,8 +59,8 @@ def _choices(name: str, default: Value, before: Mapping[str, Value]) -> list[str
     return streams if default else ["", *streams]
 
 
-def _widgets() -> Any:
-    """The widgets of Databricks, from the notebook's own names; None elsewhere."""
+def _find_widgets() -> Any:
+    """Returns the widgets of Databricks from the notebook's namespace; None elsewhere."""
     try:
         from IPython.core.getipython import get_ipython
     except ImportError:
@@ -69,11 +70,11 @@ def _widgets() -> Any:
     return None if dbutils is None else dbutils.widgets
 
 
-def _parsed(name: str, given: str, default: Value) -> Value:
+def _parse(name: str, text: str, default: Value) -> Value:
     try:
         if isinstance(default, bool):
-            return _TRUTH[given.strip().lower()]
-        return given if isinstance(default, str) else type(default)(given.strip() or 0)
+            return _BOOLEANS[text.strip().lower()]
+        return text if isinstance(default, str) else type(default)(text.strip() or 0)
     except (KeyError, ValueError):
         kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
-        raise SetupError(f"parameter {name} must be {kind}, got {given!r}") from None
+        raise SetupError(f"parameter {name} must be {kind}, got {text!r}") from None

@@ -16,7 +16,7 @@ from lookback.core.operations.receivers import Webhook
 from lookback.core.streams.alerts import moment
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.times import parse_calendar_time
-from lookback.parameters import known_mode
+from lookback.parameters import check_mode
 from lookback.senders import make_sender
 from lookback.views.display import clear, show, text
 
@@ -159,7 +159,7 @@ def notify(
     """
     from lookback.spark.operations.notify import Counts
 
-    once = known_mode(mode, "once", "continuous") == "once"
+    once = check_mode(mode, "once", "continuous") == "once"
     pause = parse_duration(every) / 1_000_000
     settings = Settings.local(root, conf, catalog=catalog, schema=schema)
     sending, total, stop = notifier(settings, stream, since), Counts(), Event()

@@ -382,7 +382,7 @@ def draw(folder: str) -> None:
         "absence": key_timeline(explanation(SILENCE)),
         "flagged": pictures.flagged(pd.DataFrame(rows()), alerts, "at"),
         "values": pictures.flagged(
-            pd.DataFrame(rows()), done.standing, "at", values=done.values, name=done.name, limits=done.limits
+            pd.DataFrame(rows()), done.final_alerts, "at", values=done.values, name=done.name, limits=done.limits
         ),
         "precision": pictures.precision(REVIEWS),
         "events": pictures.events_over_time(pd.DataFrame(rows())["at"]),

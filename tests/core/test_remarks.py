@@ -18,7 +18,7 @@ from lookback.config import load_rule_document, load_streams
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.remarks import find_remarks
 from lookback.core.streams.declaration import Stream
-from lookback.data_remarks import data_remarks
+from lookback.data_remarks import find_data_remarks
 
 CONF = Path(__file__).parents[2] / "conf"
 START = dt.datetime(2026, 3, 1, 10, tzinfo=dt.timezone.utc)
@@ -172,7 +172,7 @@ def history(count: int = 40) -> pa.Table:
 
 def seen(**changes: Any) -> list[str]:
     document = {name: value for name, value in {**RULE, **changes}.items() if value is not None}
-    return [str(remark) for remark in data_remarks(compile_rule(document, STREAM), STREAM, history())]
+    return [str(remark) for remark in find_data_remarks(compile_rule(document, STREAM), STREAM, history())]
 
 
 def test_a_text_that_was_never_seen_is_named_with_the_one_that_was():
@@ -246,7 +246,7 @@ def test_events_that_could_not_be_judged_are_remarked():
 
 
 def test_without_events_nothing_is_said():
-    assert data_remarks(compile_rule(RULE, STREAM), STREAM, history(0)) == []
+    assert find_data_remarks(compile_rule(RULE, STREAM), STREAM, history(0)) == []
 
 
 # The command ---------------------------------------------------------------------------------------------------------

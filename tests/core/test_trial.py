@@ -87,7 +87,7 @@ def test_a_windows_rule_goes_by_each_window_that_has_ended():
 def test_a_sequence_has_no_values():
     document = {**RULE, "sequence": {"within": "1 hour", "steps": [{"name": "a", "where": "amount > 20"}]}}
     done = run_trial(document, events(AMOUNTS), STREAM)
-    assert len(done.standing) == 2
+    assert len(done.final_alerts) == 2
     assert (done.name, len(done.values)) == ("", 0)
 
 
@@ -95,7 +95,7 @@ def test_a_sequence_has_no_values():
 def test_of_many_events_some_are_shown_spread_over_the_time_and_all_that_were_flagged(
     minutes: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trial, "_MOST_VALUES", 100)
+    monkeypatch.setattr(trial, "_MAX_VALUES", 100)
     amounts = [1 + 99 * (at % 250 == 3) for at in range(1_000)]
     document = {**RULE, "window": "1 second", "measures": {"total": "sum(amount)"}, "when": "total >= 100"}
     values = run_trial(document, events(amounts, minutes), STREAM).values
@@ -107,7 +107,7 @@ def test_of_many_events_some_are_shown_spread_over_the_time_and_all_that_were_fl
 
 
 def test_of_many_windows_those_of_the_newest_events_are_shown(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trial, "_MOST_VALUES", 24)
+    monkeypatch.setattr(trial, "_MAX_VALUES", 24)
     window = {"sliding": "40 minutes", "slide": "20 minutes"}
     document = {**RULE, "measures": {"n": "count(*)"}, "when": "n > 5", "window": window}
     values = run_trial(document, events([1] * 40), STREAM).values

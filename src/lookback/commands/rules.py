@@ -14,7 +14,7 @@ from lookback.commands.asked import FOUND_PROBLEMS, Command, adding, settings_of
 from lookback.config import load_rule_document
 from lookback.core.errors import RuleError
 from lookback.core.rules.remarks import Remark, find_remarks
-from lookback.data_remarks import data_remarks
+from lookback.data_remarks import find_data_remarks
 from lookback.testing.rule_tests import check_rule
 from lookback.views.terminal import print_json, print_table, visible
 
@@ -137,7 +137,7 @@ def _against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: in
     recent = recent_events(tables, stream, events) if tables.exists(stream.name) else ()
     if not len(recent):
         return [Remark("stream", f"{stream.name!r} has no events to check the rule against; ingest some first")]
-    return data_remarks(rule, stream, recent)
+    return find_data_remarks(rule, stream, recent)
 
 
 def _print_findings(file: str, document: dict[str, Any], found: list[dict[str, str]], tests: int) -> None:

@@ -1,6 +1,6 @@
-"""The engine in one process without Spark: a harness for tests and trials, and replay of whole tables.
+"""Runs the engine in one process without Spark: a harness for tests and trials, and the replay of whole tables.
 
-Both run the evaluator that the stream runs, with state in memory.
+Both use the stream's evaluator, with state in memory.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from lookback.core.streams.events import Events, empty_events, read_events
 from lookback.core.values.types import TIMESTAMP
 
 _Row = TypeVar("_Row")
-# Replay judges this many events at a time; where it cuts shows in no result.
-_REPLAY_ROWS = 500_000
+# Replay judges this many events at a time; results do not depend on it.
+_MAX_REPLAY_ROWS = 500_000
 
 
 class Rows(list[_Row], Generic[_Row]):
-    """A list of rows that can also be had as a pandas frame."""
+    """A list of rows that converts to a pandas frame."""
 
     def to_pandas(self) -> pd.DataFrame:
-        """One column per attribute; empty, without columns, where there are no rows."""
+        """Returns a frame with a column for each attribute; without rows it has no columns."""
         return pd.DataFrame([asdict(row) for row in self])  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a replay brought. errors: the rows of rule_log with action `failed` or `rejected`."""
+    """The result of a replay. errors: the rows of rule_log with action `failed` or `rejected`."""
 
     alerts: Rows[Alert] = field(default_factory=Rows)
     late_events: Rows[LateEvent] = field(default_factory=Rows)
@@ -72,7 +72,7 @@ class Harness:
     def __init__(self, stream: Stream | Mapping[str, Any] | str | Path, watermark: str = "automatic") -> None:
         if watermark not in ("automatic", "manual"):
             raise ValueError(f"watermark is 'automatic' or 'manual', got {watermark!r}")
-        self.stream = as_stream(stream)
+        self.stream = load_any_stream(stream)
         self.alerts: Rows[Alert] = Rows()
         self.late_events: Rows[LateEvent] = Rows()
         self.errors: Rows[LogRow] = Rows()
@@ -84,9 +84,9 @@ class Harness:
         """Applies a rule change now, between two commits. Versions are 1, 2, ... unless given.
 
         Raises RuleError, with every problem, for a wrong rule, an unknown status, or a version that is not above the
-        one in force; the rule stays as it was then.
+        one in force; the version in force then stays.
         """
-        rule_id, text = _checked(rule, self.stream)
+        rule_id, text = _check_rule(rule, self.stream)
         number = _read_version(rule_id, version)
         _require_status(rule_id, status)
         self._changes += 1
@@ -113,12 +113,12 @@ class Harness:
         if len(commits):
             self._process(Batch(events, marks=marks_of(events, commits)))
         if future:
-            self.late_events[known:] = _in_order([*self.late_events[known:], *future], self.stream)
+            self.late_events[known:] = _sort_late_events([*self.late_events[known:], *future], self.stream)
 
     def watermark(self, time: object) -> None:
-        """Moves the watermark to `time`, if that is later than where it stands; what it reaches happens now.
+        """Moves the watermark to `time` if that is later, and judges all windows and absences that end by then.
 
-        Raises EventError where `time` is none.
+        Raises EventError if `time` is not a time.
         """
         try:
             microseconds = read_cell(TIMESTAMP, time)
@@ -126,7 +126,7 @@ class Harness:
             raise EventError(f"watermark: got {time!r:.100}: {error}") from None
         if microseconds is None:
             raise EventError("watermark: got no time; give an aware datetime, an ISO 8601 text or microseconds")
-        self._take(self._evaluator.advance(self._state, microseconds))
+        self._add_output(self._evaluator.advance(self._state, microseconds))
 
     def clear_state(self) -> None:
         """Forgets all window state, as the command `clear_state` does; the rules go on with empty windows."""
@@ -135,10 +135,10 @@ class Harness:
         self._process(Batch(empty_events(self.stream, ()), changes=[change]))
 
     def state_rows(self) -> int:
-        """Rows of window state that are not below the floor: what `metrics` calls state_rows.
+        """Counts the rows of window state at or above the floor, which `metrics` calls state_rows.
 
-        Events that windows, sessions and sequences keep, and waits of absences. Verdicts, suppressed keys and keys that an
-        alert has emptied are no rows.
+        These are the events that windows, sessions and sequences keep, and waits for absences. Verdicts, suppressed keys and
+        keys that an alert emptied do not count.
         """
         return self._state.state_rows()
 
@@ -147,13 +147,13 @@ class Harness:
         return 1 if last is None else last + 1
 
     def _process(self, batch: Batch) -> None:
-        self._take(self._evaluator.process(self._state, batch))
+        self._add_output(self._evaluator.process(self._state, batch))
 
-    def _take(self, output: Output) -> None:
+    def _add_output(self, output: Output) -> None:
         self._state.drop_old()
         self.alerts += output.alerts
         self.late_events += output.late
-        self.errors += errors_of(output, self.stream.name)
+        self.errors += find_errors(output, self.stream.name)
 
 
 def replay(
@@ -161,7 +161,7 @@ def replay(
     events: object,
     stream: Stream | Mapping[str, Any] | str | Path,
 ) -> Result:
-    """Evaluates rules over events in order of arrival, as the stream would have.
+    """Judges events in order of arrival, as the stream would have.
 
     rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
     arrival, the last commit judged before it (None: before the first). events: as for Harness.events; with columns
@@ -174,8 +174,8 @@ def replay(
     >>> result.alerts.to_pandas()["event_id"].tolist()
     ['7']
     """
-    declared = as_stream(stream)
-    changes = _timed_changes(rules, declared)
+    declared = load_any_stream(stream)
+    changes = _read_changes(rules, declared)
     rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
     result = Result()
     commits = rows.commits
@@ -185,18 +185,18 @@ def replay(
     marks = marks_of(rows, commits)
     evaluator = Evaluator(declared)
     state = ShardState(RuleBook(declared, {declared.name: declared}))
-    for batch in _batches(rows, marks, changes, declared):
+    for batch in _split_batches(rows, marks, changes, declared):
         output = evaluator.process(state, batch)
         state.drop_old()
         result.alerts.extend(output.alerts)
         result.late_events.extend(output.late)
-        result.errors.extend(errors_of(output, declared.name))
-    result.late_events[:] = _in_order(result.late_events, declared)
+        result.errors.extend(find_errors(output, declared.name))
+    result.late_events[:] = _sort_late_events(result.late_events, declared)
     return result
 
 
-def as_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
-    """The stream itself, from its document, or from the path of its YAML."""
+def load_any_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
+    """Returns a stream: itself, or read from its document or from the path of its YAML."""
     if isinstance(stream, Stream):
         return stream
     if isinstance(stream, (str, Path)):
@@ -204,12 +204,12 @@ def as_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
     return Stream.from_dict(stream)
 
 
-def _in_order(late: Iterable[LateEvent], stream: Stream) -> list[LateEvent]:
+def _sort_late_events(late: Iterable[LateEvent], stream: Stream) -> list[LateEvent]:
     return sorted(late, key=lambda row: late_place(stream, row.arrival, row.event_time, row.event_id))
 
 
-def errors_of(output: Output, stream: str) -> list[LogRow]:
-    """The log rows of an output that tell of something wrong: rejected changes, errors while judging, limits reached."""
+def find_errors(output: Output, stream: str) -> list[LogRow]:
+    """Returns the log rows of an output that report rejected changes, errors while judging and limits reached."""
     rejected = [row for row in output.log if row.action == "rejected"]
     return (
         rejected
@@ -221,19 +221,19 @@ def errors_of(output: Output, stream: str) -> list[LogRow]:
     )
 
 
-def _timed_changes(rules: Any, stream: Stream) -> list[tuple[int | None, RuleChange]]:
-    """The changes that `replay` is given, each with its activation arrival. Raises RuleError."""
+def _read_changes(rules: Any, stream: Stream) -> list[tuple[int | None, RuleChange]]:
+    """Reads the rules of a replay as changes, each with its activation arrival. Raises RuleError."""
     if isinstance(rules, (str, bytes, Mapping, Rule)) or not isinstance(rules, Iterable):
         raise RuleError(
             "?", [Problem("rules", f"must be a list of rules, got {rules!r:.100}; put one rule into a list")]
         )
-    return [_timed_change(rule, at, stream) for at, rule in enumerate(rules)]
+    return [_read_change(rule, at, stream) for at, rule in enumerate(rules)]
 
 
-def _timed_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleChange]:
+def _read_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleChange]:
     place = f"rules[{at}]"
     if not isinstance(rule, tuple):
-        rule_id, text = _checked(rule, stream, place)
+        rule_id, text = _check_rule(rule, stream, place)
         return None, RuleChange("insert", at, rule_id, 1, "active", text)
     if len(rule) != 2 or not isinstance(rule[0], Mapping):
         raise RuleError(
@@ -246,12 +246,12 @@ def _timed_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleC
         )
     row, arrival = rule
     rule_id, document = row.get("rule_id"), row.get("document")
-    # What a row of the table can hold, such as NULL, is obeyed or logged as the stream does.
+    # Values that a row of the table can hold, such as NULL, are left to the rulebook, which rejects them as in the stream.
     if not (rule_id is None or isinstance(rule_id, str)):
         raise RuleError("?", [Problem(f"{place}.rule_id", f"must be the rule's name, a text, got {rule_id!r:.100}")])
     name = rule_id or "?"
     if isinstance(document, Mapping):
-        document = _text_of(name, document)
+        document = _write_json(name, document)
     elif document is not None and not isinstance(document, str):
         raise RuleError(
             name, [Problem(f"{place}.document", f"must be a mapping, its JSON, or None, got {document!r:.100}")]
@@ -273,8 +273,8 @@ def _timed_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleC
     return None if arrival is None else int(arrival), RuleChange("insert", at, rule_id, version, status, document)
 
 
-def _checked(rule: Any, stream: Stream, place: str = "") -> tuple[str, str]:
-    """The rule_id of a rule and its document as JSON. Raises RuleError, with every problem, for a wrong one."""
+def _check_rule(rule: Any, stream: Stream, place: str = "") -> tuple[str, str]:
+    """Returns a valid rule's id and its document as JSON. Raises RuleError with every problem."""
     document = rule.document if isinstance(rule, Rule) else rule
     if not isinstance(document, Mapping):
         hint = "; read YAML with lookback.config.load_rule_document(path)" if isinstance(rule, (str, Path)) else ""
@@ -282,13 +282,13 @@ def _checked(rule: Any, stream: Stream, place: str = "") -> tuple[str, str]:
             "?", [Problem(place, f"a rule is its document, a mapping, or a lookback Rule; got {rule!r:.100}{hint}")]
         )
     document = dict(document)
-    if odd := next(_odd_values(document), None):
+    if odd := next(_find_odd_values(document), None):
         raise RuleError(str(document.get("rule_id"))[:100], [Problem(*odd)])
     rule_id = compile_rule(document, stream).spec.rule_id
-    return rule_id, _text_of(rule_id, document)
+    return rule_id, _write_json(rule_id, document)
 
 
-def _text_of(rule_id: str, document: Mapping[str, Any]) -> str:
+def _write_json(rule_id: str, document: Mapping[str, Any]) -> str:
     try:
         return json.dumps(dict(document), default=str)
     except (TypeError, ValueError, RecursionError) as error:
@@ -297,14 +297,14 @@ def _text_of(rule_id: str, document: Mapping[str, Any]) -> str:
         ) from None
 
 
-def _odd_values(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Values that neither YAML nor JSON nor Python's own types have, each as place and message; some break comparisons."""
+def _find_odd_values(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (place, message) of each value whose type is foreign to YAML, JSON and Python; some break comparisons."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _odd_values(item, f"{place}.{key}" if place else f"{key}")
+            yield from _find_odd_values(item, f"{place}.{key}" if place else f"{key}")
     elif isinstance(value, (list, tuple)):
         for at, item in enumerate(value):
-            yield from _odd_values(item, f"{place}[{at}]")
+            yield from _find_odd_values(item, f"{place}[{at}]")
     elif type(value).__module__ not in _PLAIN_MODULES or isinstance(value, type(...)):
         yield place, f"is of type {type(value).__name__}; give a text, a number, true, false, a list, a mapping or None"
 
@@ -330,10 +330,10 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
 
 
-def _batches(
+def _split_batches(
     events: Events, marks: Mapping[int, int | None], changes: list[tuple[int | None, RuleChange]], stream: Stream
 ) -> Iterable[Batch]:
-    """Batches that begin wherever a rule change takes effect, or after so many events."""
+    """Splits the events into batches: one begins wherever a rule change takes effect, and after so many events."""
     commits = np.array(sorted(marks), dtype=np.int64)
     order = np.argsort(events.commits, kind="stable")
     ordered = events.commits[order]
@@ -341,7 +341,7 @@ def _batches(
         0 if arrival is None else int(np.searchsorted(commits, arrival, side="right")) for arrival, _ in changes
     ]
     sizes = np.searchsorted(ordered, commits, side="right")
-    full = np.flatnonzero(np.diff(sizes // _REPLAY_ROWS, prepend=0)) + 1
+    full = np.flatnonzero(np.diff(sizes // _MAX_REPLAY_ROWS, prepend=0)) + 1
     edges = sorted({0, len(commits), *positions, *(int(cut) for cut in full)})
     for start, end in zip(edges, [*edges[1:], None], strict=True):
         due = [change for position, (_, change) in zip(positions, changes, strict=True) if position == start]

@@ -1,4 +1,4 @@
-"""The tests that travel with a rule, run through the harness."""
+"""Checks a rule and runs the tests in its document through the harness."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_time
 from lookback.testing.harness import Harness
 
-# The columns of an alert that a test can compare; who decided when is known to the running stream alone.
+# The columns of an alert that a test can compare; only the running stream knows decided_at.
 _COLUMNS = tuple(column.name for column in fields(Alert) if column.name != "decided_at")
-# What a row of a test may have besides the fields of the stream.
-_EXTRA = ("arrival", "committed_at")
+# The columns that a row of a test may have besides the fields of the stream.
+_EXTRA_COLUMNS = ("arrival", "committed_at")
 
 
 def check_rule(document: Mapping[str, Any] | Rule, streams: Mapping[str, Stream]) -> CompiledRule:
-    """The rule, bound to its stream, its own tests run. streams: every declared stream by name.
+    """Binds a rule to its stream, runs its tests and returns it. streams: every declared stream by name.
 
     Raises RuleError with every problem at once.
     """
@@ -44,11 +44,11 @@ def check_rule(document: Mapping[str, Any] | Rule, streams: Mapping[str, Stream]
 
 
 def run_rule_tests(rule: Rule | CompiledRule, stream: Stream) -> list[Problem]:
-    """The differences between what the rule's own tests say and what happens; empty if all is well.
+    """Runs the tests in a rule's document and returns the differences between expected and raised alerts.
 
     A test's events go through a fresh harness, each a commit of its own unless `arrival` groups them. Its `alerts` are
-    all rows with verdict raised, in order of arrival; once one of them names a verdict, all rows, also the suppressed
-    and the retracted. Only the columns that the test writes are compared: numbers and times by value, the rest as text.
+    all rows with verdict raised, in order of arrival; if one of them names a verdict, all rows, suppressed and retracted
+    ones included. Only the columns that the test writes are compared: numbers and times by value, the rest as text.
     A name that neither the stream nor the rule knows is a problem, and so is an event that could not be judged: a test
     that passes because of either proves nothing.
     """
@@ -56,13 +56,17 @@ def run_rule_tests(rule: Rule | CompiledRule, stream: Stream) -> list[Problem]:
     problems = []
     for at, test in enumerate(compiled.spec.tests):
         name = str(test.get("name", f"test {at + 1}"))
-        problems += [Problem(f"tests[{at}]", f"{name}: {message}") for message in _run(compiled, stream, test)]
+        problems += [Problem(f"tests[{at}]", f"{name}: {message}") for message in _run_test(compiled, stream, test)]
     return problems
 
 
-def _run(rule: CompiledRule, stream: Stream, test: Mapping[str, Any]) -> list[str]:
+def _run_test(rule: CompiledRule, stream: Stream, test: Mapping[str, Any]) -> list[str]:
     rows, expected = test["events"], test.get("alerts") or []
-    wrong = [*_unknown_fields(rows, stream), *problems_of_rows(rows, stream), *_wrong_expectations(expected, rule)]
+    wrong = [
+        *_find_unknown_fields(rows, stream),
+        *problems_of_rows(rows, stream),
+        *_find_wrong_expectations(expected, rule),
+    ]
     if wrong:
         return wrong
     harness = Harness(stream)
@@ -71,23 +75,23 @@ def _run(rule: CompiledRule, stream: Stream, test: Mapping[str, Any]) -> list[st
         harness.events(rows)
     except EventError as error:
         return [str(error)]
-    # What an error leaves out is missing in the alerts too; to list that as well would hide the cause.
+    # An error also leaves out alerts; listing those as differences would hide the cause.
     if failed := [row.message for row in harness.errors if row.action == "failed"]:
-        return [f"{message}; {_cause(rule, rows, stream)}" for message in failed]
+        return [f"{message}; {_find_cause(rule, rows, stream)}" for message in failed]
     every = any("verdict" in alert for alert in expected)
-    return _differences([alert for alert in harness.alerts if every or alert.verdict == "raised"], expected)
+    return _find_differences([alert for alert in harness.alerts if every or alert.verdict == "raised"], expected)
 
 
-def _unknown_fields(rows: Sequence[Mapping[str, Any]], stream: Stream) -> Iterator[str]:
-    known = (*stream.fields, *_EXTRA)
+def _find_unknown_fields(rows: Sequence[Mapping[str, Any]], stream: Stream) -> Iterator[str]:
+    known = (*stream.fields, *_EXTRA_COLUMNS)
     for number, row in enumerate(rows, 1):
         for name in row:
             if name not in known:
-                yield f"row {number}: stream {stream.name!r} has no field {quote_value(name)}; {_hint(name, known)}"
+                yield f"row {number}: stream {stream.name!r} has no field {quote_value(name)}; {_suggest_name(name, known)}"
 
 
-def _wrong_expectations(expected: Sequence[Mapping[str, Any]], rule: CompiledRule) -> Iterator[str]:
-    """Sentences on names and values that no alert of the rule could have."""
+def _find_wrong_expectations(expected: Sequence[Mapping[str, Any]], rule: CompiledRule) -> Iterator[str]:
+    """Yields a message for each name or value that no alert of the rule can have."""
     named = {
         "measures": ("measure", tuple(measure.name for measure in rule.measures)),
         "key": ("field of group_by", rule.group_by),
@@ -95,7 +99,7 @@ def _wrong_expectations(expected: Sequence[Mapping[str, Any]], rule: CompiledRul
     for number, alert in enumerate(expected, 1):
         for name, value in alert.items():
             if name not in _COLUMNS:
-                yield f"alert {number}: an alert has no {quote_value(name)}; {_hint(name, _COLUMNS)}"
+                yield f"alert {number}: an alert has no {quote_value(name)}; {_suggest_name(name, _COLUMNS)}"
             elif name in named:
                 kind, known = named[name]
                 if not isinstance(value, Mapping):
@@ -104,16 +108,16 @@ def _wrong_expectations(expected: Sequence[Mapping[str, Any]], rule: CompiledRul
                     continue
                 for inner in value:
                     if inner not in known:
-                        yield f"alert {number}: the rule has no {kind} {quote_value(inner)}; {_hint(inner, known)}"
+                        yield f"alert {number}: the rule has no {kind} {quote_value(inner)}; {_suggest_name(inner, known)}"
 
 
-def _hint(name: object, known: Iterable[str]) -> str:
+def _suggest_name(name: object, known: Iterable[str]) -> str:
     listed = tuple(known)
     return suggest(name, listed, None if listed else "leave it out, it has none")
 
 
-def _cause(rule: CompiledRule, rows: Sequence[Mapping[str, Any]], stream: Stream) -> str:
-    """The expression in which an error of the test's events lies, and the remedy."""
+def _find_cause(rule: CompiledRule, rows: Sequence[Mapping[str, Any]], stream: Stream) -> str:
+    """Returns the expression that fails for one of the test's events, and the remedy."""
     guard = "guard it, such as by nullif(x, 0) under a division, or by try_cast"
     events, _ = read_events(rows, stream, 1)
     parts = [("where", rule.where)]
@@ -132,20 +136,22 @@ def _cause(rule: CompiledRule, rows: Sequence[Mapping[str, Any]], stream: Stream
     return f"the error is in {left}; {guard}"
 
 
-def _differences(raised: Sequence[Alert], expected: Sequence[Mapping[str, Any]]) -> list[str]:
+def _find_differences(raised: Sequence[Alert], expected: Sequence[Mapping[str, Any]]) -> list[str]:
     messages = []
     if len(raised) != len(expected):
         found = ", ".join(alert.event_id or f"window of {text_of(alert.window_start)}" for alert in raised) or "none"
         messages.append(f"alerts expected: {len(expected)}, found: {len(raised)} ({found})")
     for number, (alert, wanted) in enumerate(zip(raised, expected, strict=False), 1):
-        for label, found, value in _compared(alert, wanted):
-            if not _same(found, value):
-                messages.append(f"alert {number}: {label} is {_text(found)}, expected is {_text(value)}")
+        for label, found, value in _pair_values(alert, wanted):
+            if not _is_same(found, value):
+                messages.append(
+                    f"alert {number}: {label} is {_format_value(found)}, expected is {_format_value(value)}"
+                )
     return messages
 
 
-def _compared(alert: Alert, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value in the alert, value in the test) of all that the test writes, measures and key one by one."""
+def _pair_values(alert: Alert, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields (name, value in the alert, value in the test) of all that the test writes, measures and key one by one."""
     for name, value in wanted.items():
         found = getattr(alert, name)
         if isinstance(value, Mapping) and isinstance(found, Mapping):
@@ -154,11 +160,11 @@ def _compared(alert: Alert, wanted: Mapping[str, Any]) -> Iterator[tuple[str, An
             yield name, found, value
 
 
-def _text(value: Any) -> str | None:
+def _format_value(value: Any) -> str | None:
     return text_of(list(value) if isinstance(value, tuple) else value)
 
 
-def _same(found: Any, wanted: Any) -> bool:
+def _is_same(found: Any, wanted: Any) -> bool:
     if found is None or wanted is None:
         return found is wanted
     if isinstance(found, dt.datetime):
@@ -167,7 +173,7 @@ def _same(found: Any, wanted: Any) -> bool:
         except (ValueError, OverflowError):
             return False
     if isinstance(found, (list, tuple)) and isinstance(wanted, (list, tuple)):
-        return len(found) == len(wanted) and all(map(_same, found, wanted))
+        return len(found) == len(wanted) and all(map(_is_same, found, wanted))
     left, right = str(text_of(found)), str(text_of(wanted))
     try:
         return left == right or Decimal(left) == Decimal(right)
