@@ -1,4 +1,4 @@
-"""A first declaration of a stream, drafted from a file of its events, for a person to edit."""
+"""Drafts a first declaration of a stream from a file of its events, for a person to edit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ import yaml
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import RESERVED_FIELDS
 
-# So many rows at the beginning of a file are looked at.
+# The rows at the beginning of a file that a draft is made from.
 SAMPLE_ROWS = 10_000
-# A line longer than this is no line of a file of events.
-_MAX_LINE = 10_000_000
+# A file with a longer line is no file of events.
+_MAX_LINE_CHARACTERS = 10_000_000
+# The separator is found from so many rows.
+_SEPARATOR_ROWS = 100
 _SEPARATORS = (",", ";", "\t", "|")
 _FORMATS = {
     ".csv": "csv",
@@ -36,8 +38,8 @@ _FORMATS = {
     ".ndjson": "json",
     ".parquet": "parquet",
 }
-# What people write where there is no value.
-_BLANKS = frozenset({"null", "na", "n/a", "none", "nan", "-", "?"})
+# Texts that people write for a missing value.
+_BLANK_TEXTS = frozenset({"null", "na", "n/a", "none", "nan", "-", "?"})
 _INTEGER = re.compile(r"[+-]?\d{1,38}", re.ASCII)
 _POINT = re.compile(r"[+-]?\d*\.?\d+", re.ASCII)
 _COMMA = re.compile(r"[+-]?\d+(,\d+)?", re.ASCII)
@@ -46,15 +48,15 @@ _POINT_AND_COMMAS = re.compile(r"[+-]?\d{1,3}(,\d{3})*(\.\d+)?", re.ASCII)
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-# day and month, or month and day, and what the pattern of Spark is for the rest.
+# Day and month, or month and day, with or without a time of day.
 _OTHER_TIME = re.compile(r"(\d\d?)([./-])(\d\d?)\2(\d{4})(?:[ T](\d\d?):\d\d(:\d\d)?( ?[AaPp][Mm])?)?", re.ASCII)
 _OTHER_YEAR_FIRST = re.compile(r"\d{4}([./])\d\d\1\d\d(?: \d\d:\d\d(:\d\d)?)?", re.ASCII)
 _EPOCHS = {10: "timestamp_seconds", 13: "timestamp_millis", 16: "timestamp_micros"}
 _TIME_NAME = re.compile(r"time|date|_at$|(^|_)(at|ts|when|epoch)($|_)", re.IGNORECASE)
-# Money has cents, whether or not the first rows show them.
+# Names of amounts of money, which have cents even if the first rows show none.
 _MONEY_NAME = re.compile(r"(^|[_ ])(amount|price|cost|fee|balance|total|betrag|preis)$", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
-_ARROW: tuple[tuple[Callable[[Any], bool], str], ...] = (
+_ARROW_TYPES: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (pa.types.is_boolean, "boolean"), (pa.types.is_int8, "tinyint"), (pa.types.is_int16, "smallint"),
     (pa.types.is_uint8, "smallint"), (pa.types.is_int32, "int"), (pa.types.is_uint16, "int"),
     (pa.types.is_int64, "bigint"), (pa.types.is_uint32, "bigint"), (pa.types.is_uint64, "decimal(20,0)"),
@@ -64,9 +66,10 @@ _ARROW: tuple[tuple[Callable[[Any], bool], str], ...] = (
 
 @dataclass(frozen=True)
 class _Guess:
-    """A field's type; the expression that makes it of its column (empty: the column itself); a note for people.
+    """A guess at the field of a column.
 
-    type is empty where the column cannot be a field; then the note says why.
+    type: empty if the column cannot be a field; the note then says why. expression: computes the field from the column;
+    empty for the column itself. note: for people.
     """
 
     type: str
@@ -76,7 +79,7 @@ class _Guess:
 
 @dataclass(frozen=True)
 class _Sample:
-    """The first rows of a file. columns: name -> values; types: of a file that has types, the guess by column."""
+    """The first rows of a file. columns: name -> values; types: name -> guess, for a file whose columns have types."""
 
     format: str
     columns: dict[str, list[Any]]
@@ -88,42 +91,42 @@ class _Sample:
 
 
 def draft_stream(path: str | Path, name: str = "", format: str = "") -> str:
-    """The YAML of a declaration, with a comment wherever a person has to look, from the first rows of a file.
+    """Drafts the YAML of a declaration from the first rows of a file, with comments where a person has to decide.
 
-    path: a CSV file (any separator), one of JSON lines, a Parquet file, plain or .gz, or a folder, whose first such file
-    is read. name: of the stream; default: the file's. Raises SetupError where the file cannot be read.
+    path: a CSV file (any separator), a file of JSON lines or a Parquet file, plain or .gz, or a folder, whose first such
+    file is read. name: of the stream; default: the file's name. Raises SetupError if the file cannot be read.
     """
-    file = _file_of(Path(path))
-    sample = _read(file, format or _format_of(file))
+    file = _find_file(Path(path))
+    sample = _read(file, format or _find_format(file))
     if not sample.rows:
         raise SetupError(f"{file} holds no row to draft a stream from; name a file with events in it")
-    # Of a file that has types an integer was meant to be one.
+    # Integers of a file with types stay integers: its author chose the type.
     guesses = {
-        column: sample.types.get(column) or _with_cents(column, _guess(column, values))
+        column: sample.types.get(column) or _add_cents(column, _guess_type(column, values))
         for column, values in sample.columns.items()
     }
-    names = _field_names(sample.columns)
-    return _Draft(name or _stream_name(file), str(path), file, sample, guesses, names).text()
+    names = _name_fields(sample.columns)
+    return _Draft(name or _name_stream(file), str(path), file, sample, guesses, names).write()
 
 
 # Reading a file ------------------------------------------------------------------------------------------------------
 
 
-def _file_of(path: Path) -> Path:
+def _find_file(path: Path) -> Path:
     if not path.is_dir():
         return path
-    files = sorted(file for file in path.rglob("*") if _suffix(file) in _FORMATS and file.name[0] not in "._")
+    files = sorted(file for file in path.rglob("*") if _find_suffix(file) in _FORMATS and file.name[0] not in "._")
     if not files:
         raise SetupError(f"{path} holds no file of {', '.join(sorted(set(_FORMATS.values())))}; name a file")
     return files[0]
 
 
-def _suffix(file: Path) -> str:
+def _find_suffix(file: Path) -> str:
     return (Path(file.stem).suffix if file.suffix == ".gz" else file.suffix).lower()
 
 
-def _format_of(file: Path) -> str:
-    known = _FORMATS.get(_suffix(file))
+def _find_format(file: Path) -> str:
+    known = _FORMATS.get(_find_suffix(file))
     if known is None:
         raise SetupError(f"{file}: the suffix tells no format; name it with --format csv, json or parquet")
     return known
@@ -133,8 +136,8 @@ def _read(file: Path, format_: str) -> _Sample:
     try:
         if format_ == "parquet":
             return _read_parquet(file)
-        encoding = _encoding(file)
-        with _opened(file, encoding) as lines:
+        encoding = _find_encoding(file)
+        with _open(file, encoding) as lines:
             sample = _read_csv(lines) if format_ == "csv" else _read_json(lines, file)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
         raise SetupError(f"{file} cannot be read as {format_}: {str(error).splitlines()[0]}") from error
@@ -143,17 +146,17 @@ def _read(file: Path, format_: str) -> _Sample:
     return sample
 
 
-def _opened(file: Path, encoding: str) -> IO[str]:
+def _open(file: Path, encoding: str) -> IO[str]:
     opened = gzip.open if file.suffix == ".gz" else open
     return cast("IO[str]", opened(file, "rt", encoding=encoding, newline=""))
 
 
-def _encoding(file: Path) -> str:
-    """UTF-8, or where the file is none what Excel writes in western Europe and America."""
+def _find_encoding(file: Path) -> str:
+    """Returns UTF-8 if the file can be read as that, else the encoding of Excel in western Europe and America."""
     try:
-        with _opened(file, "utf-8-sig") as lines:
+        with _open(file, "utf-8-sig") as lines:
             for line in islice(lines, SAMPLE_ROWS):
-                if len(line) > _MAX_LINE:
+                if len(line) > _MAX_LINE_CHARACTERS:
                     raise SetupError(f"{file} has a line of {len(line):,} characters; events are one a line")
     except UnicodeDecodeError:
         return "windows-1252"
@@ -163,7 +166,7 @@ def _encoding(file: Path) -> str:
 def _read_csv(text: IO[str]) -> _Sample:
     lines = text.readlines(4_000_000)
     is_all = not text.readline()
-    separator = _separator(lines)
+    separator = _find_separator(lines)
     rows = list(islice(csv.reader(lines, delimiter=separator), SAMPLE_ROWS + 1))
     if not rows:
         return _Sample("csv", {}, 0, True)
@@ -179,11 +182,11 @@ def _read_csv(text: IO[str]) -> _Sample:
     return _Sample("csv", columns, len(whole), is_all and len(rows) < SAMPLE_ROWS, options, notes=tuple(notes))
 
 
-def _separator(lines: Sequence[str]) -> str:
-    """The separator by which most rows have as many values as the header, and the header the most."""
+def _find_separator(lines: Sequence[str]) -> str:
+    """Returns the separator with which most rows have as many values as the header; of several, that with most values."""
 
     def score(separator: str) -> tuple[bool, float, int]:
-        rows = [row for row in islice(csv.reader(lines, delimiter=separator), 100) if row]
+        rows = [row for row in islice(csv.reader(lines, delimiter=separator), _SEPARATOR_ROWS) if row]
         width = len(rows[0]) if rows else 0
         return width > 1, sum(len(row) == width for row in rows) / max(len(rows), 1), width
 
@@ -197,16 +200,16 @@ def _read_json(lines: IO[str], file: Path) -> _Sample:
         if not line.strip():
             continue
         try:
-            found = json.loads(line, parse_float=Decimal)
+            event = json.loads(line, parse_float=Decimal)
         except (ValueError, RecursionError) as error:
             raise SetupError(
                 f"{file}:{number} is not a JSON object on one line ({error}); events are one a line"
             ) from None
-        if not isinstance(found, dict):
+        if not isinstance(event, dict):
             raise SetupError(
                 f"{file}:{number} is JSON and no object; events are objects, one a line, not a list of them"
             )
-        for name, value in found.items():
+        for name, value in event.items():
             columns.setdefault(name, [None] * rows).append(value)
         rows += 1
         for values in columns.values():
@@ -222,13 +225,13 @@ def _read_parquet(file: Path) -> _Sample:
     if batch is None:
         return _Sample("parquet", {}, 0, True)
     table = pa.Table.from_batches([batch])
-    types = {column.name: _typed(column.name, column.type, table[column.name]) for column in table.schema}
+    types = {column.name: _guess_from_type(column.name, column.type, table[column.name]) for column in table.schema}
     columns = {name: table[name].to_pylist() if types[name].type else [] for name in table.column_names}
     return _Sample("parquet", columns, table.num_rows, table.num_rows == total, types=types)
 
 
-def _typed(name: str, kind: pa.DataType, values: Any) -> _Guess:
-    """The guess for a column that has a type."""
+def _guess_from_type(name: str, kind: pa.DataType, values: Any) -> _Guess:
+    """Guesses the field of a column that has a type."""
     if pa.types.is_timestamp(kind):
         if kind.unit == "ns":
             return _Guess("timestamp", note="in nanoseconds, which Spark does not read: write the file in microseconds")
@@ -238,24 +241,24 @@ def _typed(name: str, kind: pa.DataType, values: Any) -> _Guess:
             return _Guess(f"decimal({kind.precision},{kind.scale})")
         return _Guess("", note=f"is {kind}, which no field can hold")
     if pa.types.is_floating(kind):
-        return _with_cents(name, _of_floats([value for value in values.to_pylist() if value is not None]))
+        return _add_cents(name, _guess_floats([value for value in values.to_pylist() if value is not None]))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        element = _typed(name, kind.value_type, values.combine_chunks().flatten())
+        element = _guess_from_type(name, kind.value_type, values.combine_chunks().flatten())
         return (
             _Guess(f"array<{element.type}>") if element.type else _Guess("", note=f"is {kind}, which no field can hold")
         )
-    known = next((type_ for is_kind, type_ in _ARROW if is_kind(kind)), "")
+    known = next((type_ for is_kind, type_ in _ARROW_TYPES if is_kind(kind)), "")
     if known == "bigint":
-        return _of_epoch(name, [str(value) for value in values.to_pylist() if value is not None]) or _Guess(known)
+        return _guess_epoch(name, [str(value) for value in values.to_pylist() if value is not None]) or _Guess(known)
     if pa.types.is_struct(kind):
-        return _Guess("", note=f'is a struct; below columns a part of it is such as part: "{_ticked(name)}.part"')
+        return _Guess("", note=f'is a struct; below columns a part of it is such as part: "{_quote_column(name)}.part"')
     return _Guess(known) if known else _Guess("", note=f"is {kind}, which no field can hold")
 
 
-def _of_floats(values: Sequence[float]) -> _Guess:
-    """Money is often written as a double; its shortest text is what its author meant."""
+def _guess_floats(values: Sequence[float]) -> _Guess:
+    """Guesses a decimal for doubles with few digits: money is often stored as a double, whose shortest text is exact."""
     texts = [format(Decimal(repr(value)), "f") for value in values if value == value and abs(value) != float("inf")]
-    guess = _of_numbers(texts) if texts and len(texts) == len(values) else None
+    guess = _guess_numbers(texts) if texts and len(texts) == len(values) else None
     if guess is None or not guess.type.startswith("decimal(18") or int(guess.type[11:-1]) > 4:
         return _Guess("double", note="rules add it up as a decimal: sum(cast(x as decimal(18,2)))")
     return _Guess(guess.type, note=f"a double in the file; {guess.note}" if guess.note else "a double in the file")
@@ -264,8 +267,8 @@ def _of_floats(values: Sequence[float]) -> _Guess:
 # Guessing ------------------------------------------------------------------------------------------------------------
 
 
-def _with_cents(name: str, guess: _Guess) -> _Guess:
-    """The guess, with two digits after the point where the name says money and fewer were seen."""
+def _add_cents(name: str, guess: _Guess) -> _Guess:
+    """Returns the guess, with two digits after the point if the name means money and fewer were seen."""
     if not _MONEY_NAME.search(name) or guess.type not in ("bigint", "decimal(18,1)"):
         return guess
     return _Guess(
@@ -273,20 +276,20 @@ def _with_cents(name: str, guess: _Guess) -> _Guess:
     )
 
 
-def _guess(name: str, values: Iterable[Any]) -> _Guess:
+def _guess_type(name: str, values: Iterable[Any]) -> _Guess:
     known = [value for value in values if value is not None]
     kinds = {type(value) for value in known}
     if not known:
         return _Guess("string", note="never has a value in these rows")
     if kinds == {str}:
-        return _of_texts(name, known)
+        return _guess_texts(name, known)
     if kinds == {bool}:
         return _Guess("boolean")
     if kinds <= {int, Decimal}:
         texts = [format(Decimal(value), "f") for value in known]
-        return (_of_epoch(name, texts) if kinds == {int} else None) or _of_numbers(texts) or _Guess("double")
+        return (_guess_epoch(name, texts) if kinds == {int} else None) or _guess_numbers(texts) or _Guess("double")
     if kinds == {list}:
-        element = _guess(name, [item for value in known for item in value])
+        element = _guess_type(name, [item for value in known for item in value])
         plain = element.type and not element.expression and not element.type.startswith("array")
         return (
             _Guess(f"array<{element.type}>")
@@ -296,45 +299,52 @@ def _guess(name: str, values: Iterable[Any]) -> _Guess:
     if kinds == {dict}:
         parts = ", ".join(map(str, known[0]))
         example = next(iter(known[0]), "part")
-        made = f"{_plain(f'{name}_{example}')}: \"get_json_object({_ticked(name)}, '$.{example}')\""
-        return _Guess("", note=f"is an object ({parts}); below columns a part of it is {made}")
+        example_column = (
+            f"{_simplify_name(f'{name}_{example}')}: \"get_json_object({_quote_column(name)}, '$.{example}')\""
+        )
+        return _Guess("", note=f"is an object ({parts}); below columns a part of it is {example_column}")
     return _Guess("string", note=f"has values of several kinds: {', '.join(sorted(kind.__name__ for kind in kinds))}")
 
 
-def _of_texts(name: str, texts: Sequence[str]) -> _Guess:
-    guess = _of_plain_texts(name, texts)
+def _guess_texts(name: str, texts: Sequence[str]) -> _Guess:
+    guess = _guess_plain_texts(name, texts)
     if guess is not None:
         return guess
-    # A few cells of a column of numbers or times may say in words that there is none.
-    blanks = Counter(text for text in texts if text.strip().lower() in _BLANKS)
+    # A column of numbers or times may have a word such as n/a for a missing value.
+    blanks = Counter(text for text in texts if text.strip().lower() in _BLANK_TEXTS)
     others = [text for text in texts if text not in blanks]
-    guess = _of_plain_texts(name, others) if others and len(blanks) == 1 else None
+    guess = _guess_plain_texts(name, others) if others and len(blanks) == 1 else None
     if guess is None:
         return _Guess("string")
     ((blank, count),) = blanks.items()
-    made = f"nullif({_ticked(name)}, '{blank}')"
-    expression = guess.expression.replace(_ticked(name), made) if guess.expression else made
+    value = f"nullif({_quote_column(name)}, '{blank}')"
+    expression = guess.expression.replace(_quote_column(name), value) if guess.expression else value
     note = f"{'1 value is' if count == 1 else f'{count:,} values are'} {blank!r}, taken as none"
     return _Guess(guess.type, expression, f"{guess.note}; {note}" if guess.note else note)
 
 
-def _of_plain_texts(name: str, texts: Sequence[str]) -> _Guess | None:
+def _guess_plain_texts(name: str, texts: Sequence[str]) -> _Guess | None:
     if all(text.lower() in ("true", "false") for text in texts):
         return _Guess("boolean")
-    return _of_epoch(name, texts) or _of_numbers(texts) or _of_local_numbers(name, texts) or _of_times(name, texts)
+    return (
+        _guess_epoch(name, texts)
+        or _guess_numbers(texts)
+        or _guess_local_numbers(name, texts)
+        or _guess_times(name, texts)
+    )
 
 
-def _of_epoch(name: str, texts: Sequence[str]) -> _Guess | None:
+def _guess_epoch(name: str, texts: Sequence[str]) -> _Guess | None:
     lengths = {len(text) for text in texts}
     if not texts or len(lengths) != 1 or not _TIME_NAME.search(name) or not all(map(str.isdigit, texts)):
         return None
     function = _EPOCHS.get(lengths.pop())
     if function is None:
         return None
-    return _Guess("timestamp", f"{function}(cast({_ticked(name)} as bigint))", "counted from 1970")
+    return _Guess("timestamp", f"{function}(cast({_quote_column(name)} as bigint))", "counted from 1970")
 
 
-def _of_numbers(texts: Sequence[str]) -> _Guess | None:
+def _guess_numbers(texts: Sequence[str]) -> _Guess | None:
     if all(map(_INTEGER.fullmatch, texts)):
         if any(text.lstrip("+-")[0] == "0" and len(text.lstrip("+-")) > 1 for text in texts):
             return _Guess("string", note="numbers with a 0 before them; a number would lose it")
@@ -345,12 +355,12 @@ def _of_numbers(texts: Sequence[str]) -> _Guess | None:
     if all(map(_POINT.fullmatch, texts)):
         scale = max(len(text.partition(".")[2]) for text in texts)
         whole = max(len(text.partition(".")[0].lstrip("+-")) for text in texts)
-        return _decimal(whole, scale)
+        return _make_decimal(whole, scale)
     return _Guess("double") if all(map(_EXPONENT.fullmatch, texts)) else None
 
 
-def _decimal(whole: int, scale: int) -> _Guess:
-    """A decimal with room for larger numbers than were seen."""
+def _make_decimal(whole: int, scale: int) -> _Guess:
+    """Returns a decimal with room for larger numbers than were seen."""
     precision = 18 if max(whole, 9) + scale <= 18 else 38
     if whole + scale > 38:
         return _Guess("double", note="more digits than a decimal holds")
@@ -358,9 +368,9 @@ def _decimal(whole: int, scale: int) -> _Guess:
     return _Guess(f"decimal({precision},{scale})", note=f"at most {seen} after the point were seen; more are rejected")
 
 
-def _of_local_numbers(name: str, texts: Sequence[str]) -> _Guess | None:
-    """Numbers with a comma before their fraction, or between thousands."""
-    column = _ticked(name)
+def _guess_local_numbers(name: str, texts: Sequence[str]) -> _Guess | None:
+    """Guesses numbers with a comma before their fraction, or between thousands."""
+    column = _quote_column(name)
     for form, fraction, expression in (
         (_COMMA, ",", f"replace({column}, ',', '.')"),
         (_COMMA_AND_POINTS, ",", f"replace(replace({column}, '.', ''), ',', '.')"),
@@ -374,13 +384,13 @@ def _of_local_numbers(name: str, texts: Sequence[str]) -> _Guess | None:
                     "string", note=f"is {texts[0]!r} a thousand or a fraction? see numbers in docs/streams.md"
                 )
             whole = max(sum(map(str.isdigit, part[0])) for part in parts)
-            guess = _decimal(whole, max(lengths, default=0))
+            guess = _make_decimal(whole, max(lengths, default=0))
             return _Guess(guess.type, expression, guess.note)
     return None
 
 
-def _of_times(name: str, texts: Sequence[str]) -> _Guess | None:
-    column = _ticked(name)
+def _guess_times(name: str, texts: Sequence[str]) -> _Guess | None:
+    column = _quote_column(name)
     if all(map(_ISO_TIME.fullmatch, texts)):
         is_local = any(not _ISO_TIME.fullmatch(text)[3] for text in texts)  # type: ignore[index]
         return _Guess("timestamp", note="without a zone: taken as UTC" if is_local else "")
@@ -388,21 +398,21 @@ def _of_times(name: str, texts: Sequence[str]) -> _Guess | None:
         return _Guess("date")
     if all(map(_OTHER_YEAR_FIRST.fullmatch, texts)):
         mark = texts[0][4]
-        return _made_time(column, f"yyyy{mark}MM{mark}dd", texts)
-    found = [match for match in map(_OTHER_TIME.fullmatch, texts) if match]
-    if len(found) < len(texts) or len({match[2] for match in found}) != 1:
+        return _make_time(column, f"yyyy{mark}MM{mark}dd", texts)
+    matches = [match for match in map(_OTHER_TIME.fullmatch, texts) if match]
+    if len(matches) < len(texts) or len({match[2] for match in matches}) != 1:
         return None
-    mark, first = found[0][2], max(int(match[1]) for match in found)
-    second = max(int(match[3]) for match in found)
+    mark, first = matches[0][2], max(int(match[1]) for match in matches)
+    second = max(int(match[3]) for match in matches)
     if first > 12 < second:
         return None
     is_day_first = first > 12 or (second <= 12 and mark == ".")
     day = f"d{mark}M{mark}yyyy" if is_day_first else f"M{mark}d{mark}yyyy"
     is_open = first <= 12 and second <= 12 and mark != "."
-    return _made_time(column, day, texts, "is the month first, or the day?" if is_open else "")
+    return _make_time(column, day, texts, "is the month first, or the day?" if is_open else "")
 
 
-def _made_time(column: str, day: str, texts: Sequence[str], note: str = "") -> _Guess:
+def _make_time(column: str, day: str, texts: Sequence[str], note: str = "") -> _Guess:
     clocks = [text.count(":") for text in texts]
     if not any(clocks):
         return _Guess("date", f"to_date({column}, '{day}')", note)
@@ -419,31 +429,31 @@ def _made_time(column: str, day: str, texts: Sequence[str], note: str = "") -> _
 # Names ---------------------------------------------------------------------------------------------------------------
 
 
-def _ticked(name: str) -> str:
-    """A column as SQL names it."""
+def _quote_column(name: str) -> str:
+    """Quotes the name of a column for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def _plain(name: str) -> str:
+def _simplify_name(name: str) -> str:
     text = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     text = re.sub(r"\W+", "_", text).strip("_").lower()[:128] or "field"
     return f"f_{text}"[:128] if text[0].isdigit() else text
 
 
-def _field_names(columns: Iterable[str]) -> dict[str, str]:
-    """Column -> the name of its field: its own where that may be one, and each once whatever its capitals."""
+def _name_fields(columns: Iterable[str]) -> dict[str, str]:
+    """Returns column -> field name: the column's own if it is valid, and unique regardless of upper and lower case."""
     names: dict[str, str] = {}
     for column in columns:
-        name = column if _PLAIN_NAME.fullmatch(column) else _plain(column)
+        name = column if _PLAIN_NAME.fullmatch(column) else _simplify_name(column)
         taken = {each.lower() for each in names.values()} | RESERVED_FIELDS
         options = [name, *(f"{name}_{number}" for number in range(2, len(taken) + 3))]
         names[column] = next(option for option in options if option.lower() not in taken)
     return names
 
 
-def _stream_name(file: Path) -> str:
+def _name_stream(file: Path) -> str:
     stem = file.name.partition(".")[0]
-    name = _plain(stem).lower()
+    name = _simplify_name(stem).lower()
     return name[:63]
 
 
@@ -452,7 +462,7 @@ def _stream_name(file: Path) -> str:
 
 @dataclass(frozen=True)
 class _Draft:
-    """What is known of a file's columns, to be written as a declaration."""
+    """Writes the declaration from the guesses. names: column -> field name."""
 
     name: str
     path: str
@@ -461,11 +471,11 @@ class _Draft:
     guesses: dict[str, _Guess]
     names: dict[str, str]
 
-    def text(self) -> str:
-        """The declaration as YAML."""
-        ids, times = self._ids(), self._times()
-        lines = [*self._head(), self._line("stream", self.name, "the name of the events table")]
-        columns = self._expressions(times[:1])
+    def write(self) -> str:
+        """Returns the declaration as YAML."""
+        ids, times = self._find_ids(), self._find_times()
+        lines = [*self._write_head(), self._write_line("stream", self.name, "the name of the events table")]
+        columns = self._find_expressions(times[:1])
         fields = {self.names[column]: guess for column, guess in self.guesses.items() if guess.type}
         if times:
             time = fields[times[0]]
@@ -473,100 +483,106 @@ class _Draft:
                 note = "dates without a time: all events of a day are at midnight"
                 fields[times[0]] = _Guess("timestamp", time.expression, note)
         if ids:
-            lines.append(self._line("event_id", ids[0], self._others("no value twice in these rows", ids)))
+            lines.append(self._write_line("event_id", ids[0], self._write_others("no value twice in these rows", ids)))
         else:
-            made = _free("event_id", fields)
-            fields = {made: _Guess("string", note="equal rows are one event, the others duplicates"), **fields}
-            columns = {made: self._hash(), **columns}
-            lines.append(self._line("event_id", made, "no column is unique: made of all of them; a real id is better"))
+            id_field = _find_free_name("event_id", fields)
+            fields = {id_field: _Guess("string", note="equal rows are one event, the others duplicates"), **fields}
+            columns = {id_field: self._write_hash(), **columns}
+            lines.append(
+                self._write_line("event_id", id_field, "no column is unique: made of all of them; a real id is better")
+            )
         if times:
-            lines.append(self._line("event_time", times[0], self._others("", times)))
+            lines.append(self._write_line("event_time", times[0], self._write_others("", times)))
         else:
-            lines.append(self._line("event_time", "TODO", "no column looks like a time: name the field that is one"))
+            lines.append(
+                self._write_line("event_time", "TODO", "no column looks like a time: name the field that is one")
+            )
         lines.append("fields:")
-        lines += [self._line(f"  {name}", guess.type, guess.note) for name, guess in fields.items()]
+        lines += [self._write_line(f"  {name}", guess.type, guess.note) for name, guess in fields.items()]
         for column, guess in self.guesses.items():
             if not guess.type:
                 lines.append(f"  # {column} {guess.note}")
         if columns:
             lines.append("columns:                       # fields that are made of the file's columns, in Spark SQL")
-            lines += [f"  {name}: {_scalar(expression)}" for name, expression in columns.items()]
+            lines += [f"  {name}: {_write_scalar(expression)}" for name, expression in columns.items()]
         lines += [
-            self._line("max_out_of_orderness", "10 seconds", "by how much events may come out of order"),
-            self._line("allowed_lateness", "1 hour", "how late an event may be and still count"),
-            *self._source(),
+            self._write_line("max_out_of_orderness", "10 seconds", "by how much events may come out of order"),
+            self._write_line("allowed_lateness", "1 hour", "how late an event may be and still count"),
+            *self._write_source(),
         ]
         return "\n".join(lines) + "\n"
 
-    def _head(self) -> Iterator[str]:
+    def _write_head(self) -> Iterator[str]:
         rows = f"all {self.sample.rows:,} rows" if self.sample.is_all else f"its first {self.sample.rows:,} rows"
         yield f"# Drafted from {self.file.name}, {rows}. Read every line, edit it, and keep it in conf/streams/{self.name}.yml."
         yield "# docs/streams.md explains every key."
         yield from (f"# {note}" for note in self.sample.notes)
 
-    def _line(self, key: str, value: str, note: str = "") -> str:
-        text = f"{key}: {_scalar(value)}"
+    def _write_line(self, key: str, value: str, note: str = "") -> str:
+        text = f"{key}: {_write_scalar(value)}"
         return f"{text:<30} # {note}" if note else text
 
-    def _others(self, note: str, names: Sequence[str]) -> str:
+    def _write_others(self, note: str, names: Sequence[str]) -> str:
         others = f"could also be {', '.join(names[1:4])}" if len(names) > 1 else ""
         return "; ".join(part for part in (note, others) if part)
 
-    def _ids(self) -> list[str]:
-        """The fields that tell events apart in these rows, the likeliest first."""
-        found = []
+    def _find_ids(self) -> list[str]:
+        """Finds the fields whose values are unique in these rows, the likeliest id first."""
+        candidates = []
         for at, (column, guess) in enumerate(self.guesses.items()):
             values = self.sample.columns[column]
             is_key = guess.type in ("string", "bigint", "int", "smallint", "tinyint") and not guess.expression
             if is_key and None not in values and len(set(values)) == len(values):
                 name = self.names[column].lower()
                 is_named = name in ("id", "event_id", f"{self.name}_id", f"{self.name.removesuffix('s')}_id")
-                found.append(
+                candidates.append(
                     (not is_named, not re.search(r"(^|_)(id|key|nr|no|number|uuid)$", name), at, self.names[column])
                 )
-        return [name for *_, name in sorted(found)]
+        return [name for *_, name in sorted(candidates)]
 
-    def _times(self) -> list[str]:
-        """The fields that can be the event's time, the likeliest first: times before dates, none missing before some."""
-        found = []
+    def _find_times(self) -> list[str]:
+        """Finds the fields that can be the event's time, the likeliest first: times before dates, complete ones first."""
+        candidates = []
         for at, (column, guess) in enumerate(self.guesses.items()):
             if guess.type in ("timestamp", "date"):
                 name = self.names[column]
                 is_named = name.lower() in ("event_time", "time", "timestamp", "ts", "at")
-                found.append((guess.type == "date", None in self.sample.columns[column], not is_named, at, name))
-        return [name for *_, name in sorted(found)]
+                candidates.append((guess.type == "date", None in self.sample.columns[column], not is_named, at, name))
+        return [name for *_, name in sorted(candidates)]
 
-    def _expressions(self, time: Sequence[str]) -> dict[str, str]:
-        """Field -> the expression that makes it, where it is not the column of its name."""
-        made = {}
+    def _find_expressions(self, time: Sequence[str]) -> dict[str, str]:
+        """Returns field -> expression, for each field that is not simply the column of its name."""
+        expressions = {}
         for column, guess in self.guesses.items():
             name = self.names[column]
             if guess.type and (guess.expression or name != column):
-                made[name] = guess.expression or _ticked(column)
-        return made
+                expressions[name] = guess.expression or _quote_column(column)
+        return expressions
 
-    def _hash(self) -> str:
+    def _write_hash(self) -> str:
         parts = ", ".join(
-            f"coalesce(cast({_ticked(column)} as string), '')" for column, guess in self.guesses.items() if guess.type
+            f"coalesce(cast({_quote_column(column)} as string), '')"
+            for column, guess in self.guesses.items()
+            if guess.type
         )
         return f"sha2(concat_ws('|', {parts}), 256)"
 
-    def _source(self) -> Iterator[str]:
+    def _write_source(self) -> Iterator[str]:
         yield "source:                        # where ingest looks by default"
         yield f"  format: {self.sample.format}"
-        yield f"  path: {_scalar(self.path)}"
+        yield f"  path: {_write_scalar(self.path)}"
         if self.sample.options:
             yield f"  options: {json.dumps(self.sample.options)}"
 
 
-def _free(name: str, taken: Iterable[str]) -> str:
+def _find_free_name(name: str, taken: Iterable[str]) -> str:
     lowered = {each.lower() for each in taken}
     options = (name, *(f"{name}_{number}" for number in range(2, len(lowered) + 3)))
     return next(option for option in options if option.lower() not in lowered)
 
 
-def _scalar(text: str) -> str:
-    """A text as YAML has it on one line."""
+def _write_scalar(text: str) -> str:
+    """Writes a text as a YAML scalar on one line."""
     if re.search(r"""[`'"|{}\[\],:#&*!%@\\]""", text):
         return json.dumps(text, ensure_ascii=False) if not text.startswith("decimal(") else text
     return yaml.safe_dump(text, width=10_000, allow_unicode=True).splitlines()[0]
