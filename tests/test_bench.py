@@ -19,7 +19,7 @@ from dev.bench import goals, plan, report, sets
 from dev.bench.__main__ import parser
 from dev.bench.drain import throughput
 from dev.bench.lakehouse import STREAMS, rows_of
-from dev.bench.latency import Verdict, commit_times, first_verdicts, verdicts_of
+from dev.bench.latency import Verdict, first_verdicts, read_commit_times, verdicts_of
 from dev.bench.results import percentiles
 from dev.bench.rules import FEATURES, RULE_SETS, peers_rules
 from dev.bench.sets import ALLOWED_LATENESS, COMMIT_ROWS, DAY, OUT_OF_ORDERNESS, SECOND, EventSet, Windows
@@ -199,7 +199,7 @@ def test_verdicts_are_read_from_the_logs_of_the_tables(tmp_path: Path) -> None:
         log = alerts / f"_delta_log/{version:020d}.json"
         log.write_text(json.dumps({"commitInfo": {}}) + "\n" + json.dumps(line) + "\n", encoding="utf-8")
         os.utime(log, (1_000.0, 1_000.0 + version / 4))
-    assert commit_times(alerts) == {1: 1_000.25}
+    assert read_commit_times(alerts) == {1: 1_000.25}
     found = verdicts_of(alerts)
     assert found == [Verdict("spend", 1, 4, 2, 1_000.25), Verdict("burst", 1, 5, 1, 1_000.25)]
 

@@ -26,7 +26,7 @@ from packaging.specifiers import SpecifierSet
 
 from lookback.config import Settings, load_streams
 from lookback.core.values.durations import parse_duration
-from lookback.parameters import _parsed
+from lookback.parameters import _parse
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -444,7 +444,7 @@ def test_parameters_go_one_way_and_none_is_left_out(target: str) -> None:
         for parameter in job["parameters"]:
             text = resolved(parameter["default"], target)
             assert isinstance(text, str), f"{path.name}: {parameter['name']} reaches the job as text"
-            _parsed(parameter["name"], text, parameters[parameter["name"]])
+            _parse(parameter["name"], text, parameters[parameter["name"]])
 
 
 def test_every_task_has_its_compute_and_all_compute_is_used() -> None:

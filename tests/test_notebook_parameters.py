@@ -422,7 +422,7 @@ class Hour:
 
 def test_an_hour_of_a_job_is_a_few_lines_and_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
-    monkeypatch.setattr("lookback.views.display._display", lambda: shown.append)
+    monkeypatch.setattr("lookback.views.display._find_display", lambda: shown.append)
     hour: Any = Hour(monkeypatch)
     notebook.watch(hour, commits=hour.commits, view="lines")
     drawn = [each for each in shown if "data:image/png" in each._repr_html_()]
@@ -436,10 +436,10 @@ def test_an_hour_of_a_job_is_a_few_lines_and_one_picture(monkeypatch: pytest.Mon
 
 def test_a_live_view_asks_for_the_times_of_commits_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
-    monkeypatch.setattr("lookback.views.display._display", lambda: shown.append)
-    drawn = pictures.live([])
-    monkeypatch.setattr("lookback.views.pictures.live", lambda *_: drawn)
-    monkeypatch.setattr("lookback.views.live.png_tag", lambda _: "<img/>")
+    monkeypatch.setattr("lookback.views.display._find_display", lambda: shown.append)
+    drawn = pictures.plot_evaluation([])
+    monkeypatch.setattr("lookback.views.pictures.plot_evaluation", lambda *_: drawn)
+    monkeypatch.setattr("lookback.views.live.make_image_tag", lambda _: "<img/>")
     hour: Any = Hour(monkeypatch)
     notebook.watch(hour, minutes=5, commits=hour.commits, view="live")
     assert len(shown) == 300 + 1
@@ -455,7 +455,7 @@ def test_a_picture_is_live_only_where_a_front_end_shows_it(
     monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: shell)
     cleared: list[bool] = []
     monkeypatch.setattr("lookback.views.live.clear", lambda: cleared.append(True))
-    monkeypatch.setattr("lookback.views.display._display", lambda: lambda _: None)
+    monkeypatch.setattr("lookback.views.display._find_display", lambda: lambda _: None)
     evaluation: Any = Failing(None)
     notebook.watch(evaluation)
     assert bool(cleared) is is_live
@@ -479,11 +479,11 @@ def test_a_watched_evaluation_is_stopped_at_its_end_and_at_an_interrupt(capsys: 
 
 
 def test_a_picture_says_what_it_is_of(capsys: pytest.CaptureFixture[str]):
-    from lookback.views.display import png_tag, show
-    from lookback.views.pictures import events_over_time
+    from lookback.views.display import make_image_tag, show
+    from lookback.views.pictures import plot_events_over_time
 
-    figure = events_over_time([], 'a < "b" $c$')
-    assert png_tag(figure).startswith('<img alt="a &lt; &quot;b&quot; $c$" src="data:image/png;base64,')
+    figure = plot_events_over_time([], 'a < "b" $c$')
+    assert make_image_tag(figure).startswith('<img alt="a &lt; &quot;b&quot; $c$" src="data:image/png;base64,')
     show(figure)
     assert capsys.readouterr().out == 'a picture: a < "b" $c$\n'
 

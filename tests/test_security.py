@@ -29,7 +29,7 @@ from lookback.core.streams.blocks import unpack_events, unpack_failures, unpack_
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.views import pictures
-from lookback.views.terminal import cell_text
+from lookback.views.terminal import format_cell
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -327,12 +327,12 @@ def test_commands_refuse_a_stream_that_is_not_declared(
 
 def test_a_message_cannot_steer_the_terminal() -> None:
     # Clears the screen; sets the window's title; writes over the line; turns the text around.
-    shown = cell_text("\x1b[2J\x1b]0;title\x07a\rb\nc\u202ed\x9bü")
+    shown = format_cell("\x1b[2J\x1b]0;title\x07a\rb\nc\u202ed\x9bü")
     assert shown == r"\x1b[2J\x1b]0;title\x07a\rb\nc\u202ed\x9bü"
 
 
 def test_a_key_with_dollar_signs_is_no_formula() -> None:
     events = pd.DataFrame({"at": [pd.Timestamp("2026-03-01", tz="UTC")]})
     alerts = pd.DataFrame({"event_id": ["1"], "event_time": events["at"], "key": [{"k": r"$\frac{a_{$ <script>"}]})
-    figure = pictures.flagged(events, alerts, "at", title="$x_{$")
+    figure = pictures.plot_flagged(events, alerts, "at", title="$x_{$")
     figure.savefig(io.BytesIO(), format="png")

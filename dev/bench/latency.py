@@ -105,7 +105,7 @@ def run(live: Live) -> Path:
         last = running.tables.version(TRANSACTIONS.name)
         running.evaluation.wait_until(lambda report: (report.arrival or 0) >= last, _TIMEOUT)
     root, watch = running.root, running.watch
-    committed = commit_times(root / TRANSACTIONS.name)
+    committed = read_commit_times(root / TRANSACTIONS.name)
     first = running.ready + live.warm_up
     verdicts = [each for each in verdicts_of(root / "alerts") if committed[each.arrival] >= first]
     measured = [each for each in watch.reports if each.finished_at.timestamp() >= first]
@@ -155,7 +155,7 @@ def run_changes(live: Live, known: int, new: int) -> Path:
     return file
 
 
-def commit_times(table: Path) -> dict[int, float]:
+def read_commit_times(table: Path) -> dict[int, float]:
     """Version of a Delta table -> seconds since 1970 at which its commit could be seen; that which made it left out."""
     files = (table / "_delta_log").glob("*.json")
     return {int(file.stem): file.stat().st_mtime for file in files if file.stem.isdigit() and int(file.stem) > 0}
@@ -164,7 +164,7 @@ def commit_times(table: Path) -> dict[int, float]:
 def verdicts_of(alerts: Path) -> list[Verdict]:
     """Every commit of the alerts table, by rule, version and events commit."""
     found = []
-    for version, committed in sorted(commit_times(alerts).items()):
+    for version, committed in sorted(read_commit_times(alerts).items()):
         counts: dict[tuple[str, int, int], int] = {}
         for line in (alerts / f"_delta_log/{version:020d}.json").read_text(encoding="utf-8").splitlines():
             added = json.loads(line).get("add")
@@ -201,7 +201,7 @@ class _Changes:
         """The rule's id, the version and when it was committed."""
         rule_id = document["rule_id"]
         version = self._rules.push(document, author="bench")
-        committed = max(commit_times(self._running.root / "rules").values())
+        committed = max(read_commit_times(self._running.root / "rules").values())
         taken_up = self._wait(lambda report: _takes_up(report, rule_id, version)).batch_id
         self._wait(lambda report: report.batch_id >= taken_up and report.alerts.get(rule_id, 0) > 0)
         say(f"  {rule_id} v{version}: alerts under it about {time.time() - committed:.2f} s after its commit")

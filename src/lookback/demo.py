@@ -26,7 +26,7 @@ from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
 from lookback.views.terminal import describe_change
-from lookback.views.timeline import key_timeline
+from lookback.views.timeline import plot_key_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -184,7 +184,7 @@ class _Demo:
         record_review(self.tables, row["alert_id"], "confirmed", "demo", "by make demo")
         self.say(f"   recorded as confirmed; {open_queue(self.tables).count():,} alerts are left in the queue")
         picture = Path(str(self.tables.root)) / "alert.png"
-        key_timeline(explanation).savefig(picture, dpi=120)
+        plot_key_timeline(explanation).savefig(picture, dpi=120)
         return picture
 
     def _summary(self, events: int, seconds: float, picture: Path, total: float) -> None:

@@ -23,14 +23,15 @@ from lookback.core.rules.document import read_rule
 from lookback.core.rules.remarks import Remark, find_remarks
 from lookback.core.rules.wording import describe_rule
 from lookback.core.values.durations import parse_duration
+from lookback.core.values.texts import count_noun
 from lookback.data_remarks import find_data_remarks
 from lookback.parameters import check_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
 from lookback.testing.trial import Trial, run_trial
 from lookback.views import pictures
-from lookback.views.display import code, frame_of, show, text
-from lookback.views.live import commit_times, watch
-from lookback.views.timeline import key_timeline
+from lookback.views.display import code, show, text, to_frame
+from lookback.views.live import read_commit_times, watch
+from lookback.views.timeline import plot_key_timeline
 
 if TYPE_CHECKING:
     from lookback.core.rules.compiled import CompiledRule
@@ -193,7 +194,7 @@ def show_rejected(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = workspace.tables.read("rejected_events").where(F.col("stream") == workspace.stream.name)
-    frame = frame_of(rows.orderBy(F.col("ingested_at").desc(), "raw").limit(limit))
+    frame = to_frame(rows.orderBy(F.col("ingested_at").desc(), "raw").limit(limit))
     show(frame if len(frame) else text("No row was rejected."))
     return frame
 
@@ -204,13 +205,13 @@ def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
 
     time = workspace.stream.event_time
     newest = workspace.tables.read(workspace.stream.name).orderBy(F.col(time).desc())
-    frame = frame_of(newest.limit(limit))
+    frame = to_frame(newest.limit(limit))
     if not len(frame):
         show(text("The table holds no event yet."))
         return frame
-    times = frame_of(newest.select(time).limit(_MOST_DRAWN))[time]
+    times = to_frame(newest.select(time).limit(_MOST_DRAWN))[time]
     title = "Events over time" if len(times) < _MOST_DRAWN else "The newest events over time"
-    show(pictures.events_over_time(times, title), frame)
+    show(pictures.plot_events_over_time(times, title), frame)
     return frame
 
 
@@ -279,7 +280,7 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
     trial = run_trial(document, recent, stream)
     title = f"{document.get('rule_id')}: what it would have flagged"
     measured: dict[str, Any] = {"values": trial.values, "name": trial.name, "limits": trial.limits}
-    show(pictures.flagged(trial.events, trial.final_alerts, stream.event_time, title, **measured))
+    show(pictures.plot_flagged(trial.events, trial.final_alerts, stream.event_time, title, **measured))
     if len(trial.alerts):
         columns = ["window_start", "event_time", "severity", "key", "measures", "message", "verdict"]
         show(trial.alerts[columns].tail(10).iloc[::-1])
@@ -349,7 +350,7 @@ def evaluate_stream(
         accept_unknown=workspace.settings.accept_unknown_checkpoint,
     )  # fmt: skip
     with metrics:
-        commits = None if once else lambda: commit_times(workspace.tables, workspace.stream)
+        commits = None if once else lambda: read_commit_times(workspace.tables, workspace.stream)
         watch(evaluation, minutes, commits, view)
     return list(evaluation.reports)
 
@@ -382,9 +383,9 @@ def show_alerts(workspace: Workspace, rule_id: str = "", days: float = 90) -> pd
     alerts = alerts.where(F.col("decided_at") >= F.lit(queue_begins(days)))
     alerts = alerts.where(F.col("rule_id") == rule_id) if rule_id else alerts
     kinds = ["rule_id", "mode", "verdict", "severity"]
-    newest = frame_of(alerts.orderBy(F.col("event_time").desc()).limit(_MOST_DRAWN).select("event_time", *kinds))
+    newest = to_frame(alerts.orderBy(F.col("event_time").desc()).limit(_MOST_DRAWN).select("event_time", *kinds))
     counts = newest.groupby(kinds).size().rename("alerts").reset_index().sort_values("alerts", ascending=False)
-    show(pictures.alerts_over_time(newest), counts if len(counts) else text("There are no alerts yet."))
+    show(pictures.plot_alerts_over_time(newest), counts if len(counts) else text("There are no alerts yet."))
     return counts
 
 
@@ -394,7 +395,7 @@ def show_log(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
 
     rows = workspace.tables.read("rule_log").where(F.col("stream") == workspace.stream.name)
     newest = rows.orderBy(F.col("logged_at").desc(), "rule_id", "version").limit(limit)
-    frame = frame_of(newest.select("logged_at", "rule_id", "version", "action", "arrival", "message"))
+    frame = to_frame(newest.select("logged_at", "rule_id", "version", "action", "arrival", "message"))
     show(frame if len(frame) else text("Nothing is logged yet."))
     return frame
 
@@ -408,7 +409,7 @@ def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: f
 
     queue = open_queue(workspace.tables, rule_id or None, workspace.stream.name, days)
     # One pass over the tables is enough where few alerts wait.
-    frame = frame_of(queue.limit(_COUNTED))
+    frame = to_frame(queue.limit(_COUNTED))
     waiting = len(frame) if len(frame) < _COUNTED else queue.count()
     show(text(f"{waiting:,} alerts wait for review" + (f"; the first {limit}:" if waiting > limit else ".")))
     if note := note_on_older(workspace.tables, days):
@@ -462,7 +463,7 @@ def show_explanation(explanation: Explanation) -> None:
     )
     if explanation.measures:
         show(pd.DataFrame([_measure_row(measure) for measure in explanation.measures]))
-    show(key_timeline(explanation))
+    show(plot_key_timeline(explanation))
     for measure in explanation.measures:
         if measure.name == explanation.main:
             shown = measure.events.tail(_MOST_ROWS).iloc[::-1]
@@ -482,7 +483,7 @@ def _measure_row(measure: Any) -> dict[str, Any]:
 
 
 def _taken(step: StepEvidence) -> str:
-    number = pictures.count_text(len(step.events), "event")
+    number = count_noun(len(step.events), "event")
     return f"{number} came" if step.absent else f"{number}, in the order taken"
 
 
@@ -531,6 +532,6 @@ def show_precision(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:
     from lookback.spark.review import decisions
 
     rows = decisions(workspace.tables).where(F.col("stream") == workspace.stream.name)
-    frame = frame_of((rows.where(F.col("rule_id") == rule_id) if rule_id else rows).drop("stream"))
-    show(pictures.precision(frame), frame if len(frame) else text("No alert has been reviewed yet."))
+    frame = to_frame((rows.where(F.col("rule_id") == rule_id) if rule_id else rows).drop("stream"))
+    show(pictures.plot_precision(frame), frame if len(frame) else text("No alert has been reviewed yet."))
     return frame

@@ -26,7 +26,7 @@ from lookback.core.streams.events import read_events
 from lookback.core.values.columns import text_of
 from lookback.testing.trial import run_trial
 from lookback.views import pictures
-from lookback.views.timeline import key_timeline
+from lookback.views.timeline import plot_key_timeline
 
 START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 STREAM = Stream.from_dict(
@@ -137,7 +137,7 @@ def _nothing_outside_changes():
 def test_a_key_timeline_shows_window_measure_limit_and_alert():
     explained = explanation()
 
-    figure = key_timeline(explained)
+    figure = plot_key_timeline(explained)
 
     assert png(figure).startswith(b"\x89PNG")
     said = texts(figure)
@@ -167,7 +167,7 @@ def test_a_limit_that_depends_on_the_event_is_drawn_as_it_was_with_the_events_th
     usual = next(measure for measure in explained.measures if measure.name == "usual")
     limit = Decimal(usual.recorded) * Decimal("1.5")
 
-    figure = key_timeline(explained)
+    figure = plot_key_timeline(explained)
 
     ((text, value),) = explained.event_limits
     assert (text.replace(" ", "") in ("1.5*usual", "usual*1.5"), Decimal(value)) == (True, round(limit, 2))
@@ -187,7 +187,7 @@ def test_money_in_a_picture_has_the_digits_of_its_field():
     explained = explanation({**USUAL, "when": "usual > 30"})
     usual = next(measure for measure in explained.measures if measure.name == "usual")
     assert len(usual.recorded.partition(".")[2]) == 6
-    said = texts(key_timeline(explained))
+    said = texts(plot_key_timeline(explained))
     assert usual.recorded not in said
     assert str(Decimal(usual.recorded).quantize(Decimal("0.01"), ROUND_HALF_UP)) in said
 
@@ -196,8 +196,8 @@ def test_a_key_timeline_without_events_or_limit_is_still_drawn():
     explained = explanation()
     nothing = {"rule": explained.rule, "sentence": "", "limits": {}, "timeline": explained.timeline.iloc[:0]}
     empty = Explanation({**explained.alert, "key": {}}, measures=explained.measures, main="total", **nothing)
-    assert "all events" in texts(key_timeline(empty))
-    assert png(key_timeline(empty))
+    assert "all events" in texts(plot_key_timeline(empty))
+    assert png(plot_key_timeline(empty))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_key_timeline_without_events_or_limit_is_still_drawn():
 def test_a_key_timeline_shows_the_windows_of_the_key(document: dict[str, Any], said: list[str]):
     explained = explanation(document)
 
-    figure = key_timeline(explained)
+    figure = plot_key_timeline(explained)
 
     assert explained.consistent
     assert png(figure)
@@ -233,7 +233,7 @@ def test_a_key_timeline_shows_the_windows_of_the_key(document: dict[str, Any], s
 def test_a_key_timeline_shows_a_sequence_step_by_step(document: dict[str, Any], said: list[str]):
     explained = explanation(document)
 
-    figure = key_timeline(explained)
+    figure = plot_key_timeline(explained)
 
     assert explained.consistent
     assert png(figure)
@@ -244,7 +244,7 @@ def test_a_key_timeline_shows_a_sequence_step_by_step(document: dict[str, Any], 
 def test_what_a_rule_would_flag_shows_share_and_top_keys():
     alerts = lookback.replay([RULE], rows(), STREAM).alerts.to_pandas()
 
-    figure = pictures.flagged(pd.DataFrame(rows()), alerts, "at")
+    figure = pictures.plot_flagged(pd.DataFrame(rows()), alerts, "at")
 
     assert png(figure)
     said = texts(figure)
@@ -255,9 +255,9 @@ def test_what_a_rule_would_flag_shows_share_and_top_keys():
 
 def test_nothing_flagged_and_no_events_are_drawn_too():
     none = lookback.replay([RULE], [], STREAM).alerts.to_pandas()
-    assert "0 alerts" in texts(pictures.flagged(pd.DataFrame(rows()), none, "at"))
-    assert png(pictures.flagged(pd.DataFrame(), none, "at"))
-    assert "no alerts" in texts(pictures.alerts_over_time(none))
+    assert "0 alerts" in texts(pictures.plot_flagged(pd.DataFrame(rows()), none, "at"))
+    assert png(pictures.plot_flagged(pd.DataFrame(), none, "at"))
+    assert "no alerts" in texts(pictures.plot_alerts_over_time(none))
 
 
 def test_values_stand_against_the_limit_with_what_was_flagged_marked():
@@ -270,7 +270,7 @@ def test_values_stand_against_the_limit_with_what_was_flagged_marked():
     )
     alerts = lookback.replay([RULE], rows(), STREAM).alerts.to_pandas()
 
-    figure = pictures.flagged(pd.DataFrame(rows()), alerts, "at", values=values, name="total", limits=(5.0,))
+    figure = pictures.plot_flagged(pd.DataFrame(rows()), alerts, "at", values=values, name="total", limits=(5.0,))
 
     assert png(figure)
     upper = figure.axes[0]
@@ -283,15 +283,15 @@ def test_values_stand_against_the_limit_with_what_was_flagged_marked():
 def test_values_below_zero_are_not_cut_off():
     values = pd.DataFrame({"event_time": [START, START], "value": [-3.0, 2.0], "flagged": [False, True]})
     none = lookback.replay([RULE], [], STREAM).alerts.to_pandas()
-    figure = pictures.flagged(pd.DataFrame(rows()), none, "at", values=values, name="total")
+    figure = pictures.plot_flagged(pd.DataFrame(rows()), none, "at", values=values, name="total")
     assert figure.axes[0].get_ylim()[0] < -3
 
 
 def test_events_over_time_says_how_many_and_from_when_to_when():
-    figure = pictures.events_over_time([START, START + dt.timedelta(hours=5)])
+    figure = pictures.plot_events_over_time([START, START + dt.timedelta(hours=5)])
     assert png(figure)
     assert "2 events, 2024-03-04 00:00:00 UTC to 2024-03-04 05:00:00 UTC" in texts(figure)
-    assert "0 events" in texts(pictures.events_over_time([]))
+    assert "0 events" in texts(pictures.plot_events_over_time([]))
 
 
 REVIEWS = pd.DataFrame(
@@ -304,7 +304,7 @@ REVIEWS = pd.DataFrame(
 
 
 def test_precision_is_of_what_was_decided():
-    figure = pictures.precision(REVIEWS)
+    figure = pictures.plot_precision(REVIEWS)
     assert png(figure)
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["often", "wrong", "few"]
@@ -312,7 +312,7 @@ def test_precision_is_of_what_was_decided():
         "75%", "0%", "undecided",
     ]  # fmt: skip
     assert "49 alerts reviewed" in texts(figure)
-    assert "no reviews yet" in texts(pictures.precision(REVIEWS.iloc[:0]))
+    assert "no reviews yet" in texts(pictures.plot_precision(REVIEWS.iloc[:0]))
 
 
 def test_alerts_over_time_names_the_frequent_rules_and_sums_up_the_rest():
@@ -322,7 +322,7 @@ def test_alerts_over_time_names_the_frequent_rules_and_sums_up_the_rest():
             "rule_id": [f"r{at % 8}" for at in range(36)],
         }
     )
-    figure = pictures.alerts_over_time(frame)
+    figure = pictures.plot_alerts_over_time(frame)
     assert png(figure)
     assert "r0 (5)" in texts(figure)
     assert "other rules (12)" in texts(figure)
@@ -332,7 +332,7 @@ def test_a_live_view_shows_rate_lag_state_and_alerts():
     reports = [report(number) for number in range(1, 6)]
     committed = {number: reports[number - 1].finished_at - dt.timedelta(seconds=0.8) for number in range(1, 6)}
 
-    figure = pictures.live(reports, committed)
+    figure = pictures.plot_evaluation(reports, committed)
 
     assert png(figure)
     said = texts(figure)
@@ -344,9 +344,9 @@ def test_a_live_view_shows_rate_lag_state_and_alerts():
         "15,000 events, 15 alerts",
     ):
         assert text in said
-    assert "seconds per batch" in texts(pictures.live(reports))
-    assert "waiting for the first batch" in texts(pictures.live([]))
-    assert png(pictures.live([report(1, watermark=None)]))
+    assert "seconds per batch" in texts(pictures.plot_evaluation(reports))
+    assert "waiting for the first batch" in texts(pictures.plot_evaluation([]))
+    assert png(pictures.plot_evaluation([report(1, watermark=None)]))
 
 
 def test_rates_lags_and_totals():
@@ -355,7 +355,7 @@ def test_rates_lags_and_totals():
     lags = pictures.lag_seconds(reports, {1: START})
     assert lags[0] == 2.0
     assert all(math.isnan(lag) for lag in lags[1:])
-    assert list(pictures.alert_totals(reports).items()) == [("a", 7), ("day-spend", 3)]
+    assert list(pictures.sum_alerts(reports).items()) == [("a", 7), ("day-spend", 3)]
 
 
 def draw(folder: str) -> None:
@@ -374,19 +374,19 @@ def draw(folder: str) -> None:
         for number in range(1, 40)
     }
     for name, figure in {
-        "timeline": key_timeline(explanation()),
-        "tumbling": key_timeline(explanation(TUMBLING)),
-        "sliding": key_timeline(explanation(SLIDING)),
-        "session": key_timeline(explanation(SESSION)),
-        "sequence": key_timeline(explanation(SEQUENCE)),
-        "absence": key_timeline(explanation(SILENCE)),
-        "flagged": pictures.flagged(pd.DataFrame(rows()), alerts, "at"),
-        "values": pictures.flagged(
+        "timeline": plot_key_timeline(explanation()),
+        "tumbling": plot_key_timeline(explanation(TUMBLING)),
+        "sliding": plot_key_timeline(explanation(SLIDING)),
+        "session": plot_key_timeline(explanation(SESSION)),
+        "sequence": plot_key_timeline(explanation(SEQUENCE)),
+        "absence": plot_key_timeline(explanation(SILENCE)),
+        "flagged": pictures.plot_flagged(pd.DataFrame(rows()), alerts, "at"),
+        "values": pictures.plot_flagged(
             pd.DataFrame(rows()), done.final_alerts, "at", values=done.values, name=done.name, limits=done.limits
         ),
-        "precision": pictures.precision(REVIEWS),
-        "events": pictures.events_over_time(pd.DataFrame(rows())["at"]),
-        "alerts": pictures.alerts_over_time(spread),
-        "live": pictures.live(reports, committed),
+        "precision": pictures.plot_precision(REVIEWS),
+        "events": pictures.plot_events_over_time(pd.DataFrame(rows())["at"]),
+        "alerts": pictures.plot_alerts_over_time(spread),
+        "live": pictures.plot_evaluation(reports, committed),
     }.items():
         figure.savefig(Path(folder) / f"{name}.png", dpi=80)

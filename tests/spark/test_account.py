@@ -72,7 +72,7 @@ def test_c3_3_the_account_of_the_last_rounds_adds_up(judged: Tables, tmp_path: P
         "rounds": 4, "offered": 9, "ingested": 5, "duplicates": 3, "rejected": 1,
         "evaluated": 3, "recorded": 0, "discarded": 1, "waiting": 1, "closes": True,
     }  # fmt: skip
-    words = account_in_words({**found, "since": since})
+    words = describe_account({**found, "since": since})
     assert words.endswith(
         ": 9 offered = 5 ingested + 3 duplicates + 1 rejected; "
         "5 ingested = 3 evaluated + 0 recorded + 1 discarded + 1 waiting"
@@ -85,7 +85,7 @@ def test_c3_3_what_does_not_add_up_is_said(judged: Tables) -> None:
     judged.append(late.withColumn("event_id", F.lit("never came")), "late_events")
     found = account(judged)
     assert not found["closes"]
-    assert "This does not add up" in account_in_words(found)
+    assert "This does not add up" in describe_account(found)
 
 
 def test_the_account_costs_the_same_however_long_the_stream_has_run(

@@ -137,8 +137,8 @@ def test_a_backlog_that_grows_as_old_as_the_history_is_told_in_time(
     (folder / "offsets" / "0").write_text("")
     monkeypatch.setattr(maintenance.Checkpoint, "require_fit", lambda *_: None)
     monkeypatch.setattr(maintenance, "require_sources", lambda *_: None)
-    monkeypatch.setattr(maintenance, "health_in_words", lambda *_: "payins needs a look.")
-    monkeypatch.setattr(maintenance, "health", lambda _: [])
+    monkeypatch.setattr(maintenance, "describe_health", lambda *_: "payins needs a look.")
+    monkeypatch.setattr(maintenance, "check_health", lambda _: [])
     day = 86_400.0
     for waiting, lag, level in ((1, 15 * day, "ok"), (1, 15 * day + 1, "warning"), (0, 20 * day, "ok")):
         figures = SimpleNamespace(waiting=waiting, lag=lag)

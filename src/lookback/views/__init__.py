@@ -1,4 +1,4 @@
-"""What a person looks at: tables as text and HTML, pictures, the live view of a stream.
+"""Shows results to people: tables as text and HTML, pictures, and the live view of a stream.
 
 It must not change anything.
 """

@@ -1,4 +1,4 @@
-"""What a notebook displays: text, frames and figures; printed where there is no notebook."""
+"""Displays text, frames and figures in a notebook, and prints them elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lookback.core.values.columns import text_of
 
 @dataclass(frozen=True)
 class Markup:
-    """Markup for a notebook, text for anything else."""
+    """A thing to display: as markup in a notebook, as text elsewhere."""
 
     markup: str
     text: str
@@ -30,41 +30,41 @@ class Markup:
 
 
 def text(words: str) -> Markup:
-    """A paragraph."""
+    """Returns a paragraph."""
     return Markup(f"<p>{html.escape(words)}</p>", words)
 
 
 def code(lines: str) -> Markup:
-    """Text with its line breaks."""
+    """Returns preformatted text, with its line breaks."""
     return Markup(f"<pre>{html.escape(lines)}</pre>", lines)
 
 
-def png_tag(figure: Figure) -> str:
-    """A figure as an image within markup."""
+def make_image_tag(figure: Figure) -> str:
+    """Returns a figure as an HTML image that contains its data."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
-    return f'<img alt="{html.escape(title_of(figure))}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"/>'
+    return f'<img alt="{html.escape(read_title(figure))}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"/>'
 
 
-def title_of(figure: Figure) -> str:
-    """A figure's title, for who cannot see it."""
+def read_title(figure: Figure) -> str:
+    """Returns a figure's title, for those who cannot see the figure."""
     return figure.get_suptitle().replace("\\$", "$")
 
 
 def show(*things: Any) -> None:
     """Displays text, frames and figures; prints them where there is no notebook."""
     shown = [
-        Markup(png_tag(thing), f"a picture: {title_of(thing)}") if isinstance(thing, Figure) else thing
+        Markup(make_image_tag(thing), f"a picture: {read_title(thing)}") if isinstance(thing, Figure) else thing
         for thing in things
     ]
-    display = _display()
-    # A person wants the whole message.
+    display = _find_display()
+    # Columns are not cut off, so that messages can be read whole.
     with pd.option_context("display.max_colwidth", None, "display.max_columns", None, "display.width", 200):
         for thing in shown:
-            display(_readable(thing) if isinstance(thing, pd.DataFrame) else thing)
+            display(_make_readable(thing) if isinstance(thing, pd.DataFrame) else thing)
 
 
-def _display() -> Callable[[Any], Any]:
+def _find_display() -> Callable[[Any], Any]:
     try:
         from IPython.core.getipython import get_ipython
         from IPython.display import display
@@ -74,7 +74,7 @@ def _display() -> Callable[[Any], Any]:
 
 
 def has_front_end() -> bool:
-    """Whether this runs in a notebook, where an output can be replaced; not in a script, nor in IPython in a terminal."""
+    """Returns whether this runs in a notebook, where an output can be replaced; False for a script or IPython's shell."""
     try:
         from IPython.core.getipython import get_ipython
     except ImportError:
@@ -83,7 +83,7 @@ def has_front_end() -> bool:
 
 
 def clear() -> None:
-    """Lets the next thing shown take the place of what the cell has shown so far."""
+    """Clears the cell's output as soon as the next thing is shown."""
     try:
         from IPython.display import clear_output
     except ImportError:
@@ -91,13 +91,13 @@ def clear() -> None:
     clear_output(wait=True)  # type: ignore[no-untyped-call]
 
 
-def _readable(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame as people read it: maps and decimals as their exact text, no index."""
-    plain = {name: [_cell(value) for value in frame[name]] for name in frame.columns}
+def _make_readable(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the frame with exact texts for mappings and decimals, and without an index."""
+    plain = {name: [_format_cell(value) for value in frame[name]] for name in frame.columns}
     return pd.DataFrame(plain, index=[""] * len(frame))
 
 
-def _cell(value: Any) -> Any:
+def _format_cell(value: Any) -> Any:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {text_of(each)}" for name, each in value.items())
     if isinstance(value, pd.Timestamp):
@@ -105,8 +105,8 @@ def _cell(value: Any) -> Any:
     return "" if value is None or value is pd.NaT else value
 
 
-def frame_of(rows: Any) -> pd.DataFrame:
-    """A Spark frame as pandas, by way of Arrow; maps as dicts."""
+def to_frame(rows: Any) -> pd.DataFrame:
+    """Converts a Spark frame to pandas by way of Arrow; maps become dicts."""
     table = rows.toArrow()
     maps = [
         name for name, kind in zip(table.column_names, table.schema.types, strict=True) if str(kind).startswith("map<")

@@ -1,7 +1,7 @@
-"""What pictures are drawn with: figures, axes, colours, titles, the axis of time.
+"""Makes the figures, axes, titles and legends of all pictures.
 
-A Figure is made by itself, never by pyplot, so nothing outside of it changes and no display is needed. The colours are
-Okabe and Ito's (2008), which stay apart for colour-blind eyes.
+Figures are made without pyplot, so that they need no display and change no global state. The colours are Okabe and
+Ito's (2008), which colour-blind people can tell apart.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ from matplotlib.ticker import FuncFormatter
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Its functions carry no types.
+# matplotlib.dates has no type hints.
 DATES: Any = matplotlib.dates
 BLUE, ORANGE, GREEN, RED, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#7F7F7F"
-_WIDTH = 10.0
+_WIDTH_INCHES = 10.0
 
 
 def new_figure(height: float) -> Figure:
-    """An empty figure, as wide as all are. height: inches."""
-    return Figure(figsize=(_WIDTH, height), layout="constrained")
+    """Returns an empty figure of the common width. height: inches."""
+    return Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
 
 
 def stacked_axes(rows: int, height: float, *, sharex: bool = False) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes, one above the other. height: inches, of the whole."""
+    """Returns a figure and its axes, one above the other. height: of the whole figure, in inches."""
     figure = new_figure(height)
     axes = list(figure.subplots(rows, 1, sharex=sharex, squeeze=False).ravel())
     for each in axes:
-        plain(each)
+        style_axes(each)
     return figure, axes
 
 
-def plain(axes: Axes) -> None:
-    """Axes with what reading them needs and no more."""
+def style_axes(axes: Axes) -> None:
+    """Sets the common style of axes: a light grid, no upper and right border."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.yaxis.set_major_formatter(FuncFormatter(thousands))
+    axes.yaxis.set_major_formatter(FuncFormatter(format_thousands))
     axes.tick_params(labelsize=9)
 
 
-def thousands(value: float, _: Any = None) -> str:
-    """A number with its thousands apart; also as a formatter of ticks."""
+def format_thousands(value: float, _: Any = None) -> str:
+    """Formats a number with commas between thousands; also a formatter of ticks."""
     return f"{value:,.10g}"
 
 
-def titled(figure: Figure, title: str, below: str) -> None:
-    """Title and the line below it, at the left."""
-    figure.suptitle(no_formula(title), x=0.01, ha="left", fontsize=13, fontweight="bold")
-    figure.axes[0].set_title(no_formula(below), loc="left", fontsize=10, color="#444444")
+def set_titles(figure: Figure, title: str, below: str) -> None:
+    """Sets the title and the line below it, at the left."""
+    figure.suptitle(escape_formula(title), x=0.01, ha="left", fontsize=13, fontweight="bold")
+    figure.axes[0].set_title(escape_formula(below), loc="left", fontsize=10, color="#444444")
 
 
-def no_formula(text: str) -> str:
-    """The text with its dollar signs as they are: between two of them matplotlib would read a formula."""
+def escape_formula(text: str) -> str:
+    """Escapes dollar signs: matplotlib would read a formula between two of them."""
     return text.replace("$", "\\$")
 
 
-def time_axis(axes: Axes) -> None:
-    """The axis of event time, in UTC."""
+def format_time_axis(axes: Axes) -> None:
+    """Formats the horizontal axis as event time in UTC."""
     locator = DATES.AutoDateLocator(tz=dt.timezone.utc, minticks=4, maxticks=9)
     axes.xaxis_date(tz=dt.timezone.utc)
     axes.xaxis.set_major_locator(locator)
@@ -71,30 +71,30 @@ def time_axis(axes: Axes) -> None:
     axes.set_xlabel("event time (UTC)")
 
 
-def moment_text(time: dt.datetime) -> str:
-    """`2024-03-04 10:00:00 UTC`."""
+def format_time(time: dt.datetime) -> str:
+    """Formats a time such as `2024-03-04 10:00:00 UTC`."""
     return f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def utc(values: Any) -> pd.DatetimeIndex:
-    """Times of any kind as one index, aware."""
+def to_utc(values: Any) -> pd.DatetimeIndex:
+    """Converts times of any kind to one aware index."""
     return pd.DatetimeIndex(pd.to_datetime(pd.Series(list(values), dtype=object), utc=True))
 
 
-def short(name: str) -> str:
-    """The name, cut off where it would take the room of the axes."""
+def shorten_name(name: str) -> str:
+    """Cuts off a name that would take too much room from the axes."""
     return name if len(name) <= 28 else f"{name[:27]}…"
 
 
-def nothing(axes: Axes, text: str) -> None:
-    """Says in empty axes that there is nothing."""
+def write_placeholder(axes: Axes, text: str) -> None:
+    """Writes a text into empty axes."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
     axes.set_xticks([])
     axes.set_yticks([])
 
 
-def legend(axes: Axes, skip: int = 0) -> None:
-    """In a row above the axes, where it covers nothing."""
+def draw_legend(axes: Axes, skip: int = 0) -> None:
+    """Draws the legend in a row above the axes, where it covers nothing. skip: handles to leave out at the front."""
     handles, labels = axes.get_legend_handles_labels()
     place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99), "borderaxespad": 0.2}
     axes.legend(handles[skip:], labels[skip:], ncols=4, fontsize=9, frameon=False, **place)

@@ -1,4 +1,4 @@
-"""The time line of one key: its events, the window of an alert, and the alert. Times are UTC."""
+"""Plots the time line of one key: its events, the window of an alert, and the alert. Times are UTC."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lookback.views.drawing import (
     ORANGE,
     RED,
     SKY,
-    legend,
-    moment_text,
-    no_formula,
-    short,
+    draw_legend,
+    escape_formula,
+    format_time,
+    format_time_axis,
+    set_titles,
+    shorten_name,
     stacked_axes,
-    time_axis,
-    titled,
-    utc,
+    to_utc,
 )
 
 if TYPE_CHECKING:
@@ -30,29 +30,30 @@ if TYPE_CHECKING:
 
     from lookback.core.explaining.evidence import Explanation, MeasureEvidence
 
-# Of a value that stands across a line.
-_BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+# The box behind a value that is written across a line.
+_LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 
 
-def key_timeline(explanation: Explanation) -> Figure:
-    """The key's events over time and what the alert made of them; the alert marked.
+def plot_key_timeline(explanation: Explanation) -> Figure:
+    """Plots the key's events over time, with the alert marked.
 
-    Of measures: upper axes: what each event brought to the one that has a limit, the window shaded; lower axes: that
-    measure and its limits, as of each event of a lookback rule, window by window of others. Of a sequence: the events
-    by the step that took them, the time that the steps had and the wait for an absence shaded.
+    For a rule with measures, the upper axes show what each event contributes to the measure with a limit, and the window
+    shaded; the lower axes show that measure and its limits, at each event of a lookback rule or for each window. For a
+    sequence, the axes show the events by the step that took them, with the time for the steps and the wait for an absence
+    shaded.
     """
     if explanation.kind == SEQUENCE:
-        return _of_sequence(explanation)
-    return _of_events(explanation) if explanation.kind == LOOKBACK else _of_windows(explanation)
+        return _plot_sequence(explanation)
+    return _plot_lookback(explanation) if explanation.kind == LOOKBACK else _plot_windows(explanation)
 
 
-def _of_events(explanation: Explanation) -> Figure:
-    frame, main = explanation.timeline, _main(explanation)
+def _plot_lookback(explanation: Explanation) -> Figure:
+    frame, main = explanation.timeline, _find_main_measure(explanation)
     figure, (upper, lower) = stacked_axes(2, 5.6, sharex=True)
-    _brought(upper, explanation, "look-back window")
+    _draw_contributions(upper, explanation, "look-back window")
     _shade(lower, main.window_start, main.window_end, SKY, "look-back window")
     for text, value in explanation.event_limits:
-        label = f"limit {no_formula(text)} = {value}"
+        label = f"limit {escape_formula(text)} = {value}"
         upper.axhline(float(value), color=RED, linestyle="--", linewidth=1.4, label=label)
     raised = frame[frame["is_alert"]]
     if len(raised):
@@ -62,25 +63,25 @@ def _of_events(explanation: Explanation) -> Figure:
     running = frame.dropna(subset=["running"])
     lower.step(running["event_time"], running["running"], where="post", color=BLUE, linewidth=1.6, label=main.name)
     lower.plot(running["event_time"], running["running"], ".", color=BLUE, markersize=5)
-    _limits(lower, explanation)
+    _draw_limits(lower, explanation)
     if len(raised):
         lower.plot(raised["event_time"], raised["running"], "D", color=RED, markersize=8, zorder=4)
-        _value_label(lower, DATES.date2num(raised["event_time"].iloc[-1]), raised["running"].iloc[-1], main.shown)
+        _label_value(lower, DATES.date2num(raised["event_time"].iloc[-1]), raised["running"].iloc[-1], main.shown)
     lower.set_ylabel(f"{main.name} as of each event")
-    return _finished(figure, explanation)
+    return _finish(figure, explanation)
 
 
-def _of_windows(explanation: Explanation) -> Figure:
-    windows, main = explanation.windows, _main(explanation)
+def _plot_windows(explanation: Explanation) -> Figure:
+    windows, main = explanation.windows, _find_main_measure(explanation)
     what = "session" if explanation.kind == SESSION else "window"
     figure, (upper, lower) = stacked_axes(2, 5.6, sharex=True)
-    _brought(upper, explanation, what)
+    _draw_contributions(upper, explanation, what)
     _shade(lower, main.window_start, main.window_end, SKY, what)
     drawn = windows.dropna(subset=["value"])
     overlap = bool((windows["window_start"].iloc[1:].to_numpy() < windows["window_end"].iloc[:-1].to_numpy()).any())
     for is_alert, colour in ((False, GREY), (True, BLUE)):
         part = drawn[drawn["is_alert"] == is_alert]
-        starts, ends = DATES.date2num(utc(part["window_start"])), DATES.date2num(utc(part["window_end"]))
+        starts, ends = DATES.date2num(to_utc(part["window_start"])), DATES.date2num(to_utc(part["window_end"]))
         label = main.name if is_alert else f"{main.name} of {what}s before"
         if not len(part):
             continue
@@ -99,13 +100,13 @@ def _of_windows(explanation: Explanation) -> Figure:
             )
         if is_alert and main.shown is not None:
             middle = (starts[-1] + ends[-1]) / 2
-            _value_label(lower, middle, float(part["value"].iloc[-1]), main.shown, above=True)
-    _limits(lower, explanation)
+            _label_value(lower, middle, float(part["value"].iloc[-1]), main.shown, above=True)
+    _draw_limits(lower, explanation)
     lower.set_ylabel(f"{main.name} of each {what}")
-    return _finished(figure, explanation)
+    return _finish(figure, explanation)
 
 
-def _of_sequence(explanation: Explanation) -> Figure:
+def _plot_sequence(explanation: Explanation) -> Figure:
     frame, alert = explanation.timeline, explanation.alert
     names = [step.name for step in explanation.steps]
     figure, (axes,) = stacked_axes(1, 1.9 + 0.5 * (len(names) + 1))
@@ -131,13 +132,13 @@ def _of_sequence(explanation: Explanation) -> Figure:
     for number, time in enumerate(frame.loc[frame["until"], "event_time"]):
         label = None if number else "ends what has begun"
         axes.axvline(DATES.date2num(time), color=GREY, linestyle=":", linewidth=1.4, label=label)
-    axes.set_yticks(range(len(names) + 1), [*(short(name) for name in names), "not taken"])
+    axes.set_yticks(range(len(names) + 1), [*(shorten_name(name) for name in names), "not taken"])
     axes.set_ylim(len(names) + 0.6, -0.6)
-    return _finished(figure, explanation, from_zero=False)
+    return _finish(figure, explanation, from_zero=False)
 
 
-def _main(explanation: Explanation) -> MeasureEvidence:
-    """The measure that the picture is about."""
+def _find_main_measure(explanation: Explanation) -> MeasureEvidence:
+    """Returns the measure that the picture is about."""
     return next(measure for measure in explanation.measures if measure.name == explanation.main)
 
 
@@ -145,42 +146,44 @@ def _shade(axes: Axes, start: Any, end: Any, colour: str, label: str) -> None:
     axes.axvspan(start, end, color=colour, alpha=0.18, linewidth=0, label=label)
 
 
-def _brought(axes: Axes, explanation: Explanation, window: str) -> None:
-    """What each event brought to the measure, the window shaded."""
-    frame, main = explanation.timeline, _main(explanation)
+def _draw_contributions(axes: Axes, explanation: Explanation, window: str) -> None:
+    """Draws what each event contributes to the measure, with the window shaded."""
+    frame, main = explanation.timeline, _find_main_measure(explanation)
     _shade(axes, main.window_start, main.window_end, SKY, window)
-    _stems(
+    _draw_stems(
         axes,
         frame[~frame["in_window"]],
         GREY,
         f"not in the {window}" if window != "look-back window" else "outside the window",
     )
-    _stems(axes, frame[frame["in_window"]], BLUE, "counted")
-    axes.set_ylabel(_measured(main.text))
+    _draw_stems(axes, frame[frame["in_window"]], BLUE, "counted")
+    axes.set_ylabel(_name_argument(main.text))
 
 
-def _limits(axes: Axes, explanation: Explanation) -> None:
+def _draw_limits(axes: Axes, explanation: Explanation) -> None:
     for limit in explanation.limits.get(explanation.main, ()):
         axes.axhline(limit, color=RED, linestyle="--", linewidth=1.4, label=f"limit {limit:,.10g}")
 
 
-def _finished(figure: Figure, explanation: Explanation, *, from_zero: bool = True) -> Figure:
-    """With title, legends and the axis of time."""
+def _finish(figure: Figure, explanation: Explanation, *, from_zero: bool = True) -> Figure:
+    """Adds the title, the legends and the axis of time."""
     alert, last = explanation.alert, figure.axes[-1]
     key = ", ".join(f"{name} {value}" for name, value in explanation.key.items()) or "all events"
     verdict = "" if alert["verdict"] == "raised" else f", {alert['verdict']}"
-    titled(figure, f"{alert['rule_id']}: {key}", f"{alert['severity']}{verdict}, {moment_text(alert['event_time'])}")
-    legend(figure.axes[0])
+    set_titles(
+        figure, f"{alert['rule_id']}: {key}", f"{alert['severity']}{verdict}, {format_time(alert['event_time'])}"
+    )
+    draw_legend(figure.axes[0])
     if last is not figure.axes[0]:
-        legend(last, skip=1)
+        draw_legend(last, skip=1)
     if from_zero:
         low, high = last.get_ylim()
         last.set_ylim(min(0.0, low), high + 0.08 * (high - min(0.0, low)))
-    time_axis(last)
+    format_time_axis(last)
     return figure
 
 
-def _stems(axes: Axes, frame: pd.DataFrame, colour: str, label: str) -> None:
+def _draw_stems(axes: Axes, frame: pd.DataFrame, colour: str, label: str) -> None:
     frame = frame.dropna(subset=["value"])
     if not len(frame):
         return
@@ -188,16 +191,16 @@ def _stems(axes: Axes, frame: pd.DataFrame, colour: str, label: str) -> None:
     axes.plot(frame["event_time"], frame["value"], "o", color=colour, markersize=4, label=label)
 
 
-def _value_label(axes: Axes, at: float, value: float, text: str | None, *, above: bool = False) -> None:
-    """Left of a point, or above it; `at` as matplotlib counts days."""
+def _label_value(axes: Axes, at: float, value: float, text: str | None, *, above: bool = False) -> None:
+    """Writes a value to the left of a point, or above it. at: in days, as matplotlib counts them."""
     if text is not None and not math.isnan(value):
         place: Any = {"xytext": (0, 5), "ha": "center"} if above else {"xytext": (-9, 0), "ha": "right", "va": "center"}
         axes.annotate(
-            text, (at, value), textcoords="offset points", fontsize=10, fontweight="bold", color=RED, bbox=_BEHIND, **place
+            text, (at, value), textcoords="offset points", fontsize=10, fontweight="bold", color=RED, bbox=_LABEL_BOX, **place
         )  # fmt: skip
 
 
-def _measured(text: str) -> str:
-    """`sum(amount) filter (...)` -> `amount`; a count is of events."""
+def _name_argument(text: str) -> str:
+    """Returns the argument of an aggregate, such as `amount` for `sum(amount) filter (...)`; `events` for a count."""
     inside = text.partition("(")[2].partition(")")[0].strip()
     return "events" if inside in ("*", "") or text.strip().lower().startswith("count") else inside
