@@ -53,7 +53,7 @@ _EPOCH = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
-class Rule:
+class PeerRule:
     """One rule of the JSON file; window_us in microseconds, min_amount in cents."""
 
     rule_id: str
@@ -64,7 +64,7 @@ class Rule:
     at_least: int
 
     @classmethod
-    def read(cls, path: Path) -> list[Rule]:
+    def read(cls, path: Path) -> list[PeerRule]:
         """The rules of the file."""
         return [
             cls(
@@ -97,7 +97,7 @@ class Window(StatefulBatchLogic[Event, str, State]):
     what is younger than it, plus what has left the window since its time: the cost is how late it is.
     """
 
-    def __init__(self, rule: Rule, state: State | None) -> None:
+    def __init__(self, rule: PeerRule, state: State | None) -> None:
         self.rule = rule
         self.times, self.weights = array("q"), array("q")
         # [start:] is the window of the newest event, total its aggregate.
@@ -248,11 +248,11 @@ def _keyed(field: str) -> Callable[[list[Event]], list[tuple[str, Event]]]:
     return lambda events: [(str(event[at]), event) for event in events]
 
 
-def _window_of(rule: Rule) -> Callable[[State | None], Window]:
+def _window_of(rule: PeerRule) -> Callable[[State | None], Window]:
     return lambda state: Window(rule, state)
 
 
-def _dataflow(rules: list[Rule], source: Path, clock: Clock, alerts: Path, *, durable: bool) -> Any:
+def _dataflow(rules: list[PeerRule], source: Path, clock: Clock, alerts: Path, *, durable: bool) -> Any:
     flow = Dataflow("bench")
     events = op.input("events", flow, _Source(source, clock))
     found = []
@@ -266,7 +266,7 @@ def _dataflow(rules: list[Rule], source: Path, clock: Clock, alerts: Path, *, du
 def _run(process: int, addresses: list[str], options: argparse.Namespace, folder: Path) -> Clock:
     """One process of the job, from its first event to its last."""
     clock = Clock(options.limit_seconds)
-    flow = _dataflow(Rule.read(options.rules), options.input, clock, folder / "alerts.csv", durable=options.durable)
+    flow = _dataflow(PeerRule.read(options.rules), options.input, clock, folder / "alerts.csv", durable=options.durable)
     recovery = RecoveryConfig(folder / "recovery") if options.durable else None
     cluster_main(flow, addresses, process, epoch_interval=_EPOCH, recovery_config=recovery)
     clock.ended = time.perf_counter()

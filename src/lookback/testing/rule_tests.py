@@ -139,42 +139,42 @@ def _find_cause(rule: CompiledRule, rows: Sequence[Mapping[str, Any]], stream: S
 def _find_differences(raised: Sequence[Alert], expected: Sequence[Mapping[str, Any]]) -> list[str]:
     messages = []
     if len(raised) != len(expected):
-        found = ", ".join(alert.event_id or f"window of {text_of(alert.window_start)}" for alert in raised) or "none"
-        messages.append(f"alerts expected: {len(expected)}, found: {len(raised)} ({found})")
-    for number, (alert, wanted) in enumerate(zip(raised, expected, strict=False), 1):
-        for label, found, value in _pair_values(alert, wanted):
-            if not _is_same(found, value):
+        events = ", ".join(alert.event_id or f"window of {text_of(alert.window_start)}" for alert in raised) or "none"
+        messages.append(f"alerts expected: {len(expected)}, found: {len(raised)} ({events})")
+    for number, (alert, expected_alert) in enumerate(zip(raised, expected, strict=False), 1):
+        for label, actual, value in _pair_values(alert, expected_alert):
+            if not _is_same(actual, value):
                 messages.append(
-                    f"alert {number}: {label} is {_format_value(found)}, expected is {_format_value(value)}"
+                    f"alert {number}: {label} is {_format_value(actual)}, expected is {_format_value(value)}"
                 )
     return messages
 
 
-def _pair_values(alert: Alert, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _pair_values(alert: Alert, expected_alert: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yields (name, value in the alert, value in the test) of all that the test writes, measures and key one by one."""
-    for name, value in wanted.items():
-        found = getattr(alert, name)
-        if isinstance(value, Mapping) and isinstance(found, Mapping):
-            yield from ((inner, found.get(inner), value[inner]) for inner in value)
+    for name, value in expected_alert.items():
+        actual = getattr(alert, name)
+        if isinstance(value, Mapping) and isinstance(actual, Mapping):
+            yield from ((inner, actual.get(inner), value[inner]) for inner in value)
         else:
-            yield name, found, value
+            yield name, actual, value
 
 
 def _format_value(value: Any) -> str | None:
     return text_of(list(value) if isinstance(value, tuple) else value)
 
 
-def _is_same(found: Any, wanted: Any) -> bool:
-    if found is None or wanted is None:
-        return found is wanted
-    if isinstance(found, dt.datetime):
+def _is_same(actual: Any, expected: Any) -> bool:
+    if actual is None or expected is None:
+        return actual is expected
+    if isinstance(actual, dt.datetime):
         try:
-            return parse_time(wanted) == parse_time(found)
+            return parse_time(expected) == parse_time(actual)
         except (ValueError, OverflowError):
             return False
-    if isinstance(found, (list, tuple)) and isinstance(wanted, (list, tuple)):
-        return len(found) == len(wanted) and all(map(_is_same, found, wanted))
-    left, right = str(text_of(found)), str(text_of(wanted))
+    if isinstance(actual, (list, tuple)) and isinstance(expected, (list, tuple)):
+        return len(actual) == len(expected) and all(map(_is_same, actual, expected))
+    left, right = str(text_of(actual)), str(text_of(expected))
     try:
         return left == right or Decimal(left) == Decimal(right)
     except InvalidOperation:

@@ -76,7 +76,7 @@ def format_time(time: dt.datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def to_utc(values: Any) -> pd.DatetimeIndex:
+def to_utc_index(values: Any) -> pd.DatetimeIndex:
     """Converts times of any kind to one aware index."""
     return pd.DatetimeIndex(pd.to_datetime(pd.Series(list(values), dtype=object), utc=True))
 

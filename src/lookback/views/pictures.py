@@ -34,7 +34,7 @@ from lookback.views.drawing import (
     shorten_name,
     stacked_axes,
     style_axes,
-    to_utc,
+    to_utc_index,
     write_placeholder,
 )
 
@@ -64,7 +64,7 @@ _MAX_RULES = 6
 def plot_events_over_time(times: Iterable[object], title: str = "Events over time") -> Figure:
     """Plots events over event time. times: those of the events."""
     figure, (axes,) = stacked_axes(1, 2.9)
-    known = to_utc(times)
+    known = to_utc_index(times)
     _draw_histogram(axes, known, known, BLUE, "events")
     format_time_axis(axes)
     span = f", {format_time(known.min())} to {format_time(known.max())}" if len(known) else ""
@@ -92,8 +92,8 @@ def plot_flagged(
     grid = figure.add_gridspec(2, 2, width_ratios=(2.6, 1), height_ratios=(2, 1))
     upper, top = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[:, 1])
     lower = figure.add_subplot(grid[1, 0], sharex=upper)
-    times = to_utc(events[event_time] if len(events) else [])
-    raised = to_utc(alerts["event_time"] if len(alerts) else [])
+    times = to_utc_index(events[event_time] if len(events) else [])
+    raised = to_utc_index(alerts["event_time"] if len(alerts) else [])
     if values is None or values["value"].isna().all():
         _draw_histogram(upper, times, times, BLUE, "events")
     else:
@@ -126,7 +126,7 @@ def _draw_values(axes: Axes, values: pd.DataFrame, name: str, limits: Iterable[f
         if len(part):
             label = "flagged" if is_flagged else f"not flagged ({len(part):,} shown)"
             apart = {} if is_flagged or len(part) > _MAX_LARGE_POINTS else _LARGE_POINTS
-            at = DATES.date2num(to_utc(part["event_time"]))
+            at = DATES.date2num(to_utc_index(part["event_time"]))
             axes.plot(at, part["value"], linestyle="none", label=label, **{**style, **apart})
     for limit in limits:
         axes.axhline(limit, color=RED, linestyle="--", linewidth=1.4, label=f"limit {format_thousands(limit)}")
@@ -144,9 +144,10 @@ def plot_alerts_over_time(alerts: pd.DataFrame) -> Figure:
     """
     figure, (axes,) = stacked_axes(1, 3.8)
     names = _group_frequent_rules(alerts)
-    edges = _find_bin_edges(to_utc(alerts["event_time"]) if len(alerts) else to_utc([]))
+    edges = _find_bin_edges(to_utc_index(alerts["event_time"]) if len(alerts) else to_utc_index([]))
     groups = [
-        DATES.date2num(to_utc(alerts.loc[alerts["rule_id"].isin(rules), "event_time"])) for rules in names.values()
+        DATES.date2num(to_utc_index(alerts.loc[alerts["rule_id"].isin(rules), "event_time"]))
+        for rules in names.values()
     ]
     colours = [*_RULE_COLOURS[: len(groups) - 1], GREY] if "other rules" in names else _RULE_COLOURS[: len(groups)]
     labels = [f"{name} ({len(group):,})" for name, group in zip(names, groups, strict=True)]

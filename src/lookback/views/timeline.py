@@ -20,7 +20,7 @@ from lookback.views.drawing import (
     set_titles,
     shorten_name,
     stacked_axes,
-    to_utc,
+    to_utc_index,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +81,10 @@ def _plot_windows(explanation: Explanation) -> Figure:
     overlap = bool((windows["window_start"].iloc[1:].to_numpy() < windows["window_end"].iloc[:-1].to_numpy()).any())
     for is_alert, colour in ((False, GREY), (True, BLUE)):
         part = drawn[drawn["is_alert"] == is_alert]
-        starts, ends = DATES.date2num(to_utc(part["window_start"])), DATES.date2num(to_utc(part["window_end"]))
+        starts, ends = (
+            DATES.date2num(to_utc_index(part["window_start"])),
+            DATES.date2num(to_utc_index(part["window_end"])),
+        )
         label = main.name if is_alert else f"{main.name} of {what}s before"
         if not len(part):
             continue
