@@ -11,14 +11,15 @@ _UNPRINTABLE = re.compile("\0+")
 def to_one_line(text: str) -> str:
     """Returns the text with a space for each run of unprintable characters, line breaks among them.
 
-    A half surrogate pair, which JSON can hold and a table cannot, is written as backslash, u and four digits. The result steers no terminal.
+    Half of a surrogate pair, which JSON can hold and a table cannot, is written as a backslash, u and four digits. The
+    result cannot steer a terminal.
     """
     whole = text.encode("utf-8", "backslashreplace").decode()
     return _UNPRINTABLE.sub(" ", "".join(each if each.isprintable() else "\0" for each in whole))
 
 
 def collapse_spaces(text: str) -> str:
-    """Returns the text on one line, with one space for each run of spaces and unprintable characters, and none around it."""
+    """Returns the text on one line with single spaces: none around it, and one for each run of spaces within."""
     return " ".join(to_one_line(text).split())
 
 
@@ -28,7 +29,7 @@ def cut_end(text: str, most: int) -> str:
 
 
 def cut_middle(text: str, most: int) -> str:
-    """Returns a text of more than `most` characters without its middle: the first two thirds of them, and the last third."""
+    """Shortens a text of more than `most` characters: keeps two thirds of them from its start and a third from its end."""
     return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
 
 
