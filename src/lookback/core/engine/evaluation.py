@@ -273,7 +273,7 @@ def _stop_unreadable(state: ShardState, output: Output) -> None:
     """Stops the rules in force that can no longer be read, with a failure for each."""
     for entry, problems in state.book.unreadable():
         if not entry.broken:
-            state.book.stop(entry.rule_id)
+            state.book.mark_broken(entry.rule_id)
             reason = f"a document that cannot be read any more: {problems}"
             failure = Failure(entry.rule_id, entry.version, 0, "", (state.last_commit or 0, 0), reason)
             output.failures = merge_failures([*output.failures, failure])
@@ -282,7 +282,7 @@ def _stop_unreadable(state: ShardState, output: Output) -> None:
 def _check_coverage(state: ShardState, batch: Batch, output: Output) -> bool:
     """Finds what the rules in force require of dispatch. Returns whether the batch has it."""
     # Rules that broke here count too: all shards must require the same.
-    output.required = needed_by([rule for _, rule in state.book.in_force()])
+    output.required = find_coverage([rule for _, rule in state.book.in_force()])
     if batch.coverage is not None and not batch.coverage.covers(output.required):
         output.covered = False
     return output.covered
@@ -360,7 +360,7 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
     """Judges a segment by all rules. A rule that breaks stops alone, and its results of the segment are dropped."""
     commit = int(segment.timeline.commits[0])
     # Neighbours measure the same windows; the places of rows do not depend on who is judged first.
-    for entry, rule in sorted(rules, key=lambda each: each[1].asks):
+    for entry, rule in sorted(rules, key=lambda each: each[1].sharing_key):
         before = segment.take_snapshot(entry.rule_id)
         with _contain_failure(output, segment.state, [(entry, rule)], commit, partial(segment.restore, before)):
             JUDGES[rule.spec.kind](segment.start_run(entry, rule))

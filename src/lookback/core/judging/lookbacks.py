@@ -97,7 +97,7 @@ def _raise_alerts(rule_run: RuleRun, findings: _Findings, counted: Int64s, hits:
     """Writes an alert for each hit, in order of arrival. positions: of the counted events among those of the segment."""
     rule, events, window = rule_run.rule, rule_run.events, rule_run.spec.window
     assert isinstance(window, Lookback)
-    shown = [name for name in rule.fields if name in rule.in_message]
+    shown = [name for name in rule.fields if name in rule.message_names]
     for hit in hits.tolist():
         at = int(positions[counted[hit]])
         time = int(events.times[at])
@@ -244,7 +244,7 @@ class _Revising:
         has_error = rule_run.find_errors(rule_run.events)
         rule_run.failed |= judged & has_error
         self._judged = judged & ~has_error
-        named = {*(rule.when.fields if rule.when else ()), *rule.in_message, *rule.group_by}
+        named = {*(rule.when.fields if rule.when else ()), *rule.message_names, *rule.group_by}
         self._fields = [name for name in rule.fields if name in named]
         self._windows = {measure.window for measure in rule.measures if isinstance(measure.window, Lookback)}
         # Per key the judged events that may still be revised (see `_read_judged`).

@@ -75,7 +75,7 @@ class Measuring:
         self.state, self.events, self.watermarks = state, events, watermarks
         self._shard, self._shards, self._uses_state = shard, shards, uses_state
         self._groupings: dict[tuple[str, ...], Grouping] = {}
-        # These are as long as the batch. Rules that measure alike are judged one after another (see `CompiledRule.asks`).
+        # These are as long as the batch. Rules that measure alike are judged one after another (see `CompiledRule.sharing_key`).
         self._rows: _RecentCache[FeatureRows] = _RecentCache(64)
         self._queries: _RecentCache[Queries] = _RecentCache(16)
         self._columns: _RecentCache[Column] = _RecentCache(32)
@@ -169,7 +169,7 @@ class Measuring:
         for stored in state.runs if self._uses_state else ():
             if stored.last_time >= earliest and stored.first_time <= latest:
                 run = self.state.load_run(stored)
-                yield stored.run_id, run, stored.emptied(state.resets, run)
+                yield stored.run_id, run, stored.find_emptied_keys(state.resets, run)
                 # The indexes that searching it made take memory too.
                 self.state.hold(stored)
 

@@ -417,8 +417,8 @@ class _Judge:
         self._floor = rule_run.state.features[rule_run.rule.store].floor
         self._complete_from = rule_run.complete_from(rule_run.rule.store)
         # The names in the message that are of earlier steps, and those of the event itself.
-        self._step_names = sorted(name for name in rule_run.rule.in_message if "." in name)
-        self._field_names = sorted(rule_run.rule.in_message & set(rule_run.stream.fields))
+        self._step_names = sorted(name for name in rule_run.rule.message_names if "." in name)
+        self._field_names = sorted(rule_run.rule.message_names & set(rule_run.stream.fields))
 
     def run(self) -> None:
         """Judges the events of the segment, and the waits that the watermark ends."""

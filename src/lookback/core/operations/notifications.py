@@ -14,14 +14,14 @@ from lookback.core.operations.health import NOTE, PROBLEM
 from lookback.core.values.columns import text_of
 from lookback.core.values.texts import collapse_spaces, cut_end
 
-# What the table `notifications` says of an alert and a receiver; BEGAN: of a receiver, from when on it hears of alerts;
-# SETTLED: of a receiver and a stream, up to when nothing is left to be sent.
+# Statuses in the table `notifications`, of an alert and a receiver. BEGAN marks from when on a receiver is sent alerts;
+# SETTLED, of a receiver and a stream, up to when nothing is left to be sent.
 BEGAN, SENT, FAILED, GIVEN_UP, SETTLED = "began", "sent", "failed", "given_up", "settled"
-# After an attempt that failed: the first pause, and the longest. Seconds.
-FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
-# What a receiver may ask for by Retry-After.
-LONGEST_WISH = 3_600.0
-# What receivers of a stream's health name among their `rules`.
+# Pauses after failed attempts double from the first to the longest.
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 10.0, 600.0
+# A receiver's Retry-After is honoured up to this.
+MAX_RETRY_AFTER_SECONDS = 3_600.0
+# The rule_id of notices of a stream's health, for the `rules` of a receiver.
 HEALTH_RULE = "lookback.health"
 _MAX_HEADLINE_CHARACTERS, _MAX_ERROR_CHARACTERS = 150, 300
 # HTTP statuses that refuse this very message for good; with any other one a later attempt may succeed.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
-from lookback.core.operations.health import NOTE, PROBLEM, WARNING, health, health_in_words
+from lookback.core.operations.health import NOTE, PROBLEM, WARNING, check_health, describe_health
 from lookback.spark.operations.retention import ORDER, Deletion, delete_old
 from lookback.spark.operations.status import stream_figures
 from lookback.spark.review import OlderAlerts, count_older

@@ -21,7 +21,6 @@ from lookback.core.operations.notifications import (
     SETTLED,
     Attempt,
     is_given_up,
-    pause_after,
 )
 from lookback.core.operations.receivers import Receiver
 from lookback.core.rules.document import SEVERITIES
