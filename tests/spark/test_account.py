@@ -18,6 +18,7 @@ from lookback.spark.operations.status import recent_account, stream_status
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
+from lookback.views.terminal import describe_account
 from payins import RULES, START, STREAM, STREAMS, copy_of, publish
 
 pytestmark = pytest.mark.spark

@@ -21,6 +21,7 @@ from lookback.core.operations.notifications import (
     SETTLED,
     Attempt,
     is_given_up,
+    pause_seconds,
 )
 from lookback.core.operations.receivers import Receiver
 from lookback.core.rules.document import SEVERITIES
