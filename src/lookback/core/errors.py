@@ -6,13 +6,15 @@
     ├── ExpressionError    an expression that is refused; .problems lists every reason
     ├── StreamError        a stream declaration that is refused; .problems
     ├── RuleError          a rule document that is refused; .problems
-    ├── EventError         rows handed to the harness or to replay that cannot be events
+    ├── EventError         rows given to the harness or to replay that cannot be events
     ├── StateError         window state that this release cannot read
-    ├── ReviewError        an alert that is not there, a disposition that is none, history that is gone
-    ├── RemoteError        a workspace that refuses, lacks what is needed or does not answer
+    ├── ReviewError        an unknown alert, an invalid disposition or history that was removed
+    ├── RemoteError        a workspace that refuses, is incomplete or does not answer
     └── SetupError         tables, files, settings or the machine are not as needed
 
-A message names the place, the value found and what to do about it.
+    StoreFailed            the state store failed; not the caller's fault, so not a LookbackError
+
+A message names the place, the value found and the remedy.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LookbackError(Exception):
-    """Anything that Lookback refuses, with a sentence for the person who can mend it."""
+    """The base of all errors that Lookback raises on purpose; the message tells the user what to do."""
 
 
 class DurationError(LookbackError, ValueError):
@@ -38,9 +40,9 @@ class TypeNameError(LookbackError, ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a document: `place` is a dotted path in it, `message` says what to do.
+    """One problem of a document: `place` is a dotted path in it, `message` tells what to do.
 
-    A message that begins with `must` or `is` has the place as its subject.
+    A message that begins with `must` or `is` takes the place as its subject.
     """
 
     place: str
@@ -54,7 +56,7 @@ class Problem:
 
 
 class ExpressionError(LookbackError, ValueError):
-    """An expression that is not allowed or does not fit the fields; `.problems` are sentences."""
+    """An expression that is not allowed or does not fit the fields; `.problems` lists sentences."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = list(problems)
@@ -73,13 +75,13 @@ class _DocumentError(LookbackError, ValueError):
 
 
 class StreamError(_DocumentError):
-    """A stream declaration that cannot be used. `.problems` lists all of it, place by place."""
+    """A stream declaration that cannot be used; `.problems` lists every problem with its place."""
 
     kind = "Stream"
 
 
 class RuleError(_DocumentError):
-    """A rule document that cannot be used. `.problems` lists all of it, place by place."""
+    """A rule document that cannot be used; `.problems` lists every problem with its place."""
 
     kind = "Rule"
 
@@ -89,20 +91,20 @@ class EventError(LookbackError, ValueError):
 
 
 class StateError(LookbackError):
-    """Window state that this release cannot read; the message says how to go on."""
+    """Window state that this release cannot read; the message tells how to continue."""
 
 
 class ReviewError(LookbackError, ValueError):
-    """An alert that is not there, a disposition that is none, or history that is gone."""
+    """An unknown alert, an invalid disposition, or history that was removed."""
 
 
 class RemoteError(LookbackError):
-    """A workspace that refuses, lacks what is needed or does not answer; the message says what to do."""
+    """A workspace that refuses, is incomplete or does not answer; the message tells what to do."""
 
 
 class SetupError(LookbackError):
-    """Tables, files, settings or the machine are not as needed; the message says what to run."""
+    """Tables, files, settings or the machine are not as needed; the message tells what to run."""
 
 
 class StoreFailed(Exception):
-    """The store of a shard's state does not answer: a fault of the platform, not of the caller."""
+    """The store of a shard's state failed: a fault of the platform, not of the caller."""
