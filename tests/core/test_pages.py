@@ -110,8 +110,8 @@ def test_one_row_goes_for_each_that_is_removed() -> None:
 def test_an_array_of_more_than_reading_takes_is_written_in_parts(
     array: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "_MOST_BYTES", 500)
-    monkeypatch.setattr(pages, "_MOST_ROWS", 300)
+    monkeypatch.setattr(pages, "_MAX_BYTES", 500)
+    monkeypatch.setattr(pages, "_MAX_ROWS", 300)
     first, back, nothing = decode_page(encode_page([array[:2], array, None]), "here")
     assert first is not None
     assert back is not None
@@ -120,9 +120,9 @@ def test_an_array_of_more_than_reading_takes_is_written_in_parts(
 
 
 def test_a_part_without_its_rest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_MOST_ROWS", 300)
+    monkeypatch.setattr(pages, "_MAX_ROWS", 300)
     page = encode_page([np.arange(500)])
-    (first, _) = pages._parts(np.arange(500))
+    (first, _) = pages._encode_array(np.arange(500))
     cut = page[:8] + first
     for damaged in (cut, cut[:6] + b"\1\0" + first):
         with pytest.raises(StateError, match="damaged"):

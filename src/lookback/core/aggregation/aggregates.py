@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lookback.core.values.columns import Column, Values, positive_zeros
+from lookback.core.values.columns import Column, Values, normalize_zeros
 from lookback.core.values.types import BIGINT, DOUBLE, DataType, decimal
 
 Int64s = npt.NDArray[np.int64]
@@ -259,7 +259,7 @@ class _Extreme(Aggregate):
         """NULL for an empty window; 0.0 for -0.0, which SQL takes for equal."""
         empty = partial[0] == 0
         # An argument such as -d makes -0.0, and which zero is better would depend on the order of the rows.
-        return positive_zeros(Column(self.result_type(argument), partial[1], empty if empty.any() else None))
+        return normalize_zeros(Column(self.result_type(argument), partial[1], empty if empty.any() else None))
 
 
 class Min(_Extreme):

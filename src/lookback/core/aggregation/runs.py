@@ -19,11 +19,11 @@ import numpy as np
 from lookback.core.aggregation.aggregates import AGGREGATES, Aggregate, Partial, sums, sums_between
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.errors import StateError
-from lookback.core.values.cache import bytes_of
+from lookback.core.values.cache import estimate_bytes
 from lookback.core.values.columns import Mask, Values
 from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, number_keys, order_by_group
 from lookback.core.values.pages import decode_page, encode_page
-from lookback.core.values.windows import aligned
+from lookback.core.values.windows import align_down
 
 # Integers up to this are kept as 64 bits.
 _NARROW = 2**62
@@ -48,7 +48,7 @@ class Buckets:
 
     def closed(self, watermark: int) -> int:
         """The end of the last bucket that is closed: rows before it may be combined."""
-        return aligned(watermark - self.lag, self.resolution)
+        return align_down(watermark - self.lag, self.resolution)
 
     def contributions(self, times: Int64s, values: Values | None) -> Partial:
         """What each row contributes on its own."""
@@ -78,7 +78,7 @@ class Run:
     @property
     def memory(self) -> int:
         """About how much memory the run takes now, with what was made to search it."""
-        return bytes_of(vars(self))
+        return estimate_bytes(vars(self))
 
     @property
     def groups(self) -> Int64s:
@@ -219,7 +219,7 @@ def combine_runs(runs: Sequence[Run], floor: int | None, buckets: Buckets, close
     numbers, keys, times = _rows(runs)
     each = [buckets.contributions(run.times, run.values) if run.parts is None else run.parts for run in runs]
     parts = tuple(np.concatenate(columns) for columns in zip(*each, strict=True))
-    times = np.where(times < closed, aligned(times, buckets.resolution), times)
+    times = np.where(times < closed, align_down(times, buckets.resolution), times)
     if floor is not None:
         keep = times >= floor
         numbers, times, parts = numbers[keep], times[keep], tuple(part[keep] for part in parts)
@@ -292,7 +292,7 @@ def subtract_rows(run: Run, keys: Keys, times: Int64s, values: Values | None, bu
     After `closed` rows stand alone, and one of equal key, time and value goes. What has no rows left is no more.
     """
     assert run.parts is not None
-    wanted_times = np.where(times < closed, aligned(times, buckets.resolution), times)
+    wanted_times = np.where(times < closed, align_down(times, buckets.resolution), times)
     group, parts = run.groups, [part.astype(object) for part in run.parts]
     rows: dict[tuple[int, int, int], list[int]] = {}
     for at in np.flatnonzero(np.isin(run.times, wanted_times)).tolist():

@@ -23,7 +23,7 @@ from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, Values
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BIGINT
-from lookback.core.values.windows import LOOKBACK, TiledWindow, aligned
+from lookback.core.values.windows import LOOKBACK, TiledWindow, align_down
 
 # A time before all others.
 NEVER = -(2**62)
@@ -305,7 +305,7 @@ class Evidence:
         if span:
             mask &= self.events.commits > (-1 if span[0][0] is None else span[0][0])
             if floored:
-                mask &= self.events.times >= aligned(self._floor(span, commit), resolution)
+                mask &= self.events.times >= align_down(self._floor(span, commit), resolution)
         return mask
 
     def find_counted(

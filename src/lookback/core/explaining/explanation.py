@@ -39,7 +39,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import Mask, from_text, from_values, text_of, to_stored
 from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.keys import Int64s
-from lookback.core.values.limits import WIDEST
+from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.times import parse_time
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING, Lookback, Session, TiledWindow
 
@@ -132,7 +132,7 @@ def _event_limits(evidence: Evidence, alert: Mapping[str, Any], main: str) -> It
         if limit.field not in {name.lower() for name in measure.feature.argument.fields}:
             continue
         with contextlib.suppress(ExpressionError):
-            value = compile_expression(limit.text, schema, WIDEST).evaluate(columns, 1).item(0)
+            value = compile_expression(limit.text, schema, WIDEST_LIMITS).evaluate(columns, 1).item(0)
             if value is not None:
                 yield limit.text, str(measure.format_value(value))
 

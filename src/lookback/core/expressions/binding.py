@@ -29,7 +29,7 @@ from lookback.core.expressions.operators import (
 )
 from lookback.core.expressions.syntax import LookbackSql, name_as_sql, shortened, unwrapped
 from lookback.core.values.durations import MICROSECONDS, format_duration
-from lookback.core.values.limits import DEFAULT_LIMITS, over
+from lookback.core.values.limits import DEFAULT_LIMITS, name_limit
 from lookback.core.values.suggestions import find_nearest, suggest
 from lookback.core.values.types import (
     BIGINT,
@@ -222,7 +222,9 @@ class Binder:
     def _in(self, tree: exp.Expr) -> Node:
         if len(tree.expressions) > self._alternatives:
             what = f"a list has {len(tree.expressions):,} values, more than {self._alternatives:,}"
-            raise Refused(over(f"{what}; split it with or, or mark the events by a field of their own", "alternatives"))
+            raise Refused(
+                name_limit(f"{what}; split it with or, or mark the events by a field of their own", "alternatives")
+            )
         value, *items = self.operands([tree.this, *tree.expressions])
         if not items:
             raise Refused(f"{shortened(tree)} has an empty list; write at least one value")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lookback.core.expressions.kernels import LONG_MAX, KernelResult, as_mask, in_range, mask_or_none, rescaled
-from lookback.core.values.columns import Mask, Values, unscaled_decimal
+from lookback.core.values.columns import Mask, Values, to_decimal
 from lookback.core.values.types import DataType
 
 DAY_US = 86_400_000_000
@@ -231,7 +231,7 @@ def _integer_to_string(values: Values, source: DataType, target: DataType) -> Ke
 
 
 def _decimal_to_string(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(_each(lambda value: format(unscaled_decimal(value, source.scale), "f"), values))
+    return KernelResult(_each(lambda value: format(to_decimal(value, source.scale), "f"), values))
 
 
 # Times ---------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from sqlglot.parsers.spark import SparkParser
 from sqlglot.tokenizer_core import Token, TokenType
 
 from lookback.core.errors import ExpressionError
-from lookback.core.values.limits import DEFAULT_LIMITS, Limits, over
+from lookback.core.values.limits import DEFAULT_LIMITS, Limits, name_limit
 
 MAX_CHARACTERS = DEFAULT_LIMITS.expression_characters
 MAX_LEVELS = DEFAULT_LIMITS.expression_levels
@@ -88,7 +88,7 @@ def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> exp.Expr:
 
 def _too_deep(most: int) -> str:
     what = f"the expression is nested deeper than {most} levels; split it into smaller ones"
-    return over(what, "expression_levels")
+    return name_limit(what, "expression_levels")
 
 
 def _check_size(text: object, most: int) -> None:
@@ -98,7 +98,7 @@ def _check_size(text: object, most: int) -> None:
         raise ExpressionError(["the expression is empty"])
     if len(text) > most:
         what = f"the expression has {len(text):,} characters, more than {most:,}; split it into smaller ones"
-        raise ExpressionError([over(what, "expression_characters")])
+        raise ExpressionError([name_limit(what, "expression_characters")])
 
 
 def _tokens(text: str) -> list[Token]:

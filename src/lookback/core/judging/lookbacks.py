@@ -280,7 +280,7 @@ class _Revising:
         time, number = int(rule_run.events.times[at]), int(rule_run.grouping.numbers[at])
         ranks: set[int] = set()
         for window in self._windows:
-            first, last = window.seen_from(time)
+            first, last = window.find_affected_times(time)
             ranks.update(range(bisect_left(times, first), bisect_right(times, last)))
         ordered = sorted(ranks)
         most = rule_run.stream.max_revisions

@@ -22,7 +22,7 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK, Alert, Failure, LateEvent, Place, sortable_id
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Column, Mask, beyond_calendar, from_text, from_values, text_of
+from lookback.core.values.columns import Column, Mask, find_beyond_calendar, from_text, from_values, text_of
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BOOLEAN, DataType
 from lookback.core.values.windows import TiledWindow
@@ -262,7 +262,7 @@ class RuleRun:
         for measure in self.rule.measures:
             # A time that moved out of the calendar is exact in a condition, and cannot be written into an alert.
             column = columns[measure.name]
-            error = either_mask(column.error, beyond_calendar(column))
+            error = either_mask(column.error, find_beyond_calendar(column))
             if error is not None:
                 errors |= error
         if self.rule.when is None:

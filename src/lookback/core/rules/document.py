@@ -15,7 +15,7 @@ from typing import Any
 
 from lookback.core.errors import DurationError, Problem, RuleError
 from lookback.core.values.durations import format_duration, parse_duration
-from lookback.core.values.limits import DEFAULT_LIMITS, WIDEST, Limits, over
+from lookback.core.values.limits import DEFAULT_LIMITS, WIDEST_LIMITS, Limits, name_limit
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.texts import cut_end, cut_middle, join_words, to_one_line
 from lookback.core.values.times import parse_calendar_time

@@ -11,7 +11,7 @@ from lookback.core.errors import Problem
 from lookback.core.expressions.syntax import COMPARISONS, parse, unwrapped
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
 from lookback.core.values.durations import MICROSECONDS, format_duration
-from lookback.core.values.limits import WIDEST
+from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.windows import LOOKBACK, Lookback, TiledWindow
 
 _WEEK, _DAY = MICROSECONDS["week"], MICROSECONDS["day"]

@@ -129,7 +129,7 @@ class RuleBook:
         # Compiled rules are cached by declaration and document for all books of a process.
         self._declarations = {name: json.dumps(stream.to_dict()) for name, stream in self.streams.items()}
         self._unlimited = {
-            name: json.dumps(replace(stream, limits=WIDEST).to_dict()) for name, stream in self.streams.items()
+            name: json.dumps(replace(stream, limits=WIDEST_LIMITS).to_dict()) for name, stream in self.streams.items()
         }
         self._widest = Limits(document_bytes=max(each.limits.document_bytes for each in self.streams.values()))
 
@@ -285,7 +285,9 @@ class RuleBook:
             return
         count = sum(1 for each in self.entries.values() if each.stream == name and each.status in WITH_STATE)
         if count >= most:
-            raise Rejected(over(f"stream {name!r} has {count:,} rules in force already; retire one first", "rules"))
+            raise Rejected(
+                name_limit(f"stream {name!r} has {count:,} rules in force already; retire one first", "rules")
+            )
 
     def _put_in_force(
         self, change: RuleChange, entry: Entry | None, version: int, name: str, highest: int, write: Any

@@ -131,7 +131,7 @@ class KeyedTable:
     name: str
     notes: dict[str, Any] = field(default_factory=dict)
     store: Store | None = None
-    cache: Cache = SHARED
+    cache: Cache = SHARED_CACHE
     _buckets: dict[int, _Bucket] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
 

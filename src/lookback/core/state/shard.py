@@ -27,7 +27,7 @@ from lookback.core.values.columns import Mask, Values
 from lookback.core.values.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.times import NEVER_DUE
-from lookback.core.values.windows import aligned
+from lookback.core.values.windows import align_down
 
 MANIFEST, _RULES, _SUPPRESSED = "manifest", "rules", "suppressed"
 # So many runs of one size class are merged into one run of the next class, which is four times as large.
@@ -102,7 +102,7 @@ class FeatureState:
         """Raises `floor` and `closed` to match the watermark; they never fall."""
         floor = watermark - self.width
         if self.buckets is not None:
-            floor = aligned(floor, self.buckets.resolution)
+            floor = align_down(floor, self.buckets.resolution)
             self.closed = max(self.closed, self.buckets.closed(watermark))
         if self.floor is None or floor > self.floor:
             self.floor = floor
@@ -112,9 +112,9 @@ class FeatureState:
         if self.buckets is None:
             return stored.middle_time + self.width + 1
         resolution = self.buckets.resolution
-        times = [aligned(stored.middle_time, resolution) + self.width]
+        times = [align_down(stored.middle_time, resolution) + self.width]
         if stored.due < NEVER_DUE:
-            times.append(aligned(stored.due, resolution) + self.buckets.lag)
+            times.append(align_down(stored.due, resolution) + self.buckets.lag)
         return min(times) + resolution
 
     @property
@@ -180,7 +180,7 @@ class ShardState:
     origin: str = ""
     saves: int = 0
     timer: int | None = None
-    cache: Cache = SHARED
+    cache: Cache = SHARED_CACHE
 
     def __post_init__(self) -> None:
         self._store: Store | None = None

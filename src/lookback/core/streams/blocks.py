@@ -18,7 +18,7 @@ from lookback.core.errors import StateError
 from lookback.core.streams.alerts import Alert, Failure, LateEvent, Place
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import from_arrow, positive_zeros, text_of
+from lookback.core.values.columns import from_arrow, normalize_zeros, text_of
 from lookback.core.values.keys import Int64s
 
 COMMIT = "_commit_version"
@@ -63,7 +63,7 @@ def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]
     with _refused():
         header: dict[str, Any] = json.loads((table.schema.metadata or {})[_HEADER])
         columns = {
-            name: positive_zeros(from_arrow(table.column(name), stream.fields[name]))
+            name: normalize_zeros(from_arrow(table.column(name), stream.fields[name]))
             for name in table.column_names
             if name != COMMIT
         }

@@ -18,10 +18,10 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import (
     Column,
     arrow_type,
-    beyond_calendar,
+    find_beyond_calendar,
     from_arrow,
     from_values,
-    positive_zeros,
+    normalize_zeros,
     text_of,
 )
 from lookback.core.values.keys import Int64s
@@ -286,11 +286,11 @@ def _fast_column(type_: DataType, values: Any) -> Column | None:
     if not (same or times or integers or decimals or texts):
         return None
     try:
-        column = positive_zeros(from_arrow(values, type_))
+        column = normalize_zeros(from_arrow(values, type_))
     except pa.ArrowException:
         return None
     # One by one, what is out of bounds is refused with its row.
-    return column if beyond_calendar(column) is None else None
+    return column if find_beyond_calendar(column) is None else None
 
 
 def _series_array(type_: DataType, values: pd.Series[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any] | None:

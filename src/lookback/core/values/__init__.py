@@ -1,4 +1,4 @@
-"""The values that everything above is made of: types, columns, keys, durations, times, windows, pages.
+"""The basic values of the engine: types, columns, keys, durations, times, windows, limits and pages.
 
-It must not know rules, expressions or streams.
+This package must not know rules, expressions or streams.
 """

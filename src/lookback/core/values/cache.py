@@ -1,4 +1,4 @@
-"""Pages that are kept in memory after they were read, up to a number of bytes."""
+"""A cache of decoded pages, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -6,56 +6,54 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# How much of its shards' state a Python worker keeps decoded beside the state store. A row of a run takes some 40 bytes,
-# so these are about 6 million rows; what is needed beyond them is read again in each batch.
+# A Python worker keeps this much state decoded beside the state store. A row of a run takes about 40 bytes, so about
+# 6 million rows fit; pages beyond that are read again in each batch.
 MAX_CACHED_BYTES = 256 * 2**20
-# What a Python object costs beside the pointer to it, on average.
+# The average size of a Python object, without the pointer to it.
 _OBJECT_BYTES = 56
 
 
 class Evictable(Protocol):
-    """Something that holds a page's content and can read it again."""
+    """An object that holds the content of a page and can read it again."""
 
     def evict(self) -> None:
-        """Lets go of the content."""
+        """Drops the content."""
 
 
 class Cache:
-    """The items that hold their content, from the one used longest ago to the one used last.
+    """A cache of the most recently used items, of at most `max_bytes` together; the last item stays whatever its size."""
 
-    What is held together takes at most `most_bytes`; the item used last is held whatever its size.
-    """
-
-    def __init__(self, most_bytes: int = MAX_CACHED_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        # The least recently used item comes first.
         self._sizes: dict[Evictable, int] = {}
         self.bytes = 0
 
-    def hold(self, item: Evictable, size: int) -> None:
-        """Notes that an item was used and takes `size` bytes, and evicts others where that is too much."""
+    def hold(self, item: Evictable, item_bytes: int) -> None:
+        """Records that an item was used and how many bytes it takes, and evicts others if the cache is too large."""
         self.forget(item)
-        self._sizes[item] = size
-        self.bytes += size
-        while self.bytes > self._most_bytes and len(self._sizes) > 1:
+        self._sizes[item] = item_bytes
+        self.bytes += item_bytes
+        while self.bytes > self._max_bytes and len(self._sizes) > 1:
             oldest = next(iter(self._sizes))
             self.forget(oldest)
             oldest.evict()
 
     def forget(self, item: Evictable) -> None:
-        """Notes that an item no longer holds what can be read again: it is gone, or has been changed."""
+        """Removes an item that is gone, or that was changed and so must not be evicted."""
         self.bytes -= self._sizes.pop(item, 0)
 
 
-def bytes_of(content: Any) -> int:
-    """About how many bytes arrays take, alone or in tuples, lists, dicts and objects that hold them."""
+def estimate_bytes(content: Any) -> int:
+    """Estimates how many bytes arrays take, alone or inside tuples, lists, dicts and objects."""
     if isinstance(content, np.ndarray):
         return content.nbytes + (len(content) * _OBJECT_BYTES if content.dtype == np.dtype(object) else 0)
     if isinstance(content, (tuple, list)):
-        return sum(map(bytes_of, content))
+        return sum(map(estimate_bytes, content))
     if isinstance(content, dict):
-        return sum(map(bytes_of, content.values()))
-    return bytes_of(vars(content)) if hasattr(content, "__dict__") else 0
+        return sum(map(estimate_bytes, content.values()))
+    return estimate_bytes(vars(content)) if hasattr(content, "__dict__") else 0
 
 
-# Shared by the shards of a process.
-SHARED = Cache()
+# All shards of a process share this cache.
+SHARED_CACHE = Cache()

@@ -1,4 +1,4 @@
-"""A column of values with NULLs and errors apart: what expressions and aggregates compute on."""
+"""Columns of values with masks for NULLs and errors; expressions and aggregates compute on them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 
 @dataclass(frozen=True)
 class Column:
-    """`values` has shape (rows,) and dtype `type.storage`; what stands there under `null` or `error` means nothing.
+    """A column of one type.
 
-    `null` and `error` are boolean masks of the same shape, or None where no row is concerned. A row under
-    `error` is one that Spark, in ANSI mode, would have raised an error for; it is never under `null` too.
+    values: shape (rows,), dtype `type.storage`; a value under `null` or `error` has no meaning. null, error: boolean
+    masks of the same shape, or None if no row is marked. `error` marks the rows for which Spark would raise an error in
+    ANSI mode; no row is marked in both.
     """
 
     type: DataType
@@ -38,7 +39,7 @@ class Column:
         return len(self.values)
 
     def take(self, index: npt.NDArray[Any] | slice) -> Column:
-        """The rows at `index` (positions, a boolean mask or a slice), in that order."""
+        """Returns the rows at `index` (positions, a boolean mask or a slice), in that order."""
         return Column(
             self.type,
             self.values[index],
@@ -47,7 +48,7 @@ class Column:
         )
 
     def is_true(self) -> Mask:
-        """Where a boolean column holds true: not false, not NULL, no error."""
+        """Marks the rows where a boolean column is true: not false, not NULL, no error."""
         true: Mask = self.values.astype(bool, copy=True)
         if self.null is not None:
             true &= ~self.null
@@ -56,7 +57,7 @@ class Column:
         return true
 
     def is_known(self) -> Mask:
-        """Where there is a value: no NULL and no error."""
+        """Marks the rows with a value: no NULL and no error."""
         known = np.ones(len(self.values), dtype=bool)
         if self.null is not None:
             known &= ~self.null
@@ -65,16 +66,13 @@ class Column:
         return known
 
     def item(self, row: int) -> Any:
-        """One value as Python has it: int, float, bool, str, Decimal, date, aware datetime, list, or None.
-
-        None also stands for a row under `error`.
-        """
+        """Returns one value as int, float, bool, str, Decimal, date, aware datetime or list; None for NULL and errors."""
         if (self.null is not None and self.null[row]) or (self.error is not None and self.error[row]):
             return None
         return to_python(self.type, self.values[row])
 
     def stored(self, rows: npt.NDArray[Any] | slice = slice(None)) -> list[Any]:
-        """The values of these rows as they are stored, in Python's own types; None for NULL and for errors."""
+        """Returns the stored values of these rows as Python's own types; None for NULL and errors."""
         values: list[Any] = self.values[rows].tolist()
         unknown = ~self.is_known()[rows] if self.null is not None or self.error is not None else None
         if unknown is None or not unknown.any():
@@ -82,18 +80,18 @@ class Column:
         return [None if missing else value for value, missing in zip(values, unknown.tolist(), strict=True)]
 
     def to_list(self) -> list[Any]:
-        """All values as `item` gives them."""
+        """Returns all values as `item` returns them."""
         return [self.item(row) for row in range(len(self.values))]
 
 
 def to_python(type_: DataType, value: Any) -> Any:
-    """A stored value (see DataType.storage) as the Python object that people expect."""
+    """Converts a stored value (see DataType.storage) to the Python object that people expect."""
     if type_.name == "timestamp":
         return _EPOCH + int(value) * _MICROSECOND
     if type_.name == "date":
         return _EPOCH_DATE + dt.timedelta(days=int(value))
     if type_.is_decimal:
-        return unscaled_decimal(int(value), type_.scale)
+        return to_decimal(int(value), type_.scale)
     if type_.name == "array":
         element = type_.element
         assert element is not None
@@ -101,12 +99,12 @@ def to_python(type_: DataType, value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-# The first and the last value of the years 1 to 9999, which are those that can be written.
+# The first and the last value of the years 1 to 9999, beyond which Python has no dates.
 _CALENDAR = {"timestamp": (-62_135_596_800_000_000, 253_402_300_799_999_999), "date": (-719_162, 2_932_896)}
 
 
-def beyond_calendar(column: Column) -> Mask | None:
-    """Where times or dates lie outside the years 1 to 9999; None where none does."""
+def find_beyond_calendar(column: Column) -> Mask | None:
+    """Marks the times or dates outside the years 1 to 9999; None if there are none."""
     if column.type.name not in _CALENDAR:
         return None
     first, last = _CALENDAR[column.type.name]
@@ -114,8 +112,18 @@ def beyond_calendar(column: Column) -> Mask | None:
     return beyond if beyond.any() else None
 
 
-def unscaled_decimal(value: int, scale: int) -> Decimal:
-    """value * 10^-scale, exact (Decimal's own arithmetic rounds to the context's digits, 28 unless set)."""
+def is_nan(values: Any) -> Any:
+    """Returns whether a value is NaN, or marks the NaNs of an array: NaN alone does not equal itself."""
+    return values != values
+
+
+def replace_nan(value: Any) -> Any:
+    """Replaces NaN by a text that equals itself, so that NaN equals NaN as in Spark; returns other values unchanged."""
+    return "NaN" if is_nan(value) else value
+
+
+def to_decimal(value: int, scale: int) -> Decimal:
+    """Returns value * 10^-scale exactly; Decimal's own arithmetic would round to 28 digits."""
     if -(10**18) < value < 10**18:
         return Decimal(value).scaleb(-scale, _EXACT)
     digits = tuple(int(digit) for digit in str(abs(value)))
@@ -123,10 +131,10 @@ def unscaled_decimal(value: int, scale: int) -> Decimal:
 
 
 def text_of(value: Any) -> str | None:
-    """The exact text of a value as the tables hold it; None for None.
+    """Writes a value as the exact text that the tables hold; None for None.
 
-    Decimals in plain digits with their scale, booleans true/false, dates and times ISO 8601 (times in UTC with Z),
-    floats as Python's shortest exact text, arrays in JSON-like brackets.
+    Decimals are plain digits with their scale, booleans true or false, dates and times ISO 8601 (times in UTC with Z),
+    floats Python's shortest exact text, arrays JSON-like brackets.
     """
     if value is None:
         return None
@@ -144,7 +152,7 @@ def text_of(value: Any) -> str | None:
 
 
 def from_text(type_: DataType, text: str) -> Any:
-    """The Python value of a plain type (no array) that `text_of` gave this text."""
+    """Reads a text that `text_of` wrote as a Python value of `type_`, which must not be an array."""
     if type_.is_integer:
         return int(text)
     if type_.is_decimal:
@@ -159,10 +167,9 @@ def from_text(type_: DataType, text: str) -> Any:
 
 
 def from_arrow(array: pa.Array[Any] | pa.ChunkedArray[Any], type_: DataType) -> Column:
-    """The column that an Arrow array of the matching type holds.
+    """Converts an Arrow array of type `arrow_type(type_)`, or of one that casts to it without loss, to a column.
 
-    The array must have the Arrow type of `arrow_type(type_)` or one that casts to it without loss.
-    Raises pyarrow.ArrowInvalid where a value does not fit.
+    Raises pyarrow.ArrowInvalid if a value does not fit.
     """
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
@@ -186,9 +193,9 @@ def _values_from_arrow(array: pa.Array[Any], type_: DataType) -> Values:
             return np.asarray(array.to_numpy(zero_copy_only=False), dtype=object)
         values = np.empty(len(array), dtype=object)
         if type_.element is not None and type_.element.name in _CALENDAR:
-            # As numbers: Python has no times and dates outside the years 1 to 9999, and other tables may.
-            bare = pa.list_(pa.int32() if type_.element.name == "date" else pa.int64())
-            values[:] = array.cast(bare).to_pylist()
+            # Read as numbers, since Arrow may hold times and dates outside the years 1 to 9999, and Python cannot.
+            numbers = pa.list_(pa.int32() if type_.element.name == "date" else pa.int64())
+            values[:] = array.cast(numbers).to_pylist()
         else:
             values[:] = [None if v is None else _stored_list(v, type_.element) for v in array.to_pylist()]
         return values
@@ -203,10 +210,10 @@ def _values_from_arrow(array: pa.Array[Any], type_: DataType) -> Values:
     return np.asarray(array.to_numpy(zero_copy_only=False)).astype(storage, copy=False)
 
 
-def positive_zeros(column: Column) -> Column:
-    """The column with 0.0 in place of -0.0, also inside arrays.
+def normalize_zeros(column: Column) -> Column:
+    """Replaces -0.0 by 0.0, also inside arrays.
 
-    SQL takes the two for equal, so that which of them a group or an extreme shows would depend on the order of rows.
+    The two are equal in SQL; if both occurred, a group or an extreme would show one or the other by the order of rows.
     """
     type_, values = column.type, column.values
     leaf = type_
@@ -216,19 +223,19 @@ def positive_zeros(column: Column) -> Column:
         return column
     if type_.is_float:
         return Column(type_, values + type_.storage.type(0), column.null, column.error)
-    made = np.empty(len(values), dtype=object)
-    made[:] = [_positive_items(value) for value in values]
-    return Column(type_, made, column.null, column.error)
+    normalized = np.empty(len(values), dtype=object)
+    normalized[:] = [_normalize_items(value) for value in values]
+    return Column(type_, normalized, column.null, column.error)
 
 
-def _positive_items(value: Any) -> Any:
+def _normalize_items(value: Any) -> Any:
     if isinstance(value, list):
-        return [_positive_items(item) for item in value]
+        return [_normalize_items(item) for item in value]
     return value + 0.0 if isinstance(value, float) else value
 
 
 def _unscaled_from_arrow(array: pa.Array[Any], type_: DataType) -> Values:
-    # Arrow keeps a decimal128 as 16 little-endian bytes: two 64-bit limbs, the upper one signed.
+    # Arrow stores a decimal128 as 16 little-endian bytes: two 64-bit limbs, the upper one signed.
     buffer = array.buffers()[1]
     count = len(array)
     if buffer is None or count == 0:
@@ -251,7 +258,7 @@ def _stored_list(items: list[Any], element: DataType | None) -> list[Any]:
 
 
 def to_stored(type_: DataType, value: Any) -> Any:
-    """A Python value (as `to_python` gives it) in the form that columns store."""
+    """Converts a Python value (as `to_python` returns it) to the form that columns store."""
     if type_.name == "timestamp":
         return (value - _EPOCH) // _MICROSECOND
     if type_.name == "date":
@@ -266,7 +273,7 @@ def to_stored(type_: DataType, value: Any) -> Any:
 
 
 def from_values(type_: DataType, values: list[Any]) -> Column:
-    """The column of stored values (see DataType.storage); None is NULL."""
+    """Makes a column of stored values (see DataType.storage); None is NULL."""
     null = np.fromiter((v is None for v in values), dtype=bool, count=len(values))
     storage = type_.storage
     if storage == np.dtype(object):
@@ -278,7 +285,7 @@ def from_values(type_: DataType, values: list[Any]) -> Column:
 
 
 def arrow_type(type_: DataType) -> pa.DataType:
-    """The Arrow type that holds `type_` (a timestamp is in microseconds, UTC)."""
+    """Returns the Arrow type that holds `type_`; a timestamp is in microseconds, UTC."""
     if type_.is_decimal:
         return pa.decimal128(type_.precision, type_.scale)
     if type_.name == "array":

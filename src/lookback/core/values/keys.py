@@ -1,9 +1,9 @@
-"""Grouping keys as 128 bits, and the shard that a key belongs to.
+"""Encodes grouping keys as 128 bits and assigns them to shards.
 
 A key of one integer, date, timestamp, boolean or narrow decimal field is kept exactly. Any other key is hashed:
 strings by SipHash-2-4 (Aumasson and Bernstein, 2012) under two fixed keys, numbers by the finalizer of
-SplitMix64 (Steele, Lea and Flood, 2014), combined column by column. Both halves would have to collide for two keys
-to be taken for one: for ten million keys a chance of less than 1 in 10^24.
+SplitMix64 (Steele, Lea and Flood, 2014), combined column by column. Two keys are confused only if both halves
+collide: for ten million keys the chance is less than 1 in 10^24.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Keys:
     high: Int64s
 
     def take(self, index: npt.NDArray[Any]) -> Keys:
-        """The keys at `index` (positions or a mask)."""
+        """Returns the keys at `index` (positions or a mask)."""
         return Keys(self.low[index], self.high[index])
 
     def shard(self, shards: int) -> Int64s:
-        """The shard of each key, 0 to shards - 1."""
+        """Returns the shard of each key, 0 to shards - 1."""
         if shards == 1:
             return np.zeros(len(self.low), dtype=np.int64)
         mixed = _mix(self.low.view(np.uint64) ^ _mix(self.high.view(np.uint64) + _SEEDS[0]))
@@ -46,15 +46,15 @@ class Keys:
 
 
 def encode_keys(columns: Sequence[Column], rows: int) -> Keys:
-    """The keys that `columns` (one per group_by field, in the order of their names) give to `rows` rows.
+    """Encodes the key of each of `rows` rows from `columns`, one per group_by field in the order of their names.
 
-    NULL is a value like any other, equal to itself. No columns: one key for all rows.
+    NULL equals NULL. Without columns all rows have one key.
     """
     if not columns:
         zero = np.zeros(rows, dtype=np.int64)
         return Keys(zero, zero)
     if len(columns) == 1 and columns[0].values.dtype in (np.int64, np.bool_):
-        return _exact(columns[0])
+        return _keep_exact(columns[0])
     halves: list[_UInt64s] = [np.full(rows, seed, dtype=np.uint64) for seed in _SEEDS]
     for column in columns:
         for half, seed in enumerate(_SEEDS):
@@ -62,7 +62,7 @@ def encode_keys(columns: Sequence[Column], rows: int) -> Keys:
     return Keys(halves[0].view(np.int64), halves[1].view(np.int64))
 
 
-def _exact(column: Column) -> Keys:
+def _keep_exact(column: Column) -> Keys:
     low: Int64s = column.values.astype(np.int64)
     high: Int64s = np.zeros(len(low), dtype=np.int64)
     if column.null is not None:
@@ -82,10 +82,10 @@ def _hash(column: Column, half: int) -> _UInt64s:
             texts[column.null] = ""
         hashed: _UInt64s = hash_array(texts, hash_key=_SIP_KEYS[half], categorize=len(texts) > 64)
     elif values.dtype.kind == "f":
-        # -0.0 and 0.0 are one group in SQL, and so are all NaNs.
-        plain = np.where(values == 0, 0.0, values.astype(np.float64))
-        plain = np.where(np.isnan(plain), np.nan, plain)
-        hashed = _mix(plain.view(np.uint64) ^ _SEEDS[half])
+        # -0.0 and 0.0 are one group in SQL, and so are all NaNs, whatever their bits.
+        unified = np.where(values == 0, 0.0, values.astype(np.float64))
+        unified = np.where(np.isnan(unified), np.nan, unified)
+        hashed = _mix(unified.view(np.uint64) ^ _SEEDS[half])
     else:
         hashed = _mix(values.astype(np.int64).view(np.uint64) ^ _SEEDS[half])
     if column.null is not None:
@@ -100,15 +100,15 @@ def _mix(values: _UInt64s) -> _UInt64s:
 
 
 def number_keys(keys: Keys) -> tuple[Int64s, Keys]:
-    """Dense numbers 0, 1, ... for the distinct keys in the order of (low, high), and those keys.
+    """Numbers the distinct keys 0, 1, ... in the order of (low, high).
 
-    Returns the number of each row, shape (rows,), and the distinct keys.
+    Returns the number of each row's key, shape (rows,), and the distinct keys in that order.
     """
     codes, low = factorize(keys.low)
     high = np.zeros(len(low), dtype=np.int64)
     if keys.high.any():
         high[codes] = keys.high
-        if bool(np.any(high[codes] != keys.high)):  # two keys share their low half: NULL beside 0, else next to never
+        if bool(np.any(high[codes] != keys.high)):  # two keys share their low half: NULL and 0, otherwise almost never
             return _number_wide_keys(keys)
     order = np.argsort(low)
     ranks = np.empty(len(low), dtype=np.int64)
@@ -127,9 +127,9 @@ def _number_wide_keys(keys: Keys) -> tuple[Int64s, Keys]:
 
 
 def order_by_group(numbers: Int64s, times: Int64s) -> Int64s:
-    """The positions of rows by (number, time), rows of equal number and time as they stand; shape (rows,).
+    """Returns the positions of rows sorted by (number, time), a stable order; shape (rows,).
 
-    numbers: from 0. What is in order already costs no sort: rows come by time within most numbers.
+    numbers: from 0. Only the numbers whose times are not in order are sorted by time, since most are in order.
     """
     if len(numbers) > 1 and bool((numbers[1:] < numbers[:-1]).any()):
         order = _order_of_numbers(numbers)
@@ -140,9 +140,9 @@ def order_by_group(numbers: Int64s, times: Int64s) -> Int64s:
     inverted = same & (ordered[1:] < ordered[:-1])
     if not inverted.any():
         return order
-    mixed = np.zeros(int(grouped[-1]) + 1, dtype=bool)
-    mixed[grouped[1:][inverted]] = True
-    at = mixed[grouped]
+    has_disorder = np.zeros(int(grouped[-1]) + 1, dtype=bool)
+    has_disorder[grouped[1:][inverted]] = True
+    at = has_disorder[grouped]
     rows = order[at]
     rows = rows[np.argsort(times[rows], kind="stable")]
     order[at] = rows[_order_of_numbers(numbers[rows])]
@@ -150,7 +150,7 @@ def order_by_group(numbers: Int64s, times: Int64s) -> Int64s:
 
 
 def _order_of_numbers(numbers: Int64s) -> Int64s:
-    """A stable order by number: numpy sorts 16-bit integers by radix, so one pass for each 16 bits."""
+    """Returns a stable order by number, in one pass per 16 bits: numpy sorts 16-bit integers by radix."""
     order = np.argsort((numbers & 0xFFFF).astype(np.uint16), kind="stable")
     highest, shift = int(numbers.max()), 16
     while highest >> shift:
@@ -161,7 +161,7 @@ def _order_of_numbers(numbers: Int64s) -> Int64s:
 
 
 def find_keys(wanted: Keys, sorted_keys: Keys) -> Int64s:
-    """Positions of `wanted` in distinct keys sorted by (low, high); -1 where a key is not there."""
+    """Finds the positions of `wanted` in distinct keys sorted by (low, high); -1 for a key that is not there."""
     count = len(sorted_keys.low)
     if count == 0:
         return np.full(len(wanted.low), -1, dtype=np.int64)
@@ -169,7 +169,7 @@ def find_keys(wanted: Keys, sorted_keys: Keys) -> Int64s:
     found = np.minimum(position, count - 1)
     same_low = sorted_keys.low[found] == wanted.low
     match = same_low & (sorted_keys.high[found] == wanted.high)
-    for row in np.flatnonzero(same_low & ~match):  # two keys share their low half: NULL beside 0, else next to never
+    for row in np.flatnonzero(same_low & ~match):  # two keys share their low half: NULL and 0, otherwise almost never
         at = int(position[row])
         while at < count and sorted_keys.low[at] == wanted.low[row]:
             if sorted_keys.high[at] == wanted.high[row]:
@@ -191,7 +191,7 @@ class TimeSearch:
         else:
             self._base = int(times.min())
             self._span = int(times.max()) - self._base + 2
-        # (group, time) becomes one 64-bit number; where that would overflow, ranks stand in for times.
+        # (group, time) becomes one 64-bit number; if that could overflow, ranks take the place of times.
         if len(groups) and (int(groups[-1]) + 1) * self._span >= 2**62:
             self._ranks = np.unique(times)
             self._span = len(self._ranks) + 1
@@ -201,7 +201,7 @@ class TimeSearch:
         self._positions = groups * self._span + offsets
 
     def first_at_least(self, groups: Int64s, times: Int64s) -> Int64s:
-        """Per wanted (group, time): the position of the group's first row with at least that time, or of its end."""
+        """Finds for each (group, time) the position of the group's first row with at least that time, or of its end."""
         if self._ranks is not None:
             offsets = np.searchsorted(self._ranks, times)
         else:

@@ -1,7 +1,7 @@
-"""What a rule may ask for at most: one table, whose numbers a stream can set under `limits`.
+"""The limits of a rule, in one table; a stream can set them under `limits`.
 
-They bound what one rule costs the others: memory and time per event, state, and the work of reading it. A rule that needs
-more is refused with the name of the limit.
+They bound the cost of one rule to the others: memory and time per event, state, and the work of reading the rule. A rule
+that needs more is refused with the name of the limit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lookback.core.errors import DurationError
-from lookback.core.values.durations import LONGEST, MICROSECONDS, format_duration, parse_duration
+from lookback.core.values.durations import MAX_DURATION_US, MICROSECONDS, format_duration, parse_duration
 from lookback.core.values.suggestions import suggest
 
 _DAY = MICROSECONDS["day"]
@@ -19,7 +19,7 @@ _DAY = MICROSECONDS["day"]
 
 @dataclass(frozen=True)
 class Limit:
-    """What a number limits, and from where to where a stream can set it. unit: microseconds for a duration, else none."""
+    """What one number limits, and the range in which a stream can set it; microseconds if it is a duration."""
 
     about: str
     least: int
@@ -27,13 +27,13 @@ class Limit:
     is_duration: bool = False
 
     def shown(self, value: int) -> str:
-        """The value as a person writes it."""
+        """Writes the value as a person would."""
         return format_duration(value) if self.is_duration else f"{value:,}"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one stream; `LIMITS` says what each is for. Durations in microseconds."""
+    """The limits of one stream, described in `LIMITS`; durations are in microseconds."""
 
     document_bytes: int = 100_000
     expression_characters: int = 10_000
@@ -46,7 +46,7 @@ class Limits:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> tuple[Limits, dict[str, str]]:
-        """The limits that a mapping sets, and what is wrong with it, by key."""
+        """Reads the limits that a mapping sets. Returns them, and the problems by key."""
         values: dict[str, int] = {}
         wrong: dict[str, str] = {}
         for key, value in document.items():
@@ -55,7 +55,7 @@ class Limits:
                 hint = suggest(key, LIMITS)
                 wrong[str(key)] = f"unknown limit {key!r:.100}; {hint}"
                 continue
-            number = _number(limit, value)
+            number = _read_number(limit, value)
             if number is None or not limit.least <= number <= limit.most:
                 kind = "a duration" if limit.is_duration else "a whole number"
                 wrong[key] = (
@@ -66,13 +66,13 @@ class Limits:
         return cls(**values), wrong
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping again, durations as texts."""
+        """Returns the limits as a mapping, durations as texts."""
         return {
             key: format_duration(value) if LIMITS[key].is_duration else value for key, value in asdict(self).items()
         }
 
 
-# The most of a number is what the engine itself can bear: its parser's stack, or what it keeps ready in memory.
+# `most` is what the engine can bear: the stack of its parser, or the data that it holds in memory.
 LIMITS: dict[str, Limit] = {
     "document_bytes": Limit("bytes of a rule's document as JSON, its tests included", 1_000, 1_000_000),
     "expression_characters": Limit("characters of one condition or measure", 100, 10_000),
@@ -80,20 +80,22 @@ LIMITS: dict[str, Limit] = {
     "alternatives": Limit("values in the list of an `in`", 1, 5_000),
     "measures": Limit("measures of a rule", 1, 500),
     "steps": Limit("steps of a sequence", 1, 100),
-    "window": Limit("the longest window with its delay, and the longest `within`", 1, LONGEST, is_duration=True),
+    "window": Limit(
+        "the longest window with its delay, and the longest `within`", 1, MAX_DURATION_US, is_duration=True
+    ),
     "rules": Limit("rules of the stream that are shadow, active or paused at a time", 1, 4_000),
 }
 DEFAULT_LIMITS = Limits()
-# Of what was taken when the limits were others.
-WIDEST = Limits(**{name: limit.most for name, limit in LIMITS.items()})
+# For documents that were accepted when the stream had other limits.
+WIDEST_LIMITS = Limits(**{name: limit.most for name, limit in LIMITS.items()})
 
 
-def over(what: str, limit: str) -> str:
-    """The message to what goes beyond a limit: `what` says what there is, such as `60 measures are more than 50`."""
-    return f"{what} (limits.{limit} of the stream)"
+def name_limit(message: str, limit: str) -> str:
+    """Appends the name of the limit to a message such as `60 measures are more than 50`."""
+    return f"{message} (limits.{limit} of the stream)"
 
 
-def _number(limit: Limit, value: object) -> int | None:
+def _read_number(limit: Limit, value: object) -> int | None:
     if limit.is_duration:
         try:
             return parse_duration(value)

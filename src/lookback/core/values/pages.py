@@ -1,11 +1,12 @@
-"""Pages: arrays as compact, versioned bytes, for the state store.
+"""Encodes arrays as pages: compact, versioned bytes for the state store.
 
 Layout: magic `LBpg`, layout version (u16), number of arrays (u16); then per array a kind (u8), rows (u64), a base
-(i64), the length of the packed bytes (u64) and those bytes. Integers are stored as differences to the base or to
-the row before, in the fewest bytes, then compressed by Zstandard. Nothing that is read back can run code.
+(i64), the length of the raw bytes (u64), the length of the packed bytes (u64) and the packed bytes. Integers are stored
+as differences to the base or to the row before, in the fewest bytes, then compressed by Zstandard. Reading a page never
+runs code.
 
-Reading refuses an array of more than a gibibyte, so that a damaged page cannot ask for any amount of memory. Writing
-cuts a longer array in parts, which reading joins again.
+Reading refuses an array of more than a gibibyte, so that a damaged page cannot allocate any amount of memory. Writing
+cuts a longer array into parts, which reading joins.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ _MAGIC = b"LBpg"
 _ZSTD = bytes.fromhex("28b52ffd")
 _HEAD = struct.Struct("<4sHH")
 _ARRAY = struct.Struct("<BQqQQ")
-# Bounds what a page can make us allocate.
-_MOST_BYTES = 2**30
-_MOST_ROWS = _MOST_BYTES // 8
+# Bounds the memory that reading a page can allocate.
+_MAX_BYTES = 2**30
+_MAX_ROWS = _MAX_BYTES // 8
 _INTEGERS: tuple[np.dtype[Any], ...] = (np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<i8"))
 _FLOATS: dict[np.dtype[Any], int] = {np.dtype(np.float32): 16, np.dtype(np.float64): 17}
 _BOOL, _TEXTS, _WIDE, _NOTHING = 18, 19, 20, 21
-_STEPS = 64  # added to an integer kind: differences to the row before
-_GOES_ON = 128  # added to any kind: the next array is the rest of this one
+_STEPS = 64  # added to an integer kind: values are differences to the row before
+_CONTINUED = 128  # added to any kind: the next array is the rest of this one
 _KINDS = {*range(4), *range(_STEPS, _STEPS + 4), *_FLOATS.values(), _BOOL, _TEXTS, _WIDE, _NOTHING}
 
 
 def encode_page(arrays: list[Values | None]) -> bytes:
-    """The page of these arrays: bool, int64, float32, float64, or objects that are all str or all int; or None."""
-    parts = [part for array in arrays for part in _parts(array)]
+    """Encodes arrays of bool, int64, float32, float64, or of objects that are all str or all int, or None, as a page."""
+    parts = [part for array in arrays for part in _encode_array(array)]
     return b"".join([_HEAD.pack(_MAGIC, PAGE_VERSION, len(parts)), *parts])
 
 
 def decode_page(page: bytes, place: str) -> list[Values | None]:
-    """The arrays of a page. Raises StateError, naming `place`, if it is damaged or of another version."""
+    """Decodes the arrays of a page. Raises StateError, naming `place`, if it is damaged or of another version."""
     check_version(page, place)
     try:
         return _decode(page)
@@ -66,7 +67,7 @@ def decode_page(page: bytes, place: str) -> list[Values | None]:
 
 
 def check_version(page: bytes, place: str) -> None:
-    """Raises StateError unless `page` begins as a page of this release's layout."""
+    """Raises StateError unless `page` begins like a page of this release's layout."""
     if len(page) < _HEAD.size or page[:4] != _MAGIC:
         raise StateError(f"{place}: this is not a page of window state; start with a new checkpoint")
     version = _HEAD.unpack_from(page)[1]
@@ -77,15 +78,15 @@ def check_version(page: bytes, place: str) -> None:
         )
 
 
-def _parts(array: Values | None, goes_on: int = 0) -> list[bytes]:
-    """An array as it stands in a page; in halves, and these in halves, where it is longer than reading takes."""
+def _encode_array(array: Values | None, continued: int = 0) -> list[bytes]:
+    """Encodes one array, cut in halves again and again while a part is longer than reading accepts."""
     kind, base, raw = _pack(array)
     rows = 0 if array is None else len(array)
-    if array is not None and rows > 1 and (len(raw) > _MOST_BYTES or rows > _MOST_ROWS):
+    if array is not None and rows > 1 and (len(raw) > _MAX_BYTES or rows > _MAX_ROWS):
         half = rows // 2
-        return [*_parts(array[:half], _GOES_ON), *_parts(array[half:], goes_on)]
+        return [*_encode_array(array[:half], _CONTINUED), *_encode_array(array[half:], continued)]
     packed = pa.compress(raw, codec="zstd", asbytes=True)
-    return [_ARRAY.pack(kind + goes_on, rows, base, len(raw), len(packed)) + packed]
+    return [_ARRAY.pack(kind + continued, rows, base, len(raw), len(packed)) + packed]
 
 
 def _pack(array: Values | None) -> tuple[int, int, bytes]:
@@ -101,7 +102,7 @@ def _pack(array: Values | None) -> tuple[int, int, bytes]:
     plain = _narrow(array)
     if len(array) > 1 and int(array.max()) - int(array.min()) < 2**62:
         steps = _narrow(np.diff(array, prepend=array[:1]))
-        # Sorted columns and times shrink as differences; random values grow.
+        # Differences make sorted columns and times shorter, and random values longer.
         if len(steps[2]) < len(plain[2]):
             first = int(array[0])
             return steps[0] + _STEPS, first, struct.pack("<q", steps[1]) + steps[2]
@@ -121,40 +122,40 @@ def _narrow(array: Values) -> tuple[int, int, bytes]:
 def _decode(page: bytes) -> list[Values | None]:
     count = _HEAD.unpack_from(page)[2]
     position, arrays = _HEAD.size, list[Values | None]()
-    begun: list[Values] = []
+    unfinished: list[Values] = []
     for _ in range(count):
-        kind, rows, base, size, packed = _ARRAY.unpack_from(page, position)
+        kind, rows, base, raw_bytes, packed = _ARRAY.unpack_from(page, position)
         position += _ARRAY.size
-        kind, goes_on = kind % _GOES_ON, kind >= _GOES_ON
+        kind, continued = kind % _CONTINUED, kind >= _CONTINUED
         if kind not in _KINDS:
             raise ValueError(f"an unknown kind of array, {kind}")
-        if size > _MOST_BYTES or rows > _MOST_ROWS or position + packed > len(page):
+        if raw_bytes > _MAX_BYTES or rows > _MAX_ROWS or position + packed > len(page):
             raise ValueError("a length does not fit the page")
         content = page[position : position + packed]
-        # Before anything of that size is made.
-        if size != _size_of(kind, rows, size) or (size and size != _content_size(content)):
+        # Checked before memory of that size is allocated.
+        if raw_bytes != _expected_bytes(kind, rows, raw_bytes) or (raw_bytes and raw_bytes != _content_bytes(content)):
             raise ValueError("lengths contradict each other")
-        raw = pa.decompress(content, size, codec="zstd", asbytes=True) if size else b""
+        raw = pa.decompress(content, raw_bytes, codec="zstd", asbytes=True) if raw_bytes else b""
         position += packed
         array = _unpack(kind, rows, base, raw)
-        if begun or goes_on:
+        if unfinished or continued:
             if array is None:
                 raise ValueError("a part of an array is missing")
-            begun.append(array)
-        if not goes_on:
-            arrays.append(np.concatenate(begun) if begun else array)
-            begun = []
-    if begun:
+            unfinished.append(array)
+        if not continued:
+            arrays.append(np.concatenate(unfinished) if unfinished else array)
+            unfinished = []
+    if unfinished:
         raise ValueError("an array does not end")
     if position != len(page):
         raise ValueError("bytes are left over")
     return arrays
 
 
-def _size_of(kind: int, rows: int, size: int) -> int:
-    """The bytes of so many rows; `size`, as it is said to be, where rows have no fixed width."""
+def _expected_bytes(kind: int, rows: int, raw_bytes: int) -> int:
+    """Returns the raw bytes that `rows` rows must have; `raw_bytes` itself if rows have no fixed width."""
     if kind in (_TEXTS, _WIDE):
-        return size
+        return raw_bytes
     if kind == _NOTHING:
         return 0
     if kind == _BOOL:
@@ -170,8 +171,8 @@ def _float_of(kind: int) -> np.dtype[Any]:
     return next(dtype for dtype, code in _FLOATS.items() if code == kind)
 
 
-def _content_size(frame: bytes) -> int | None:
-    """How many bytes a Zstandard frame (RFC 8878) says that its content has; None where it does not say."""
+def _content_bytes(frame: bytes) -> int | None:
+    """Reads the content size that the header of a Zstandard frame (RFC 8878) declares; None if it declares none."""
     if len(frame) < 5 or frame[:4] != _ZSTD:
         return None
     flags = frame[4]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-# A longer name is no misspelt one, and comparing it would take long.
+# A longer text is hardly a misspelt name, and comparing it would take long.
 _MAX_CHARACTERS = 200
 
 
 def find_nearest(name: object, known: Iterable[str]) -> str | None:
-    """The known name that is most like `name`, whatever its capitals; None where none is alike or `name` is no text."""
+    """Finds the known name most similar to `name`, ignoring case; None if none is similar or `name` is not a text."""
     if not isinstance(name, str) or len(name) > _MAX_CHARACTERS:
         return None
     by_lower = {each.lower(): each for each in known}
@@ -19,9 +19,9 @@ def find_nearest(name: object, known: Iterable[str]) -> str | None:
 
 
 def suggest(name: object, known: Iterable[str], otherwise: str | None = None) -> str:
-    """`did you mean 'x'?` for the nearest known name x.
+    """Returns `did you mean 'x'?` for the most similar known name x.
 
-    otherwise: where none is alike; if it is not given, the known names are listed.
+    If none is similar, returns `otherwise`, or a list of the known names if that is None.
     """
     listed = list(known)
     nearest = find_nearest(name, listed)

@@ -1,4 +1,4 @@
-"""Times as people write them, read as UTC microseconds."""
+"""Reads times as people write them, as UTC microseconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import re
 NEVER_DUE = 2**62
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _FIRST, _LAST = (
-    (moment - _EPOCH) // dt.timedelta(microseconds=1)
-    for moment in (
+    (time - _EPOCH) // dt.timedelta(microseconds=1)
+    for time in (
         dt.datetime(1, 1, 1, tzinfo=dt.timezone.utc),
         dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.timezone.utc),
     )
@@ -18,21 +18,21 @@ _FIRST, _LAST = (
 
 
 def parse_calendar_time(value: object) -> int:
-    """As `parse_time`, of the years 1 to 9999. Raises ValueError for anything else."""
+    """Reads a time like `parse_time`, but only of the years 1 to 9999. Raises ValueError for anything else."""
     try:
         microseconds = parse_time(value)
     except OverflowError:
         raise ValueError("a time beyond the years 1 to 9999") from None
-    # An integer of microseconds could be anything; the engine counts in 64 bits.
+    # An integer is accepted unchecked by `parse_time`, but the engine counts in 64 bits.
     if not _FIRST <= microseconds <= _LAST:
         raise ValueError("a time beyond the years 1 to 9999")
     return microseconds
 
 
 def parse_time(value: object) -> int:
-    """UTC microseconds of an aware or naive (taken as UTC) datetime, an ISO 8601 text or integer microseconds.
+    """Reads a time as UTC microseconds: an aware datetime, a naive one (taken as UTC), an ISO 8601 text or microseconds.
 
-    Raises ValueError for anything else.
+    A date is its midnight. Raises ValueError for anything else.
     """
     if isinstance(value, bool):
         raise ValueError(f"{value!r} is not a time")
@@ -40,7 +40,7 @@ def parse_time(value: object) -> int:
         return value
     if isinstance(value, str):
         text = value.strip()
-        # Python 3.10 reads neither the Z nor fractions of other than 3 or 6 digits.
+        # Python 3.10 reads neither the Z nor fractions other than those of 3 or 6 digits.
         text = text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text
         match = re.fullmatch(r"(.*:\d\d)\.(\d{1,6})(|[+-]\d\d:?\d\d)", text)
         value = dt.datetime.fromisoformat(f"{match[1]}.{match[2]:0<6}{match[3]}" if match else text)

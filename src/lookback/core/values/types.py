@@ -1,4 +1,4 @@
-"""The column types that rules can see, named as Spark names them."""
+"""The column types that rules can use, with Spark's names."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ MAX_ARRAYS = 32
 
 @dataclass(frozen=True)
 class DataType:
-    """A Spark SQL type: `name` is Spark's (`bigint`, `decimal`, `array`, ...).
+    """A Spark SQL type with Spark's name (`bigint`, `decimal`, `array`, ...).
 
-    precision and scale belong to decimals (1 <= precision <= 38, 0 <= scale <= precision), element to arrays.
-    `null` is the type of a bare NULL, as in Spark.
+    Decimals have precision and scale (1 <= precision <= 38, 0 <= scale <= precision), arrays have an element. `null` is
+    the type of a bare NULL, as in Spark.
     """
 
     name: str
@@ -73,8 +73,8 @@ class DataType:
     def storage(self) -> np.dtype:  # type: ignore[type-arg]
         """The numpy dtype of a column's values.
 
-        Integers, dates (days) and timestamps (microseconds) are int64. A decimal is its unscaled value:
-        int64 up to precision 18, Python ints in an object array above. Strings (str) and arrays (list) are objects.
+        Integers, dates (days) and timestamps (microseconds) are int64. A decimal is stored as its unscaled value: int64 up
+        to precision 18, Python ints in an object array above. Strings (str) and arrays (list) are objects.
         """
         if self.name == "boolean":
             return np.dtype(bool)
@@ -109,10 +109,10 @@ def array(element: DataType) -> DataType:
 
 
 def parse_type(text: object, *, explicit: bool = False) -> DataType:
-    """The type that a text such as `bigint`, `decimal(18,2)` or `array<string>` names.
+    """Reads a type from a text such as `bigint`, `decimal(18,2)` or `array<string>`. Raises TypeNameError.
 
-    explicit: whether a decimal must name precision and scale; else `decimal` is decimal(10,0), as in Spark, which has no
-    digits after the point. Raises TypeNameError.
+    explicit: a decimal must have precision and scale; otherwise `decimal` is decimal(10,0), as in Spark, without digits
+    after the point.
     """
     lowered = text.strip().lower() if isinstance(text, str) else ""
     arrays = 0

@@ -1,4 +1,4 @@
-"""What a rule can look at: windows and sequences. Times and durations in microseconds."""
+"""The specifications of windows and sequences; times and durations are in microseconds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ LOOKBACK, TUMBLING, SLIDING, SESSION, SEQUENCE = ("lookback", "tumbling", "slidi
 _Times = TypeVar("_Times", int, npt.NDArray[np.int64])
 
 
-def aligned(times: _Times, resolution: int) -> _Times:
-    """Each of `times` down to a multiple of `resolution` since 1970, also before 1970; with 0 as it is."""
+def align_down(times: _Times, resolution: int) -> _Times:
+    """Rounds times down to a multiple of `resolution` since 1970, also before 1970; 0 leaves them unchanged."""
     return times // resolution * resolution if resolution else times
 
 
 @dataclass(frozen=True)
 class Lookback:
-    """A window that ends at an event: of one at t it covers [t - delay - size, t - delay], both ends included.
+    """A window that ends at each event: for an event at t it covers [t - delay - size, t - delay], both ends included.
 
-    resolution: the window begins at the multiple of it at or before t - delay - size; 0 for exactly there.
+    resolution: the window begins at the last multiple of it at or before t - delay - size; 0 for exactly there.
     """
 
     size: int
@@ -31,19 +31,19 @@ class Lookback:
     kind = LOOKBACK
 
     def bounds(self, times: _Times) -> tuple[_Times, _Times]:
-        """First and last time covered, both included, of an event at each of `times`."""
+        """Returns the first and last time, both included, of the window of an event at each of `times`."""
         last = times - self.delay
-        return aligned(last - self.size, self.resolution), last
+        return align_down(last - self.size, self.resolution), last
 
-    def seen_from(self, time: int) -> tuple[int, int]:
-        """First and last time, both included, of the events whose windows cover `time`."""
-        begun = aligned(time, self.resolution) + self.resolution - 1 if self.resolution else time
-        return time + self.delay, begun + self.delay + self.size
+    def find_affected_times(self, time: int) -> tuple[int, int]:
+        """Returns the first and last time, both included, of the events whose windows cover `time`."""
+        last_begin = align_down(time, self.resolution) + self.resolution - 1 if self.resolution else time
+        return time + self.delay, last_begin + self.delay + self.size
 
 
 @dataclass(frozen=True)
 class TiledWindow:
-    """Tumbling and sliding windows: [a, a + size) for every a = k * slide + offset; tumbling: slide equals size."""
+    """Tumbling and sliding windows [a, a + size) for every a = k * slide + offset; tumbling if slide equals size."""
 
     size: int
     slide: int
@@ -55,13 +55,13 @@ class TiledWindow:
         return TUMBLING if self.slide == self.size else SLIDING
 
     def last_start(self, times: _Times) -> _Times:
-        """Start of the last window that covers each of `times`; the others start `slide` earlier each."""
+        """Returns the start of the last window that covers each of `times`; the one before starts `slide` earlier."""
         return (times - self.offset) // self.slide * self.slide + self.offset
 
 
 @dataclass(frozen=True)
 class Session:
-    """Windows of events that lie `gap` or less apart; the exclusive end is the last event + gap + 1 microsecond."""
+    """Windows of events at most `gap` apart; the exclusive end is the last event + gap + 1 microsecond."""
 
     gap: int
 
@@ -73,9 +73,9 @@ Window = Lookback | TiledWindow | Session
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a sequence: at least `at_least` events that satisfy `condition`, and no more than `at_most`.
+    """A step of a sequence: from `at_least` to `at_most` events that satisfy `condition`.
 
-    absent: no event may satisfy the condition up to `within` after the step before; only a last step can be absent.
+    absent: no event may satisfy the condition up to `within` after the step before; only the last step can be absent.
     """
 
     name: str
