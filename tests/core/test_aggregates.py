@@ -16,8 +16,8 @@ from lookback.core.values.types import BIGINT, DOUBLE, INT, STRING, DataType, de
 
 def over(name: str, values: list[Any], type_: DataType, low: list[int], high: list[int]) -> Column:
     aggregate = AGGREGATES[name]
-    index = aggregate.index(from_values(type_, values).values)
-    partial = aggregate.ranges(index, np.array(low), np.array(high))
+    index = aggregate.build_index(from_values(type_, values).values)
+    partial = aggregate.aggregate_ranges(index, np.array(low), np.array(high))
     return aggregate.finish(partial, type_)
 
 

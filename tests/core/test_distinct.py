@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookback.core.aggregation.distinct import Distinct, Rows
+from lookback.core.aggregation.distinct import DistinctCounter, GroupedRows
 
 TIME = st.integers(-6, 12)
 ROWS = st.lists(st.tuples(st.integers(0, 2), TIME, st.integers(0, 3)), max_size=14)
 
 
-def counted(rows: Rows, windows: list[tuple[int, int, int, int]]) -> list[int]:
+def counted(rows: GroupedRows, windows: list[tuple[int, int, int, int]]) -> list[int]:
     return [
         len(
             {
@@ -35,11 +35,11 @@ def test_windows_of_one_size_at_any_moment(
     rows = [(*row, -1) for row in stored] + [(*row, at) for at, row in enumerate(batch) if kept[at]]
     rows.sort(key=lambda row: (row[0], row[1], row[3]))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    table = Rows(*columns.T.copy())
+    table = GroupedRows(*columns.T.copy())
     # At an event, at its own time or before, or at some other time of its group: windows that end, verdicts revised.
     asked = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, max(0, len(batch) - 1)), TIME), max_size=12))
     groups, positions, last = np.array(asked, dtype=np.int64).reshape(-1, 3).T.copy()
-    distinct = Distinct(table, groups, positions, last)
+    distinct = DistinctCounter(table, groups, positions, last)
     floor = data.draw(TIME)
     for size in data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=3)):
         first = np.maximum(last - size, floor)
@@ -49,5 +49,5 @@ def test_windows_of_one_size_at_any_moment(
 
 def test_nan_is_one_value() -> None:
     one, times = np.zeros(1, dtype=np.int64), np.arange(3)
-    rows = Rows(np.zeros(3, dtype=np.int64), times, np.array([np.nan, np.nan, 0.0]), np.full(3, -1))
-    assert Distinct(rows, one, one, one + 2).count(one).tolist() == [2]
+    rows = GroupedRows(np.zeros(3, dtype=np.int64), times, np.array([np.nan, np.nan, 0.0]), np.full(3, -1))
+    assert DistinctCounter(rows, one, one, one + 2).count(one).tolist() == [2]

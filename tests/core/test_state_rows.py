@@ -184,4 +184,4 @@ class _Shard:
         """What the decoded pages take, as the cache counts it."""
         runs = [run.run for feature in self.state.features.values() for run in feature.runs if run.run is not None]
         buckets = [b for table in self.state.tables.values() for b in table._buckets.values() if b.entries is not None]
-        return sum(run.memory for run in runs) + sum(self.state.cache._sizes[bucket] for bucket in buckets)
+        return sum(run.memory_bytes for run in runs) + sum(self.state.cache._sizes[bucket] for bucket in buckets)

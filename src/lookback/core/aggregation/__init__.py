@@ -1,4 +1,4 @@
-"""Aggregates over the rows of a key: how rows are added, merged, taken away, and asked for a range of times.
+"""Aggregates over the rows of a key: adds, merges and removes rows, and aggregates those in ranges of times.
 
-It must not know rules or where rows are kept.
+This package must not know rules, nor where rows are stored.
 """

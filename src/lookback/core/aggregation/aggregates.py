@@ -1,8 +1,10 @@
 """The aggregates that measures can use: one small class each, and one table that names them.
 
-An aggregate answers for ranges of rows that are sorted by (key, time). It builds an index over the rows once, reads
-any number of ranges from it, merges what several sorted runs say about one window, and finishes with a column of
-Spark's type. All arithmetic is exact; a result that does not fit its type is an error of that row.
+An aggregate works on ranges of rows that are sorted by (key, time). It builds an index over the rows once, aggregates any
+number of ranges with it, merges the partial results that several sorted runs contribute to one window, and finishes with
+a column of Spark's type. All arithmetic is exact; a result that does not fit its type is an error of that row.
+
+Which types an aggregate accepts is decided when a measure is compiled: `AGGREGATE_ARGUMENTS` in expressions/functions.py.
 """
 
 from __future__ import annotations
@@ -15,21 +17,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lookback.core.values.columns import Column, Values, normalize_zeros
+from lookback.core.values.columns import Column, Values, normalize_zeros, replace_nan
 from lookback.core.values.types import BIGINT, DOUBLE, DataType, decimal
 
 Int64s = npt.NDArray[np.int64]
-# What one run of rows says about the windows asked for: arrays of shape (windows,), merged with `merge`.
+# The contributions of one run of rows to windows: arrays of shape (windows,), to be merged with `merge`.
 Partial = tuple[Values, ...]
-# A sum within this bound in every run stays within 64 bits when up to 128 runs are merged.
+# If every run's sum is below this, the sum of up to 128 runs fits in 64 bits.
 _SMALL_SUM = 2**55
 
 
 class Aggregate(ABC):
     """One aggregate function.
 
-    stores_value: whether its argument's values are kept in state. additive: whether what rows contribute is a sum over
-    them, so that rows can stand together as one (see `sums` and `sums_between`), and one of them be subtracted again.
+    stores_value: state keeps the values of its argument. additive: the contribution of rows is a sum over them, so that
+    many rows can be combined into one (see `index_sums` and `sum_ranges`) and a row can be subtracted from it.
     """
 
     stores_value = True
@@ -37,149 +39,149 @@ class Aggregate(ABC):
 
     @abstractmethod
     def result_type(self, argument: DataType | None) -> DataType:
-        """The type that Spark gives the result; `argument` is None for count(*)."""
+        """Returns the type that Spark gives the result; `argument` is None for count(*)."""
 
     @abstractmethod
-    def index(self, values: Values) -> Any:
-        """An index over the values of rows sorted by (key, time), for `ranges`."""
+    def build_index(self, values: Values) -> Any:
+        """Builds the index for `aggregate_ranges` over the values of rows sorted by (key, time)."""
 
     @abstractmethod
-    def ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """What the rows [low, high) of the indexed rows contribute, window by window; low == high is empty."""
+    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
+        """Aggregates the indexed rows [low, high) of each window; low == high is an empty window."""
 
     @abstractmethod
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """The contribution of two disjoint sets of rows."""
+        """Merges the contributions of two disjoint sets of rows, window by window."""
 
     @abstractmethod
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """The results: of `result_type`, NULL where SQL says so, an error where the value does not fit."""
+        """Returns the results as a column of `result_type`: NULL as in SQL, an error where a value does not fit."""
 
 
 class Count(Aggregate):
-    """Number of rows: count(*), or count(x) where rows with NULL were left out before."""
+    """The number of rows, for count(*) and count(x); rows where x is NULL are left out before."""
 
     stores_value = False
     additive = True
 
     def result_type(self, argument: DataType | None) -> DataType:
-        """Always bigint."""
+        """Returns bigint."""
         return BIGINT
 
-    def index(self, values: Values) -> Any:
-        """Nothing is needed."""
+    def build_index(self, values: Values) -> Any:
+        """Returns None: counting needs no index."""
         return None
 
-    def ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """The rows of each range."""
+    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
+        """Counts the rows of each range."""
         return (high - low,)
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """Counts add up."""
+        """Adds the counts."""
         return (left[0] + right[0],)
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """0 for an empty window."""
+        """Returns the counts, 0 for an empty window."""
         return Column(BIGINT, partial[0])
 
 
 class CountDistinct(Aggregate):
-    """Number of different values; NULLs are not counted, NaN is one value, as in Spark."""
+    """The number of different values; NULLs are not counted, and all NaNs are one value, as in Spark."""
 
     def result_type(self, argument: DataType | None) -> DataType:
-        """Always bigint."""
+        """Returns bigint."""
         return BIGINT
 
-    def index(self, values: Values) -> Any:
-        """The values as Python has them, NaN as None since it does not equal itself."""
-        return [None if value != value else value for value in values.tolist()]
+    def build_index(self, values: Values) -> Any:
+        """Returns the values as Python objects, with NaN replaced so that it equals itself."""
+        return [replace_nan(value) for value in values.tolist()]
 
-    def ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """The set of values of each range."""
+    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
+        """Collects the set of values of each range."""
         return (_objects([frozenset(index[a:b]) for a, b in zip(low.tolist(), high.tolist(), strict=True)]),)
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """The union; 0 stands for a window that was not asked for."""
+        """Unites the sets; 0 in place of a set marks a window without a contribution."""
         pairs = zip(left[0].tolist(), right[0].tolist(), strict=True)
         return (_objects([(a or frozenset()) | b if b else a for a, b in pairs]),)
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """0 for an empty window."""
+        """Returns the sizes of the sets, 0 for an empty window."""
         return Column(BIGINT, np.array([len(values or ()) for values in partial[0]], dtype=np.int64))
 
 
 class Sum(Aggregate):
-    """Exact sum of integers or decimals, from prefix sums."""
+    """The exact sum of integers or decimals, from prefix sums."""
 
     additive = True
 
     def result_type(self, argument: DataType | None) -> DataType:
-        """Bigint for integers, decimal(min(38, p + 10), s) for decimal(p, s)."""
+        """Returns bigint for integers, decimal(min(38, p + 10), s) for decimal(p, s)."""
         assert argument is not None
         return decimal(min(38, argument.precision + 10), argument.scale) if argument.is_decimal else BIGINT
 
-    def index(self, values: Values) -> Any:
-        """Prefix sums, one longer than the values."""
+    def build_index(self, values: Values) -> Any:
+        """Returns the prefix sums, one longer than the values."""
         return _prefix_sums(values)
 
-    def ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """Count and sum of each range."""
+    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
+        """Returns the count and sum of each range."""
         return (high - low, index[high] - index[low])
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """Counts and sums add up."""
+        """Adds the counts and sums."""
         return tuple(a + b for a, b in zip(left, right, strict=True))
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """NULL for an empty window; an error where the sum does not fit."""
+        """Returns the sums: NULL for an empty window, an error where a sum does not fit."""
         result = self.result_type(argument)
         count, total = partial
-        return _fitted(result, total, count == 0)
+        return _checked_column(result, total, count == 0)
 
 
 class Avg(Sum):
-    """Exact average: decimal(p + 4, s + 4) for decimals, rounded half up; the nearest double for integers."""
+    """The exact average: decimal(p + 4, s + 4) for decimals, rounded half up; the nearest double for integers."""
 
     def result_type(self, argument: DataType | None) -> DataType:
-        """Spark's: double for integers, decimal(min(38, p + 4), min(38, s + 4)) for decimal(p, s)."""
+        """Returns double for integers, decimal(min(38, p + 4), min(38, s + 4)) for decimal(p, s)."""
         assert argument is not None
         if not argument.is_decimal:
             return DOUBLE
         return decimal(min(38, argument.precision + 4), min(38, argument.scale + 4))
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """NULL for an empty window."""
+        """Returns the averages, NULL for an empty window."""
         assert argument is not None
         count, total = partial
         empty = count == 0
         divisor = np.where(empty, 1, count)
         result = self.result_type(argument)
         if not result.is_decimal:
-            # Python divides integers with a single rounding, at any size.
+            # Python divides integers of any size with a single rounding.
             means = [int(t) / int(n) for t, n in zip(total.tolist(), divisor.tolist(), strict=True)]
             return Column(result, np.array(means, dtype=np.float64), empty if empty.any() else None)
-        shifted = _times(total, 10 ** (result.scale - argument.scale))
-        return _fitted(result, _divide_half_up(shifted, divisor), empty)
+        shifted = _multiply(total, 10 ** (result.scale - argument.scale))
+        return _checked_column(result, _divide_half_up(shifted, divisor), empty)
 
 
 class StddevSamp(Sum):
-    """Sample standard deviation from exact sums, rounded once to the nearest double; NULL below two rows."""
+    """The sample standard deviation from exact sums, rounded once to the nearest double; NULL below two rows."""
 
     def result_type(self, argument: DataType | None) -> DataType:
-        """Always double."""
+        """Returns double."""
         return DOUBLE
 
-    def index(self, values: Values) -> Any:
-        """Prefix sums of the values and of their squares, as Python ints."""
+    def build_index(self, values: Values) -> Any:
+        """Returns the prefix sums of the values and of their squares, as Python ints."""
         exact = values.astype(object)
         return _prefix_sums(exact), _prefix_sums(exact * exact)
 
-    def ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """Count, sum and sum of squares of each range."""
+    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
+        """Returns the count, sum and sum of squares of each range."""
         return (high - low, index[0][high] - index[0][low], index[1][high] - index[1][low])
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """The square root of (n * sum(x^2) - sum(x)^2) / (n * (n - 1)), at the argument's scale."""
+        """Returns the square root of (n * sum(x^2) - sum(x)^2) / (n * (n - 1)), at the argument's scale."""
         assert argument is not None
         unit = 10 ** (2 * argument.scale)
         values = np.zeros(len(partial[0]), dtype=np.float64)
@@ -191,21 +193,21 @@ class StddevSamp(Sum):
 
 
 class _Extreme(Aggregate):
-    """Smallest or largest value, from block-wise prefix and suffix extremes and a sparse table over the blocks."""
+    """The smallest or largest value, from prefix and suffix extremes of blocks and a sparse table over the blocks."""
 
     _BLOCK = 32
 
     def result_type(self, argument: DataType | None) -> DataType:
-        """The argument's own type."""
+        """Returns the argument's type."""
         assert argument is not None
         return argument
 
     @abstractmethod
-    def better(self, left: Values, right: Values) -> Values:
-        """The extreme of each pair."""
+    def pick(self, left: Values, right: Values) -> Values:
+        """Returns the extreme of each pair."""
 
-    def index(self, values: Values) -> Any:
-        """Values in blocks of 32; per row the extreme from its block's start and to its block's end; a sparse table."""
+    def build_index(self, values: Values) -> Any:
+        """Returns values in blocks of 32, each row's extremes from its block's start and to its end, and a sparse table."""
         count, block = len(values), self._BLOCK
         if count == 0:
             return values, values, values, []
@@ -215,16 +217,16 @@ class _Extreme(Aggregate):
         grid = padded.reshape(blocks, block)
         prefix, suffix = grid.copy(), grid.copy()
         for at in range(1, block):
-            prefix[:, at] = self.better(prefix[:, at - 1], prefix[:, at])
-            suffix[:, block - 1 - at] = self.better(suffix[:, block - at], suffix[:, block - 1 - at])
+            prefix[:, at] = self.pick(prefix[:, at - 1], prefix[:, at])
+            suffix[:, block - 1 - at] = self.pick(suffix[:, block - at], suffix[:, block - 1 - at])
         table = [suffix[:, 0]]
         while len(table[-1]) > 2 ** (len(table) - 1):
             step = 2 ** (len(table) - 1)
-            table.append(self.better(table[-1][:-step], table[-1][step:]))
+            table.append(self.pick(table[-1][:-step], table[-1][step:]))
         return padded, prefix.ravel(), suffix.ravel(), table
 
-    def ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """Count and extreme of each range; the extreme of an empty range means nothing."""
+    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
+        """Returns the count and extreme of each range; the extreme of an empty range has no meaning."""
         padded, prefix, suffix, table = index
         count = high - low
         best = np.zeros(len(low), dtype=padded.dtype)
@@ -232,50 +234,50 @@ class _Extreme(Aggregate):
             return count, best
         first, last = low // self._BLOCK, (high - 1) // self._BLOCK
         wide = np.flatnonzero((count > 0) & (first < last))
-        best[wide] = self.better(suffix[low[wide]], prefix[high[wide] - 1])
+        best[wide] = self.pick(suffix[low[wide]], prefix[high[wide] - 1])
         between = last[wide] - first[wide] - 1
         for level, extremes in enumerate(table):
             at = (between >= 2**level) & (between < 2 ** (level + 1))
             rows = wide[at]
-            ends = self.better(extremes[first[rows] + 1], extremes[last[rows] - 2**level])
-            best[rows] = self.better(best[rows], ends)
+            ends = self.pick(extremes[first[rows] + 1], extremes[last[rows] - 2**level])
+            best[rows] = self.pick(best[rows], ends)
         narrow = np.flatnonzero((count > 0) & (first == last))
         best[narrow] = padded[low[narrow]]
         for step in range(1, int(count[narrow].max()) if len(narrow) else 0):
             narrow = narrow[count[narrow] > step]
-            best[narrow] = self.better(best[narrow], padded[low[narrow] + step])
+            best[narrow] = self.pick(best[narrow], padded[low[narrow] + step])
         return count, best
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """The better of both, where both have rows."""
+        """Picks the extreme of both where both have rows."""
         if len(left[1]) == 0:
             return left
         both = np.flatnonzero((left[0] > 0) & (right[0] > 0))
         best = np.where(left[0] > 0, left[1], right[1])
-        best[both] = self.better(left[1][both], right[1][both])
+        best[both] = self.pick(left[1][both], right[1][both])
         return left[0] + right[0], best
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """NULL for an empty window; 0.0 for -0.0, which SQL takes for equal."""
+        """Returns the extremes: NULL for an empty window, 0.0 for -0.0, which is equal to it in SQL."""
         empty = partial[0] == 0
-        # An argument such as -d makes -0.0, and which zero is better would depend on the order of the rows.
+        # An argument such as -d yields -0.0; which zero is picked would depend on the order of the rows.
         return normalize_zeros(Column(self.result_type(argument), partial[1], empty if empty.any() else None))
 
 
 class Min(_Extreme):
-    """Smallest value; NaN is the greatest double, as in Spark."""
+    """The smallest value; NaN is the greatest double, as in Spark."""
 
-    def better(self, left: Values, right: Values) -> Values:
-        """The smaller of each pair."""
+    def pick(self, left: Values, right: Values) -> Values:
+        """Returns the smaller of each pair."""
         smaller: Values = np.fmin(left, right) if left.dtype.kind == "f" else np.minimum(left, right)
         return smaller
 
 
 class Max(_Extreme):
-    """Largest value; NaN is the greatest double, as in Spark."""
+    """The largest value; NaN is the greatest double, as in Spark."""
 
-    def better(self, left: Values, right: Values) -> Values:
-        """The larger of each pair."""
+    def pick(self, left: Values, right: Values) -> Values:
+        """Returns the larger of each pair."""
         larger: Values = np.maximum(left, right)
         return larger
 
@@ -291,13 +293,13 @@ AGGREGATES: dict[str, Aggregate] = {
 }
 
 
-def sums(parts: Partial) -> Partial:
-    """An index over what rows of an additive aggregate contribute, for `sums_between`."""
+def index_sums(parts: Partial) -> Partial:
+    """Builds the index for `sum_ranges` over the contributions of rows to an additive aggregate."""
     return tuple(_prefix_sums(part) for part in parts)
 
 
-def sums_between(index: Partial, low: Int64s, high: Int64s) -> Partial:
-    """What the rows [low, high) of the indexed rows contribute together."""
+def sum_ranges(index: Partial, low: Int64s, high: Int64s) -> Partial:
+    """Adds the contributions of the indexed rows [low, high) of each window."""
     return tuple(prefix[high] - prefix[low] for prefix in index)
 
 
@@ -319,7 +321,7 @@ def _prefix_sums(values: Values) -> Values:
     return sums
 
 
-def _times(values: Values, factor: int) -> Values:
+def _multiply(values: Values, factor: int) -> Values:
     if values.dtype != np.dtype(object) and len(values) and int(np.abs(values).max()) * factor >= 2**61:
         values = values.astype(object)
     product: Values = values * factor
@@ -332,8 +334,8 @@ def _divide_half_up(values: Values, divisor: Int64s) -> Values:
     return quotient
 
 
-def _fitted(type_: DataType, values: Values, empty: npt.NDArray[np.bool_]) -> Column:
-    """The column of `values`, with an error where a value is beyond the type's range."""
+def _checked_column(type_: DataType, values: Values, empty: npt.NDArray[np.bool_]) -> Column:
+    """Makes the column of `values`, with NULL where `empty` and an error where a value is beyond the type's range."""
     error = None
     limit = 10**type_.precision - 1 if type_.is_decimal else 2**63 - 1
     if values.dtype == np.dtype(object) or (type_.is_decimal and type_.precision <= 18):
@@ -345,10 +347,10 @@ def _fitted(type_: DataType, values: Values, empty: npt.NDArray[np.bool_]) -> Co
 
 
 def _sqrt(value: Fraction) -> float:
-    """The double nearest to the square root of a rational number that is not negative."""
+    """Returns the double nearest to the square root of a rational number, which must not be negative."""
     if value == 0:
         return 0.0
-    # 64 bits of root with a sticky last bit round to the 53 of a double as the exact root does.
+    # 64 bits of root with a sticky last bit round to the 53 bits of a double as the exact root does.
     shift = max(0, 130 - (value.numerator.bit_length() - value.denominator.bit_length()))
     shift += shift % 2
     scaled = (value.numerator << shift) // value.denominator

@@ -1,4 +1,4 @@
-"""The events of a batch by one grouping set: keys, order, and windows among the events of the batch itself."""
+"""Groups the events of a batch by the fields of one group_by, and aggregates windows over the events of the batch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lookback.core.values.times import NEVER_DUE
 class Queries:
     """Windows to be measured, one per row. Measure several features with one object: it caches the ranges of its windows.
 
-    numbers: of their keys in a grouping, -1 for a key without events in the batch; positions: events of the batch count up
-    to this one; first, last: times, both included, shape (rows,). by_arrival: rows inside the window may have arrived after
-    the query and must be cut off; by_time: rows that have arrived may be later than `last` and must be cut off.
-    found, mixed: the results of `Grouping.ranges` and `Grouping.mixed`, once they are known.
+    numbers: each key's number in a grouping, -1 for a key without events in the batch; positions: the last event of the
+    batch that counts; first, last: times, both included; all of shape (rows,). by_arrival: rows inside the window may have
+    arrived after the query and must be cut off; by_time: rows that have arrived may be later than `last` and must be cut
+    off. ranges, disordered: the cached results of `Grouping.find_ranges` and `Grouping.select_disordered`.
     """
 
     numbers: Int64s
@@ -30,8 +30,8 @@ class Queries:
     last: Int64s
     by_arrival: bool = True
     by_time: bool = True
-    found: tuple[Int64s, Int64s] | None = None
-    mixed: tuple[Int64s, Queries] | None = None
+    ranges: tuple[Int64s, Int64s] | None = None
+    disordered: tuple[Int64s, Queries] | None = None
 
     @cached_property
     def earliest(self) -> int:
@@ -43,20 +43,24 @@ class Queries:
         """The highest `last`."""
         return int(self.last.max(initial=-NEVER_DUE))
 
-    def starting_at_least(self, floor: int) -> Queries:
-        """The same windows, none of which begins before `floor`."""
+    def clip_to(self, floor: int) -> Queries:
+        """Returns the same windows, cut off before `floor`."""
         if floor <= self.earliest:
             return self
-        return replace(self, first=np.maximum(self.first, floor), found=None, mixed=None)
+        return replace(self, first=np.maximum(self.first, floor), ranges=None, disordered=None)
 
     def take(self, at: Int64s) -> Queries:
-        """The queries at these positions."""
+        """Returns the queries at these positions."""
         numbers, positions = self.numbers[at], self.positions[at]
         return Queries(numbers, positions, self.first[at], self.last[at], self.by_arrival, self.by_time)
 
 
 class Grouping:
-    """Events of one grouping set. `mine`: mask of the events that belong to this shard, in order of arrival."""
+    """The events of a batch grouped by key.
+
+    mine: marks the events that belong to this shard; events are in order of arrival. numbers: the number of each event's
+    key, shape (events,), -1 for events of other shards. sorted: the positions of this shard's events by (key, time, arrival).
+    """
 
     def __init__(self, keys: Keys, times: Int64s, mine: Mask) -> None:
         self.mine = mine
@@ -64,7 +68,6 @@ class Grouping:
         self.keys = keys
         positions = np.flatnonzero(mine)
         numbers, self.distinct = number_keys(keys.take(positions))
-        # Number of each event's key, over all events; those of other shards have none.
         self.numbers = np.full(len(times), -1, dtype=np.int64)
         self.numbers[positions] = numbers
         self.sorted = positions[order_by_group(numbers, times[positions])]
@@ -73,7 +76,7 @@ class Grouping:
     def is_out_of_order(self) -> Mask:
         """Marks the events that arrived after an event of their key with a later time, shape (rows,)."""
         is_out_of_order = np.zeros(len(self.times), dtype=bool)
-        # Keys ascend, so that the earliest arrival among the rows behind begins anew with each key.
+        # Keys ascend, so the minimum over the arrivals of later rows never crosses into another key.
         arrived = self.numbers[self.sorted] * len(self.times) + self.sorted
         is_out_of_order[self.sorted] = arrived > np.minimum.accumulate(arrived[::-1])[::-1]
         return is_out_of_order
@@ -81,9 +84,9 @@ class Grouping:
     @cached_property
     def has_disorder(self) -> Mask:
         """Marks the keys that have an event out of order, shape (keys,)."""
-        mask = np.zeros(len(self.distinct.low), dtype=bool)
-        mask[self.numbers[self.is_out_of_order]] = True
-        return mask
+        has_disorder = np.zeros(len(self.distinct.low), dtype=bool)
+        has_disorder[self.numbers[self.is_out_of_order]] = True
+        return has_disorder
 
     @cached_property
     def in_order(self) -> Int64s:
@@ -98,26 +101,26 @@ class Grouping:
     def _by_arrival(self) -> TimeSearch:
         return TimeSearch(self.numbers[self.in_order], self.in_order)
 
-    def mixed(self, queries: Queries) -> tuple[Int64s, Queries]:
-        """Selects the queries of keys with events out of order: their positions, and the queries."""
-        if queries.mixed is None:
+    def select_disordered(self, queries: Queries) -> tuple[Int64s, Queries]:
+        """Selects the queries of keys with events out of order. Returns their positions and the queries."""
+        if queries.disordered is None:
             at: Int64s = np.empty(0, dtype=np.int64)
             if self.has_disorder.any():
                 at = np.flatnonzero((queries.numbers >= 0) & self.has_disorder[queries.numbers])
-            queries.mixed = at, queries.take(at)
-        return queries.mixed
+            queries.disordered = at, queries.take(at)
+        return queries.disordered
 
-    def ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
-        """The events in order inside each window, as a range [low, high) of `in_order`; low == high is none."""
-        if queries.found is None:
-            queries.found = self._find_ranges(queries)
-        return queries.found
+    def find_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
+        """Finds the events in order inside each window, as a range [low, high) of `in_order`; low == high if none."""
+        if queries.ranges is None:
+            queries.ranges = self._compute_ranges(queries)
+        return queries.ranges
 
-    def _find_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
+    def _compute_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
         numbers, known = queries.numbers, queries.numbers >= 0
         by_time, by_arrival = self._by_time, self._by_arrival
         low = by_time.first_at_least(numbers, queries.first)
-        # Rows with the time of the judged event that arrived after it are not in its window.
+        # Rows at the time of the judged event that arrived after it are outside its window.
         if queries.by_arrival:
             high = by_arrival.first_at_least(numbers, queries.positions + 1)
             if queries.by_time:
@@ -126,110 +129,111 @@ class Grouping:
             high = by_time.first_at_least(numbers, queries.last + 1)
         if queries.by_arrival != queries.by_time:
             # With events out of order, rows may lie beyond both ends of a query.
-            mixed, asked = self.mixed(queries)
-            if len(mixed):
+            at, disordered = self.select_disordered(queries)
+            if len(at):
                 other = (
-                    by_time.first_at_least(asked.numbers, asked.last + 1)
+                    by_time.first_at_least(disordered.numbers, disordered.last + 1)
                     if queries.by_arrival
-                    else by_arrival.first_at_least(asked.numbers, asked.positions + 1)
+                    else by_arrival.first_at_least(disordered.numbers, disordered.positions + 1)
                 )
-                high[mixed] = np.minimum(high[mixed], other)
+                high[at] = np.minimum(high[at], other)
         return np.where(known, low, 0), np.where(known, np.maximum(low, high), 0)
 
 
 class FeatureRows:
     """The rows of a batch that a feature keeps, sorted by (key, time, arrival).
 
-    positions: of the rows among the batch's events in order of arrival; values None where none are stored.
+    positions: of the rows among the batch's events in order of arrival; values: None if the feature stores none.
     """
 
     def __init__(self, grouping: Grouping, aggregate: Aggregate, selected: Mask, values: Values | None) -> None:
-        """selected, values: of all events, in order of arrival."""
-        self._grouping, self._aggregate, self._selected, self._of_all = grouping, aggregate, selected, values
+        """selected, values: one element per event of the batch, in order of arrival."""
+        self._grouping, self._aggregate, self._selected, self._all_values = grouping, aggregate, selected, values
         self.positions: Int64s = grouping.sorted[selected[grouping.sorted]]
         self.values = None if values is None else values[self.positions]
 
     @cached_property
     def _in_order(self) -> tuple[Int64s | None, Any]:
-        """The number of rows before each event of `Grouping.in_order` (None if all are rows), and an index over the rows."""
+        """The number of rows before each event of `Grouping.in_order` (None if every event is a row), and their index."""
         kept = self._selected[self._grouping.in_order]
         positions, before = self._grouping.in_order, None
         if not kept.all():
             positions = positions[kept]
             before = np.concatenate(([0], np.cumsum(kept))).astype(np.int64)
-        return before, self._index(positions)
+        return before, self._build_index(positions)
 
     @cached_property
     def _blocks(self) -> list[_Block]:
         """The rows out of order, in blocks of 1, 2, 4, ... by arrival (the logarithmic method, offline; Bentley, 1980).
 
-        The first n of them had arrived by a query: a block of 2^k rows for every bit of n.
+        If n rows had arrived by a query, it reads one block of 2^k rows for every bit k that is set in n.
         """
         grouping, positions = self._grouping, self._out_of_order
         ranks = np.searchsorted(self._arrived, positions)
         keys, blocks = len(grouping.distinct.low), []
-        size = 1
-        while size <= len(positions):
-            left = np.flatnonzero((ranks // size) % 2 == 0)
-            pair = ranks[left] // (2 * size)
+        rows = 1
+        while rows <= len(positions):
+            left = np.flatnonzero((ranks // rows) % 2 == 0)
+            pair = ranks[left] // (2 * rows)
             order = np.argsort(pair, kind="stable")
             at = positions[left[order]]
             groups, dense = np.unique(pair[order] * keys + grouping.numbers[at], return_inverse=True)
             search = TimeSearch(dense.astype(np.int64), grouping.times[at])
-            blocks.append(_Block(size, groups, search, self._index(at)))
-            size *= 2
+            blocks.append(_Block(rows, groups, search, self._build_index(at)))
+            rows *= 2
         return blocks
 
     @cached_property
     def _out_of_order(self) -> Int64s:
-        """The rows out of order, by (key, time, arrival)."""
+        """The positions of the rows out of order, by (key, time, arrival)."""
         return self.positions[self._grouping.is_out_of_order[self.positions]]
 
     @cached_property
     def _arrived(self) -> Int64s:
-        """The rows out of order, by arrival."""
+        """The positions of the rows out of order, by arrival."""
         return np.sort(self._out_of_order)
 
-    def _index(self, positions: Int64s) -> Any:
-        return self._aggregate.index(positions if self._of_all is None else self._of_all[positions])
+    def _build_index(self, positions: Int64s) -> Any:
+        return self._aggregate.build_index(positions if self._all_values is None else self._all_values[positions])
 
-    def windows(self, queries: Queries) -> Partial:
+    def aggregate_windows(self, queries: Queries) -> Partial:
         """Aggregates the rows of each window that had arrived by its query."""
-        low, high = self._grouping.ranges(queries)
+        low, high = self._grouping.find_ranges(queries)
         before, index = self._in_order
         if before is not None:
             low, high = before[low], before[high]
-        partial = self._aggregate.ranges(index, low, high)
-        mixed, asked = self._grouping.mixed(queries)
-        if len(mixed) and len(self._arrived):
-            arrived = np.searchsorted(self._arrived, asked.positions, side="right")
+        partial = self._aggregate.aggregate_ranges(index, low, high)
+        positions, disordered = self._grouping.select_disordered(queries)
+        if len(positions) and len(self._arrived):
+            arrived = np.searchsorted(self._arrived, disordered.positions, side="right")
             keys = len(self._grouping.distinct.low)
             for block in self._blocks:
-                at, low, high = block.ranges(asked, arrived, keys)
-                more = self._aggregate.ranges(block.index, low, high)
-                partial = merge_at(self._aggregate, partial, mixed[at], more)
+                at, low, high = block.find_ranges(disordered, arrived, keys)
+                more = self._aggregate.aggregate_ranges(block.index, low, high)
+                partial = merge_at(self._aggregate, partial, positions[at], more)
         return partial
 
 
 @dataclass(frozen=True)
 class _Block:
-    """The first of every two neighbouring blocks of `size` rows out of order, all in one.
+    """All blocks of one level: the first of every two neighbouring blocks of `rows` rows out of order.
 
-    groups: pair of blocks * number of keys + key, ascending; search: over the rows by group and time; index: over them.
+    groups: pair of blocks * number of keys + key, ascending; search: over the rows by group and time; index: of the
+    aggregate, over the same rows.
     """
 
-    size: int
+    rows: int
     groups: Int64s
     search: TimeSearch
     index: Any
 
-    def ranges(self, queries: Queries, arrived: Int64s, keys: int) -> tuple[Int64s, Int64s, Int64s]:
-        """The queries that have rows in these blocks, and the range of rows of each.
+    def find_ranges(self, queries: Queries, arrived: Int64s, keys: int) -> tuple[Int64s, Int64s, Int64s]:
+        """Finds the queries with rows in these blocks. Returns their positions and the range [low, high) of rows of each.
 
-        arrived: how many rows out of order had arrived by each query.
+        arrived: the number of rows out of order that had arrived by each query.
         """
-        wanted = arrived // (2 * self.size) * keys + queries.numbers
-        at = np.flatnonzero((arrived // self.size) % 2 == 1)
+        wanted = arrived // (2 * self.rows) * keys + queries.numbers
+        at = np.flatnonzero((arrived // self.rows) % 2 == 1)
         group = np.minimum(np.searchsorted(self.groups, wanted[at]), len(self.groups) - 1)
         found = self.groups[group] == wanted[at]
         at, group = at[found], group[found]
@@ -238,13 +242,13 @@ class _Block:
 
 
 def merge_at(aggregate: Aggregate, partial: Partial, at: Int64s, more: Partial) -> Partial:
-    """Merges `more` into the windows of `partial` at these positions; arrays change in place where their type allows it."""
+    """Merges `more` into the windows of `partial` at these positions; arrays change in place if their type allows it."""
     if len(at) == len(partial[0]):
         return aggregate.merge(partial, more)
     merged = aggregate.merge(tuple(part[at] for part in partial), more)
     wholes = []
     for whole, part in zip(partial, merged, strict=True):
-        # Sums that no longer fit 64 bits.
+        # The types differ if sums no longer fit in 64 bits.
         wide = whole if whole.dtype == part.dtype else whole.astype(part.dtype)
         wide[at] = part
         wholes.append(wide)

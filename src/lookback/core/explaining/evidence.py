@@ -331,7 +331,7 @@ class Evidence:
         values: Values = np.zeros(len(positions), dtype=np.int64)
         if feature.argument is not None and aggregate.stores_value:
             values = self.events.value(feature.argument).values[positions]
-        index, upper = aggregate.index(values), np.array(sizes, dtype=np.int64)
+        index, upper = aggregate.build_index(values), np.array(sizes, dtype=np.int64)
         if feature.function == "count_distinct":
             # Set by set it would take the square of the time.
             seen: set[Any] = set()
@@ -340,7 +340,7 @@ class Evidence:
                 seen.add(value)
                 numbers.append(len(seen))
             return Column(BIGINT, np.array(numbers, dtype=np.int64)[upper])
-        return aggregate.finish(aggregate.ranges(index, np.zeros_like(upper), upper), feature.argument_type)
+        return aggregate.finish(aggregate.aggregate_ranges(index, np.zeros_like(upper), upper), feature.argument_type)
 
     def value(self, measure: CompiledMeasure, positions: Int64s) -> Any:
         """The measure over the events at `positions`; None for NULL."""

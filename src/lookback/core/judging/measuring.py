@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from lookback.core.aggregation.distinct import STORED, Distinct, Rows
+from lookback.core.aggregation.distinct import STORED, DistinctCounter, GroupedRows
 from lookback.core.aggregation.grouping import FeatureRows, Grouping, Queries, merge_at
 from lookback.core.aggregation.runs import Run
 from lookback.core.judging.lateness import find_in_time
@@ -141,7 +141,7 @@ class Measuring:
     ) -> Column:
         state, aggregate = self.state.features[feature.feature_id], feature.aggregate
         if state.floor is not None:
-            queries = queries.starting_at_least(state.floor)
+            queries = queries.clip_to(state.floor)
         if feature.function == "count_distinct" and len(queries.first):
             return Column(BIGINT, self._find_distinct(feature, keys, queries, shared).count(queries.first))
         partial = self.select_rows(feature).windows(queries)
@@ -149,7 +149,7 @@ class Measuring:
             groups = self._find_numbers(run_id, run, feature.group_by, keys, queries)
             if emptied is not None:
                 groups = np.where((groups >= 0) & emptied[groups], -1, groups)
-            at, rows = run.windows(feature.function, aggregate, groups, queries)
+            at, rows = run.aggregate_windows(feature.function, aggregate, groups, queries)
             if len(at):
                 partial = merge_at(aggregate, partial, at, rows)
         return aggregate.finish(partial, feature.argument_type)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lookback.core.aggregation.distinct import count_from_start
-from lookback.core.aggregation.runs import comparable
 from lookback.core.judging.measuring import select_kept, select_values
 from lookback.core.judging.segment import Order, RuleRun
 from lookback.core.judging.verdicts import Memory, Subject, memories_value, read_memories, texts_of
@@ -24,7 +23,7 @@ from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import moment
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Column, Mask, Values, from_values, text_of
+from lookback.core.values.columns import Column, Mask, Values, from_values, replace_nan, text_of
 from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT
@@ -494,7 +493,7 @@ class _Judge:
         if feature.function == "count_distinct":
             groups = np.searchsorted(np.array(sorted(begins.values())), np.arange(len(listed)), side="right")
             return Column(BIGINT, count_from_start(groups.astype(np.int64), stored, low, high))
-        return aggregate.finish(aggregate.ranges(aggregate.index(stored), low, high), type_)
+        return aggregate.finish(aggregate.aggregate_ranges(aggregate.build_index(stored), low, high), type_)
 
     def _write_verdict(self, result: _Result, holds: bool, measures: dict[str, Any], is_complete: bool) -> None:
         """Writes the row of a session, if its verdict or its measures have changed."""

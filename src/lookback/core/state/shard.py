@@ -103,7 +103,7 @@ class FeatureState:
         floor = watermark - self.width
         if self.buckets is not None:
             floor = align_down(floor, self.buckets.resolution)
-            self.closed = max(self.closed, self.buckets.closed(watermark))
+            self.closed = max(self.closed, self.buckets.find_closed_end(watermark))
         if self.floor is None or floor > self.floor:
             self.floor = floor
 
@@ -441,7 +441,7 @@ class ShardState:
         if known.run is not None:
             stored.run = known.run
             self.cache.forget(known)
-            self.cache.hold(stored, stored.run.memory)
+            self.cache.hold(stored, stored.run.memory_bytes)
 
     def _to_manifest(self) -> Manifest:
         return Manifest(
