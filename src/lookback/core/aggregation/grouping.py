@@ -235,8 +235,8 @@ class _Block:
         wanted = arrived // (2 * self.rows) * keys + queries.numbers
         at = np.flatnonzero((arrived // self.rows) % 2 == 1)
         group = np.minimum(np.searchsorted(self.groups, wanted[at]), len(self.groups) - 1)
-        found = self.groups[group] == wanted[at]
-        at, group = at[found], group[found]
+        has_group = self.groups[group] == wanted[at]
+        at, group = at[has_group], group[has_group]
         low = self.search.first_at_least(group, queries.first[at])
         return at, low, np.maximum(low, self.search.first_at_least(group, queries.last[at] + 1))
 

@@ -136,8 +136,8 @@ class Run:
         """Marks the pairs of key and time at which the run has a row, shape (keys,)."""
         groups = find_keys(keys, self.keys)
         low, high = self._find_ranges(np.maximum(groups, 0), times, times)
-        found: Mask = (groups >= 0) & (high > low)
-        return found
+        has_rows: Mask = (groups >= 0) & (high > low)
+        return has_rows
 
     def _find_ranges(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
         """Finds the rows [low, high) of each window; its key must be in the run."""

@@ -166,16 +166,16 @@ def find_keys(wanted: Keys, sorted_keys: Keys) -> Int64s:
     if count == 0:
         return np.full(len(wanted.low), -1, dtype=np.int64)
     position = np.searchsorted(sorted_keys.low, wanted.low).astype(np.int64, copy=False)
-    found = np.minimum(position, count - 1)
-    same_low = sorted_keys.low[found] == wanted.low
-    match = same_low & (sorted_keys.high[found] == wanted.high)
+    nearest = np.minimum(position, count - 1)
+    same_low = sorted_keys.low[nearest] == wanted.low
+    match = same_low & (sorted_keys.high[nearest] == wanted.high)
     for row in np.flatnonzero(same_low & ~match):  # two keys share their low half: NULL and 0, otherwise almost never
         at = int(position[row])
         while at < count and sorted_keys.low[at] == wanted.low[row]:
             if sorted_keys.high[at] == wanted.high[row]:
-                found[row], match[row] = at, True
+                nearest[row], match[row] = at, True
             at += 1
-    return np.where(match, found, -1)
+    return np.where(match, nearest, -1)
 
 
 class TimeSearch:
