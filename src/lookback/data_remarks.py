@@ -13,7 +13,7 @@ from sqlglot import exp
 
 from lookback.core.errors import ExpressionError
 from lookback.core.expressions.compiling import Expression, compile_expression
-from lookback.core.expressions.syntax import LookbackSql, parse, unwrapped
+from lookback.core.expressions.syntax import LookbackSql, parse, unwrap
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.document import quote_value
 from lookback.core.rules.remarks import Remark
@@ -73,7 +73,7 @@ def _find_unseen_values(place: str, text: str, stream: Stream, history: Events) 
         else:
             pairs = [(node.this, node.expression), (node.expression, node.this)]
         for side, other in pairs:
-            literal = unwrapped(other)
+            literal = unwrap(other)
             if not (isinstance(literal, exp.Literal) and literal.is_string):
                 continue
             column = unwrapped(side)

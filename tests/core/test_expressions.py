@@ -16,9 +16,9 @@ from lookback.core.expressions.compiling import (
     Expression,
     compile_aggregate,
     compile_expression,
-    recompiled,
+    recompile,
 )
-from lookback.core.expressions.functions import AGGREGATES, FORMS, FUNCTIONS, matcher
+from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FORMS, FUNCTIONS, compile_like
 from lookback.core.expressions.syntax import LookbackSql, is_bare_name
 from lookback.core.values.columns import Column, from_values
 from lookback.core.values.types import (
@@ -181,13 +181,13 @@ def test_every_name_of_a_field_is_printed_so_that_it_is_read_again() -> None:
         schema = {name: INT}
         expression = compile_expression(EVERYWHERE.format(in_backticks(name)), schema)
         assert expression.fields == {name}
-        assert recompiled(expression.sql, schema) == expression
+        assert recompile(expression.sql, schema) == expression
         if not is_bare_name(name):
-            assert expression.reads_back
+            assert expression.is_readable
             call = compile_aggregate("max({0}) filter (where {0} > 1)".format(in_backticks(name)), schema)
             assert compile_aggregate(call.sql, schema) == call
             at = compile_expression(f"{in_backticks(name)} - interval 1 day is null", {name: TIMESTAMP})
-            assert recompiled(at.sql, {name: TIMESTAMP}) == at
+            assert recompile(at.sql, {name: TIMESTAMP}) == at
 
 
 def in_backticks(name: str) -> str:
@@ -219,7 +219,7 @@ def test_a_field_named_like_a_value_is_the_field(text: str) -> None:
     type_ = BOOLEAN if name == "true" else INT
     columns = {name: from_values(type_, [1, 0, None])}
     expected = [False, False, True] if "is null" in text else [True, False, None]
-    again = recompiled(compile_expression(text, {name: type_}).sql, {name: type_})
+    again = recompile(compile_expression(text, {name: type_}).sql, {name: type_})
     assert outcomes(again.evaluate(columns, 3)) == expected
 
 
@@ -456,14 +456,14 @@ def test_substring_counts_from_one_or_from_the_end() -> None:
     ],
 )
 def test_like(pattern: str, yes: list[str], no: list[str]) -> None:
-    matches = matcher(pattern, "\\")
+    matches = compile_like(pattern, "\\")
     assert all(matches(text) for text in yes)
     assert not any(matches(text) for text in no)
 
 
 def test_like_does_not_backtrack() -> None:
     # A backtracking matcher would try about 10^40 ways.
-    assert matcher("%a" * 20 + "%b_", "\\")("a" * 5_000) is False
+    assert compile_like("%a" * 20 + "%b_", "\\")("a" * 5_000) is False
 
 
 def test_times_are_utc_and_before_the_epoch_round_down() -> None:
@@ -675,7 +675,7 @@ TEACHING = (
     [
         ("sum(amount) / count(*)", [f"'SUM(amount) / COUNT(*)' is not an aggregate: {TEACHING}"]),
         ("amount", [f"'amount' is not an aggregate: {TEACHING}"]),
-        ("median(i)", [f"median() is not an aggregate that can be used: {TEACHING}; the aggregates are {', '.join(sorted(AGGREGATES))}"]),
+        ("median(i)", [f"median() is not an aggregate that can be used: {TEACHING}; the aggregates are {', '.join(sorted(AGGREGATE_ARGUMENTS))}"]),
         ("sum(x)", ["sum() takes exact numbers, since sums of a double depend on order; write cast(x as decimal(18,2)) or as needed"]),
         ("avg(text)", ["avg() takes an integer or a decimal, got string; cast it"]),
         ("min(numbers)", ["min() takes single values, got array<int>"]),

@@ -95,10 +95,10 @@ def broken(*_: Any) -> Any:
 def test_a_condition_that_cannot_be_read_again_is_not_sent_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     where = rule("large", where="amount >= 30 and shop = 'a'", **COUNT)
     assert coverage_of(where).conditions(("customer",)) == ["amount >= 30 and shop = 'a'"]
-    monkeypatch.setattr(expressions, "recompiled", broken)
+    monkeypatch.setattr(expressions, "recompile", broken)
     assert coverage_of(where).conditions(("customer",)) is None
     # What is read as something else, as a field named null once was, is not sent either.
-    monkeypatch.setattr(expressions, "recompiled", lambda *_: compile_rule(rule("r", where="true"), STREAM).where)
+    monkeypatch.setattr(expressions, "recompile", lambda *_: compile_rule(rule("r", where="true"), STREAM).where)
     assert coverage_of(where).conditions(("customer",)) is None
 
 

@@ -1,4 +1,4 @@
-"""SQL expressions over columns: read from text, checked against types, compiled and evaluated as Spark evaluates them.
+"""SQL expressions over columns: parses, type-checks and compiles them, and evaluates them as Spark does.
 
-It must not know rules, state or streams.
+This package must not know rules, state or streams.
 """

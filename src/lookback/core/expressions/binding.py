@@ -1,4 +1,7 @@
-"""A syntax tree and a schema -> a typed node, through an allow-list of node classes. Finds all problems at once."""
+"""Binds a syntax tree to a schema, which yields a typed node; only listed classes of nodes are allowed.
+
+All problems of a tree are found at once.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,25 @@ from decimal import Decimal
 from sqlglot import exp
 
 from lookback.core.errors import TypeNameError
-from lookback.core.expressions.functions import AGGREGATES, FORMS, FUNCTIONS, call, like, quoted
+from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FORMS, FUNCTIONS, make_call, make_like, quote_text
 from lookback.core.expressions.kernels import LONG_MAX, LONG_MIN
-from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, constant, field
+from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, make_constant, make_field
 from lookback.core.expressions.operators import (
     Refused,
     add_interval,
-    arithmetic,
-    cases,
-    comparison,
-    explicit_cast,
-    in_list,
-    is_null,
-    is_truth,
-    logic,
-    negation,
-    negative,
+    cast_explicitly,
+    make_arithmetic,
+    make_case,
+    make_comparison,
+    make_in_list,
+    make_is_null,
+    make_is_truth,
+    make_logic,
+    make_negative,
+    make_not,
     parse_literal_time,
 )
-from lookback.core.expressions.syntax import LookbackSql, name_as_sql, shortened, unwrapped
+from lookback.core.expressions.syntax import LookbackSql, name_as_sql, shorten, unwrap
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import DEFAULT_LIMITS, name_limit
 from lookback.core.values.suggestions import find_nearest, suggest
@@ -79,7 +82,7 @@ _NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", r
 _SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}
 
 _CURLY = "\u201c\u201d\u201e\u2018\u2019\u201a\u00b4"
-# An address or a version, and a day, without quotes.
+# An address or version, and a date, both without quotes.
 _DOTTED = re.compile(r"[0-9]+(\.[0-9]+){2,}", re.ASCII)
 _DAY = re.compile(r"[0-9]{4} - [0-9]{1,2} - [0-9]{1,2}", re.ASCII)
 _LONGEST_DAYS = LONG_MAX // MICROSECONDS["day"]
@@ -88,9 +91,9 @@ _Handler = Callable[["Binder", exp.Expr], Node]
 
 
 class Binder:
-    """Binds syntax trees to a schema. `problems` gathers what is wrong; a tree with problems has no node.
+    """Binds syntax trees to a schema and collects their problems; a tree with problems has no node.
 
-    alternatives: how many values the list of an `in` may have.
+    alternatives: the most values that the list of an `in` may have.
     """
 
     def __init__(self, schema: Mapping[str, DataType], alternatives: int = DEFAULT_LIMITS.alternatives) -> None:
@@ -101,193 +104,195 @@ class Binder:
         self.problems: list[str] = []
 
     def bind(self, tree: exp.Expr) -> Node | None:
-        """The typed node of a tree, None if there are problems in it."""
-        tree = unwrapped(tree)
+        """Returns the typed node of a tree, None if it has problems."""
+        tree = unwrap(tree)
         handler, allowed = _NODES.get(type(tree), (None, ""))
         extra = [key for key, value in tree.args.items() if value and key not in allowed.split()]
         if handler is None or extra:
-            self._problem(_refusal(tree))
+            self._report(_explain_refusal(tree))
             return None
         try:
             return handler(self, tree)
         except Refused as refused:
-            self._problem(str(refused))
-        except _Failed:
+            self._report(str(refused))
+        except _OperandProblems:
             pass
         return None
 
-    def operands(self, trees: Sequence[exp.Expr]) -> list[Node]:
-        """The nodes of all trees; raises _Failed after all of them were looked at."""
+    def bind_all(self, trees: Sequence[exp.Expr]) -> list[Node]:
+        """Returns the nodes of all trees. Raises _OperandProblems, after binding all of them, if any has problems."""
         unknown = [self._is_unknown(tree) for tree in trees]
         nodes = [None if wrong else self.bind(tree) for tree, wrong in zip(trees, unknown, strict=True)]
-        made = [node for node in nodes if node is not None]
-        # Beside a text in quotes it is the field that is misspelt.
-        beside_text = any(node.fields and node.type in (STRING, DATE, TIMESTAMP) for node in made)
+        bound = [node for node in nodes if node is not None]
+        # An unknown name next to a field of texts or times is probably a text without quotes.
+        beside_text = any(node.fields and node.type in (STRING, DATE, TIMESTAMP) for node in bound)
         for tree, wrong in zip(trees, unknown, strict=True):
             if wrong:
-                self._problem(_unknown_field(_name_of(tree), self._schema, beside_text=beside_text))
-        if len(made) < len(nodes):
-            raise _Failed
-        return made
+                self._report(_explain_unknown_field(_column_name(tree), self._schema, beside_text=beside_text))
+        if len(bound) < len(nodes):
+            raise _OperandProblems
+        return bound
 
     def _is_unknown(self, tree: exp.Expr) -> bool:
-        """Whether the tree is a name that the schema does not have."""
-        return isinstance(unwrapped(tree), exp.Column) and _name_of(tree).lower() not in self._names
+        """Returns whether the tree is a name that the schema lacks."""
+        return isinstance(unwrap(tree), exp.Column) and _column_name(tree).lower() not in self._names
 
-    def _problem(self, message: str) -> None:
+    def _report(self, message: str) -> None:
         if message not in self.problems:
             self.problems.append(message)
 
     # Leaves
 
-    def _column(self, tree: exp.Expr) -> Node:
-        name = _name_of(tree)
-        found = self._names.get(name.lower(), [])
-        if len(found) == 1:
-            return field(found[0], self._schema[found[0]], name_as_sql(found[0]))
-        raise Refused(_unknown_field(name, self._schema) if not found else _twofold(name, found))
+    def _bind_column(self, tree: exp.Expr) -> Node:
+        name = _column_name(tree)
+        matches = self._names.get(name.lower(), [])
+        if len(matches) == 1:
+            return make_field(matches[0], self._schema[matches[0]], name_as_sql(matches[0]))
+        raise Refused(
+            _explain_unknown_field(name, self._schema) if not matches else _explain_ambiguous_field(name, matches)
+        )
 
-    def _literal(self, tree: exp.Expr) -> Node:
+    def _bind_literal(self, tree: exp.Expr) -> Node:
         text = str(tree.this)
         if tree.args["is_string"]:
-            return constant(STRING, text, quoted(text), literal=text)
-        return _number(text, negated=False)
+            return make_constant(STRING, text, quote_text(text), literal=text)
+        return _read_number(text, negated=False)
 
-    def _truth(self, tree: exp.Expr) -> Node:
-        return constant(BOOLEAN, bool(tree.this), "true" if tree.this else "false")
+    def _bind_truth(self, tree: exp.Expr) -> Node:
+        return make_constant(BOOLEAN, bool(tree.this), "true" if tree.this else "false")
 
-    def _null(self, tree: exp.Expr) -> Node:
-        return constant(NULL, None, "null")
+    def _bind_null(self, tree: exp.Expr) -> Node:
+        return make_constant(NULL, None, "null")
 
     # Operators
 
-    def _binary(self, tree: exp.Expr) -> Node:
+    def _bind_binary(self, tree: exp.Expr) -> Node:
         symbol = _SYMBOLS[type(tree)]
-        if symbol in "+-" and (interval := _interval_beside(tree)) is not None:
-            return self._moved(tree, *interval)
-        left, right = self.operands([tree.this, tree.expression])
+        if symbol in "+-" and (interval := _find_interval(tree)) is not None:
+            return self._add_interval(tree, *interval)
+        left, right = self.bind_all([tree.this, tree.expression])
         if symbol == "||":
-            return call("concat", [left, right])
+            return make_call("concat", [left, right])
         if symbol in ("=", "!=", "<", "<=", ">", ">=", "<=>"):
             for one, other in ((left, tree.expression), (right, tree.this)):
-                if one.type in (DATE, TIMESTAMP) and _DAY.fullmatch(day := unwrapped(other).sql(LookbackSql)):
-                    raise Refused(f"{day} is a difference of numbers; put dates in single quotes: {_day(day)}")
-            return comparison(symbol, left, right)
-        return arithmetic(symbol, left, right)
+                if one.type in (DATE, TIMESTAMP) and _DAY.fullmatch(day := unwrap(other).sql(LookbackSql)):
+                    raise Refused(f"{day} is a difference of numbers; put dates in single quotes: {_quote_day(day)}")
+            return make_comparison(symbol, left, right)
+        return make_arithmetic(symbol, left, right)
 
-    def _moved(self, tree: exp.Expr, other: exp.Expr, interval: exp.Interval) -> Node:
-        (node,) = self.operands([other])
-        microseconds = _interval_length(interval)
+    def _add_interval(self, tree: exp.Expr, other: exp.Expr, interval: exp.Interval) -> Node:
+        (node,) = self.bind_all([other])
+        microseconds = _read_interval(interval)
         sign = -1 if isinstance(tree, exp.Sub) else 1
         if sign < 0 and isinstance(tree.this, exp.Interval):
-            raise Refused(f"{shortened(tree)} takes a time from an interval; write time - interval")
+            raise Refused(f"{shorten(tree)} takes a time from an interval; write time - interval")
         printed = node.within(4)
         count, unit = format_duration(microseconds).split()
         return add_interval(
             node, sign * microseconds, f"{printed} {'-' if sign < 0 else '+'} interval '{count}' {unit.rstrip('s')}"
         )
 
-    def _negative(self, tree: exp.Expr) -> Node:
+    def _bind_negative(self, tree: exp.Expr) -> Node:
         if isinstance(tree.this, exp.Literal) and not tree.this.args["is_string"]:
-            return _number(str(tree.this.this), negated=True)
-        (node,) = self.operands([tree.this])
-        return negative(node)
+            return _read_number(str(tree.this.this), negated=True)
+        (node,) = self.bind_all([tree.this])
+        return make_negative(node)
 
-    def _logic(self, tree: exp.Expr) -> Node:
+    def _bind_logic(self, tree: exp.Expr) -> Node:
         word = "and" if isinstance(tree, exp.And) else "or"
-        return logic(word, self.operands(_chain(tree)))
+        return make_logic(word, self.bind_all(_split_chain(tree)))
 
-    def _negation(self, tree: exp.Expr) -> Node:
+    def _bind_negation(self, tree: exp.Expr) -> Node:
         inner = tree.this
         if isinstance(inner, exp.Is):
-            return self._is(inner, negated=True)
-        (node,) = self.operands([inner])
-        return negation(node)
+            return self._bind_is(inner, negated=True)
+        (node,) = self.bind_all([inner])
+        return make_not(node)
 
-    def _is_test(self, tree: exp.Expr) -> Node:
-        return self._is(tree, negated=False)
+    def _bind_is_test(self, tree: exp.Expr) -> Node:
+        return self._bind_is(tree, negated=False)
 
-    def _is(self, tree: exp.Expr, negated: bool) -> Node:
-        (node,) = self.operands([tree.this])
+    def _bind_is(self, tree: exp.Expr, negated: bool) -> Node:
+        (node,) = self.bind_all([tree.this])
         if isinstance(tree.expression, exp.Null):
-            return is_null(node, negated)
+            return make_is_null(node, negated)
         if isinstance(tree.expression, exp.Boolean):
-            return is_truth(node, bool(tree.expression.this), negated)
-        raise Refused(f"{shortened(tree)} is not allowed; write is null, is true or is false")
+            return make_is_truth(node, bool(tree.expression.this), negated)
+        raise Refused(f"{shorten(tree)} is not allowed; write is null, is true or is false")
 
-    def _distinct(self, tree: exp.Expr) -> Node:
-        left, right = self.operands([tree.this, tree.expression])
-        return negation(comparison("<=>", left, right))
+    def _bind_distinct(self, tree: exp.Expr) -> Node:
+        left, right = self.bind_all([tree.this, tree.expression])
+        return make_not(make_comparison("<=>", left, right))
 
-    def _in(self, tree: exp.Expr) -> Node:
+    def _bind_in(self, tree: exp.Expr) -> Node:
         if len(tree.expressions) > self._alternatives:
             what = f"a list has {len(tree.expressions):,} values, more than {self._alternatives:,}"
             raise Refused(
                 name_limit(f"{what}; split it with or, or mark the events by a field of their own", "alternatives")
             )
-        value, *items = self.operands([tree.this, *tree.expressions])
+        value, *items = self.bind_all([tree.this, *tree.expressions])
         if not items:
-            raise Refused(f"{shortened(tree)} has an empty list; write at least one value")
-        return in_list(value, items)
+            raise Refused(f"{shorten(tree)} has an empty list; write at least one value")
+        return make_in_list(value, items)
 
-    def _between(self, tree: exp.Expr) -> Node:
-        value, low, high = self.operands([tree.this, tree.args["low"], tree.args["high"]])
-        return logic("and", [comparison(">=", value, low), comparison("<=", value, high)])
+    def _bind_between(self, tree: exp.Expr) -> Node:
+        value, low, high = self.bind_all([tree.this, tree.args["low"], tree.args["high"]])
+        return make_logic("and", [make_comparison(">=", value, low), make_comparison("<=", value, high)])
 
-    def _plain_like(self, tree: exp.Expr) -> Node:
-        return self._like(tree, "\\")
+    def _bind_plain_like(self, tree: exp.Expr) -> Node:
+        return self._bind_like(tree, "\\")
 
-    def _escaped_like(self, tree: exp.Expr) -> Node:
+    def _bind_escaped_like(self, tree: exp.Expr) -> Node:
         escape = tree.expression
         if not isinstance(tree.this, exp.Like) or not isinstance(escape, exp.Literal) or len(escape.name) != 1:
-            raise Refused(f"{shortened(tree)}: escape takes one character in quotes after a like")
-        return self._like(tree.this, escape.name)
+            raise Refused(f"{shorten(tree)}: escape takes one character in quotes after a like")
+        return self._bind_like(tree.this, escape.name)
 
-    def _like(self, tree: exp.Expr, escape: str) -> Node:
+    def _bind_like(self, tree: exp.Expr, escape: str) -> Node:
         if set(tree.args) - {"this", "expression", "negate"}:
-            raise Refused(_refusal(tree))
-        value, pattern = self.operands([tree.this, tree.expression])
-        return like(value, pattern, escape, bool(tree.args.get("negate")))
+            raise Refused(_explain_refusal(tree))
+        value, pattern = self.bind_all([tree.this, tree.expression])
+        return make_like(value, pattern, escape, bool(tree.args.get("negate")))
 
     # Conditional values, casts, calls
 
-    def _case(self, tree: exp.Expr) -> Node:
+    def _bind_case(self, tree: exp.Expr) -> Node:
         flat: list[exp.Expr] = [part for branch in tree.args["ifs"] for part in (branch.this, branch.args["true"])]
         subject, default = tree.args.get("this"), tree.args.get("default")
-        nodes = self.operands([*flat, *([subject] if subject else []), *([default] if default else [])])
+        nodes = self.bind_all([*flat, *([subject] if subject else []), *([default] if default else [])])
         pairs = list(zip(nodes[0 : len(flat) : 2], nodes[1 : len(flat) : 2], strict=True))
         last = nodes[-1] if default else None
         if subject:
-            pairs = [(comparison("=", nodes[len(flat)], when), then) for when, then in pairs]
+            pairs = [(make_comparison("=", nodes[len(flat)], when), then) for when, then in pairs]
         shown = " ".join(f"when {when.sql} then {then.sql}" for when, then in pairs)
-        return cases(pairs, last, f"case {shown}{f' else {last.sql}' if last else ''} end")
+        return make_case(pairs, last, f"case {shown}{f' else {last.sql}' if last else ''} end")
 
-    def _cast(self, tree: exp.Expr) -> Node:
-        target = _cast_type(tree.args["to"])
-        (node,) = self.operands([tree.this])
+    def _bind_cast(self, tree: exp.Expr) -> Node:
+        target = _read_cast_type(tree.args["to"])
+        (node,) = self.bind_all([tree.this])
         if node.type == STRING and target.name in ("date", "timestamp") and isinstance(node.literal, str):
-            return constant(target, parse_literal_time(node.literal, target), f"{target} {node.sql}")
-        return explicit_cast(node, target, tolerant=bool(tree.args.get("safe")))
+            return make_constant(target, parse_literal_time(node.literal, target), f"{target} {node.sql}")
+        return cast_explicitly(node, target, tolerant=bool(tree.args.get("safe")))
 
-    def _call(self, tree: exp.Expr) -> Node:
+    def _bind_call(self, tree: exp.Expr) -> Node:
         name = str(tree.name).lower()
         if name in FUNCTIONS or name in FORMS:
-            return call(name, self.operands(tree.expressions))
-        self._problem(_no_function(name))
-        self.operands([tree for tree in tree.expressions if not isinstance(tree, (exp.Star, exp.Distinct))])
-        raise _Failed
+            return make_call(name, self.bind_all(tree.expressions))
+        self._report(_explain_no_function(name))
+        self.bind_all([tree for tree in tree.expressions if not isinstance(tree, (exp.Star, exp.Distinct))])
+        raise _OperandProblems
 
 
-class _Failed(Exception):
-    """Operands with problems, which are noted already."""
+class _OperandProblems(Exception):
+    """Raised for operands with problems, which are already recorded."""
 
 
-def _chain(tree: exp.Expr) -> list[exp.Expr]:
-    """The operands of a chain of one connective, in order; parentheses around a part of the chain do not matter."""
+def _split_chain(tree: exp.Expr) -> list[exp.Expr]:
+    """Splits a chain of one connective into its operands, in order, also inside parentheses."""
     parts: list[exp.Expr] = []
     pending = [tree]
     while pending:
-        node = unwrapped(pending.pop())
+        node = unwrap(pending.pop())
         if type(node) is type(tree):
             pending += [node.expression, node.this]
         else:
@@ -295,32 +300,32 @@ def _chain(tree: exp.Expr) -> list[exp.Expr]:
     return parts
 
 
-def conjuncts(tree: exp.Expr) -> list[exp.Expr]:
-    """The operands of the outermost `and`, in order; the tree itself where there is none."""
-    tree = unwrapped(tree)
-    return _chain(tree) if isinstance(tree, exp.And) else [tree]
+def split_conjuncts(tree: exp.Expr) -> list[exp.Expr]:
+    """Splits a tree at its outermost `and` into the operands, in order; the tree itself if there is none."""
+    tree = unwrap(tree)
+    return _split_chain(tree) if isinstance(tree, exp.And) else [tree]
 
 
-def _number(text: str, negated: bool) -> Node:
+def _read_number(text: str, negated: bool) -> Node:
     sign, level = ("-", UNARY) if negated else ("", PRIMARY)
     if "e" in text.lower():
         value = float(sign + text)
         if value in (float("inf"), float("-inf")):
             raise Refused(f"{sign}{text} is beyond the range of a double")
         shown = repr(value) if "e" in repr(value) else f"{value!r}e0"
-        return constant(DOUBLE, value, shown, level)
+        return make_constant(DOUBLE, value, shown, level)
     if "." in text:
-        return _decimal(text, negated, level)
+        return _read_decimal(text, negated, level)
     if len(text) > 100:
         raise Refused("a number has more than 38 digits")
     number = int(sign + text)
     if LONG_MIN <= number <= LONG_MAX:
         type_ = INT if -(2**31) <= number < 2**31 else BIGINT
-        return constant(type_, number, f"{sign}{abs(number)}", level, literal=number)
-    return _decimal(text, negated, level)
+        return make_constant(type_, number, f"{sign}{abs(number)}", level, literal=number)
+    return _read_decimal(text, negated, level)
 
 
-def _decimal(text: str, negated: bool, level: int) -> Node:
+def _read_decimal(text: str, negated: bool, level: int) -> Node:
     value = Decimal(text)
     _, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
@@ -330,17 +335,17 @@ def _decimal(text: str, negated: bool, level: int) -> Node:
     unscaled = int("".join(map(str, digits)))
     type_ = decimal(max(precision, 1), -exponent)
     shown = format(value, "f") if exponent else f"{value}."
-    return constant(type_, -unscaled if negated else unscaled, f"{'-' if negated else ''}{shown}", level)
+    return make_constant(type_, -unscaled if negated else unscaled, f"{'-' if negated else ''}{shown}", level)
 
 
-def _interval_beside(tree: exp.Expr) -> tuple[exp.Expr, exp.Interval] | None:
-    left, right = unwrapped(tree.this), unwrapped(tree.expression)
+def _find_interval(tree: exp.Expr) -> tuple[exp.Expr, exp.Interval] | None:
+    left, right = unwrap(tree.this), unwrap(tree.expression)
     if isinstance(right, exp.Interval):
         return left, right
     return (right, left) if isinstance(left, exp.Interval) else None
 
 
-def _interval_length(interval: exp.Interval) -> int:
+def _read_interval(interval: exp.Interval) -> int:
     value, unit = interval.this, interval.args.get("unit")
     name = str(unit.name).lower() if isinstance(unit, exp.Var) else ""
     name = name[:-1] if name.endswith("s") else name
@@ -350,15 +355,15 @@ def _interval_length(interval: exp.Interval) -> int:
         or name not in MICROSECONDS
     ):
         raise Refused(
-            f"{shortened(interval)}: write an interval as a whole number and a unit, such as interval '10' minutes"
+            f"{shorten(interval)}: write an interval as a whole number and a unit, such as interval '10' minutes"
         )
     length = int(value.name) * MICROSECONDS[name]
     if length > LONG_MAX:
-        raise Refused(f"{shortened(interval)} is longer than {_LONGEST_DAYS:,} days; write a shorter interval")
+        raise Refused(f"{shorten(interval)} is longer than {_LONGEST_DAYS:,} days; write a shorter interval")
     return length
 
 
-def _cast_type(tree: exp.Expr) -> DataType:
+def _read_cast_type(tree: exp.Expr) -> DataType:
     text = tree.sql("spark").lower()
     try:
         type_ = parse_type(text)
@@ -369,27 +374,30 @@ def _cast_type(tree: exp.Expr) -> DataType:
     return type_
 
 
-def _name_of(tree: exp.Expr) -> str:
-    """The name of a column, dotted ones in full."""
-    return ".".join(str(part.name) for part in unwrapped(tree).parts)  # type: ignore[attr-defined]
+def _column_name(tree: exp.Expr) -> str:
+    """Returns the name of a column, a dotted one in full."""
+    return ".".join(str(part.name) for part in unwrap(tree).parts)  # type: ignore[attr-defined]
 
 
-def _unknown_field(name: str, schema: Mapping[str, DataType], *, beside_text: bool = False) -> str:
-    """What is wrong with a name. beside_text: it is compared with a field that is a text or a time, so it may be one without quotes."""
-    found, bare = _no_field(name, schema), name.strip(_CURLY)
+def _explain_unknown_field(name: str, schema: Mapping[str, DataType], *, beside_text: bool = False) -> str:
+    """Explains why a name is not a field.
+
+    beside_text: it is compared with a field of texts or times, so it may be a text without quotes.
+    """
+    problem, bare = _explain_no_field(name, schema), name.strip(_CURLY)
     if bare != name:
-        return f"{found}; put texts in straight single quotes: {quoted(bare)}"
-    if beside_text and found.startswith("unknown field"):
-        return f"{found}; put texts in single quotes: {quoted(name)}"
-    return found
+        return f"{problem}; put texts in straight single quotes: {quote_text(bare)}"
+    if beside_text and problem.startswith("unknown field"):
+        return f"{problem}; put texts in single quotes: {quote_text(name)}"
+    return problem
 
 
-def _no_field(name: str, schema: Mapping[str, DataType]) -> str:
+def _explain_no_field(name: str, schema: Mapping[str, DataType]) -> str:
     if suffixed := _NUMBER_SUFFIX.fullmatch(name):
         number, suffix = suffixed.groups()
         return f"{name}: numbers take no suffix here; write cast({number} as {_SUFFIX_TYPES[suffix.upper()]})"
     if name.lower() in _CLOCKS:
-        return _no_function(name.lower())
+        return _explain_no_function(name.lower())
     if hint := suggest(name, schema, ""):
         return f"unknown field {name!r}; {hint}"
     lowered = {known.lower(): known for known in schema}
@@ -401,12 +409,12 @@ def _no_field(name: str, schema: Mapping[str, DataType]) -> str:
     return f"unknown field {name!r}; the fields are {shown}"
 
 
-def _twofold(name: str, found: Sequence[str]) -> str:
-    return f"field {name!r} could be any of {', '.join(found)}; names differ in more than case in Spark"
+def _explain_ambiguous_field(name: str, matches: Sequence[str]) -> str:
+    return f"field {name!r} could be any of {', '.join(matches)}; names differ in more than case in Spark"
 
 
-def _no_function(name: str) -> str:
-    if name in AGGREGATES or name in _OTHER_AGGREGATES:
+def _explain_no_function(name: str) -> str:
+    if name in AGGREGATE_ARGUMENTS or name in _OTHER_AGGREGATES:
         return f"{name}() is an aggregate; an aggregate belongs in measures"
     if name in _CLOCKS:
         return f"{name}() is not allowed; it reads a clock, so a replay would differ; use the event's time"
@@ -419,15 +427,15 @@ def _no_function(name: str) -> str:
     return f"function {name}() is not allowed; {hint}"
 
 
-def _day(difference: str) -> str:
+def _quote_day(difference: str) -> str:
     year, month, day = difference.split(" - ")
     return f"'{year}-{month:0>2}-{day:0>2}'"
 
 
-def _refusal(tree: exp.Expr) -> str:
+def _explain_refusal(tree: exp.Expr) -> str:
     if isinstance(tree, exp.Dot) and _DOTTED.fullmatch(text := tree.sql(LookbackSql)):
         return f"{text} is not a number; put texts in single quotes: '{text}'"
-    name, remedy = _REFUSALS.get(type(tree), (f"{tree.key} in {shortened(tree)}", "leave it out"))
+    name, remedy = _REFUSALS.get(type(tree), (f"{tree.key} in {shorten(tree)}", "leave it out"))
     if isinstance(tree, exp.Like):
         name, remedy = "like any / like all", "write one like for each pattern, joined with or / and"
     if isinstance(tree, exp.In):
@@ -468,25 +476,25 @@ _SYMBOLS: dict[type[exp.Expr], str] = {
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "div", exp.DPipe: "||",
 }  # fmt: skip
 
-# The allow-list: node class -> (what to do with it, the arguments it may have).
+# The allow-list: class of node -> (its handler, the arguments that it may have).
 _NODES: dict[type[exp.Expr], tuple[_Handler, str]] = {
-    exp.Column: (Binder._column, "this table db catalog"),
-    exp.Literal: (Binder._literal, "this is_string"),
-    exp.Boolean: (Binder._truth, "this"),
-    exp.Null: (Binder._null, ""),
-    **dict.fromkeys(_SYMBOLS, (Binder._binary, "this expression typed safe")),
-    exp.Neg: (Binder._negative, "this"),
-    exp.And: (Binder._logic, "this expression"),
-    exp.Or: (Binder._logic, "this expression"),
-    exp.Not: (Binder._negation, "this"),
-    exp.Is: (Binder._is_test, "this expression"),
-    exp.NullSafeNEQ: (Binder._distinct, "this expression"),
-    exp.In: (Binder._in, "this expressions"),
-    exp.Between: (Binder._between, "this low high"),
-    exp.Like: (Binder._plain_like, "this expression negate"),
-    exp.Escape: (Binder._escaped_like, "this expression"),
-    exp.Case: (Binder._case, "this ifs default"),
-    exp.Cast: (Binder._cast, "this to"),
-    exp.TryCast: (Binder._cast, "this to safe"),
-    exp.Anonymous: (Binder._call, "this expressions"),
+    exp.Column: (Binder._bind_column, "this table db catalog"),
+    exp.Literal: (Binder._bind_literal, "this is_string"),
+    exp.Boolean: (Binder._bind_truth, "this"),
+    exp.Null: (Binder._bind_null, ""),
+    **dict.fromkeys(_SYMBOLS, (Binder._bind_binary, "this expression typed safe")),
+    exp.Neg: (Binder._bind_negative, "this"),
+    exp.And: (Binder._bind_logic, "this expression"),
+    exp.Or: (Binder._bind_logic, "this expression"),
+    exp.Not: (Binder._bind_negation, "this"),
+    exp.Is: (Binder._bind_is_test, "this expression"),
+    exp.NullSafeNEQ: (Binder._bind_distinct, "this expression"),
+    exp.In: (Binder._bind_in, "this expressions"),
+    exp.Between: (Binder._bind_between, "this low high"),
+    exp.Like: (Binder._bind_plain_like, "this expression negate"),
+    exp.Escape: (Binder._bind_escaped_like, "this expression"),
+    exp.Case: (Binder._bind_case, "this ifs default"),
+    exp.Cast: (Binder._bind_cast, "this to"),
+    exp.TryCast: (Binder._bind_cast, "this to safe"),
+    exp.Anonymous: (Binder._bind_call, "this expressions"),
 }

@@ -1,4 +1,4 @@
-"""Casts that give what Spark gives in ANSI mode: one visible table of (from, to) -> kernel."""
+"""Casts with Spark's results in ANSI mode, in one table of (from, to) -> kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decimal import Decimal
 import numpy as np
 import numpy.typing as npt
 
-from lookback.core.expressions.kernels import LONG_MAX, KernelResult, as_mask, in_range, mask_or_none, rescaled
+from lookback.core.expressions.kernels import LONG_MAX, KernelResult, as_mask, is_out_of_range, mask_or_none, rescale
 from lookback.core.values.columns import Mask, Values, to_decimal
 from lookback.core.values.types import DataType
 
@@ -18,22 +18,22 @@ SECOND_US = 1_000_000
 Cast = Callable[[Values, DataType, DataType], KernelResult]
 
 
-def cast_kernel(source: DataType, target: DataType) -> Callable[[Values], KernelResult] | None:
-    """The kernel that casts stored values of one type to another, None where the cast is not supported."""
+def find_cast(source: DataType, target: DataType) -> Callable[[Values], KernelResult] | None:
+    """Returns the kernel that casts stored values of one type to another, None if the cast is not supported."""
     if source == target:
         return KernelResult
     cast = _CASTS.get((_kind(source), _kind(target)))
-    if cast is None or _unsure(source, target):
+    if cast is None or _is_inexact(source, target):
         return None
     return lambda values: cast(values, source, target)
 
 
-def refusal(source: DataType, target: DataType) -> str:
-    """Why a cast is not supported, and what to write instead."""
+def explain_refusal(source: DataType, target: DataType) -> str:
+    """Returns why a cast is not supported, and what to write instead."""
     kinds = (_kind(source), _kind(target))
     if kinds in _REMEDIES:
         return f"cast from {source} to {target} is not supported; {_REMEDIES[kinds]}"
-    if _unsure(source, target):
+    if _is_inexact(source, target):
         return f"cast from {source} to {target} is not supported; cast to bigint"
     return f"cast from {source} to {target} is not supported"
 
@@ -42,22 +42,24 @@ def _kind(type_: DataType) -> str:
     return "integer" if type_.is_integer else type_.name
 
 
-def _unsure(source: DataType, target: DataType) -> bool:
-    # Spark cuts long fractions through a double here, which can give the next integer.
+def _is_inexact(source: DataType, target: DataType) -> bool:
+    # Spark truncates long fractions by way of a double here, which can yield the next integer.
     return source.is_decimal and source.scale > 0 and source.precision > 15 and target.is_integer and target.bits < 64
 
 
-def _each(function: Callable[..., str], values: Values) -> Values:
-    made = np.empty(len(values), dtype=object)
-    made[:] = [function(value) for value in values.tolist()]
-    return made
+def _map_to_objects(function: Callable[..., str], values: Values) -> Values:
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = [function(value) for value in values.tolist()]
+    return objects
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
 
 
 def _integer_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(values, mask_or_none(in_range(values, target.bits)) if target.bits < source.bits else None)
+    return KernelResult(
+        values, mask_or_none(is_out_of_range(values, target.bits)) if target.bits < source.bits else None
+    )
 
 
 def _boolean_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:
@@ -75,7 +77,7 @@ def _to_float(values: Values, source: DataType, target: DataType) -> KernelResul
 def _float_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:
     wide = values.astype(np.float64)
     top = 2.0 ** (target.bits - 1)
-    # Spark admits 2^63 itself, which then becomes the greatest bigint.
+    # Spark accepts 2^63 itself and makes it the greatest bigint.
     high = top if target.bits == 64 else top - 1
     if target.bits < 32:
         wide = np.trunc(wide)
@@ -91,15 +93,15 @@ def _float_to_boolean(values: Values, source: DataType, target: DataType) -> Ker
 
 
 def _integer_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return rescaled(values, 0, target)
+    return rescale(values, 0, target)
 
 
 def _boolean_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return rescaled(values.astype(np.int64), 0, target)
+    return rescale(values.astype(np.int64), 0, target)
 
 
 def _decimal_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return rescaled(values, source.scale, target)
+    return rescale(values, source.scale, target)
 
 
 def _decimal_to_boolean(values: Values, source: DataType, target: DataType) -> KernelResult:
@@ -111,14 +113,14 @@ def _decimal_to_integer(values: Values, source: DataType, target: DataType) -> K
     if values.dtype == object or factor > LONG_MAX:
         exact = values.astype(object)
         whole = np.where(as_mask(exact < 0), -(np.abs(exact) // factor), np.abs(exact) // factor)
-        bad = in_range(whole, target.bits)
+        bad = is_out_of_range(whole, target.bits)
         return KernelResult(np.where(bad, 0, whole).astype(np.int64), mask_or_none(bad))
     whole = np.sign(values) * (np.abs(values) // factor)
-    return KernelResult(whole, mask_or_none(in_range(whole, target.bits)))
+    return KernelResult(whole, mask_or_none(is_out_of_range(whole, target.bits)))
 
 
 def decimals_to_floats(values: Values, scale: int) -> Values:
-    """Unscaled decimals as doubles, each the nearest one."""
+    """Converts unscaled decimals to the nearest doubles."""
     if values.dtype != object and scale <= 22 and (not len(values) or int(np.abs(values).max()) < 2**53):
         return np.asarray(values / np.float64(10.0**scale))
     factor = 10**scale
@@ -131,17 +133,17 @@ def _decimal_to_double(values: Values, source: DataType, target: DataType) -> Ke
 
 def _float_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
     doubles = values.astype(np.float64)
-    # Not an error to Spark, even in ANSI mode: NaN and the infinities become NULL.
+    # Even in ANSI mode Spark turns NaN and the infinities into NULL, not into errors.
     null = ~np.isfinite(doubles)
-    made = [_decimal_unscaled(Decimal(repr(value)), target) for value in np.where(null, 0.0, doubles).tolist()]
-    unscaled = np.empty(len(made), dtype=object)
-    unscaled[:] = [0 if value is None else value for value in made]
-    bad: Mask = np.fromiter((value is None for value in made), dtype=bool, count=len(made))
+    numbers = [_unscale(Decimal(repr(value)), target) for value in np.where(null, 0.0, doubles).tolist()]
+    unscaled = np.empty(len(numbers), dtype=object)
+    unscaled[:] = [0 if value is None else value for value in numbers]
+    bad: Mask = np.fromiter((value is None for value in numbers), dtype=bool, count=len(numbers))
     return KernelResult(unscaled.astype(target.storage), mask_or_none(bad), mask_or_none(null))
 
 
-def _decimal_unscaled(value: Decimal, target: DataType) -> int | None:
-    """The unscaled value rounded half up to the type, None if it has too many digits."""
+def _unscale(value: Decimal, target: DataType) -> int | None:
+    """Returns the unscaled value, rounded half up to the type; None if it has too many digits."""
     sign, digits, exponent = value.as_tuple()
     if not any(digits):
         return 0
@@ -163,11 +165,11 @@ def _power(exponent: int) -> int:
 
 # Strings -------------------------------------------------------------------------------------------------------------
 
-# Spark ignores these around a number or a boolean: ASCII white space and control characters.
+# Spark ignores ASCII white space and control characters around a number or a boolean.
 _BLANKS = "".join(map(chr, range(0x21))) + "\x7f"
 _JAVA_BLANKS = "".join(map(chr, range(0x21)))
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
-# A decimal may be written in the digits of any script, as in Java (where those beyond the first plane are none).
+# As in Java, a decimal may be written in the digits of any script, but only in those of the first Unicode plane.
 _NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,10}))?")
 _BOOLEANS = {
     "t": True, "true": True, "y": True, "yes": True, "1": True,
@@ -185,19 +187,19 @@ def _string_to_integer(values: Values, source: DataType, target: DataType) -> Ke
         number = int(stripped)
         return number if -limit <= number < limit else None
 
-    return _parsed(values, parsed, np.int64)
+    return _parse_texts(values, parsed, np.int64)
 
 
 def _string_to_boolean(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return _parsed(values, lambda text: _BOOLEANS.get(text.strip(_BLANKS).lower()), bool)
+    return _parse_texts(values, lambda text: _BOOLEANS.get(text.strip(_BLANKS).lower()), bool)
 
 
 def _string_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return _parsed(values, lambda text: decimal_from_text(text, target), target.storage)
+    return _parse_texts(values, lambda text: parse_decimal(text, target), target.storage)
 
 
-def decimal_from_text(text: str, target: DataType) -> int | None:
-    """The unscaled value of a number in a text, None where Spark would not take it."""
+def parse_decimal(text: str, target: DataType) -> int | None:
+    """Reads a decimal as its unscaled value; None if Spark would not accept the text."""
     match = _NUMBER.fullmatch(text.strip(_JAVA_BLANKS))
     if match is None or not (match.group(2) or match.group(3)) or any(c > "\uffff" for c in text):
         return None
@@ -207,18 +209,18 @@ def decimal_from_text(text: str, target: DataType) -> int | None:
     if abs(power) > 2**31 - 1 or len(digits) > 4000:
         return None
     if digits == "0":
-        # Java counts a zero's digits from its exponent: 0e39 has forty of them.
+        # Java counts the digits of a zero by its exponent: 0e39 has forty.
         return None if 1 + power > 38 else 0
     if len(digits) + power > 38:
         return None
-    return _decimal_unscaled(Decimal((int(sign == "-"), tuple(map(int, digits)), power)), target)
+    return _unscale(Decimal((int(sign == "-"), tuple(map(int, digits)), power)), target)
 
 
-def _parsed(values: Values, parse: Callable[[str], int | None], storage: npt.DTypeLike) -> KernelResult:
-    made = [parse(value) for value in values.tolist()]
-    bad: Mask = np.fromiter((value is None for value in made), dtype=bool, count=len(made))
-    column = np.empty(len(made), dtype=object)
-    column[:] = [0 if value is None else value for value in made]
+def _parse_texts(values: Values, parse: Callable[[str], int | None], storage: npt.DTypeLike) -> KernelResult:
+    parsed = [parse(value) for value in values.tolist()]
+    bad: Mask = np.fromiter((value is None for value in parsed), dtype=bool, count=len(parsed))
+    column = np.empty(len(parsed), dtype=object)
+    column[:] = [0 if value is None else value for value in parsed]
     return KernelResult(column.astype(storage), mask_or_none(bad))
 
 
@@ -227,18 +229,18 @@ def _boolean_to_string(values: Values, source: DataType, target: DataType) -> Ke
 
 
 def _integer_to_string(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(_each(str, values))
+    return KernelResult(_map_to_objects(str, values))
 
 
 def _decimal_to_string(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(_each(lambda value: format(to_decimal(value, source.scale), "f"), values))
+    return KernelResult(_map_to_objects(lambda value: format(to_decimal(value, source.scale), "f"), values))
 
 
 # Times ---------------------------------------------------------------------------------------------------------------
 
 
 def timestamps_to_dates(values: Values) -> Values:
-    """Days since the epoch of timestamps in microseconds."""
+    """Converts timestamps in microseconds to days since 1970."""
     return values // DAY_US
 
 
@@ -253,17 +255,17 @@ def _date_to_timestamp(values: Values, source: DataType, target: DataType) -> Ke
 
 def _timestamp_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:
     seconds = values // SECOND_US
-    return KernelResult(seconds, mask_or_none(in_range(seconds, target.bits)) if target.bits < 64 else None)
+    return KernelResult(seconds, mask_or_none(is_out_of_range(seconds, target.bits)) if target.bits < 64 else None)
 
 
-def _date_text(days: int) -> str:
-    year, month, day = civil(days)
+def _format_date(days: int) -> str:
+    year, month, day = split_date(days)
     shown = f"{year:04d}" if 0 <= year <= 9999 else f"{year:+05d}"
     return f"{shown}-{month:02d}-{day:02d}"
 
 
-def civil(days: int) -> tuple[int, int, int]:
-    """Year, month and day of a day since the epoch, in the proleptic Gregorian calendar."""
+def split_date(days: int) -> tuple[int, int, int]:
+    """Returns the year, month and day of a day since 1970, in the proleptic Gregorian calendar."""
     shifted = days + 719_468
     era, of_era = divmod(shifted, 146_097)
     year = (of_era - of_era // 1_460 + of_era // 36_524 - of_era // 146_096) // 365
@@ -274,19 +276,19 @@ def civil(days: int) -> tuple[int, int, int]:
     return year + era * 400 + (month <= 2), month, day
 
 
-def _timestamp_text(microseconds: int) -> str:
+def _format_timestamp(microseconds: int) -> str:
     days, rest = divmod(microseconds, DAY_US)
     seconds, fraction = divmod(rest, SECOND_US)
-    text = f"{_date_text(days)} {seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    text = f"{_format_date(days)} {seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     return f"{text}.{fraction:06d}".rstrip("0") if fraction else text
 
 
 def _date_to_string(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(_each(_date_text, values))
+    return KernelResult(_map_to_objects(_format_date, values))
 
 
 def _timestamp_to_string(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(_each(_timestamp_text, values))
+    return KernelResult(_map_to_objects(_format_timestamp, values))
 
 
 _CASTS: dict[tuple[str, str], Cast] = {

@@ -1,4 +1,4 @@
-"""Which type an operation has in Spark (ANSI mode): decimal precision and scale, and the common type of several."""
+"""Spark's rules for the types of results (ANSI mode): the precision and scale of decimals, and the common type of several."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _INTEGER_ORDER = ("tinyint", "smallint", "int", "bigint")
 _INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 
 
-def decimal_of(type_: DataType) -> DataType:
-    """The decimal type that holds every value of an integer or decimal type."""
+def decimal_type_of(type_: DataType) -> DataType:
+    """Returns the decimal type that holds every value of an integer or decimal type."""
     return type_ if type_.is_decimal else decimal(_INTEGER_DIGITS[type_.name], 0)
 
 
-def literal_decimal(value: int) -> DataType:
-    """The smallest decimal type of an integer literal: next to a decimal, 1000 counts as decimal(4,0)."""
+def literal_decimal_type(value: int) -> DataType:
+    """Returns the smallest decimal type of an integer literal: next to a decimal, 1000 counts as decimal(4,0)."""
     return decimal(len(str(abs(value))), 0)
 
 
-def adjusted(precision: int, scale: int) -> DataType:
-    """A result type cut to 38 digits: digits before the point are kept, at least 6 after it (or all, if fewer)."""
+def fit_precision(precision: int, scale: int) -> DataType:
+    """Cuts a result type to 38 digits: keeps the digits before the point, and 6 after it (or all, if fewer)."""
     if precision <= MAX_PRECISION:
         return decimal(precision, scale)
     whole = precision - scale
@@ -31,30 +31,30 @@ def adjusted(precision: int, scale: int) -> DataType:
 
 
 def sum_type(a: DataType, b: DataType) -> DataType:
-    """Type of a + b and a - b of decimals."""
+    """Returns the type of a + b and a - b of decimals."""
     scale = max(a.scale, b.scale)
-    return adjusted(max(a.precision - a.scale, b.precision - b.scale) + scale + 1, scale)
+    return fit_precision(max(a.precision - a.scale, b.precision - b.scale) + scale + 1, scale)
 
 
 def product_type(a: DataType, b: DataType) -> DataType:
-    """Type of a * b of decimals."""
-    return adjusted(a.precision + b.precision + 1, a.scale + b.scale)
+    """Returns the type of a * b of decimals."""
+    return fit_precision(a.precision + b.precision + 1, a.scale + b.scale)
 
 
 def quotient_type(a: DataType, b: DataType) -> DataType:
-    """Type of a / b of decimals."""
+    """Returns the type of a / b of decimals."""
     scale = max(_MINIMUM_ADJUSTED_SCALE, a.scale + b.precision + 1)
-    return adjusted(a.precision - a.scale + b.scale + scale, scale)
+    return fit_precision(a.precision - a.scale + b.scale + scale, scale)
 
 
 def remainder_type(a: DataType, b: DataType) -> DataType:
-    """Type of a % b of decimals."""
+    """Returns the type of a % b of decimals."""
     scale = max(a.scale, b.scale)
-    return adjusted(min(a.precision - a.scale, b.precision - b.scale) + scale, scale)
+    return fit_precision(min(a.precision - a.scale, b.precision - b.scale) + scale, scale)
 
 
-def wider_decimal(a: DataType, b: DataType) -> DataType:
-    """The decimal type to compare or unite two decimals in; past 38 digits the fraction is cut, as in Spark."""
+def wider_decimal_type(a: DataType, b: DataType) -> DataType:
+    """Returns the type in which two decimals are compared or united; beyond 38 digits the fraction is cut, as in Spark."""
     scale = max(a.scale, b.scale)
     precision = max(a.precision - a.scale, b.precision - b.scale) + scale
     if precision <= MAX_PRECISION:
@@ -63,9 +63,9 @@ def wider_decimal(a: DataType, b: DataType) -> DataType:
 
 
 def common_type(types: Iterable[DataType]) -> DataType | None:
-    """The type that Spark casts the branches of a CASE, COALESCE, IN, GREATEST to; None where there is none.
+    """Returns the type to which Spark casts the branches of a CASE, COALESCE, IN or GREATEST; None if there is none.
 
-    Strings are not united with other types here, though Spark would: such a mix is more often a mistake.
+    Unlike in Spark, strings have no common type with other types: such a mix is more often a mistake.
     """
     result: DataType | None = NULL
     for type_ in types:
@@ -81,7 +81,7 @@ def _common(a: DataType, b: DataType) -> DataType | None:
     if a.is_integer and b.is_integer:
         return max(a, b, key=lambda type_: _INTEGER_ORDER.index(type_.name))
     if a.is_numeric and b.is_numeric:
-        return DOUBLE if a.is_float or b.is_float else wider_decimal(decimal_of(a), decimal_of(b))
+        return DOUBLE if a.is_float or b.is_float else wider_decimal_type(decimal_type_of(a), decimal_type_of(b))
     if {a.name, b.name} == {"date", "timestamp"}:
         return TIMESTAMP
     return None

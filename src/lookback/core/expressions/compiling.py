@@ -1,8 +1,8 @@
-"""Expressions and aggregate calls of rules: Spark SQL text in, values as Spark (ANSI mode, UTC) would give them out.
+"""Compiles the expressions and aggregate calls of rules, which are Spark SQL; values are those of Spark (ANSI mode, UTC).
 
     text --parse--> syntax tree --bind to the schema--> typed node --evaluate--> column
 
-Nothing is ever handed to `eval`, and a construct that could not be matched exactly is refused with a remedy.
+No text is ever passed to `eval`, and a construct whose values could differ from Spark's is refused with a remedy.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 from sqlglot import exp
 
 from lookback.core.errors import ExpressionError
-from lookback.core.expressions.binding import Binder, conjuncts
-from lookback.core.expressions.functions import AGGREGATES, ordered
+from lookback.core.expressions.binding import Binder, split_conjuncts
+from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, check_ordered
 from lookback.core.expressions.kernels import narrow_decimals
 from lookback.core.expressions.nodes import Node
-from lookback.core.expressions.syntax import parse, shortened, unwrapped
+from lookback.core.expressions.syntax import parse, shorten, unwrap
 from lookback.core.values.columns import Column
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS, Limits
 from lookback.core.values.types import BOOLEAN, NULL, DataType
 
-# Of canonical SQL, which can be longer and deeper than what it was made of: that was checked.
+# The limits of canonical SQL, which can be longer and deeper than the text it comes from; that text was checked.
 _CANONICAL = Limits(
     expression_characters=100 * LIMITS["expression_characters"].most,
     expression_levels=3 * LIMITS["expression_levels"].most,
@@ -38,9 +38,9 @@ _CANONICAL = Limits(
 class Expression:
     """A checked expression.
 
-    `sql` is canonical: equal for texts that differ only in white space, case of keywords and names, aliases of
-    functions and needless parentheses. Equal `sql` over one schema means equal values, so it can identify shared
-    state. `fields` are the names it reads, spelled as in the schema. Pickles by compiling again.
+    sql: canonical, that is, equal for texts that differ only in white space, case of keywords and names, aliases of
+    functions and needless parentheses. Equal `sql` over one schema means equal values, so it can identify shared state.
+    fields: the names that it reads, spelled as in the schema. An expression is unpickled by compiling its `sql`.
     """
 
     sql: str
@@ -50,12 +50,12 @@ class Expression:
     _schema: tuple[tuple[str, DataType], ...] = field(repr=False, compare=False)
 
     def evaluate(self, columns: Mapping[str, Column], rows: int) -> Column:
-        """The values over columns of `rows` rows each; of `columns` only `fields` are looked at.
+        """Returns the values over columns of `rows` rows each; only the columns in `fields` are read.
 
-        NULLs are as in SQL. A row for which Spark would raise (overflow, division by zero, cast) is marked in
-        `Column.error`; the others are not touched by it. The arrays may be shared with the input or read-only.
+        NULLs are as in SQL. A row for which Spark would raise an error (overflow, division by zero, cast) is marked in
+        `Column.error`; other rows are not affected. The arrays may be shared with the input or read-only.
         """
-        inputs = {name: _swift(columns[name]) for name in self.fields}
+        inputs = {name: _narrow_column(columns[name]) for name in self.fields}
         with np.errstate(all="ignore"):
             column = self._node.run(inputs, rows)
         if column.values.dtype == self.type.storage:
@@ -63,21 +63,21 @@ class Expression:
         return replace(column, values=column.values.astype(self.type.storage))
 
     @cached_property
-    def reads_back(self) -> bool:
-        """Whether `sql` can be read again, with the same fields and type; if not, it must not be sent as text."""
+    def is_readable(self) -> bool:
+        """Whether `sql` can be compiled again with the same fields and type; if not, it must not be sent as text."""
         try:
-            again = recompiled(self.sql, dict(self._schema))
+            again = recompile(self.sql, dict(self._schema))
         except MemoryError:
             raise
-        except Exception:  # noqa: BLE001 - whatever reading it raises, it cannot be sent
+        except Exception:  # noqa: BLE001 - after any error it cannot be sent
             return False
         return (again.type, again.fields) == (self.type, self.fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return recompiled, (self.sql, dict(self._schema))
+        return recompile, (self.sql, dict(self._schema))
 
 
-def _swift(column: Column) -> Column:
+def _narrow_column(column: Column) -> Column:
     if not column.type.is_decimal or column.values.dtype != object:
         return column
     return replace(column, values=narrow_decimals(column.values))
@@ -103,20 +103,21 @@ class AggregateCall:
 
 
 def compile_expression(text: str, schema: Mapping[str, DataType], limits: Limits = DEFAULT_LIMITS) -> Expression:
-    """The expression that a text of Spark SQL means over a schema (field name -> type).
+    """Compiles a Spark SQL expression over a schema (field name -> type).
 
-    Names match whatever their case; a dotted name of the schema is written as it is. Raises ExpressionError with all
-    problems: what is not allowed, unknown fields, type errors, more characters, levels or values of an `in` than `limits`.
+    The case of names does not matter; a dotted name of the schema is written without backticks. Raises ExpressionError with
+    all problems: constructs that are not allowed, unknown fields, type errors, and more characters, levels or values of
+    an `in` than `limits` allow.
     """
-    return _compiled(parse(text, limits), schema, limits)
+    return _compile_tree(parse(text, limits), schema, limits)
 
 
-def recompiled(sql: str, schema: Mapping[str, DataType]) -> Expression:
-    """The expression of a canonical text, that is, of the `sql` of one that was compiled over these fields."""
+def recompile(sql: str, schema: Mapping[str, DataType]) -> Expression:
+    """Compiles the `sql` of an expression that was compiled over these fields before."""
     return compile_expression(sql, schema, _CANONICAL)
 
 
-def _compiled(tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits = _CANONICAL) -> Expression:
+def _compile_tree(tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits = _CANONICAL) -> Expression:
     binder = Binder(schema, limits.alternatives)
     node = binder.bind(tree)
     if node is None or binder.problems:
@@ -127,19 +128,19 @@ def _compiled(tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits = _
 
 
 def compile_part(text: str, schema: Mapping[str, DataType]) -> Expression | None:
-    """The operands of the text's outermost `and` that read only names of `schema`, joined by `and`; None if none does.
+    """Compiles the operands of the text's outermost `and` that read only names of `schema`; None if there are none.
 
-    Where it does not hold, the text as a whole does not hold either, whatever the other names stand for.
+    Where this part does not hold, the whole text does not hold either, whatever the values of the other names.
     """
     parts = []
-    for tree in conjuncts(parse(text)):
+    for tree in split_conjuncts(parse(text)):
         with contextlib.suppress(ExpressionError):
-            parts.append(_compiled(tree, schema).sql)
-    return recompiled(" and ".join(f"({part})" for part in parts), schema) if parts else None
+            parts.append(_compile_tree(tree, schema).sql)
+    return recompile(" and ".join(f"({part})" for part in parts), schema) if parts else None
 
 
-def columns_of(text: str) -> list[str]:
-    """The names that a text reads, as they are written, dotted ones in full. Raises ExpressionError."""
+def find_names(text: str) -> list[str]:
+    """Returns the names that a text reads, as they are written, dotted ones in full. Raises ExpressionError."""
     return [".".join(part.name for part in column.parts) for column in parse(text).find_all(exp.Column)]
 
 
@@ -150,41 +151,40 @@ _TEACHING = (
 
 
 def compile_aggregate(text: str, schema: Mapping[str, DataType], limits: Limits = DEFAULT_LIMITS) -> AggregateCall:
-    """The aggregate call that a measure's text means over a schema.
-
-    Exactly one call, at the top level. Raises ExpressionError with all problems.
-    """
-    tree = unwrapped(parse(text, limits))
+    """Compiles the text of a measure, which is exactly one aggregate call. Raises ExpressionError with all problems."""
+    tree = unwrap(parse(text, limits))
     condition: exp.Expr | None = None
     if isinstance(tree, exp.Filter):
         tree, condition = tree.this, tree.expression.this
     if isinstance(tree, exp.Window):
         raise ExpressionError(["a window function (over) is not allowed; the rule's window does that"])
     if not isinstance(tree, exp.Anonymous):
-        raise ExpressionError([f"{shortened(tree)} is not an aggregate: {_TEACHING}"])
+        raise ExpressionError([f"{shorten(tree)} is not an aggregate: {_TEACHING}"])
     name = str(tree.name).lower()
-    if name not in AGGREGATES:
+    if name not in AGGREGATE_ARGUMENTS:
         raise ExpressionError(
-            [f"{name}() is not an aggregate that can be used: {_TEACHING}; the aggregates are {_listing()}"]
+            [f"{name}() is not an aggregate that can be used: {_TEACHING}; the aggregates are {_list_aggregates()}"]
         )
-    return _aggregate(name, tree, condition, schema, limits)
+    return _compile_call(name, tree, condition, schema, limits)
 
 
-def _listing() -> str:
-    return ", ".join(sorted(AGGREGATES))
+def _list_aggregates() -> str:
+    return ", ".join(sorted(AGGREGATE_ARGUMENTS))
 
 
-def _aggregate(
+def _compile_call(
     name: str, tree: exp.Expr, condition: exp.Expr | None, schema: Mapping[str, DataType], limits: Limits
 ) -> AggregateCall:
     problems: list[str] = []
-    distinct, parts = _arguments(name, tree, problems)
-    argument = _part(parts[0], schema, limits, problems) if len(parts) == 1 and not _is_star(parts[0]) else None
-    where = None if condition is None else _part(condition, schema, limits, problems)
-    # Only what can be told apart can be counted once.
-    takes, called = (ordered, f"{name}(distinct)") if distinct else (AGGREGATES[name], f"{name}()")
-    if argument is not None and (wrong := takes(argument.type)):
-        problems.append(f"{called} {wrong}")
+    distinct, parts = _read_arguments(name, tree, problems)
+    argument = (
+        _compile_argument(parts[0], schema, limits, problems) if len(parts) == 1 and not _is_star(parts[0]) else None
+    )
+    where = None if condition is None else _compile_argument(condition, schema, limits, problems)
+    # Counting different values needs values that can be compared.
+    check, shown_name = (check_ordered, f"{name}(distinct)") if distinct else (AGGREGATE_ARGUMENTS[name], f"{name}()")
+    if argument is not None and (problem := check(argument.type)):
+        problems.append(f"{shown_name} {problem}")
     if where is not None and where.type not in (BOOLEAN, NULL):
         problems.append(
             f"filter takes a condition, but {where.sql!r} is of type {where.type}; compare it with something"
@@ -196,8 +196,8 @@ def _aggregate(
     return AggregateCall("count_distinct" if distinct else name, argument, where, sql)
 
 
-def _arguments(name: str, tree: exp.Expr, problems: list[str]) -> tuple[bool, list[exp.Expr]]:
-    """Whether the call is distinct, and its arguments."""
+def _read_arguments(name: str, tree: exp.Expr, problems: list[str]) -> tuple[bool, list[exp.Expr]]:
+    """Returns whether the call has `distinct`, and its arguments."""
     parts = list(tree.expressions)
     distinct = len(parts) == 1 and isinstance(parts[0], exp.Distinct)
     if distinct:
@@ -219,9 +219,11 @@ def _is_star(tree: exp.Expr) -> bool:
     return isinstance(tree, exp.Star)
 
 
-def _part(tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits, problems: list[str]) -> Expression | None:
+def _compile_argument(
+    tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits, problems: list[str]
+) -> Expression | None:
     try:
-        return _compiled(tree, schema, limits)
+        return _compile_tree(tree, schema, limits)
     except ExpressionError as error:
         problems += [problem for problem in error.problems if problem not in problems]
         return None

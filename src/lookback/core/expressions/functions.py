@@ -1,6 +1,6 @@
-"""The functions that expressions may call: one visible table of SQL name -> Spark type rule -> vectorised kernel.
+"""The functions that expressions may call, in one table of SQL name -> Spark's type rule and vectorised kernel.
 
-A function that is not in `FUNCTIONS`, `FORMS` or `AGGREGATES` does not exist for a rule. To add one, write a line there.
+A rule can only use the functions in `FUNCTIONS`, `FORMS` and `AGGREGATE_ARGUMENTS`. To add one, write a line there.
 """
 
 from __future__ import annotations
@@ -17,36 +17,35 @@ from lookback.core.expressions.kernels import (
     LONG_MIN,
     KernelResult,
     as_mask,
-    less,
+    is_less,
     mask_or_none,
     negate_integers,
-    rescaled,
-    rounded_off,
-    stored_decimal,
+    rescale,
+    round_off,
+    store_decimal,
 )
-from lookback.core.expressions.nodes import Choice, Node, decide_at_once, fields_of, harmless_values, strict
+from lookback.core.expressions.nodes import Choice, Node, decide_at_once, make_strict, replace_settled, union_fields
 from lookback.core.expressions.operators import (
     Refused,
-    arithmetic,
-    boolean,
-    cases,
-    comparison,
-    convert_to_common,
-    exact_sign,
-    implicit,
-    is_null,
+    cast_implicitly,
+    cast_to_common,
+    make_arithmetic,
+    make_case,
+    make_comparison,
+    make_is_null,
+    require_condition,
+    require_exact_sign,
 )
-from lookback.core.values.columns import Column, Values
+from lookback.core.values.columns import Column, Values, is_nan
 from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, NULL, STRING, TIMESTAMP, DataType, decimal
 
 Arguments = Sequence[Node]
-# Of one call; all of them are in memory at once, for all events of a batch.
+# The arguments of one call are in memory at once, for all events of a batch.
 MAX_ARGUMENTS = 100
-# What one call of concat() may make of all events of a batch. A text grows with the lengths of the fields and the number of
-# its parts; no other function makes more than it is given.
-MAX_JOINED = 256_000_000
-# Of a part of a LIKE pattern that stands between two `%` and has a `_`: it is compared at each place of the text.
-MAX_LIKE_PART = 100
+# Bounds the result of one call of concat() for all events of a batch. No other function returns longer texts than it takes.
+MAX_JOINED_CHARACTERS = 256_000_000
+# A part of a LIKE pattern between two `%` that has a `_` is compared at every position of the text.
+MAX_LIKE_PART_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Call:
 
     @property
     def first(self) -> DataType:
-        """Type of the first argument."""
+        """The type of the first argument."""
         return self.arguments[0].type
 
 
@@ -68,35 +67,35 @@ CallKernel = Callable[[Call, Sequence[Values]], KernelResult]
 
 @dataclass(frozen=True)
 class Function:
-    """A function that is NULL if an argument is: `rule` types a call (raises Refused), `kernel` computes it."""
+    """A function that is NULL if an argument is: `rule` types a call or raises Refused, `kernel` computes it."""
 
     rule: Rule
     kernel: CallKernel
 
 
-def call(name: str, arguments: Arguments) -> Node:
-    """The node of a call of a function in FUNCTIONS or FORMS. Raises Refused."""
+def make_call(name: str, arguments: Arguments) -> Node:
+    """Makes the node of a call of a function in FUNCTIONS or FORMS. Raises Refused."""
     if name in FORMS:
         return FORMS[name](name, arguments)
     function = FUNCTIONS[name]
-    made = function.rule(name, arguments)
-    sql = call_text(_CANONICAL.get(name, name), arguments)
+    call = function.rule(name, arguments)
+    sql = format_call(_CANONICAL.get(name, name), arguments)
 
     def kernel(*values: Values) -> KernelResult:
-        return function.kernel(made, values)
+        return function.kernel(call, values)
 
-    return strict(made.type, sql, made.arguments, kernel)
+    return make_strict(call.type, sql, call.arguments, kernel)
 
 
-def call_text(name: str, arguments: Arguments) -> str:
-    """The canonical SQL of a call."""
+def format_call(name: str, arguments: Arguments) -> str:
+    """Writes the canonical SQL of a call."""
     return f"{name}({', '.join(argument.sql for argument in arguments)})"
 
 
-# Type rules ----------------------------------------------------------------------------------------------------------
+# Type rules: each checks and casts the arguments of a call, or raises Refused ------------------------------------------
 
 
-def _counted(name: str, arguments: Arguments, least: int, most: int) -> None:
+def _require_count(name: str, arguments: Arguments, least: int, most: int) -> None:
     if least <= len(arguments) <= most:
         return
     wanted = str(least) if least == most else f"{least} to {most}"
@@ -104,87 +103,92 @@ def _counted(name: str, arguments: Arguments, least: int, most: int) -> None:
     raise Refused(f"{name}() takes {wanted} argument{plural}, got {len(arguments)}")
 
 
-def _typed(name: str, argument: Node, type_: DataType) -> Node:
+def _require_type(name: str, argument: Node, type_: DataType) -> Node:
     if argument.type == type_:
         return argument
     if argument.type == NULL or (argument.type == DATE and type_ == TIMESTAMP):
-        return implicit(argument, type_)
+        return cast_implicitly(argument, type_)
     if type_ == INT and argument.type.name in ("tinyint", "smallint"):
-        return implicit(argument, INT)
+        return cast_implicitly(argument, INT)
     if argument.type == STRING and isinstance(argument.literal, str) and type_ in (DATE, TIMESTAMP):
-        return implicit(argument, type_)
+        return cast_implicitly(argument, type_)
     raise Refused(f"{name}() takes a {type_}, but {argument.sql!r} is of type {argument.type}; cast it")
 
 
 def takes(*types: DataType, gives: DataType, optional: int = 0) -> Rule:
-    """Exactly these argument types, the last `optional` ones may be left out."""
+    """Makes the rule of a function with exactly these argument types; the last `optional` ones may be left out."""
 
     def rule(name: str, arguments: Arguments) -> Call:
-        _counted(name, arguments, len(types) - optional, len(types))
-        return Call([_typed(name, argument, type_) for argument, type_ in zip(arguments, types, strict=False)], gives)
+        _require_count(name, arguments, len(types) - optional, len(types))
+        return Call(
+            [_require_type(name, argument, type_) for argument, type_ in zip(arguments, types, strict=False)], gives
+        )
 
     return rule
 
 
-def many_strings(name: str, arguments: Arguments) -> Call:
-    """One or more strings give a string."""
-    _counted(name, arguments, 1, MAX_ARGUMENTS)
-    return Call([_typed(name, argument, STRING) for argument in arguments], STRING)
+def type_concat(name: str, arguments: Arguments) -> Call:
+    """Types a call with one or more strings; the result is a string."""
+    _require_count(name, arguments, 1, MAX_ARGUMENTS)
+    return Call([_require_type(name, argument, STRING) for argument in arguments], STRING)
 
 
-def changed_case(name: str, arguments: Arguments) -> Call:
-    """A string gives a string. Twice is refused: Spark drops the inner call, which matters for letters such as sharp s."""
-    _counted(name, arguments, 1, 1)
+def type_case_change(name: str, arguments: Arguments) -> Call:
+    """Types a call with a string; the result is a string.
+
+    Changing the case twice is refused: Spark drops the inner call, which matters for letters such as the sharp s.
+    """
+    _require_count(name, arguments, 1, 1)
     if arguments[0].sql.startswith(("lower(", "upper(")):
         raise Refused(f"{name}() of {arguments[0].sql!r} changes the case twice; once is enough")
-    return Call([_typed(name, arguments[0], STRING)], STRING)
+    return Call([_require_type(name, arguments[0], STRING)], STRING)
 
 
-def date_part(name: str, arguments: Arguments) -> Call:
-    """A date, or a timestamp cut to one, gives an int."""
-    _counted(name, arguments, 1, 1)
+def type_date_part(name: str, arguments: Arguments) -> Call:
+    """Types a call with a date, or a timestamp that is cast to one; the result is an int."""
+    _require_count(name, arguments, 1, 1)
     return Call([_as_date(name, arguments[0])], INT)
 
 
 def _as_date(name: str, argument: Node) -> Node:
-    return implicit(argument, DATE) if argument.type == TIMESTAMP else _typed(name, argument, DATE)
+    return cast_implicitly(argument, DATE) if argument.type == TIMESTAMP else _require_type(name, argument, DATE)
 
 
-def two_dates(name: str, arguments: Arguments) -> Call:
-    """Two dates give an int."""
-    _counted(name, arguments, 2, 2)
+def type_datediff(name: str, arguments: Arguments) -> Call:
+    """Types a call with two dates; the result is an int."""
+    _require_count(name, arguments, 2, 2)
     return Call([_as_date(name, argument) for argument in arguments], INT)
 
 
-def _number(name: str, argument: Node) -> Node:
+def _require_number(name: str, argument: Node) -> Node:
     if not argument.type.is_numeric:
         raise Refused(f"{name}() takes a number, but {argument.sql!r} is of type {argument.type}; cast it")
     return argument
 
 
-def same_number(name: str, arguments: Arguments) -> Call:
-    """A number gives a number of its type."""
-    _counted(name, arguments, 1, 1)
-    return Call([_number(name, arguments[0])], arguments[0].type)
+def _type_number(name: str, arguments: Arguments) -> Call:
+    """Types a call with a number; the result has its type."""
+    _require_count(name, arguments, 1, 1)
+    return Call([_require_number(name, arguments[0])], arguments[0].type)
 
 
-def size(name: str, arguments: Arguments) -> Call:
-    """A number gives a number of its type, but not a decimal whose digits Spark would cut."""
-    made = same_number(name, arguments)
-    exact_sign(arguments[0], call_text(name, arguments))
-    return made
+def type_abs(name: str, arguments: Arguments) -> Call:
+    """Types a call with a number; the result has its type. A decimal whose digits Spark would cut is refused."""
+    call = _type_number(name, arguments)
+    require_exact_sign(arguments[0], format_call(name, arguments))
+    return call
 
 
-def number_to_double(name: str, arguments: Arguments) -> Call:
-    """A number, cast to double, gives a double."""
-    _counted(name, arguments, 1, 1)
-    return Call([implicit(_number(name, arguments[0]), DOUBLE)], DOUBLE)
+def type_sign(name: str, arguments: Arguments) -> Call:
+    """Types a call with a number that is cast to double; the result is a double."""
+    _require_count(name, arguments, 1, 1)
+    return Call([cast_implicitly(_require_number(name, arguments[0]), DOUBLE)], DOUBLE)
 
 
-def whole_number(name: str, arguments: Arguments) -> Call:
-    """A decimal gives a decimal of scale 0, another number a bigint."""
-    _counted(name, arguments, 1, 1)
-    type_ = _number(name, arguments[0]).type
+def type_whole_number(name: str, arguments: Arguments) -> Call:
+    """Types a call with a number; the result is a decimal of scale 0 for a decimal, otherwise a bigint."""
+    _require_count(name, arguments, 1, 1)
+    type_ = _require_number(name, arguments[0]).type
     if not type_.is_decimal:
         return Call(arguments, BIGINT)
     if type_.scale == 0:
@@ -192,15 +196,15 @@ def whole_number(name: str, arguments: Arguments) -> Call:
     return Call(arguments, decimal(min(type_.precision - type_.scale + 1, 38), 0))
 
 
-def rounding(name: str, arguments: Arguments) -> Call:
-    """An integer or decimal, rounded to a literal number of places, gives the same kind of number."""
-    _counted(name, arguments, 1, 2)
-    type_ = _number(name, arguments[0]).type
+def type_round(name: str, arguments: Arguments) -> Call:
+    """Types a call with an integer or decimal and a literal number of places; the result is the same kind of number."""
+    _require_count(name, arguments, 1, 2)
+    type_ = _require_number(name, arguments[0]).type
     if type_.is_float:
         raise Refused(
             f"{name}() of a double depends on the Java version; round cast({arguments[0].sql} as decimal(p,s))"
         )
-    places = _places(name, arguments)
+    places = _read_places(name, arguments)
     if not type_.is_decimal:
         return Call(arguments, type_)
     whole = type_.precision - type_.scale + 1
@@ -210,73 +214,73 @@ def rounding(name: str, arguments: Arguments) -> Call:
     return Call(arguments, decimal(min(whole + scale, 38), scale))
 
 
-def _places(name: str, arguments: Arguments) -> int:
+def _read_places(name: str, arguments: Arguments) -> int:
     places = arguments[1].literal if len(arguments) > 1 else 0
     if not isinstance(places, int) or abs(places) > 38:
         raise Refused(f"{name}() takes its number of places as an integer literal from -38 to 38")
     return places
 
 
-def truncation(name: str, arguments: Arguments) -> Call:
-    """A unit, as a literal, and a timestamp give a timestamp."""
-    _counted(name, arguments, 2, 2)
+def type_date_trunc(name: str, arguments: Arguments) -> Call:
+    """Types a call with a literal unit and a timestamp; the result is a timestamp."""
+    _require_count(name, arguments, 2, 2)
     unit = arguments[0].literal
     if not isinstance(unit, str) or unit.lower() not in _TRUNCATIONS:
         raise Refused(f"{name}() takes a unit in quotes first, one of {', '.join(_UNITS)}; got {arguments[0].sql}")
-    return Call([arguments[0], _typed(name, arguments[1], TIMESTAMP)], TIMESTAMP)
+    return Call([arguments[0], _require_type(name, arguments[1], TIMESTAMP)], TIMESTAMP)
 
 
-def _array(name: str, argument: Node) -> DataType:
+def _require_array(name: str, argument: Node) -> DataType:
     if argument.type.element is None:
         raise Refused(f"{name}() takes an array, but {argument.sql!r} is of type {argument.type}")
     return argument.type.element
 
 
-def contained(name: str, arguments: Arguments) -> Call:
-    """An array and a value of its element type give a boolean."""
-    _counted(name, arguments, 2, 2)
-    element, value = _array(name, arguments[0]), arguments[1]
+def type_array_contains(name: str, arguments: Arguments) -> Call:
+    """Types a call with an array and a value of its element type; the result is a boolean."""
+    _require_count(name, arguments, 2, 2)
+    element, value = _require_array(name, arguments[0]), arguments[1]
     if value.type.element is not None or not (value.type == element or (value.type.is_integer and element.is_integer)):
         raise Refused(f"{name}() looks for a {element}, but {value.sql!r} is of type {value.type}; cast it")
     return Call(arguments, BOOLEAN)
 
 
-def element(name: str, arguments: Arguments) -> Call:
-    """An array and an int give an element."""
-    _counted(name, arguments, 2, 2)
-    return Call([arguments[0], _typed(name, arguments[1], INT)], _array(name, arguments[0]))
+def type_element_at(name: str, arguments: Arguments) -> Call:
+    """Types a call with an array and an int; the result has the element type."""
+    _require_count(name, arguments, 2, 2)
+    return Call([arguments[0], _require_type(name, arguments[1], INT)], _require_array(name, arguments[0]))
 
 
-def counted_array(name: str, arguments: Arguments) -> Call:
-    """An array gives an int."""
-    _counted(name, arguments, 1, 1)
-    _array(name, arguments[0])
+def type_array_size(name: str, arguments: Arguments) -> Call:
+    """Types a call with an array; the result is an int."""
+    _require_count(name, arguments, 1, 1)
+    _require_array(name, arguments[0])
     return Call(arguments, INT)
 
 
 # Kernels: numbers ----------------------------------------------------------------------------------------------------
 
 
-def _abs(made: Call, values: Sequence[Values]) -> KernelResult:
-    size = np.abs(values[0])
-    return KernelResult(size, negate_integers(values[0], made.first.bits).bad if made.first.is_integer else None)
+def _abs(call: Call, values: Sequence[Values]) -> KernelResult:
+    magnitudes = np.abs(values[0])
+    return KernelResult(magnitudes, negate_integers(values[0], call.first.bits).bad if call.first.is_integer else None)
 
 
-def _sign(made: Call, values: Sequence[Values]) -> KernelResult:
+def _sign(call: Call, values: Sequence[Values]) -> KernelResult:
     x = values[0]
-    return KernelResult(np.where((x == 0) | (x != x), x, np.sign(x)))
+    return KernelResult(np.where((x == 0) | is_nan(x), x, np.sign(x)))
 
 
-def _floor(made: Call, values: Sequence[Values]) -> KernelResult:
-    return _to_whole(made, values[0], np.floor, 0)
+def _floor(call: Call, values: Sequence[Values]) -> KernelResult:
+    return _to_whole(call, values[0], np.floor, 0)
 
 
-def _ceil(made: Call, values: Sequence[Values]) -> KernelResult:
-    return _to_whole(made, values[0], np.ceil, 1)
+def _ceil(call: Call, values: Sequence[Values]) -> KernelResult:
+    return _to_whole(call, values[0], np.ceil, 1)
 
 
-def _to_whole(made: Call, values: Values, cut: Callable[[Values], Values], up: int) -> KernelResult:
-    type_ = made.first
+def _to_whole(call: Call, values: Values, cut: Callable[[Values], Values], up: int) -> KernelResult:
+    type_ = call.first
     if type_.is_integer:
         return KernelResult(values)
     if type_.is_decimal:
@@ -284,25 +288,25 @@ def _to_whole(made: Call, values: Values, cut: Callable[[Values], Values], up: i
         if factor > LONG_MAX:
             values = values.astype(object)
         whole = -(-values // factor) if up else values // factor
-        return stored_decimal(whole, made.type)
+        return store_decimal(whole, call.type)
     whole = cut(values.astype(np.float64))
-    # Out of range, Java's conversion gives the nearest bigint, and 0 for NaN.
+    # Java converts a double out of range to the nearest bigint, and NaN to 0.
     inside = (whole > LONG_MIN) & (whole < 2.0**63)
     integers = np.where(inside, whole, 0.0).astype(np.int64)
-    return KernelResult(np.where(inside | (whole != whole), integers, np.where(whole > 0, LONG_MAX, LONG_MIN)))
+    return KernelResult(np.where(inside | is_nan(whole), integers, np.where(whole > 0, LONG_MAX, LONG_MIN)))
 
 
-def _round(made: Call, values: Sequence[Values]) -> KernelResult:
-    type_, places = made.first, _places("round", made.arguments)
+def _round(call: Call, values: Sequence[Values]) -> KernelResult:
+    type_, places = call.first, _read_places("round", call.arguments)
     scale = type_.scale if type_.is_decimal else 0
     if places >= scale:
-        return rescaled(values[0], scale, made.type) if type_.is_decimal else KernelResult(values[0])
+        return rescale(values[0], scale, call.type) if type_.is_decimal else KernelResult(values[0])
     wide = values[0].astype(object) if scale - places > 17 else values[0]
-    rounded = rounded_off(wide, scale - places)
+    rounded = round_off(wide, scale - places)
     if places < 0:
         rounded = np.asarray(rounded.astype(object) * 10**-places, dtype=object)
     if type_.is_decimal:
-        return stored_decimal(rounded, made.type)
+        return store_decimal(rounded, call.type)
     bad = as_mask((rounded < -(2 ** (type_.bits - 1))) | (rounded >= 2 ** (type_.bits - 1)))
     return KernelResult(np.where(bad, 0, rounded).astype(np.int64), mask_or_none(bad))
 
@@ -310,27 +314,27 @@ def _round(made: Call, values: Sequence[Values]) -> KernelResult:
 # Kernels: strings ----------------------------------------------------------------------------------------------------
 
 
-def _objects(made: list[object]) -> Values:
-    values = np.empty(len(made), dtype=object)
-    values[:] = made
+def _objects(items: list[object]) -> Values:
+    values = np.empty(len(items), dtype=object)
+    values[:] = items
     return values
 
 
-def _texts(function: Callable[..., str]) -> CallKernel:
-    return lambda made, values: KernelResult(
+def _map_texts(function: Callable[..., str]) -> CallKernel:
+    return lambda call, values: KernelResult(
         _objects([function(*row) for row in zip(*(v.tolist() for v in values), strict=True)])
     )
 
 
-def _tests(function: Callable[..., bool]) -> CallKernel:
-    def kernel(made: Call, values: Sequence[Values]) -> KernelResult:
+def _map_tests(function: Callable[..., bool]) -> CallKernel:
+    def kernel(call: Call, values: Sequence[Values]) -> KernelResult:
         rows = zip(*(v.tolist() for v in values), strict=True)
         return KernelResult(np.fromiter((function(*row) for row in rows), dtype=bool, count=len(values[0])))
 
     return kernel
 
 
-def _length(made: Call, values: Sequence[Values]) -> KernelResult:
+def _length(call: Call, values: Sequence[Values]) -> KernelResult:
     return KernelResult(np.fromiter(map(len, values[0].tolist()), dtype=np.int64, count=len(values[0])))
 
 
@@ -340,14 +344,14 @@ def _substring(text: str, position: int, length: int = 2**31 - 1) -> str:
     return text[max(start, 0) : max(end, 0)] if end > start else ""
 
 
-def _concat(made: Call, values: Sequence[Values]) -> KernelResult:
+def _concat(call: Call, values: Sequence[Values]) -> KernelResult:
     joined: list[object] = []
     characters = 0
     for row in zip(*(v.tolist() for v in values), strict=True):
         text = "".join(row)
         characters += len(text)
-        if characters > MAX_JOINED:
-            raise OverflowError(f"concat() makes more than {MAX_JOINED:,} characters of one batch of events")
+        if characters > MAX_JOINED_CHARACTERS:
+            raise OverflowError(f"concat() makes more than {MAX_JOINED_CHARACTERS:,} characters of one batch of events")
         joined.append(text)
     return KernelResult(_objects(joined))
 
@@ -363,37 +367,37 @@ def _right(text: str, length: int) -> str:
 # Kernels: times ------------------------------------------------------------------------------------------------------
 
 
-def _clock(unit: int, modulus: int) -> CallKernel:
-    return lambda made, values: KernelResult(values[0] // unit % modulus)
+def _clock_part(unit: int, modulus: int) -> CallKernel:
+    return lambda call, values: KernelResult(values[0] // unit % modulus)
 
 
-def _day_of_week(made: Call, values: Sequence[Values]) -> KernelResult:
+def _day_of_week(call: Call, values: Sequence[Values]) -> KernelResult:
     # Sunday is 1; the epoch was a Thursday.
     return KernelResult((values[0] + 4) % 7 + 1)
 
 
-def _months(days: Values) -> Values:
-    """Months since January 1970."""
+def _count_months(days: Values) -> Values:
+    """Returns the months from January 1970 to each day."""
     return np.asarray(days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64))
 
 
-def _first_days(months: Values) -> Values:
+def _find_first_days(months: Values) -> Values:
     return np.asarray(months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64))
 
 
-def _year(made: Call, values: Sequence[Values]) -> KernelResult:
-    return KernelResult(_months(values[0]) // 12 + 1970)
+def _year(call: Call, values: Sequence[Values]) -> KernelResult:
+    return KernelResult(_count_months(values[0]) // 12 + 1970)
 
 
-def _month(made: Call, values: Sequence[Values]) -> KernelResult:
-    return KernelResult(_months(values[0]) % 12 + 1)
+def _month(call: Call, values: Sequence[Values]) -> KernelResult:
+    return KernelResult(_count_months(values[0]) % 12 + 1)
 
 
-def _day_of_month(made: Call, values: Sequence[Values]) -> KernelResult:
-    return KernelResult(values[0] - _first_days(_months(values[0])) + 1)
+def _day_of_month(call: Call, values: Sequence[Values]) -> KernelResult:
+    return KernelResult(values[0] - _find_first_days(_count_months(values[0])) + 1)
 
 
-def _days_between(made: Call, values: Sequence[Values]) -> KernelResult:
+def _days_between(call: Call, values: Sequence[Values]) -> KernelResult:
     return KernelResult(values[0] - values[1])
 
 
@@ -406,44 +410,44 @@ _TRUNCATIONS = {unit: unit for unit in _UNITS} | {
 }  # fmt: skip
 
 
-def _truncate(made: Call, values: Sequence[Values]) -> KernelResult:
-    unit, moments = _TRUNCATIONS[str(made.arguments[0].literal).lower()], values[1]
+def _truncate(call: Call, values: Sequence[Values]) -> KernelResult:
+    unit, times = _TRUNCATIONS[str(call.arguments[0].literal).lower()], values[1]
     if unit in ("month", "quarter", "year"):
-        months = _months(timestamps_to_dates(moments))
-        return KernelResult(_first_days(months // _UNITS[unit] * _UNITS[unit]) * DAY_US)
+        months = _count_months(timestamps_to_dates(times))
+        return KernelResult(_find_first_days(months // _UNITS[unit] * _UNITS[unit]) * DAY_US)
     if unit == "week":
-        days = timestamps_to_dates(moments)
+        days = timestamps_to_dates(times)
         return KernelResult((days - (days + 3) % 7) * DAY_US)
-    return KernelResult(moments // _UNITS[unit] * _UNITS[unit])
+    return KernelResult(times // _UNITS[unit] * _UNITS[unit])
 
 
 # Kernels: arrays -----------------------------------------------------------------------------------------------------
 
 
-def _array_contains(made: Call, values: Sequence[Values]) -> KernelResult:
-    found = np.zeros(len(values[0]), dtype=bool)
+def _array_contains(call: Call, values: Sequence[Values]) -> KernelResult:
+    contains = np.zeros(len(values[0]), dtype=bool)
     unknown = np.zeros(len(values[0]), dtype=bool)
     for row, (items, value) in enumerate(zip(values[0].tolist(), values[1].tolist(), strict=True)):
-        found[row] = value in items or (value != value and any(item is not None and item != item for item in items))
-        unknown[row] = not found[row] and None in items
-    return KernelResult(found, None, mask_or_none(unknown))
+        contains[row] = value in items or (is_nan(value) and any(map(is_nan, items)))
+        unknown[row] = not contains[row] and None in items
+    return KernelResult(contains, None, mask_or_none(unknown))
 
 
-def _size(made: Call, values: Sequence[Values]) -> KernelResult:
-    return _length(made, values)
+def _size(call: Call, values: Sequence[Values]) -> KernelResult:
+    return _length(call, values)
 
 
-def _element_at(made: Call, values: Sequence[Values]) -> KernelResult:
+def _element_at(call: Call, values: Sequence[Values]) -> KernelResult:
     arrays, positions = values[0].tolist(), values[1].tolist()
     bad = np.array([p == 0 or abs(p) > len(items) for items, p in zip(arrays, positions, strict=True)], dtype=bool)
-    picked = [
+    elements = [
         None if wrong else items[p - 1 if p > 0 else p]
         for items, p, wrong in zip(arrays, positions, bad.tolist(), strict=True)
     ]
-    null = np.fromiter((item is None for item in picked), dtype=bool, count=len(picked)) & ~bad
-    filler = np.zeros((), dtype=made.type.storage).item()
+    null = np.fromiter((item is None for item in elements), dtype=bool, count=len(elements)) & ~bad
+    filler = np.zeros((), dtype=call.type.storage).item()
     return KernelResult(
-        _objects([filler if item is None else item for item in picked]).astype(made.type.storage, copy=False),
+        _objects([filler if item is None else item for item in elements]).astype(call.type.storage, copy=False),
         mask_or_none(bad), mask_or_none(null),
     )  # fmt: skip
 
@@ -453,47 +457,47 @@ _TWO_STRINGS = takes(STRING, STRING, gives=BOOLEAN)
 
 FUNCTIONS: dict[str, Function] = {
     # numbers
-    "abs": Function(size, _abs),
-    "ceil": Function(whole_number, _ceil),
-    "ceiling": Function(whole_number, _ceil),
-    "floor": Function(whole_number, _floor),
-    "round": Function(rounding, _round),
-    "sign": Function(number_to_double, _sign),
-    "signum": Function(number_to_double, _sign),
+    "abs": Function(type_abs, _abs),
+    "ceil": Function(type_whole_number, _ceil),
+    "ceiling": Function(type_whole_number, _ceil),
+    "floor": Function(type_whole_number, _floor),
+    "round": Function(type_round, _round),
+    "sign": Function(type_sign, _sign),
+    "signum": Function(type_sign, _sign),
     # strings
-    "lower": Function(changed_case, _texts(str.lower)),
-    "lcase": Function(changed_case, _texts(str.lower)),
-    "upper": Function(changed_case, _texts(str.upper)),
-    "ucase": Function(changed_case, _texts(str.upper)),
-    "trim": Function(_STRINGS, _texts(lambda text: text.strip(" "))),
-    "ltrim": Function(_STRINGS, _texts(lambda text: text.lstrip(" "))),
-    "rtrim": Function(_STRINGS, _texts(lambda text: text.rstrip(" "))),
+    "lower": Function(type_case_change, _map_texts(str.lower)),
+    "lcase": Function(type_case_change, _map_texts(str.lower)),
+    "upper": Function(type_case_change, _map_texts(str.upper)),
+    "ucase": Function(type_case_change, _map_texts(str.upper)),
+    "trim": Function(_STRINGS, _map_texts(lambda text: text.strip(" "))),
+    "ltrim": Function(_STRINGS, _map_texts(lambda text: text.lstrip(" "))),
+    "rtrim": Function(_STRINGS, _map_texts(lambda text: text.rstrip(" "))),
     "length": Function(takes(STRING, gives=INT), _length),
     "char_length": Function(takes(STRING, gives=INT), _length),
-    "substring": Function(takes(STRING, INT, INT, gives=STRING, optional=1), _texts(_substring)),
-    "substr": Function(takes(STRING, INT, INT, gives=STRING, optional=1), _texts(_substring)),
-    "left": Function(takes(STRING, INT, gives=STRING), _texts(_left)),
-    "right": Function(takes(STRING, INT, gives=STRING), _texts(_right)),
-    "concat": Function(many_strings, _concat),
-    "startswith": Function(_TWO_STRINGS, _tests(str.startswith)),
-    "endswith": Function(_TWO_STRINGS, _tests(str.endswith)),
-    "contains": Function(_TWO_STRINGS, _tests(str.__contains__)),
+    "substring": Function(takes(STRING, INT, INT, gives=STRING, optional=1), _map_texts(_substring)),
+    "substr": Function(takes(STRING, INT, INT, gives=STRING, optional=1), _map_texts(_substring)),
+    "left": Function(takes(STRING, INT, gives=STRING), _map_texts(_left)),
+    "right": Function(takes(STRING, INT, gives=STRING), _map_texts(_right)),
+    "concat": Function(type_concat, _concat),
+    "startswith": Function(_TWO_STRINGS, _map_tests(str.startswith)),
+    "endswith": Function(_TWO_STRINGS, _map_tests(str.endswith)),
+    "contains": Function(_TWO_STRINGS, _map_tests(str.__contains__)),
     # times
-    "hour": Function(takes(TIMESTAMP, gives=INT), _clock(3600 * SECOND_US, 24)),
-    "minute": Function(takes(TIMESTAMP, gives=INT), _clock(60 * SECOND_US, 60)),
-    "second": Function(takes(TIMESTAMP, gives=INT), _clock(SECOND_US, 60)),
-    "dayofweek": Function(date_part, _day_of_week),
-    "dayofmonth": Function(date_part, _day_of_month),
-    "day": Function(date_part, _day_of_month),
-    "month": Function(date_part, _month),
-    "year": Function(date_part, _year),
-    "date_trunc": Function(truncation, _truncate),
-    "datediff": Function(two_dates, _days_between),
-    "unix_micros": Function(takes(TIMESTAMP, gives=BIGINT), lambda made, values: KernelResult(values[0])),
+    "hour": Function(takes(TIMESTAMP, gives=INT), _clock_part(3600 * SECOND_US, 24)),
+    "minute": Function(takes(TIMESTAMP, gives=INT), _clock_part(60 * SECOND_US, 60)),
+    "second": Function(takes(TIMESTAMP, gives=INT), _clock_part(SECOND_US, 60)),
+    "dayofweek": Function(type_date_part, _day_of_week),
+    "dayofmonth": Function(type_date_part, _day_of_month),
+    "day": Function(type_date_part, _day_of_month),
+    "month": Function(type_date_part, _month),
+    "year": Function(type_date_part, _year),
+    "date_trunc": Function(type_date_trunc, _truncate),
+    "datediff": Function(type_datediff, _days_between),
+    "unix_micros": Function(takes(TIMESTAMP, gives=BIGINT), lambda call, values: KernelResult(values[0])),
     # arrays
-    "array_contains": Function(contained, _array_contains),
-    "size": Function(counted_array, _size),
-    "element_at": Function(element, _element_at),
+    "array_contains": Function(type_array_contains, _array_contains),
+    "size": Function(type_array_size, _size),
+    "element_at": Function(type_element_at, _element_at),
 }
 
 _CANONICAL = {
@@ -502,75 +506,75 @@ _CANONICAL = {
 }  # fmt: skip
 
 
-# Forms: what does not evaluate all of its arguments, or does not give NULL for NULL -------------------------------------
+# Forms: functions that do not evaluate all of their arguments, or that are not NULL for NULL ----------------------------
 
 
 def _coalesce(name: str, arguments: Arguments) -> Node:
-    _counted(name, arguments, *((2, 2) if name in ("nvl", "ifnull") else (1, MAX_ARGUMENTS)))
-    sql = call_text("coalesce", arguments)
-    made = convert_to_common(arguments, repr(sql))
+    _require_count(name, arguments, *((2, 2) if name in ("nvl", "ifnull") else (1, MAX_ARGUMENTS)))
+    sql = format_call("coalesce", arguments)
+    nodes = cast_to_common(arguments, repr(sql))
 
     def run(columns: Mapping[str, Column], rows: int) -> Column:
-        choice = Choice(made[0].type, rows)
-        for argument in made:
+        choice = Choice(nodes[0].type, rows)
+        for argument in nodes:
             column = argument.run(columns, rows)
             choice.fail(column)
             choice.take(column.is_known(), column)
         return choice.column()
 
-    return Node(made[0].type, sql, run, fields=fields_of(made))
+    return Node(nodes[0].type, sql, run, fields=union_fields(nodes))
 
 
 def _if(name: str, arguments: Arguments) -> Node:
-    _counted(name, arguments, 3, 3)
+    _require_count(name, arguments, 3, 3)
     condition, yes, no = arguments
-    return cases([(boolean(condition, "if()"), yes)], no, call_text("if", arguments))
+    return make_case([(require_condition(condition, "if()"), yes)], no, format_call("if", arguments))
 
 
 def _nullif(name: str, arguments: Arguments) -> Node:
-    _counted(name, arguments, 2, 2)
+    _require_count(name, arguments, 2, 2)
     value, other = arguments
-    same = comparison("=", value, other)
-    none = implicit(Node(NULL, "null", value.run), value.type)
-    return cases([(same, none)], value, call_text(name, arguments))
+    same = make_comparison("=", value, other)
+    none = cast_implicitly(Node(NULL, "null", value.run), value.type)
+    return make_case([(same, none)], value, format_call(name, arguments))
 
 
 def _extreme(name: str, arguments: Arguments) -> Node:
-    _counted(name, arguments, 2, MAX_ARGUMENTS)
-    sql = call_text(name, arguments)
-    made = convert_to_common(arguments, repr(sql))
-    if made[0].type.name == "array":
-        raise Refused(f"{name}() takes single values, got {made[0].type}")
+    _require_count(name, arguments, 2, MAX_ARGUMENTS)
+    sql = format_call(name, arguments)
+    nodes = cast_to_common(arguments, repr(sql))
+    if nodes[0].type.name == "array":
+        raise Refused(f"{name}() takes single values, got {nodes[0].type}")
 
     def better(new: Values, old: Values) -> Values:
-        return less(old, new) if name == "greatest" else less(new, old)
+        return is_less(old, new) if name == "greatest" else is_less(new, old)
 
     def run(columns: Mapping[str, Column], rows: int) -> Column:
-        inputs = [argument.run(columns, rows) for argument in made]
+        inputs = [argument.run(columns, rows) for argument in nodes]
         _, error = decide_at_once(inputs)
         known = inputs[0].is_known()
         kind = object if any(column.values.dtype == object for column in inputs) else inputs[0].values.dtype
-        values = harmless_values(inputs[0], ~known).astype(kind)
+        values = replace_settled(inputs[0], ~known).astype(kind)
         for column in inputs[1:]:
             there = column.is_known()
-            new = harmless_values(column, ~there)
+            new = replace_settled(column, ~there)
             wins = there & (~known | better(new, values))
             values[wins] = new[wins]
             known |= there
         null = ~known if error is None else ~known & ~error
-        return Column(made[0].type, values, mask_or_none(null), error)
+        return Column(nodes[0].type, values, mask_or_none(null), error)
 
-    return Node(made[0].type, sql, run, fields=fields_of(made))
+    return Node(nodes[0].type, sql, run, fields=union_fields(nodes))
 
 
 def _is_null(name: str, arguments: Arguments) -> Node:
-    _counted(name, arguments, 1, 1)
-    return is_null(arguments[0], negated=name == "isnotnull")
+    _require_count(name, arguments, 1, 1)
+    return make_is_null(arguments[0], negated=name == "isnotnull")
 
 
 def _mod(name: str, arguments: Arguments) -> Node:
-    _counted(name, arguments, 2, 2)
-    return arithmetic("%", *arguments)
+    _require_count(name, arguments, 2, 2)
+    return make_arithmetic("%", *arguments)
 
 
 FORMS: dict[str, Callable[[str, Arguments], Node]] = {
@@ -590,30 +594,30 @@ FORMS: dict[str, Callable[[str, Arguments], Node]] = {
 # LIKE ----------------------------------------------------------------------------------------------------------------
 
 
-def like(value: Node, pattern: Node, escape: str, negated: bool) -> Node:
-    """value [not] like pattern: `%` is any text, `_` any character. The time is linear in the text. Raises Refused."""
+def make_like(value: Node, pattern: Node, escape: str, negated: bool) -> Node:
+    """Makes value [not] like pattern: `%` is any text, `_` any character. Takes linear time in the text. Raises Refused."""
     if not isinstance(pattern.literal, str):
         raise Refused("the pattern of 'like' must be a literal text; use contains(), startswith() or endswith()")
     sql = f"{value.within(4)} {'not ' if negated else ''}like {pattern.sql}"
     if escape != "\\":
-        sql += f" escape {quoted(escape)}"
-    matches = matcher(pattern.literal, escape)
+        sql += f" escape {quote_text(escape)}"
+    matches = compile_like(pattern.literal, escape)
     kernel: Callable[[str], bool] = (lambda text: not matches(text)) if negated else matches
-    text = _typed("like", value, STRING)
+    text = _require_type("like", value, STRING)
 
     def run(values: Values) -> KernelResult:
         return KernelResult(np.fromiter(map(kernel, values.tolist()), dtype=bool, count=len(values)))
 
-    return strict(BOOLEAN, sql, [text], run, 4)
+    return make_strict(BOOLEAN, sql, [text], run, 4)
 
 
-def quoted(text: str) -> str:
-    """A string literal of this text."""
+def quote_text(text: str) -> str:
+    """Writes a text as a string literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _pieces(pattern: str, escape: str) -> list[list[str | None]]:
-    """The pattern cut at `%`; None stands for any character. Raises Refused."""
+def _split_pattern(pattern: str, escape: str) -> list[list[str | None]]:
+    """Splits a pattern at `%`; None in a piece matches any character. Raises Refused."""
     pieces: list[list[str | None]] = [[]]
     position = 0
     while position < len(pattern):
@@ -634,35 +638,38 @@ def _pieces(pattern: str, escape: str) -> list[list[str | None]]:
     return pieces
 
 
-def matcher(pattern: str, escape: str) -> Callable[[str], bool]:
-    """The test of a LIKE pattern. Each part between `%` is taken where it first fits, so nothing is tried twice."""
-    pieces = _pieces(pattern, escape)
+def compile_like(pattern: str, escape: str) -> Callable[[str], bool]:
+    """Returns the test of a LIKE pattern. Raises Refused.
+
+    Each part between `%` is matched where it first fits, so the test never backtracks.
+    """
+    pieces = _split_pattern(pattern, escape)
     parts = [re.compile("".join("." if c is None else re.escape(c) for c in piece), re.DOTALL) for piece in pieces]
     if all(None not in piece for piece in pieces):
-        return _plain_matcher(["".join(c or "" for c in piece) for piece in pieces])
+        return _compile_plain_like(["".join(c or "" for c in piece) for piece in pieces])
     if len(parts) == 1:
         return lambda text: parts[0].fullmatch(text) is not None
-    if any(None in piece and len(piece) > MAX_LIKE_PART for piece in pieces[1:-1]):
+    if any(None in piece and len(piece) > MAX_LIKE_PART_CHARACTERS for piece in pieces[1:-1]):
         raise Refused(
-            f"the pattern has a part of more than {MAX_LIKE_PART} characters with '_' between two '%'; make it shorter"
+            f"the pattern has a part of more than {MAX_LIKE_PART_CHARACTERS} characters with '_' between two '%'; make it shorter"
         )
     head, *middle, tail = parts
     tail_length = len(pieces[-1])
 
     def matches(text: str) -> bool:
-        found = head.match(text)
+        match = head.match(text)
         for part in middle:
-            if found is None:
+            if match is None:
                 return False
-            found = part.search(text, found.end())
+            match = part.search(text, match.end())
         end = len(text) - tail_length
-        return found is not None and end >= found.end() and tail.match(text, end) is not None
+        return match is not None and end >= match.end() and tail.match(text, end) is not None
 
     return matches
 
 
-def _plain_matcher(pieces: list[str]) -> Callable[[str], bool]:
-    """The test of a pattern without `_`."""
+def _compile_plain_like(pieces: list[str]) -> Callable[[str], bool]:
+    """Returns the test of a pattern without `_`."""
     head, tail = pieces[0], pieces[-1]
     if len(pieces) == 1:
         return head.__eq__
@@ -687,13 +694,13 @@ def _plain_matcher(pieces: list[str]) -> Callable[[str], bool]:
 # Aggregates ----------------------------------------------------------------------------------------------------------
 
 
-def any_value(type_: DataType) -> str | None:
-    """count: anything can be counted."""
+def check_any_value(type_: DataType) -> str | None:
+    """Accepts every type: anything can be counted."""
     return None
 
 
-def exact_number(type_: DataType) -> str | None:
-    """sum, avg, stddev_samp: numbers whose sums do not depend on their order."""
+def check_exact_number(type_: DataType) -> str | None:
+    """Accepts integers and decimals, whose sums do not depend on their order. Returns the problem with another type."""
     if type_.is_float:
         return (
             f"takes exact numbers, since sums of a {type_} depend on order; write cast(x as decimal(18,2)) or as needed"
@@ -701,17 +708,18 @@ def exact_number(type_: DataType) -> str | None:
     return None if type_.is_integer or type_.is_decimal else f"takes an integer or a decimal, got {type_}; cast it"
 
 
-def ordered(type_: DataType) -> str | None:
-    """min, max, count(distinct): single values, which have an order."""
+def check_ordered(type_: DataType) -> str | None:
+    """Accepts single values, which have an order. Returns the problem with another type."""
     return f"takes single values, got {type_}" if type_.name in ("array", "null") else None
 
 
-# SQL name -> what is wrong with an argument type, None if nothing
-AGGREGATES: dict[str, Callable[[DataType], str | None]] = {
-    "count": any_value,
-    "sum": exact_number,
-    "avg": exact_number,
-    "min": ordered,
-    "max": ordered,
-    "stddev_samp": exact_number,
+# SQL name -> the check of the argument's type, which returns the problem or None. The type of the result, the state and
+# the arithmetic of each aggregate are in aggregation/aggregates.py.
+AGGREGATE_ARGUMENTS: dict[str, Callable[[DataType], str | None]] = {
+    "count": check_any_value,
+    "sum": check_exact_number,
+    "avg": check_exact_number,
+    "min": check_ordered,
+    "max": check_ordered,
+    "stddev_samp": check_exact_number,
 }

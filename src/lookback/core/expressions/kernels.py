@@ -1,10 +1,10 @@
-"""Vectorised arithmetic and comparison on stored values, with overflow found and not wrapped.
+"""Vectorised arithmetic and comparison on stored values; overflow is detected, not wrapped.
 
-A kernel takes values (numpy arrays of equal length) and gives an Outcome. It never raises for a row: it marks the row.
-What stands under NULL or error may be any number of the right kind; an outcome there means nothing.
+A kernel takes values (numpy arrays of equal length) and returns a KernelResult. It never raises an error for a row, but
+marks the row. A value under NULL or error may be any number of the right type, and the result there has no meaning.
 
-Between kernels a wide decimal may travel as int64 (never as its least value, which has no opposite), since Python's
-integers are ten times slower; only the column that leaves an expression has the storage of its type.
+Between kernels a wide decimal may be held as int64 (but never as the least int64, which cannot be negated), since Python's
+integers are ten times slower; only the column that leaves an expression must have the storage of its type.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lookback.core.values.columns import Mask, Values
+from lookback.core.values.columns import Mask, Values, is_nan
 from lookback.core.values.types import DataType
 
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 _COMPACT_DIGITS = 18
-# Spark's decimal remainder works with whole quotients of so many digits.
+# The number of digits that Spark's decimal remainder allows a whole quotient.
 _QUOTIENT_DIGITS = 39
 
 
 class KernelResult(NamedTuple):
-    """Result of a kernel: values, and where (if anywhere) there is an error or a NULL instead."""
+    """The values that a kernel computes, and masks of the rows with an error (`bad`) or a NULL instead; None if there are none."""
 
     values: Values
     bad: Mask | None = None
@@ -32,31 +32,31 @@ class KernelResult(NamedTuple):
 
 
 def mask_or_none(mask: Mask | None) -> Mask | None:
-    """The mask, or None if it marks nothing."""
+    """Returns the mask, or None if it marks nothing."""
     return mask if mask is not None and mask.any() else None
 
 
 def either_mask(a: Mask | None, b: Mask | None) -> Mask | None:
-    """Where a or b."""
+    """Marks the rows that a or b marks; None marks nothing."""
     if a is None or b is None:
         return b if a is None else a
     return a | b
 
 
 def as_mask(values: Any) -> Mask:
-    """A comparison of object arrays as a boolean array."""
+    """Converts the comparison of object arrays to a boolean array."""
     return np.asarray(values, dtype=bool)
 
 
-def max_magnitude(values: Values) -> int:
-    """The largest absolute value of an integer array, 0 if empty."""
+def find_max_magnitude(values: Values) -> int:
+    """Returns the largest absolute value of an integer array, 0 if it is empty."""
     if not len(values):
         return 0
     return max(abs(int(values.max())), abs(int(values.min())))
 
 
 def narrow_decimals(values: Values) -> Values:
-    """Wide decimals as int64 if all of them fit."""
+    """Converts wide decimals to int64 if all of them fit."""
     try:
         narrow = values.astype(np.int64)
     except (OverflowError, TypeError):
@@ -67,38 +67,39 @@ def narrow_decimals(values: Values) -> Values:
 # Integers ------------------------------------------------------------------------------------------------------------
 
 
-def in_range(values: Values, bits: int) -> Mask:
-    """Where integers lie outside a signed type of so many bits."""
+def is_out_of_range(values: Values, bits: int) -> Mask:
+    """Marks the integers outside a signed type of `bits` bits."""
     return as_mask((values < -(2 ** (bits - 1))) | (values > 2 ** (bits - 1) - 1))
 
 
 def add_integers(a: Values, b: Values, bits: int) -> KernelResult:
-    """a + b."""
+    """Computes a + b."""
     total = a + b
     if bits < 64:
-        return KernelResult(total, mask_or_none(in_range(total, bits)))
+        return KernelResult(total, mask_or_none(is_out_of_range(total, bits)))
     return KernelResult(total, mask_or_none(((a ^ total) & (b ^ total)) < 0))
 
 
 def subtract_integers(a: Values, b: Values, bits: int) -> KernelResult:
-    """a - b."""
+    """Computes a - b."""
     difference = a - b
     if bits < 64:
-        return KernelResult(difference, mask_or_none(in_range(difference, bits)))
+        return KernelResult(difference, mask_or_none(is_out_of_range(difference, bits)))
     return KernelResult(difference, mask_or_none(((a ^ b) & (a ^ difference)) < 0))
 
 
 def multiply_integers(a: Values, b: Values, bits: int) -> KernelResult:
-    """a * b."""
-    if bits <= 32 or max_magnitude(a) * max_magnitude(b) <= LONG_MAX:
+    """Computes a * b."""
+    if bits <= 32 or find_max_magnitude(a) * find_max_magnitude(b) <= LONG_MAX:
         product = a * b
-        return KernelResult(product, mask_or_none(in_range(product, bits)) if bits < 64 else None)
+        return KernelResult(product, mask_or_none(is_out_of_range(product, bits)) if bits < 64 else None)
     exact = a.astype(object) * b.astype(object)
-    bad = in_range(exact, 64)
+    bad = is_out_of_range(exact, 64)
     return KernelResult(np.where(bad, 0, exact).astype(np.int64), mask_or_none(bad))
 
 
-def _divisors(b: Values) -> tuple[Values, Mask | None]:
+def _replace_zeros(b: Values) -> tuple[Values, Mask | None]:
+    """Replaces divisors that are 0 by 1, and marks them."""
     zero = b == 0
     if not zero.any():
         return b, None
@@ -106,8 +107,8 @@ def _divisors(b: Values) -> tuple[Values, Mask | None]:
 
 
 def divide_integers(a: Values, b: Values) -> KernelResult:
-    """a div b, cut towards zero."""
-    divisor, bad = _divisors(b)
+    """Computes a div b, truncated towards zero."""
+    divisor, bad = _replace_zeros(b)
     quotient = a // divisor
     quotient += (a - quotient * divisor != 0) & ((a < 0) != (divisor < 0))
     overflow = (a == LONG_MIN) & (b == -1)
@@ -115,15 +116,15 @@ def divide_integers(a: Values, b: Values) -> KernelResult:
 
 
 def remainder_integers(a: Values, b: Values) -> KernelResult:
-    """a % b with the sign of a."""
-    divisor, bad = _divisors(b)
-    # LONG_MIN % -1 overflows inside the processor; with 1 the result is the same 0.
+    """Computes a % b with the sign of a."""
+    divisor, bad = _replace_zeros(b)
+    # LONG_MIN % -1 overflows in the processor; by 1 the result is also 0.
     divisor = np.where(divisor == -1, 1, divisor)
     return KernelResult(np.fmod(a, divisor), bad)
 
 
 def negate_integers(a: Values, bits: int) -> KernelResult:
-    """-a."""
+    """Computes -a."""
     return KernelResult(-a, mask_or_none(as_mask(a == -(2 ** (bits - 1)))))
 
 
@@ -131,34 +132,34 @@ def negate_integers(a: Values, bits: int) -> KernelResult:
 
 
 def divide_floats(a: Values, b: Values) -> KernelResult:
-    """a / b."""
-    divisor, bad = _divisors(b)
+    """Computes a / b."""
+    divisor, bad = _replace_zeros(b)
     return KernelResult(a / divisor, bad)
 
 
 def remainder_floats(a: Values, b: Values) -> KernelResult:
-    """a % b with the sign of a."""
-    divisor, bad = _divisors(b)
+    """Computes a % b with the sign of a."""
+    divisor, bad = _replace_zeros(b)
     return KernelResult(np.fmod(a, divisor), bad)
 
 
 # Decimals: unscaled values -------------------------------------------------------------------------------------------
 
 
-def scaled_up(values: Values, places: int) -> Values:
-    """values * 10^places, in int64 where that holds them."""
+def scale_up(values: Values, places: int) -> Values:
+    """Computes values * 10^places, in int64 if all fit."""
     if places == 0:
         return values
     factor = 10**places
     if values.dtype != object:
-        if max_magnitude(values) * factor <= LONG_MAX:
+        if find_max_magnitude(values) * factor <= LONG_MAX:
             return values * np.int64(factor) if factor <= LONG_MAX else values
         values = values.astype(object)
     return np.asarray(values * factor, dtype=object)
 
 
-def rounded_off(values: Values, places: int) -> Values:
-    """values / 10^places, half away from zero."""
+def round_off(values: Values, places: int) -> Values:
+    """Computes values / 10^places, rounded half away from zero."""
     if places == 0:
         return values
     factor = 10**places
@@ -166,16 +167,17 @@ def rounded_off(values: Values, places: int) -> Values:
         if factor > LONG_MAX // 4:
             values = values.astype(object)
         else:
-            size = np.abs(values)
-            return np.asarray(np.sign(values) * (size // factor + (size % factor * 2 >= factor)), dtype=np.int64)
+            magnitudes = np.abs(values)
+            rounded = magnitudes // factor + (magnitudes % factor * 2 >= factor)
+            return np.asarray(np.sign(values) * rounded, dtype=np.int64)
     half = factor // 2
     negative = as_mask(values < 0)
-    size = (np.abs(values) + half) // factor
-    return np.asarray(np.where(negative, -size, size), dtype=object)
+    magnitudes = (np.abs(values) + half) // factor
+    return np.asarray(np.where(negative, -magnitudes, magnitudes), dtype=object)
 
 
-def stored_decimal(values: Values, type_: DataType, checked: bool = True) -> KernelResult:
-    """Unscaled values at the scale of `type_` in its storage; an error where they have too many digits."""
+def store_decimal(values: Values, type_: DataType, checked: bool = True) -> KernelResult:
+    """Converts unscaled values of the scale of `type_` to its storage; an error where they have too many digits."""
     bad: Mask | None = None
     limit = 10**type_.precision
     if checked and (values.dtype == object or limit <= LONG_MAX):
@@ -187,70 +189,72 @@ def stored_decimal(values: Values, type_: DataType, checked: bool = True) -> Ker
     return KernelResult(values, bad)
 
 
-def rescaled(values: Values, scale: int, type_: DataType, checked: bool = True) -> KernelResult:
-    """Unscaled values of one scale as `type_`: rounded half up, an error where they do not fit."""
+def rescale(values: Values, scale: int, type_: DataType, checked: bool = True) -> KernelResult:
+    """Converts unscaled values of a scale to `type_`: rounded half up, an error where they do not fit."""
     if scale > type_.scale:
-        values = rounded_off(values, scale - type_.scale)
+        values = round_off(values, scale - type_.scale)
     else:
-        values = scaled_up(values, type_.scale - scale)
-    return stored_decimal(values, type_, checked)
+        values = scale_up(values, type_.scale - scale)
+    return store_decimal(values, type_, checked)
 
 
 def add_decimals(
     a: Values, b: Values, types: tuple[DataType, DataType], result: DataType, sign: int = 1
 ) -> KernelResult:
-    """a + b, or a - b with sign -1."""
+    """Computes a + b, or a - b if sign is -1."""
     scale = max(types[0].scale, types[1].scale)
-    left, right = scaled_up(a, scale - types[0].scale), scaled_up(b, scale - types[1].scale)
-    if left.dtype != right.dtype or (left.dtype != object and max_magnitude(left) + max_magnitude(right) > LONG_MAX):
+    left, right = scale_up(a, scale - types[0].scale), scale_up(b, scale - types[1].scale)
+    if left.dtype != right.dtype or (
+        left.dtype != object and find_max_magnitude(left) + find_max_magnitude(right) > LONG_MAX
+    ):
         left, right = left.astype(object), right.astype(object)
     total = left + right if sign > 0 else left - right
     exact = max(t.precision - t.scale for t in types) + scale + 1 <= result.precision and scale == result.scale
-    return rescaled(total, scale, result, checked=not exact)
+    return rescale(total, scale, result, checked=not exact)
 
 
 def multiply_decimals(a: Values, b: Values, types: tuple[DataType, DataType], result: DataType) -> KernelResult:
-    """a * b."""
-    if a.dtype == object or b.dtype == object or max_magnitude(a) * max_magnitude(b) > LONG_MAX:
+    """Computes a * b."""
+    if a.dtype == object or b.dtype == object or find_max_magnitude(a) * find_max_magnitude(b) > LONG_MAX:
         a, b = a.astype(object), b.astype(object)
     scale = types[0].scale + types[1].scale
     digits = types[0].precision + types[1].precision
-    return rescaled(a * b, scale, result, checked=digits > result.precision or scale != result.scale)
+    return rescale(a * b, scale, result, checked=digits > result.precision or scale != result.scale)
 
 
 def divide_decimals(a: Values, b: Values, types: tuple[DataType, DataType], result: DataType) -> KernelResult:
-    """a / b."""
-    divisor, zero = _divisors(b)
-    # Never negative: the rules for the result's type keep the digits before the point.
+    """Computes a / b."""
+    divisor, zero = _replace_zeros(b)
+    # The exponent is never negative: the result's type keeps the digits before the point.
     factor = 10 ** (result.scale - types[0].scale + types[1].scale)
-    size, divisor_size = max_magnitude(a), max_magnitude(divisor)
-    if 2 * size * factor + divisor_size > LONG_MAX or 2 * divisor_size > LONG_MAX or factor > LONG_MAX:
+    largest, largest_divisor = find_max_magnitude(a), find_max_magnitude(divisor)
+    if 2 * largest * factor + largest_divisor > LONG_MAX or 2 * largest_divisor > LONG_MAX or factor > LONG_MAX:
         a, divisor = a.astype(object), divisor.astype(object)
-    sizes = (2 * np.abs(a) * factor + np.abs(divisor)) // (2 * np.abs(divisor))
-    values, bad, _ = stored_decimal(np.where(as_mask((a < 0) != (divisor < 0)), -sizes, sizes), result)
+    magnitudes = (2 * np.abs(a) * factor + np.abs(divisor)) // (2 * np.abs(divisor))
+    values, bad, _ = store_decimal(np.where(as_mask((a < 0) != (divisor < 0)), -magnitudes, magnitudes), result)
     return KernelResult(values, either_mask(zero, bad))
 
 
 def remainder_decimals(a: Values, b: Values, types: tuple[DataType, DataType], result: DataType) -> KernelResult:
-    """a % b with the sign of a."""
-    divisor, zero = _divisors(b)
+    """Computes a % b with the sign of a."""
+    divisor, zero = _replace_zeros(b)
     scale = max(types[0].scale, types[1].scale)
-    left, right = scaled_up(a, scale - types[0].scale), scaled_up(divisor, scale - types[1].scale)
+    left, right = scale_up(a, scale - types[0].scale), scale_up(divisor, scale - types[1].scale)
     if left.dtype != object and right.dtype != object:
-        # The least int64 has no remainder by -1 inside the processor.
-        values, bad, _ = rescaled(np.fmod(left, np.where(right == -1, 1, right)), scale, result)
+        # The remainder of the least int64 by -1 overflows in the processor.
+        values, bad, _ = rescale(np.fmod(left, np.where(right == -1, 1, right)), scale, result)
         return KernelResult(values, either_mask(zero, bad))
     left, right = left.astype(object), right.astype(object)
-    sizes = np.abs(right)
-    rest = np.abs(left) % sizes
-    impossible = as_mask(np.frompyfunc(_impossible, 2, 1)(np.abs(left), sizes))
-    values, bad, _ = rescaled(np.where(left < 0, -rest, rest), scale, result)
-    return KernelResult(values, either_mask(either_mask(zero, mask_or_none(impossible)), bad))
+    divisors = np.abs(right)
+    rest = np.abs(left) % divisors
+    too_long = as_mask(np.frompyfunc(_has_too_long_quotient, 2, 1)(np.abs(left), divisors))
+    values, bad, _ = rescale(np.where(left < 0, -rest, rest), scale, result)
+    return KernelResult(values, either_mask(either_mask(zero, mask_or_none(too_long)), bad))
 
 
-def _impossible(size: int, divisor: int) -> bool:
-    # Spark's remainder fails where the whole quotient needs more digits than it works with.
-    quotient = size // divisor
+def _has_too_long_quotient(dividend: int, divisor: int) -> bool:
+    # Spark's remainder fails if the whole quotient needs more digits than it allows.
+    quotient = dividend // divisor
     excess = len(str(quotient)) - _QUOTIENT_DIGITS
     return excess > 0 and quotient % 10**excess != 0
 
@@ -258,29 +262,29 @@ def _impossible(size: int, divisor: int) -> bool:
 # Comparison ----------------------------------------------------------------------------------------------------------
 
 
-def equal(a: Values, b: Values) -> Mask:
-    """a = b; for floats NaN equals NaN."""
+def is_equal(a: Values, b: Values) -> Mask:
+    """Computes a = b; for floats NaN equals NaN."""
     same = a == b
     if a.dtype.kind == "f":
-        return as_mask(same | ((a != a) & (b != b)))
+        return as_mask(same | (is_nan(a) & is_nan(b)))
     return as_mask(same)
 
 
-def less(a: Values, b: Values) -> Mask:
-    """a < b; for floats NaN is the greatest."""
+def is_less(a: Values, b: Values) -> Mask:
+    """Computes a < b; for floats NaN is the greatest."""
     if a.dtype.kind == "f":
-        return as_mask((a < b) | ((b != b) & (a == a)))
+        return as_mask((a < b) | (is_nan(b) & ~is_nan(a)))
     return as_mask(a < b)
 
 
-def aligned_decimals(a: Values, b: Values, scales: tuple[int, int]) -> tuple[Values, Values]:
-    """Unscaled values at one scale, for comparing."""
+def align_decimals(a: Values, b: Values, scales: tuple[int, int]) -> tuple[Values, Values]:
+    """Brings unscaled values to one scale, for comparing."""
     scale = max(scales)
-    return scaled_up(a, scale - scales[0]), scaled_up(b, scale - scales[1])
+    return scale_up(a, scale - scales[0]), scale_up(b, scale - scales[1])
 
 
 def broadcast(value: Any, dtype: npt.DTypeLike, rows: int) -> Values:
-    """A constant as a read-only array of so many rows, without copying."""
+    """Returns a constant as a read-only array of `rows` rows, without copying it."""
     single = np.empty((), dtype=dtype)
     single[()] = value
     return np.broadcast_to(single, (rows,))

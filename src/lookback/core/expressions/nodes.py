@@ -1,4 +1,4 @@
-"""A typed expression tree, ready to run: nodes, and how NULL and error pass through them."""
+"""Typed expression trees that can be evaluated: the nodes, and how NULLs and errors pass through them."""
 
 from __future__ import annotations
 
@@ -12,40 +12,39 @@ from lookback.core.expressions.kernels import KernelResult, broadcast, either_ma
 from lookback.core.values.columns import Column, Mask, Values
 from lookback.core.values.types import DataType
 
-Run = Callable[[Mapping[str, Column], int], Column]
+Evaluate = Callable[[Mapping[str, Column], int], Column]
 Kernel = Callable[..., KernelResult]
 
-# How tightly a construct binds, for printing with no more parentheses than needed.
+# How tightly an operator binds, so that expressions are printed without needless parentheses.
 OR, AND, NOT, COMPARISON, SUM, PRODUCT, UNARY, PRIMARY = range(1, 9)
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation: its type, its canonical SQL, and a function from columns and row count to a column.
+    """One operation: its type, its canonical SQL, and a function from columns and number of rows to a column.
 
-    `literal` is the Python value of a literal (int, str) where its being one matters for types; `fields` are the
-    names it reads.
+    literal: the Python value (int, str) of a literal, since types depend on it; fields: the names that it reads.
     """
 
     type: DataType
     sql: str
-    run: Run
+    run: Evaluate
     level: int = PRIMARY
     literal: Any = None
     fields: frozenset[str] = frozenset()
 
     def within(self, level: int) -> str:
-        """The SQL as an operand of something that binds at `level`: in parentheses unless it binds tighter."""
+        """Returns the SQL as an operand of an operator of `level`: in parentheses unless it binds tighter."""
         return self.sql if self.level > level else f"({self.sql})"
 
 
-def field(name: str, type_: DataType, sql: str) -> Node:
-    """The node that reads a column."""
+def make_field(name: str, type_: DataType, sql: str) -> Node:
+    """Makes the node that reads a column."""
     return Node(type_, sql, lambda columns, rows: columns[name], fields=frozenset({name}))
 
 
-def constant(type_: DataType, value: Any, sql: str, level: int = PRIMARY, literal: Any = None) -> Node:
-    """The node of a stored value (see DataType.storage), None for NULL."""
+def make_constant(type_: DataType, value: Any, sql: str, level: int = PRIMARY, literal: Any = None) -> Node:
+    """Makes the node of a stored value (see DataType.storage), None for NULL."""
 
     def run(columns: Mapping[str, Column], rows: int) -> Column:
         if value is None:
@@ -55,17 +54,17 @@ def constant(type_: DataType, value: Any, sql: str, level: int = PRIMARY, litera
     return Node(type_, sql, run, level, literal)
 
 
-def fields_of(nodes: Sequence[Node]) -> frozenset[str]:
-    """Names that any of the nodes reads."""
+def union_fields(nodes: Sequence[Node]) -> frozenset[str]:
+    """Returns the names that any of the nodes reads."""
     return frozenset(name for node in nodes for name in node.fields)
 
 
-def renamed(node: Node, sql: str, level: int = PRIMARY) -> Node:
-    """The same operation printed otherwise; no longer a literal."""
+def print_as(node: Node, sql: str, level: int = PRIMARY) -> Node:
+    """Returns the same operation with other SQL; it is no longer a literal."""
     return replace(node, sql=sql, level=level, literal=None)
 
 
-def strict(
+def make_strict(
     type_: DataType,
     sql: str,
     arguments: Sequence[Node],
@@ -73,26 +72,26 @@ def strict(
     level: int = PRIMARY,
     right_first: bool = False,
 ) -> Node:
-    """An operation that is NULL if an argument is.
+    """Makes an operation that is NULL if an argument is NULL.
 
-    Arguments are judged in order, as Spark evaluates them: the first that is NULL or an error settles the row.
-    Divisions judge the divisor first (`right_first`).
+    As in Spark, arguments are evaluated in order: the first that is NULL or an error decides the row. Divisions evaluate
+    the divisor first (`right_first`).
     """
 
     def run(columns: Mapping[str, Column], rows: int) -> Column:
         inputs = [argument.run(columns, rows) for argument in arguments]
         null, error = decide_in_order(inputs[::-1] if right_first else inputs)
         settled = either_mask(null, error)
-        outcome = kernel(*(harmless_values(column, settled) for column in inputs))
+        outcome = kernel(*(replace_settled(column, settled) for column in inputs))
         return finish_column(type_, outcome, null, error, settled)
 
-    return Node(type_, sql, run, level, fields=fields_of(arguments))
+    return Node(type_, sql, run, level, fields=union_fields(arguments))
 
 
 def finish_column(
     type_: DataType, outcome: KernelResult, null: Mask | None, error: Mask | None, settled: Mask | None
 ) -> Column:
-    """The column of a kernel's outcome, where some rows were settled before it ran."""
+    """Makes the column of a kernel's result; rows in `settled` were NULL or errors before the kernel ran."""
     bad, new_null = outcome.bad, outcome.null
     if settled is not None:
         bad = None if bad is None else mask_or_none(bad & ~settled)
@@ -101,7 +100,7 @@ def finish_column(
 
 
 def decide_in_order(inputs: Sequence[Column]) -> tuple[Mask | None, Mask | None]:
-    """(NULL, error) of a strict operation: the first argument that is either decides the row."""
+    """Returns the masks (NULL, error) of a strict operation: the first argument that is either decides the row."""
     null, error = inputs[0].null, inputs[0].error
     for column in inputs[1:]:
         new_error = column.error if null is None or column.error is None else column.error & ~null
@@ -111,7 +110,7 @@ def decide_in_order(inputs: Sequence[Column]) -> tuple[Mask | None, Mask | None]
 
 
 def decide_at_once(inputs: Sequence[Column]) -> tuple[Mask | None, Mask | None]:
-    """(NULL, error) where all arguments are evaluated before any is looked at."""
+    """Returns the masks (NULL, error) of an operation that evaluates all arguments first: any error decides the row."""
     null: Mask | None = None
     error: Mask | None = None
     for column in inputs:
@@ -121,8 +120,8 @@ def decide_at_once(inputs: Sequence[Column]) -> tuple[Mask | None, Mask | None]:
     return mask_or_none(null), mask_or_none(error)
 
 
-def harmless_values(column: Column, settled: Mask | None) -> Values:
-    """The values, with something harmless in place of objects under NULL or error."""
+def replace_settled(column: Column, settled: Mask | None) -> Values:
+    """Returns the values with a neutral object under NULL and error, so that kernels over objects cannot fail there."""
     if settled is None or column.values.dtype != object:
         return column.values
     values: Values = column.values.copy()
@@ -134,20 +133,20 @@ def harmless_values(column: Column, settled: Mask | None) -> Values:
     return values
 
 
-# What is evaluated only where it is needed ---------------------------------------------------------------------------
+# Lazy operations -----------------------------------------------------------------------------------------------------
 
 
-def conjunction(inputs: Iterable[Column]) -> Column:
-    """AND from left to right: false settles a row, then what comes after cannot fail; an error settles it too."""
-    return _chain(inputs, settles=False)
+def combine_and(inputs: Iterable[Column]) -> Column:
+    """Computes AND from left to right: a row is settled by false or by an error, and later operands cannot fail it."""
+    return _combine(inputs, settles=False)
 
 
-def disjunction(inputs: Iterable[Column]) -> Column:
-    """OR from left to right: true settles a row."""
-    return _chain(inputs, settles=True)
+def combine_or(inputs: Iterable[Column]) -> Column:
+    """Computes OR from left to right: a row is settled by true or by an error, and later operands cannot fail it."""
+    return _combine(inputs, settles=True)
 
 
-def _chain(inputs: Iterable[Column], settles: bool) -> Column:
+def _combine(inputs: Iterable[Column], settles: bool) -> Column:
     rest = iter(inputs)
     first = next(rest)
     value: Values = first.values if first.type.name == "boolean" else np.zeros(len(first), dtype=bool)
@@ -157,13 +156,13 @@ def _chain(inputs: Iterable[Column], settles: bool) -> Column:
         if null is None and error is None and column.null is None and column.error is None:
             value = value | other if settles else value & other
             continue
-        value, null, error = _linked(
+        value, null, error = _combine_pair(
             (value, null, error), Column(first.type, other, column.null, column.error), settles
         )
     return Column(first.type, value, null, error)
 
 
-def _linked(
+def _combine_pair(
     state: tuple[Values, Mask | None, Mask | None], column: Column, settles: bool
 ) -> tuple[Values, Mask | None, Mask | None]:
     value, null, error = state
@@ -187,7 +186,7 @@ def _linked(
 
 
 class Choice:
-    """Rows taken one after another by the first branch that wants them; the rest is NULL."""
+    """Gives each row the value of the first branch that takes it; rows that no branch takes are NULL."""
 
     def __init__(self, type_: DataType, rows: int) -> None:
         self._type = type_
@@ -197,13 +196,13 @@ class Choice:
         self._open = np.ones(rows, dtype=bool)
 
     def fail(self, column: Column) -> None:
-        """Rows still open where `column`, a condition that must be known now, is an error."""
+        """Marks the open rows as errors where `column`, a condition that is evaluated now, is an error."""
         if column.error is not None:
             self._error |= column.error & self._open
             self._open &= ~column.error
 
     def take(self, rows: Mask | None, column: Column) -> None:
-        """Give the open rows among `rows` (None: all) the values of `column`, NULLs and errors included."""
+        """Gives the open rows among `rows` (None: all) the values of `column`, including its NULLs and errors."""
         taken = self._open if rows is None else self._open & rows
         self._values[taken] = column.values[taken]
         if column.null is not None:
@@ -213,5 +212,5 @@ class Choice:
         self._open = self._open & ~taken
 
     def column(self) -> Column:
-        """The column, NULL where no branch took the row."""
+        """Returns the column, NULL where no branch took the row."""
         return Column(self._type, self._values, mask_or_none(self._null | self._open), mask_or_none(self._error))

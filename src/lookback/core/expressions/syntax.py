@@ -1,8 +1,8 @@
-"""Text of an expression -> a syntax tree that means the same to Spark: parsing, limits and precedence.
+"""Parses the text of an expression into a syntax tree that has the same meaning in Spark, within limits.
 
-sqlglot parses; this module sees to it that what it reads is what Spark would read. Functions keep the names they were
-written with, so that one table (`functions.py`) decides about them, and where sqlglot and Spark bind operators
-differently the expression is refused with the advice to put parentheses.
+sqlglot parses; this module makes sure that Spark would read the same. Functions keep the names that were written, so that
+one table (`functions.py`) decides about them. If sqlglot and Spark would group operators differently, the expression is
+refused with the advice to add parentheses.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _TIGHT = (*COMPARISONS, *PREDICATES, *ARITHMETIC)
 
 
 class LookbackSql(Spark):
-    """Spark's dialect without the rewriting of functions that sqlglot does to translate between engines."""
+    """Spark's dialect, but without sqlglot's rewriting of functions, which serves to translate between engines."""
 
     class Tokenizer(Spark.Tokenizer):
-        # Since Spark 4 a doubled quote within a string is a quote.
+        # Since Spark 4 a doubled quote inside a string is a quote.
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
         NUMERIC_LITERALS: ClassVar[dict[str, str]] = {}
-        # An expression is no statement: `call`, `show` and the like are names.
+        # `call`, `show` and the like begin statements; in an expression they are names.
         COMMANDS: ClassVar[set[TokenType]] = set()
 
     class Parser(SparkParser):
@@ -52,7 +52,7 @@ class LookbackSql(Spark):
         NO_PAREN_FUNCTIONS: ClassVar[dict[TokenType, type[exp.Expr]]] = {}
         STATEMENT_PARSERS: ClassVar[dict[TokenType, Callable[..., exp.Expr]]] = {}
         NO_PAREN_FUNCTION_PARSERS = {"CASE": SparkParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
-        # sqlglot drops a unary plus, Spark types by it: `+5` is not a literal there.
+        # sqlglot drops a unary plus, but in Spark it affects types: `+5` is not a literal.
         UNARY_PARSERS = {k: v for k, v in SparkParser.UNARY_PARSERS.items() if k is not TokenType.PLUS}
 
 
@@ -60,33 +60,33 @@ _DIALECT = LookbackSql()
 
 
 def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> exp.Expr:
-    """The syntax tree of one expression.
+    """Parses one expression.
 
-    Raises ExpressionError for what is empty, has more characters or levels than `limits`, is no single expression, or is
-    bound differently by Spark.
+    Raises ExpressionError if the text is empty, has more characters or levels than `limits` allow, is not a single
+    expression, or is grouped differently by Spark.
     """
     _check_size(text, limits.expression_characters)
-    tokens = _tokens(text)
+    tokens = _tokenize(text)
     most = max(MAX_LEVELS, limits.expression_levels)
     _check_tokens(tokens, most)
     try:
         with _deep_recursion():
             trees = _DIALECT.parser().parse_into(exp.Condition, tokens, text)
     except SqlglotError as error:
-        raise ExpressionError([_parse_problem(text, error)]) from None
+        raise ExpressionError([_explain_parse_error(text, error)]) from None
     except RecursionError:
-        raise ExpressionError([_too_deep(most)]) from None
+        raise ExpressionError([_explain_depth(most)]) from None
     if len(trees) != 1 or trees[0] is None:
         raise ExpressionError(["write one expression, without a semicolon"])
     tree = trees[0]
     _check_levels(tree, limits.expression_levels)
-    problems = list(_ambiguities(tree))
+    problems = list(_find_ambiguities(tree))
     if problems:
         raise ExpressionError(problems)
     return tree
 
 
-def _too_deep(most: int) -> str:
+def _explain_depth(most: int) -> str:
     what = f"the expression is nested deeper than {most} levels; split it into smaller ones"
     return name_limit(what, "expression_levels")
 
@@ -101,16 +101,16 @@ def _check_size(text: object, most: int) -> None:
         raise ExpressionError([name_limit(what, "expression_characters")])
 
 
-def _tokens(text: str) -> list[Token]:
+def _tokenize(text: str) -> list[Token]:
     try:
         tokens = _DIALECT.tokenize(text)
     except SqlglotError as error:
-        raise ExpressionError([_parse_problem(text, error)]) from None
-    return [_spark_string(text, token) if token.token_type == TokenType.STRING else token for token in tokens]
+        raise ExpressionError([_explain_parse_error(text, error)]) from None
+    return [_reread_string(text, token) if token.token_type == TokenType.STRING else token for token in tokens]
 
 
-def _spark_string(text: str, token: Token) -> Token:
-    # sqlglot and Spark differ in rare escapes (octal, \Z, \%), so strings are read again from the source.
+def _reread_string(text: str, token: Token) -> Token:
+    # sqlglot and Spark differ in rare escapes (octal, \Z, \%), so strings are read from the source again.
     body = text[token.start + 1 : token.end]
     quote = text[token.start]
     return Token(
@@ -161,7 +161,7 @@ def _check_tokens(tokens: list[Token], most: int) -> None:
             break
     for before, at, after, word in zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False):
         kinds = (before.token_type, at.token_type, after.token_type)
-        # After a `)` it is no name of a field or of a function.
+        # After a `)`, `filter` is neither a field nor a function.
         if kinds == (TokenType.R_PAREN, TokenType.FILTER, TokenType.L_PAREN) and word.token_type != TokenType.WHERE:
             problems.append(f"{at.text} ( needs the word where; write filter (where {word.text} ...)")
     if any(token.token_type in (TokenType.RAW_STRING, TokenType.HEX_STRING) for token in tokens):
@@ -172,7 +172,7 @@ def _check_tokens(tokens: list[Token], most: int) -> None:
 
 
 def _check_nesting(tokens: list[Token], most: int) -> None:
-    """Refuse before parsing what would exhaust the parser's stack."""
+    """Raises ExpressionError for nesting that would exhaust the parser's stack."""
     depth = prefixes = 0
     for token in tokens:
         kind = token.token_type
@@ -182,7 +182,7 @@ def _check_nesting(tokens: list[Token], most: int) -> None:
             depth -= 1
         prefixes = prefixes + 1 if kind in (TokenType.NOT, TokenType.DASH, TokenType.TILDE) else 0
         if depth > most or prefixes > most:
-            raise ExpressionError([_too_deep(most)])
+            raise ExpressionError([_explain_depth(most)])
 
 
 @contextmanager
@@ -195,77 +195,77 @@ def _deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(limit)
 
 
-def _parse_problem(text: str, error: SqlglotError) -> str:
+def _explain_parse_error(text: str, error: SqlglotError) -> str:
     details = getattr(error, "errors", None)
     if not details:
         return "the expression cannot be read; look for a quote or comment that is not closed"
-    found = details[0].get("highlight") or ""
-    if not found:
+    highlight = details[0].get("highlight") or ""
+    if not highlight:
         return "the expression ends too early; look for a missing operand or parenthesis"
     before = (details[0].get("start_context") or "")[-20:]
-    said = details[0].get("description") or ""
-    if said.startswith("Expecting )"):
-        return f"a ')' or an operator is missing at {before + found!r}; write it there"
-    unquoted = _unquoted(details[0])
-    if said.startswith("Required keyword"):
-        return f"something is missing at {before + found!r}; write a value on both sides of each operator{unquoted}"
+    description = details[0].get("description") or ""
+    if description.startswith("Expecting )"):
+        return f"a ')' or an operator is missing at {before + highlight!r}; write it there"
+    unquoted = _suggest_quotes(details[0])
+    if description.startswith("Required keyword"):
+        return f"something is missing at {before + highlight!r}; write a value on both sides of each operator{unquoted}"
     after = f" after {before!r}" if before else ""
-    is_keyword = _WORD.fullmatch(found) and not is_bare_name(found)
-    field = f"; if {found} is a field, write it in backticks: {_in_backticks(found)}" if is_keyword else ""
+    is_keyword = _WORD.fullmatch(highlight) and not is_bare_name(highlight)
+    field = f"; if {highlight} is a field, write it in backticks: {_quote_name(highlight)}" if is_keyword else ""
     return (
-        f"the expression cannot be read at {found!r}{after}; look there for a missing operator, quote or comma, "
+        f"the expression cannot be read at {highlight!r}{after}; look there for a missing operator, quote or comma, "
         f"or leave the rest out{field or unquoted}"
     )
 
 
-# What follows a comparison up to where reading ends: words and signs as a text has them, but for a quote before them.
+# The words after a comparison, up to where parsing failed, that look like a text without its quotes.
 _UNQUOTED = re.compile(r"(?:=|<>|\blike)\s*([^\s'\"`(),=<>]*[^\s'\"`(),=<>0-9.][^'\"`(),=<>]*)", re.IGNORECASE)
 
 
-def _unquoted(error: dict[str, str]) -> str:
-    """The remedy where what cannot be read may be a text without quotes."""
+def _suggest_quotes(error: dict[str, str]) -> str:
+    """Returns the remedy if parsing failed at what may be a text without quotes; otherwise an empty text."""
     rest = re.match(r"[^\s,)'\"]*", error.get("end_context") or "")
     text = f"{error.get('start_context') or ''}{error['highlight']}{rest[0] if rest else ''}"
-    found = list(_UNQUOTED.finditer(text))[-1:]
-    return "".join(f"; put texts in single quotes: '{each[1].strip()}'" for each in found if each.end() == len(text))
+    matches = list(_UNQUOTED.finditer(text))[-1:]
+    return "".join(f"; put texts in single quotes: '{each[1].strip()}'" for each in matches if each.end() == len(text))
 
 
-# A name without backticks is read as a field in all of these, or it is printed with them.
+# A name is printed without backticks only if it is read as a field in each of these.
 _PLACES = (
     "({0})", "f({0})", "{0} + {0} * {0}", "{0} - interval '1' day", "case {0} when {0} then {0} end", "not {0} and {0} in ({0})",
     "{0} not like {0} escape '!'", "{0} is null or {0} between {0} and {0}", "cast({0} as int)", "f(1) filter (where {0})",
 )  # fmt: skip
 _WORD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
-# Above it sqlglot reads a field of a field.
-_MOST_PARTS = 4
+# A name with more parts is read by sqlglot as a field of a field.
+_MAX_PARTS = 4
 
 
 def name_as_sql(name: str) -> str:
-    """The name of a field as an expression has it: in backticks where it would be read as anything else."""
+    """Writes the name of a field as SQL, in backticks if it would otherwise be read as something else."""
     parts = name.split(".")
-    if len(parts) > _MOST_PARTS:
-        return _in_backticks(name)
-    return ".".join(part if is_bare_name(part) else _in_backticks(part) for part in parts)
+    if len(parts) > _MAX_PARTS:
+        return _quote_name(name)
+    return ".".join(part if is_bare_name(part) else _quote_name(part) for part in parts)
 
 
-def _in_backticks(name: str) -> str:
+def _quote_name(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
 @functools.lru_cache(maxsize=4_096)
 def is_bare_name(word: str) -> bool:
-    """Whether a word without backticks is read as the name of a field wherever one may stand.
+    """Returns whether a word without backticks is read as a field wherever a field is allowed.
 
-    Asked of the parser itself: which of its keywords are names as well depends on where they stand.
+    The parser itself decides, since some of its keywords are names in some places only.
     """
     if not _WORD.fullmatch(word):
         return False
     if [token.token_type for token in _DIALECT.tokenize(word)] == [TokenType.VAR]:
         return True
-    return all(_reads_names(place.format(word), word, place.count("{0}")) for place in _PLACES)
+    return all(_is_read_as_name(place.format(word), word, place.count("{0}")) for place in _PLACES)
 
 
-def _reads_names(text: str, word: str, times: int) -> bool:
+def _is_read_as_name(text: str, word: str, times: int) -> bool:
     try:
         (tree,) = _DIALECT.parser().parse_into(exp.Condition, _DIALECT.tokenize(text), text)
     except SqlglotError:
@@ -275,15 +275,15 @@ def _reads_names(text: str, word: str, times: int) -> bool:
 
 
 def children(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The direct parts of a node."""
+    """Yields the direct children of a node."""
     for value in node.args.values():
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, exp.Expr):
                 yield item
 
 
-def unwrapped(node: exp.Expr) -> exp.Expr:
-    """The node within any parentheses."""
+def unwrap(node: exp.Expr) -> exp.Expr:
+    """Returns the node inside any parentheses."""
     while isinstance(node, exp.Paren):
         node = node.this
     return node
@@ -295,35 +295,35 @@ def _check_levels(tree: exp.Expr, most: int) -> None:
     while pending:
         node, level = pending.pop()
         if level > most:
-            raise ExpressionError([_too_deep(most)])
+            raise ExpressionError([_explain_depth(most)])
         for child in children(node):
             chained = isinstance(node, (exp.And, exp.Or)) and type(child) is type(node)
             pending.append((child, level if chained or isinstance(node, exp.Paren) else level + 1))
 
 
-def _ambiguities(tree: exp.Expr) -> Iterator[str]:
-    """Where Spark would group operators differently than they were parsed here."""
+def _find_ambiguities(tree: exp.Expr) -> Iterator[str]:
+    """Yields a remedy for each place where Spark would group operators differently."""
     for node in tree.walk():
         if isinstance(node, _TIGHT):
-            operands = [c for c in children(node) if not _listed(node, c)]
-            if any(isinstance(c, _LOOSE) and not _escaped(node, c) for c in operands):
-                yield f"put parentheses around the comparisons in {shortened(node)}"
+            operands = [c for c in children(node) if not _is_list_item(node, c)]
+            if any(isinstance(c, _LOOSE) and not _is_escaped_like(node, c) for c in operands):
+                yield f"put parentheses around the comparisons in {shorten(node)}"
             elif isinstance(node, exp.DPipe) and any(isinstance(c, (exp.Add, exp.Sub)) for c in operands):
-                yield f"put parentheses around the sum in {shortened(node)}"
+                yield f"put parentheses around the sum in {shorten(node)}"
         cast = node.this if isinstance(node, exp.Neg) else None
         if isinstance(cast, (exp.Cast, exp.TryCast)) and isinstance(cast.this, exp.Literal):
-            yield f"put parentheses after the minus sign in {shortened(node)}"
+            yield f"put parentheses after the minus sign in {shorten(node)}"
 
 
-def _listed(node: exp.Expr, child: exp.Expr) -> bool:
+def _is_list_item(node: exp.Expr, child: exp.Expr) -> bool:
     return isinstance(node, exp.In) and child is not node.this
 
 
-def _escaped(node: exp.Expr, child: exp.Expr) -> bool:
+def _is_escaped_like(node: exp.Expr, child: exp.Expr) -> bool:
     return isinstance(node, exp.Escape) and isinstance(child, exp.Like)
 
 
-def shortened(node: exp.Expr) -> str:
-    """The node's text for a message, at most about 60 characters."""
+def shorten(node: exp.Expr) -> str:
+    """Writes a node as a quoted text for a message, of about 60 characters at most."""
     text = " ".join(node.sql(LookbackSql, comments=False).split())
     return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -17,10 +17,10 @@ from lookback.core.errors import ExpressionError, Problem, RuleError
 from lookback.core.expressions.compiling import (
     AggregateCall,
     Expression,
-    columns_of,
     compile_aggregate,
     compile_expression,
     compile_part,
+    find_names,
 )
 from lookback.core.rules.document import Rule, limit_problems, make_problem, quote_value, read_rule
 from lookback.core.streams.declaration import Stream
@@ -544,7 +544,7 @@ class _Binder:
 def _find_names(text: str) -> list[str]:
     """Returns the names that a condition reads, each once; none if it does not parse, which compiling it reports."""
     try:
-        return list(dict.fromkeys(columns_of(text)))
+        return list(dict.fromkeys(find_names(text)))
     except ExpressionError:
         return []
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from lookback.core.errors import Problem
-from lookback.core.expressions.syntax import COMPARISONS, parse, unwrapped
+from lookback.core.expressions.syntax import COMPARISONS, parse, unwrap
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import WIDEST_LIMITS
@@ -92,7 +92,7 @@ def _is_record(node: exp.Expr, measure: CompiledMeasure) -> bool:
     """Returns whether the comparison tests for the largest or smallest event, which needs the event in the window."""
     if measure.feature.function not in ("min", "max") or isinstance(node, (exp.GT, exp.LT, exp.Between)):
         return False
-    return isinstance(unwrapped(node.this), exp.Column) and isinstance(unwrapped(node.expression), exp.Column)
+    return isinstance(unwrap(node.this), exp.Column) and isinstance(unwrap(node.expression), exp.Column)
 
 
 def _find_missing_tests(rule: CompiledRule) -> Iterator[Remark]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from lookback.core.expressions.syntax import LookbackSql, parse, unwrapped
+from lookback.core.expressions.syntax import LookbackSql, parse, unwrap
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_python

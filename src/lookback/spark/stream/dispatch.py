@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
 
 from lookback.core.errors import SetupError
-from lookback.core.expressions.compiling import Expression, recompiled
+from lookback.core.expressions.compiling import Expression, recompile
 from lookback.core.judging.measuring import group_keys
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES
@@ -235,7 +235,7 @@ def _homes(group_by: tuple[str, ...], events: Events, shards: int) -> Int64s | N
 
 @functools.lru_cache(maxsize=1_000)
 def _compiled(sql: str, fields: tuple[tuple[str, DataType], ...]) -> Expression:
-    return recompiled(sql, dict(fields))
+    return recompile(sql, dict(fields))
 
 
 def _condition(sql: str, stream: Stream) -> Expression:
