@@ -19,7 +19,7 @@ from lookback.core.state import keyed
 from lookback.core.state import shard as state_module
 from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_text
 from lookback.core.streams.alerts import Alert, LateEvent
-from lookback.core.streams.arrival import late_place, marks_of
+from lookback.core.streams.arrival import find_marks, late_sort_key
 from lookback.core.streams.blocks import merge_alerts, pack_alerts
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events
@@ -123,7 +123,7 @@ def _run_engine(case: dict[str, Any]) -> Output:
     stream = STREAMS[case["stream"]]
     events, _ = read_events(case["rows"], stream, 1)
     total = Output()
-    marks = marks_of(events, events.commits)
+    marks = find_marks(events, events.commits)
     edges = sorted({0, *(change["after"] for change in case["changes"]), *case["cuts"]})
     blocks = []
     for shard in range(case["shards"]):
@@ -245,7 +245,7 @@ def assert_replay_equals_oracle(case: dict[str, Any]) -> None:
     assert list(map(plain, result.alerts)) == oracle.alerts
     assert late_of(result.late_events) == sorted(oracle.late)
     stream = STREAMS[case["stream"]]
-    places = [late_place(stream, row.arrival, row.event_time, row.event_id) for row in result.late_events]
+    places = [late_sort_key(stream, row.arrival, row.event_time, row.event_id) for row in result.late_events]
     assert places == sorted(places)
     assert notes_of([row for row in result.errors if row.action != "failed"]) == sorted(oracle.notes)
     # In order of arrival, and the revisions of an alert one after another.
@@ -442,7 +442,7 @@ def test_c8_what_release_0_1_0_remembered_is_gone_on_with(kind: str) -> None:
         stream,
         1,
     )
-    marks = marks_of(events, events.commits)
+    marks = find_marks(events, events.commits)
     alerts = []
     for former in (False, True):
         store, state, found = DictStore(), new_state(stream), []

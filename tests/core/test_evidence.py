@@ -93,7 +93,7 @@ def found(versions: list[tuple[dict[str, Any], int | None]], given: list[dict[st
         for alert in lookback.replay(changes, given, STREAM).alerts
     ]
     everything = read_events(given, STREAM, 1)[0].in_order_of_arrival()
-    highs = {commit: high for commit, high in marks_of(everything, everything.commits).items() if high is not None}
+    highs = {commit: high for commit, high in find_marks(everything, everything.commits).items() if high is not None}
     activations = [Activation(arrival, "r", rule) for (_, arrival), rule in zip(versions, rules, strict=True)]
     listed = []
     for at, alert in enumerate(alerts):

@@ -11,7 +11,7 @@ from lookback import Harness, replay
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.blocks import merge_alerts, pack_alerts
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
@@ -80,7 +80,7 @@ def test_c3_1_what_the_shards_answer_comes_in_the_order_of_one(shards: int) -> N
     blocks = []
     for shard in reversed(range(shards)):
         state = ShardState(RuleBook(STREAM, {"uses": STREAM}))
-        batch = Batch(events, marks=marks_of(events, events.commits), changes=changes)
+        batch = Batch(events, marks=find_marks(events, events.commits), changes=changes)
         blocks.append(pack_alerts(Evaluator(STREAM, shard, shards).process(state, batch).rows))
     rows = merge_alerts(blocks).to_pylist()
     assert [(row["rule_id"], row["event_id"], dict(row["key"]).popitem()[1]) for row in rows] == EXPECTED

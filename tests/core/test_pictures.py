@@ -20,7 +20,7 @@ import lookback
 from lookback.core.explaining.evidence import Clock, Evidence, Explanation
 from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
 from lookback.core.values.columns import text_of
@@ -100,7 +100,7 @@ def explanation(document: dict[str, Any] = RULE, number: int = -1) -> Explanatio
         if each.alert_id == alert.alert_id and each.revision <= alert.revision
     ]
     events = read_events(rows(), STREAM, 1)[0]
-    highs = {commit: high for commit, high in marks_of(events, events.commits).items() if high is not None}
+    highs = {commit: high for commit, high in find_marks(events, events.commits).items() if high is not None}
     mine = [at for at, row in enumerate(rows()) if row["customer"] == alert.key["customer"] and at < alert.arrival]
     rule = compile_rule(document, STREAM)
     own = events.take(np.array(mine))

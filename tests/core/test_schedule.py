@@ -14,7 +14,7 @@ from hypothesis import given
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import Schedule, Waiting, judge_batch, pack_waiting, unpack_waiting
 from lookback.core.rules.rulebook import LogRow, RuleChange
-from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.events import read_events
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -46,7 +46,7 @@ def run_rebuilt(case: dict[str, Any], schedule: Schedule, batches: Sequence[int]
     """All changes come with the first batch; the batches end at these commits."""
     stream = generated.STREAMS[case["stream"]]
     events, _ = read_events(case["rows"], stream, 1)
-    marks, total = marks_of(events, events.commits), Output()
+    marks, total = find_marks(events, events.commits), Output()
     bound = [(change, schedule.after(change.commit)) for change in all_changes(case)]
     for shard in range(case["shards"]):
         evaluator, state, store = Evaluator(stream, shard, case["shards"]), new_state(stream), DictStore()

@@ -14,7 +14,7 @@ import lookback
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
 
@@ -113,7 +113,7 @@ def judged(events: int, steps: list[dict[str, Any]], message: str = "", **sequen
     state.begin(store)
     change = RuleChange("insert", 0, "r", 1, "active", json.dumps(rule(steps, message, **sequence)))
     started = time.process_time()
-    Evaluator(STREAM).process(state, Batch(listed, None, marks_of(listed, listed.commits), [change]))
+    Evaluator(STREAM).process(state, Batch(listed, None, find_marks(listed, listed.commits), [change]))
     state.save()
     spent = time.process_time() - started
     values = (value for table in state.tables.values() for value in table.values())

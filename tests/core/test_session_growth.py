@@ -16,7 +16,7 @@ import pytest
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import from_values
@@ -63,7 +63,7 @@ def batch_of(seconds: np.ndarray[Any, Any]) -> Batch:
     columns = {name: from_values(STREAM.fields[name], listed) for name, listed in values.items()}
     events = Events(columns, np.arange(1, rows + 1, dtype=np.int64), "id", "at")
     changes = [RuleChange("insert", 1, "r", 1, "active", json.dumps(RULE))]
-    return Batch(events, marks=marks_of(events, events.commits), changes=changes)
+    return Batch(events, marks=find_marks(events, events.commits), changes=changes)
 
 
 def judge(batch: Batch) -> int:

@@ -15,7 +15,7 @@ from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state import shard as state_module
 from lookback.core.state.shard import ShardState, StateCounts
-from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.cache import Cache
@@ -174,7 +174,7 @@ class _Shard:
 
     def judge_events(self, events: Events) -> None:
         self.state.begin(self.store)
-        batch = Batch(events, marks=marks_of(events, events.commits), changes=self._changes)
+        batch = Batch(events, marks=find_marks(events, events.commits), changes=self._changes)
         self.alerts += Evaluator(STREAM).process(self.state, batch).alerts
         self._changes = []
         self.state.drop_old()

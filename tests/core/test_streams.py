@@ -238,7 +238,7 @@ def test_a_stream_that_is_not_declared():
 )
 def test_a_table_that_others_write_is_a_whole_path_or_a_name_of_three_parts(table: str, is_place: bool) -> None:
     stream = Stream.from_dict({**MINIMAL, "table": table})
-    assert (stream.table, stream.table_is_place) == (table, is_place)
+    assert (stream.table, stream.has_table_path) == (table, is_place)
     assert Stream.from_dict(stream.to_dict()) == stream
 
 

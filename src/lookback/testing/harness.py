@@ -23,7 +23,7 @@ from lookback.core.rules.quarantine import describe_failure
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, LateEvent
-from lookback.core.streams.arrival import late_place, marks_of, split_future
+from lookback.core.streams.arrival import find_marks, late_sort_key, split_future
 from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events, read_events
@@ -111,7 +111,7 @@ class Harness:
             events, future = split_future(events, committed_at, self.stream)
         known = len(self.late_events)
         if len(commits):
-            self._process(Batch(events, marks=marks_of(events, commits)))
+            self._process(Batch(events, marks=find_marks(events, commits)))
         if future:
             self.late_events[known:] = _sort_late_events([*self.late_events[known:], *future], self.stream)
 
@@ -182,7 +182,7 @@ def replay(
     if committed_at is not None:
         rows, future = split_future(rows, committed_at, declared)
         result.late_events.extend(future)
-    marks = marks_of(rows, commits)
+    marks = find_marks(rows, commits)
     evaluator = Evaluator(declared)
     state = ShardState(RuleBook(declared, {declared.name: declared}))
     for batch in _split_batches(rows, marks, changes, declared):

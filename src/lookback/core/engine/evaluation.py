@@ -30,7 +30,7 @@ from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.rulebook import Command, Entry, LogRow, RuleChange, order_changes
 from lookback.core.state.shard import FeatureState, ShardState
-from lookback.core.streams.alerts import Alert, Failure, LateEvent, Place
+from lookback.core.streams.alerts import Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events
 from lookback.core.values.columns import Mask
@@ -89,7 +89,7 @@ class Output:
     given again with `required` sent.
     """
 
-    rows: list[tuple[Place, Alert]] = field(default_factory=list)
+    rows: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
     late: list[LateEvent] = field(default_factory=list)
     log: list[LogRow] = field(default_factory=list)
     notes: list[LogRow] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Output:
 
     @property
     def alerts(self) -> list[Alert]:
-        """The rows of alerts, in order (see `Place`)."""
+        """The rows of alerts, in order (see `AlertOrder`)."""
         return [alert for _, alert in self.rows]
 
 

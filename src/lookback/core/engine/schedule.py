@@ -14,7 +14,7 @@ import numpy as np
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange, order_changes
 from lookback.core.state.shard import FeatureState, ShardState
-from lookback.core.streams.alerts import Alert, Place
+from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import from_text, from_values, to_stored
 from lookback.core.values.keys import encode_keys

@@ -80,7 +80,7 @@ class Gathered:
     evaluated: how many events each rule judged.
     """
 
-    alerts: list[tuple[Place, Alert]] = field(default_factory=list)
+    alerts: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
     late: list[LateEvent] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notes: list[LogRow] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A stream's declaration, its events as they arrive, and the rows that Lookback writes about them.
+"""A stream's declaration, its events in order of arrival, and the rows that Lookback writes about them.
 
-It must not know rules.
+This package must not know rules.
 """

@@ -1,4 +1,4 @@
-"""What the engine says: alerts, late events and log rows, and the identity of an alert."""
+"""The rows that the engine writes: alerts, late events and failures; the identity of an alert, and the order of alerts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _LOWEST = dt.datetime.min.replace(tzinfo=dt.timezone.utc)
 _HIGHEST = dt.datetime.max.replace(tzinfo=dt.timezone.utc)
-# Rows of one commit: those of its events come before those that the watermark brings after it.
+# The alerts of one commit: those of its events come before those that its watermark triggers.
 BY_EVENT, BY_WATERMARK = 0, 1
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
 @dataclass(frozen=True)
 class Alert:
-    """A row of the alerts table. measures: typed values by name; times are aware UTC; decided_at is the shell's."""
+    """A row of the alerts table. measures: typed values by name; times are aware UTC; decided_at: set when written."""
 
     alert_id: str
     revision: int
@@ -42,17 +42,17 @@ class Alert:
     decided_at: dt.datetime | None = None
 
 
-class Place(NamedTuple):
-    """Where a row stands among all alerts of a stream; places compare as the rows are ordered.
+class AlertOrder(NamedTuple):
+    """The position of a row among all alerts of a stream: rows are sorted by it.
 
-    First by the commit that brought the row. Within a commit, rows that its events bring come first, in order of arrival
-    of these events: by event time, then by event id. Then come the rows that the watermark brings after the commit, by
-    the watermark that each of them waited for. Rows that one event or one watermark brings are ordered by rule_id, then
-    by key, then as their rule writes them (retractions first, then windows and revised events from the oldest on).
-    Nothing of that depends on how commits are cut into batches, or keys into shards.
+    Rows are sorted by the commit that triggered them. Within a commit, the rows that its events triggered come first, in
+    the order of arrival of these events: by event time, then by event id. Then come the rows that the watermark after the
+    commit triggered, by the watermark that each was waiting for. Rows of one event or one watermark are sorted by rule_id,
+    then by key, then as their rule writes them (retractions first, then windows and revised events from the oldest on).
+    The order does not depend on how commits are divided into batches, or keys into shards.
 
     time: microseconds, of the event or the watermark. event_id: as `sortable_id` writes it, empty for a watermark.
-    key: the texts of the key as JSON. rank: among the rows that agree in all else.
+    key: the texts of the key as JSON. rank: the position among rows that are equal in everything else.
     """
 
     arrival: int
@@ -66,7 +66,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class LateEvent:
-    """A row of late_events. late_by_us: watermark less event time; action: evaluated, recorded or discarded."""
+    """A row of late_events. late_by_us: watermark minus event time; action: evaluated, recorded or discarded."""
 
     stream: str
     event_id: str
@@ -78,7 +78,7 @@ class LateEvent:
 
 @dataclass(frozen=True)
 class Failure:
-    """Errors of one rule in one batch: how many, and the id of the first event in order of arrival."""
+    """The errors of one rule in one batch: their number, and the first failing event in order of arrival."""
 
     rule_id: str
     version: int
@@ -89,21 +89,22 @@ class Failure:
 
 
 def alert_id(rule_id: str, version: int, key: Mapping[str, str | None], subject: str | int) -> str:
-    """The first 128 bits, as 32 hex digits, of SHA-256 over canonical JSON [rule_id, version, key, subject].
+    """Computes an alert's id: the first 32 hex digits of SHA-256 over the canonical JSON [rule_id, version, key, subject].
 
-    subject: the event id as text, or a window's start in microseconds. The key's names are sorted; no spaces; UTF-8.
+    subject: the event id as text, or a window's start in microseconds. In canonical JSON the key's names are sorted, and
+    there are no spaces; it is encoded as UTF-8.
     """
     text = _CANONICAL([rule_id, version, dict(key), subject])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def sortable_id(event_id: int | str) -> str:
-    """An event id as a text that sorts as ids of its type do: integers by value, strings by code point."""
+    """Writes an event id as a text that sorts like ids of its type: integers by value, strings by code point."""
     return f"{event_id + 2**63:020d}" if isinstance(event_id, int) else event_id
 
 
 def moment(microseconds: int) -> dt.datetime:
-    """The aware UTC time so many `microseconds` after 1970; beyond the years 1 to 9999 the nearest that can be written."""
+    """Converts microseconds since 1970 to an aware UTC time; beyond the years 1 to 9999, to the nearest one within."""
     try:
         return _EPOCH + dt.timedelta(microseconds=int(microseconds))
     except OverflowError:

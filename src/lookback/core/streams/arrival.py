@@ -1,4 +1,7 @@
-"""From rows of commits to what shards are given: events beyond the bound set aside, the mark of every commit."""
+"""Prepares the events of commits for evaluation: sets those too far in the future aside, and finds each commit's mark.
+
+The mark of a commit is its highest event time, which raises the watermark.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from lookback.core.values.keys import Int64s
 
 
 def split_future(events: Events, committed_at: Int64s, stream: Stream) -> tuple[Events, list[LateEvent]]:
-    """The events that count, and a row for each that lies more than max_future ahead of its commit's time.
+    """Separates the events that are more than max_future ahead of their commit's time.
 
-    committed_at: in microseconds, shape (rows,). An event exactly max_future ahead counts.
+    committed_at: in microseconds, shape (rows,). An event exactly max_future ahead is kept. Returns the events to evaluate,
+    and a row of late_events for each discarded one.
     """
     future = events.times - stream.max_future > committed_at
     if not future.any():
@@ -28,14 +32,14 @@ def split_future(events: Events, committed_at: Int64s, stream: Stream) -> tuple[
     return events.take(np.flatnonzero(~future)), discarded
 
 
-def late_place(stream: Stream, arrival: int, event_time: dt.datetime, event_id: str) -> tuple[int, dt.datetime, str]:
-    """What rows of late_events are sorted by: the order of arrival of their events. event_id: as text."""
+def late_sort_key(stream: Stream, arrival: int, event_time: dt.datetime, event_id: str) -> tuple[int, dt.datetime, str]:
+    """Returns the key by which rows of late_events are sorted: the order of arrival of their events. event_id: as text."""
     integer = stream.fields[stream.event_id].is_integer
     return arrival, event_time, sortable_id(int(event_id) if integer else event_id)
 
 
-def marks_of(events: Events, commits: Int64s) -> dict[int, int | None]:
-    """The highest event time of every commit in `commits`; None where `events` has none of it."""
+def find_marks(events: Events, commits: Int64s) -> dict[int, int | None]:
+    """Finds the highest event time of every commit in `commits`; None for a commit without rows in `events`."""
     marks: dict[int, int | None] = {int(commit): None for commit in np.unique(commits)}
     if len(events):
         order = np.argsort(events.commits, kind="stable")
@@ -47,7 +51,7 @@ def marks_of(events: Events, commits: Int64s) -> dict[int, int | None]:
 
 
 def merge_marks(parts: list[dict[int, int | None]]) -> dict[int, int | None]:
-    """The marks of commits whose events were counted in several places."""
+    """Merges the marks that were found in several parts of the same commits."""
     merged: dict[int, int | None] = {}
     for part in parts:
         for commit, high in part.items():

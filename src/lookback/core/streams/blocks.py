@@ -1,6 +1,6 @@
-"""Blocks: many events, or what a shard has to say, as one binary value between Spark's operators.
+"""Packs many events, or the output of a shard, into one binary value (a block) that Spark's operators pass on.
 
-Bytes that are no block, or a damaged one, are refused with a StateError.
+Reading refuses other bytes and damaged blocks with a StateError.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from lookback.core.errors import StateError
-from lookback.core.streams.alerts import Alert, Failure, LateEvent, Place
+from lookback.core.streams.alerts import Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import from_arrow, normalize_zeros, text_of
@@ -34,13 +34,13 @@ ALERTS_SCHEMA = pa.schema(
         ("evidence", pa.list_(pa.string())), ("arrival", pa.int64()),
     ]
 )  # fmt: skip
-# What alerts of different shards are brought into one order by: of their places what the columns above do not say.
-_PLACES = pa.schema(
+# The fields of AlertOrder that are not among the columns above; they serve to sort the alerts of all shards.
+_ORDER_COLUMNS = pa.schema(
     [
-        ("place_phase", pa.int8()),
-        ("place_time", pa.int64()),
-        ("place_event_id", pa.string()),
-        ("place_key", pa.string()),
+        ("order_phase", pa.int8()),
+        ("order_time", pa.int64()),
+        ("order_event_id", pa.string()),
+        ("order_key", pa.string()),
     ]
 )
 LATE_SCHEMA = pa.schema(
@@ -52,15 +52,15 @@ LATE_SCHEMA = pa.schema(
 
 
 def pack_events(batch: pa.RecordBatch, header: Mapping[str, Any]) -> bytes:
-    """A block of a record batch (fields and the commit column) and a header, which must be JSON."""
+    """Packs a record batch (fields and the commit column) and a header, which must be JSON, into a block."""
     table = pa.Table.from_batches([batch]).replace_schema_metadata({_HEADER: json.dumps(header).encode()})
-    return _ipc(table)
+    return _write_ipc(table)
 
 
 def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]:
-    """The events and the header of a block."""
+    """Unpacks the events and the header of a block."""
     table = unpack_table(block)
-    with _refused():
+    with _raise_state_error():
         header: dict[str, Any] = json.loads((table.schema.metadata or {})[_HEADER])
         columns = {
             name: normalize_zeros(from_arrow(table.column(name), stream.fields[name]))
@@ -71,65 +71,65 @@ def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]
         return Events(columns, commits, stream.event_id, stream.event_time), header
 
 
-def pack_alerts(rows: Sequence[tuple[Place, Alert]]) -> bytes:
-    """A block of alerts and their places, the measures as exact texts."""
+def pack_alerts(rows: Sequence[tuple[AlertOrder, Alert]]) -> bytes:
+    """Packs alerts and their order into a block, the measures as exact texts."""
     columns: dict[str, list[Any]] = {name: [getattr(alert, name) for _, alert in rows] for name in ALERTS_SCHEMA.names}
     columns["key"] = [list(key.items()) for key in columns["key"]]
     columns["measures"] = [[(name, text_of(value)) for name, value in each.items()] for each in columns["measures"]]
     columns |= {
-        f"place_{name}": [getattr(place, name) for place, _ in rows] for name in ("phase", "time", "event_id", "key")
+        f"order_{name}": [getattr(order, name) for order, _ in rows] for name in ("phase", "time", "event_id", "key")
     }
-    return _ipc(pa.Table.from_pydict(columns, schema=pa.schema([*ALERTS_SCHEMA, *_PLACES])))
+    return _write_ipc(pa.Table.from_pydict(columns, schema=pa.schema([*ALERTS_SCHEMA, *_ORDER_COLUMNS])))
 
 
 def merge_alerts(blocks: Iterable[bytes]) -> pa.Table:
-    """The alerts of all shards in order of their places, with the columns of ALERTS_SCHEMA."""
+    """Merges the alerts of all shards into one sorted table with the columns of ALERTS_SCHEMA."""
     tables = [unpack_table(block) for block in blocks]
     if not tables:
         return ALERTS_SCHEMA.empty_table()
-    with _refused():
-        # Rows that agree in all of these are of one shard, which gives them in order; the sort is stable.
-        names = ("arrival", "place_phase", "place_time", "place_event_id", "rule_id", "place_key")
+    with _raise_state_error():
+        # Rows that are equal in all of these come from one shard, which packed them in order; the sort is stable.
+        names = ("arrival", "order_phase", "order_time", "order_event_id", "rule_id", "order_key")
         ordered = pa.concat_tables(tables).sort_by([(name, "ascending") for name in names])
         return ordered.select(ALERTS_SCHEMA.names)
 
 
 def pack_late(late: Sequence[LateEvent]) -> bytes:
-    """A block of late events."""
-    return _ipc(pa.Table.from_pylist([asdict(each) for each in late], schema=LATE_SCHEMA))
+    """Packs late events into a block."""
+    return _write_ipc(pa.Table.from_pylist([asdict(each) for each in late], schema=LATE_SCHEMA))
 
 
 def unpack_late(block: bytes) -> list[dict[str, Any]]:
-    """The late events of a block, by the columns of LATE_SCHEMA."""
+    """Unpacks the late events of a block, as dicts with the columns of LATE_SCHEMA."""
     table = unpack_table(block)
-    with _refused():
+    with _raise_state_error():
         rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
 
 def pack_failures(failures: Sequence[Failure]) -> bytes:
-    """A block of failures."""
+    """Packs failures into a block."""
     return json.dumps([asdict(failure) for failure in failures]).encode()
 
 
 def unpack_failures(block: bytes) -> list[Failure]:
-    """The failures of a block."""
-    with _refused():
+    """Unpacks the failures of a block."""
+    with _raise_state_error():
         return [Failure(**{**row, "first_arrival": tuple(row["first_arrival"])}) for row in json.loads(block)]
 
 
 def unpack_table(block: bytes) -> pa.Table:
-    """The Arrow table of a block of events, of alerts or of late events."""
-    with _refused():
+    """Unpacks the Arrow table of a block of events, alerts or late events."""
+    with _raise_state_error():
         table = pa.ipc.open_stream(block).read_all()
-        # Offsets that point elsewhere would be followed into memory that is not the block's.
+        # Damaged offsets could point to memory outside the block.
         table.validate(full=True)
     return table
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
-    """Turns what reading damaged bytes can raise into a StateError."""
+def _raise_state_error() -> Iterator[None]:
+    """Turns the errors that reading damaged bytes can raise into a StateError."""
     try:
         yield
     except (
@@ -147,7 +147,7 @@ def _refused() -> Iterator[None]:
         ) from error
 
 
-def _ipc(table: pa.Table) -> bytes:
+def _write_ipc(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

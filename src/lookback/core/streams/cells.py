@@ -1,7 +1,7 @@
-"""Reads one value of a caller as a field's type: exactly, or not at all.
+"""Reads one value of a caller as a field's type, exactly.
 
-A value that does not fit is refused with a ValueError that says why and what to write instead. Texts are read as ingest
-reads them, in the digits 0 to 9.
+A value that does not fit is refused with a ValueError that tells why and what to write instead. Texts are read as by
+ingest, in the digits 0 to 9.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lookback.core.values.times import parse_time
+from lookback.core.values.columns import is_nan
+from lookback.core.values.times import FIRST_TIME_US, LAST_TIME_US, parse_time
 from lookback.core.values.types import DataType
 
-# What Python can say as a date; alerts and messages show times as such.
-_FIRST_TIME, _LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
 _DAY_US = 86_400_000_000
 _EPOCH = dt.date(1970, 1, 1)
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
-# Up to here a double holds every whole number.
+# A double holds every whole number up to this one.
 _WHOLE_DOUBLES = 2**53
-_MOST_DIGITS = 1_000
+_MAX_DIGITS = 1_000
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,6})?", re.ASCII)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
@@ -35,38 +34,38 @@ _BEYOND_YEARS = "beyond the years 1 to 9999; correct it"
 
 
 def is_missing(value: Any, *, nan: bool = False) -> bool:
-    """Whether a caller's value stands for NULL. nan: whether NaN does too, as in most columns of a pandas frame."""
+    """Returns whether a caller's value means NULL. nan: NaN means NULL too, as in most columns of a pandas frame."""
     if value is None or value is pd.NaT or value is pd.NA:
         return True
     if isinstance(value, (np.datetime64, np.timedelta64)):
         return bool(np.isnat(value))
-    return nan and isinstance(value, (float, np.floating)) and bool(value != value)
+    return nan and isinstance(value, (float, np.floating)) and bool(is_nan(value))
 
 
 def read_cell(type_: DataType, value: Any, *, nan_is_missing: bool = False) -> Any:
-    """A caller's value in the form that columns store, None for a missing one. Raises ValueError with a remedy."""
+    """Reads a caller's value in the form that columns store, None for a missing one. Raises ValueError with a remedy."""
     if is_missing(value, nan=nan_is_missing):
         return None
-    value = _plain(value)
+    value = _to_python(value)
     if type_.is_integer:
-        return _integer(type_, value)
+        return _read_integer(type_, value)
     if type_.is_decimal:
-        return _unscaled(type_, value)
+        return _read_unscaled(type_, value)
     if type_.is_float:
-        return _float(type_, value)
+        return _read_float(type_, value)
     if type_.name == "boolean":
-        return _boolean(value)
+        return _read_boolean(value)
     if type_.name == "timestamp":
-        return _time(value)
+        return _read_time(value)
     if type_.name == "date":
-        return _day(value)
+        return _read_day(value)
     if type_.name == "array":
-        return _items(type_, value, nan_is_missing)
-    return _text(value)
+        return _read_items(type_, value, nan_is_missing)
+    return _read_text(value)
 
 
-def _plain(value: Any) -> Any:
-    """The value in Python's own types."""
+def _to_python(value: Any) -> Any:
+    """Converts values of numpy and pandas to Python's own types."""
     if isinstance(value, np.datetime64):
         value = pd.Timestamp(value)
     if isinstance(value, pd.Timestamp):
@@ -75,31 +74,31 @@ def _plain(value: Any) -> Any:
         except OverflowError:
             raise ValueError(f"it is {_BEYOND_YEARS}") from None
     if isinstance(value, np.float32):
-        # By its shortest text, which is what its author wrote.
+        # The shortest text is what its author wrote.
         return float(str(value))
     if isinstance(value, np.ndarray):
-        # Of one element, it would pass for that element. Times in nanoseconds would become numbers.
+        # Not by `item` or `tolist`: one element would lose its array, and times in nanoseconds would become numbers.
         return list(value) if value.ndim else value[()]
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _integer(type_: DataType, value: Any) -> int:
+def _read_integer(type_: DataType, value: Any) -> int:
     if isinstance(value, bool):
         raise ValueError("it is true or false, no number; give 1 or 0, or declare the field as boolean")
     if isinstance(value, str):
         text = value.strip()
         if not _INTEGER.fullmatch(text):
-            raise ValueError(_not_whole(text))
-        if len(text) > _MOST_DIGITS:
-            raise ValueError(_beyond_integer(type_))
+            raise ValueError(_explain_not_whole(text))
+        if len(text) > _MAX_DIGITS:
+            raise ValueError(_explain_integer_range(type_))
         number = int(text)
     elif isinstance(value, (int, float, Decimal)):
         if not _is_finite(value):
             raise ValueError("it is no number; give None for a missing value")
-        if isinstance(value, Decimal) and value and not -_MOST_DIGITS < value.adjusted() <= 40:
-            raise ValueError(_beyond_integer(type_) if value.adjusted() > 0 else _not_whole(""))
+        if isinstance(value, Decimal) and value and not -_MAX_DIGITS < value.adjusted() <= 40:
+            raise ValueError(_explain_integer_range(type_) if value.adjusted() > 0 else _explain_not_whole(""))
         if value != int(value):
-            raise ValueError(_not_whole(""))
+            raise ValueError(_explain_not_whole(""))
         if isinstance(value, float) and abs(value) > _WHOLE_DOUBLES:
             raise ValueError(
                 "it is a float, which is exact for whole numbers up to 2^53 only; give an integer or a text, in pandas a column Int64"
@@ -108,23 +107,23 @@ def _integer(type_: DataType, value: Any) -> int:
     else:
         raise ValueError("it is no whole number; write one, such as 12")
     if not -(2 ** (type_.bits - 1)) <= number < 2 ** (type_.bits - 1):
-        raise ValueError(_beyond_integer(type_))
+        raise ValueError(_explain_integer_range(type_))
     return number
 
 
-def _not_whole(text: str) -> str:
+def _explain_not_whole(text: str) -> str:
     if "," in text or "_" in text:
         return "it is no whole number; write its digits without separators, such as 1000"
     return "it is no whole number; write one, such as 12, or declare the field as decimal(18,2) or double"
 
 
-def _beyond_integer(type_: DataType) -> str:
+def _explain_integer_range(type_: DataType) -> str:
     wider = "bigint" if type_.bits < 64 else "decimal(38,0) or string"
     return f"it is beyond the range of an integer of type {type_}; declare the field as {wider}"
 
 
-def _unscaled(type_: DataType, value: Any) -> int:
-    number = _exact(value)
+def _read_unscaled(type_: DataType, value: Any) -> int:
+    number = _read_exact(value)
     if not number.is_finite():
         raise ValueError("it is not a finite number; give None for a missing value, or declare the field as double")
     sign, digits, exponent = number.as_tuple()
@@ -144,8 +143,8 @@ def _unscaled(type_: DataType, value: Any) -> int:
     return -unscaled if sign else unscaled
 
 
-def _exact(value: Any) -> Decimal:
-    """The number that a value denotes; a float goes by its shortest text, which is what its author wrote."""
+def _read_exact(value: Any) -> Decimal:
+    """Reads a value as an exact number; a float as its shortest text, which is what its author wrote."""
     if isinstance(value, bool):
         raise ValueError("it is true or false, no number; give 1 or 0, or declare the field as boolean")
     if isinstance(value, float):
@@ -155,7 +154,7 @@ def _exact(value: Any) -> Decimal:
             raise ValueError("it is beyond the range of a decimal; declare the field as string")
         return Decimal(value)
     if isinstance(value, Decimal):
-        if len(value.as_tuple().digits) > _MOST_DIGITS:
+        if len(value.as_tuple().digits) > _MAX_DIGITS:
             raise ValueError("it has more digits than a decimal can have; round it, or declare the field as string")
         return value
     if not isinstance(value, str):
@@ -168,7 +167,7 @@ def _exact(value: Any) -> Decimal:
 
 
 def _require_number(text: str) -> None:
-    if not _NUMBER.fullmatch(text) or len(text) > _MOST_DIGITS:
+    if not _NUMBER.fullmatch(text) or len(text) > _MAX_DIGITS:
         comma = re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text)
         if comma and not re.fullmatch(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}", text):
             raise ValueError(f"it is no number; write a point where it has a decimal comma, {text.replace(',', '.')}")
@@ -179,7 +178,7 @@ def _require_number(text: str) -> None:
         raise ValueError("it is no number; write one, such as 12.50, or give None for a missing value")
 
 
-def _float(type_: DataType, value: Any) -> float:
+def _read_float(type_: DataType, value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError("it is true or false, no number; give 1 or 0, or declare the field as boolean")
     if isinstance(value, str):
@@ -193,12 +192,12 @@ def _float(type_: DataType, value: Any) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    except ValueError:  # a NaN that signals
+    except ValueError:  # a signalling NaN
         number = math.nan
     if finite and (math.isinf(number) or (type_.name == "float" and abs(number) > _LARGEST_FLOAT)):
         wider = "double" if type_.name == "float" and math.isfinite(number) else "decimal(38,s) or string"
         raise ValueError(f"it is beyond the range of {type_}; declare the field as {wider}")
-    return number + 0.0  # SQL takes -0.0 and 0.0 for equal: events have one of them
+    return number + 0.0  # turns -0.0, which equals 0.0 in SQL, into 0.0
 
 
 def _is_finite(value: int | float | Decimal) -> bool:
@@ -207,7 +206,7 @@ def _is_finite(value: int | float | Decimal) -> bool:
     return isinstance(value, int) or math.isfinite(value)
 
 
-def _boolean(value: Any) -> bool:
+def _read_boolean(value: Any) -> bool:
     if isinstance(value, str) and value.strip().lower() in _TRUTH:
         return _TRUTH[value.strip().lower()]
     if isinstance(value, (int, float, Decimal)) and _is_finite(value) and value in (0, 1):
@@ -215,19 +214,19 @@ def _boolean(value: Any) -> bool:
     raise ValueError("it is neither true nor false; write true or false")
 
 
-def _time(value: Any) -> int:
+def _read_time(value: Any) -> int:
     if isinstance(value, float) and value.is_integer() and abs(value) <= _WHOLE_DOUBLES:
         value = int(value)
     try:
         microseconds = parse_time(value)
     except (ValueError, TypeError, OverflowError):
         raise ValueError("it is no time; write it as 2026-01-31T12:00:00Z, or give microseconds since 1970") from None
-    if not _FIRST_TIME <= microseconds <= _LAST_TIME:
+    if not FIRST_TIME_US <= microseconds <= LAST_TIME_US:
         raise ValueError(f"it is {_BEYOND_YEARS}")
     return microseconds
 
 
-def _day(value: Any) -> int:
+def _read_day(value: Any) -> int:
     if isinstance(value, dt.datetime):
         days, rest = divmod(parse_time(value), _DAY_US)
         if rest:
@@ -245,14 +244,14 @@ def _day(value: Any) -> int:
     return (value - _EPOCH).days
 
 
-def _items(type_: DataType, value: Any, nan_is_missing: bool) -> list[Any]:
+def _read_items(type_: DataType, value: Any, nan_is_missing: bool) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"it is no list; write one, such as {_EXAMPLES.get(str(type_.element), '[...]')}")
     assert type_.element is not None
-    return [_item(type_.element, at, item, nan_is_missing) for at, item in enumerate(value)]
+    return [_read_item(type_.element, at, item, nan_is_missing) for at, item in enumerate(value)]
 
 
-def _item(type_: DataType, at: int, value: Any, nan_is_missing: bool) -> Any:
+def _read_item(type_: DataType, at: int, value: Any, nan_is_missing: bool) -> Any:
     try:
         return read_cell(type_, value, nan_is_missing=nan_is_missing)
     except ValueError as error:
@@ -262,7 +261,7 @@ def _item(type_: DataType, at: int, value: Any, nan_is_missing: bool) -> Any:
 _EXAMPLES = {"string": "['a', 'b']", "int": "[1, 2]", "bigint": "[1, 2]", "double": "[1.5, 2.0]"}
 
 
-def _text(value: Any) -> str:
+def _read_text(value: Any) -> str:
     if isinstance(value, str):
         try:
             value.encode()
@@ -271,6 +270,6 @@ def _text(value: Any) -> str:
                 "it holds half a character (surrogates not allowed), which no table takes; correct it"
             ) from None
         return value
-    if isinstance(value, float) and value != value:
+    if isinstance(value, float) and is_nan(value):
         raise ValueError("it is NaN; give None for a missing value")
     raise ValueError("it is no text; put it in quotes, or convert it, such as str(12)")

@@ -1,4 +1,4 @@
-"""What is counted of an evaluation, and the columns of the table `metrics` that the counts go to."""
+"""The counts of an evaluation, and the columns of the table `metrics` that stores them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ METRICS_ID, MEASURED_AT = "metrics_id", "measured_at"
 
 
 class MetricColumn(NamedTuple):
-    """A column of the table: its name, its Spark type, and what it holds."""
+    """A column of the table: its name, its Spark type, and a description."""
 
     name: str
     type: str
@@ -21,10 +21,10 @@ class MetricColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class RuleCounts:
-    """What one rule did.
+    """The counts of one rule.
 
-    evaluated: events that it judged, of windows those that it counted; matched: rows of alerts that it raised or would
-    have raised; suppressed: those among them that `suppress` kept back; failed: errors while judging.
+    evaluated: the events that it judged, for windows those that it counted; matched: the alert rows that it raised or that
+    were suppressed; suppressed: those of them that `suppress` withheld; failed: errors while judging.
     """
 
     evaluated: int = 0
@@ -41,8 +41,8 @@ class RuleCounts:
         )
 
 
-# A row covers the time since the row before it of the same evaluation. Rules read plain columns alone, so `by_rule` is not
-# among the fields of the stream.
+# A row covers the time since the previous row of the same evaluation. Rules can only read plain columns, so `by_rule` is
+# not a field of the stream.
 COLUMNS = tuple(
     MetricColumn(*column)
     for column in (

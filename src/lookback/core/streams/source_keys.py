@@ -1,4 +1,4 @@
-"""The keys that `source` of a stream's declaration may have, and the options of Spark's readers of files."""
+"""Checks the keys of `source` in a stream's declaration, and the options of Spark's file readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lookback.core.values.suggestions import suggest
 KAFKA = "kafka"
 FILE_KEYS = ("format", "path", "options")
 KAFKA_KEYS = ("format", "servers", "topic", "pattern", "value", "fields", "options", "value_options")
-# What Spark's readers of files know, by format; a test compares it with Spark's own lists.
+# The options of Spark's file readers by format; a test compares them with Spark's own lists.
 _ANY_TEXT = (
     "charset", "columnNameOfCorruptRecord", "compression", "dateFormat", "enableDateTimeParsingFallback", "encoding",
     "lineSep", "locale", "mode", "multiLine", "samplingRatio", "singleVariantColumn", "timeFormat", "timeZone",
@@ -33,7 +33,7 @@ READER_OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "parquet": ("compression", "datetimeRebaseMode", "int96RebaseMode", "mergeSchema"),
 }  # fmt: skip
-# Which files are meant and how many at once, whatever their format; the last two are known to Databricks alone.
+# Options of every format, which choose the files and how many are read at once; only Databricks has the last two.
 FINDER_OPTIONS = (
     "basePath", "ignoreCorruptFiles", "ignoreMissingFiles", "latestFirst", "maxBytesPerTrigger", "maxFileAge",
     "maxFilesPerTrigger", "modifiedAfter", "modifiedBefore", "pathGlobFilter", "recursiveFileLookup",
@@ -41,32 +41,32 @@ FINDER_OPTIONS = (
 )  # fmt: skip
 
 
-def problems_of_source(source: Mapping[str, Any]) -> Iterator[Problem]:
-    """Keys and options that would be ignored, and values of another kind than their key's.
+def find_source_problems(source: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields a problem for each key or option that would be ignored, and for each value of the wrong kind.
 
-    The rest of a topic's declaration is checked where it is read.
+    The other problems of a topic are found when spark/ingest reads it.
     """
     is_topic = source.get("format") == KAFKA
     keys = KAFKA_KEYS if is_topic else FILE_KEYS
     for key, value in source.items():
         place = f"source.{key}"
         if key not in keys:
-            yield Problem(place, _unknown(str(key), value, keys, is_topic))
+            yield Problem(place, _explain_unknown_key(str(key), value, keys, is_topic))
         elif key in ("options", "value_options"):
             if not isinstance(value, (Mapping, type(None))):
                 yield Problem(
                     place, f'a mapping of option to value is needed, such as {{sep: ";"}}, got {value!r:.100}'
                 )
             elif not is_topic:
-                yield from _problems_of_options(value or {}, source.get("format"), place)
+                yield from _find_option_problems(value or {}, source.get("format"), place)
             elif key == "value_options":
-                yield from _problems_of_options(value or {}, source.get("value", "json"), place)
+                yield from _find_option_problems(value or {}, source.get("value", "json"), place)
         elif key in ("format", "path") and not isinstance(value, str):
             yield Problem(place, f"a text is needed, got {value!r:.100}")
 
 
-def _unknown(key: str, value: object, keys: tuple[str, ...], is_topic: bool) -> str:
-    option = _option_of(key, (name for names in READER_OPTIONS.values() for name in (*names, *FINDER_OPTIONS)))
+def _explain_unknown_key(key: str, value: object, keys: tuple[str, ...], is_topic: bool) -> str:
+    option = _find_option(key, (name for names in READER_OPTIONS.values() for name in (*names, *FINDER_OPTIONS)))
     if option is not None:
         below = "value_options" if is_topic else "options"
         return f"{key!r} is an option of the reader; write it below {below}: {{{option}: {json.dumps(value, default=str)}}}"
@@ -75,19 +75,19 @@ def _unknown(key: str, value: object, keys: tuple[str, ...], is_topic: bool) -> 
     return f"unknown key {key!r}; {suggest(key, keys)}"
 
 
-def _option_of(name: str, known: Iterable[str]) -> str | None:
-    """The option as Spark writes it; Spark does not tell capitals apart."""
+def _find_option(name: str, known: Iterable[str]) -> str | None:
+    """Finds an option, ignoring case as Spark does, and returns it as Spark writes it; None if it is unknown."""
     return next((option for option in known if option.lower() == name.lower()), None)
 
 
-def _problems_of_options(options: Mapping[Any, Any], format_: object, place: str) -> Iterator[Problem]:
+def _find_option_problems(options: Mapping[Any, Any], format_: object, place: str) -> Iterator[Problem]:
     of_format = READER_OPTIONS.get(str(format_))
-    # Without a format the suffix of the files tells it, which nobody knows yet.
+    # Without a format, the suffix of the files will decide, so the options of all formats are accepted.
     readers = of_format or tuple(dict.fromkeys(name for names in READER_OPTIONS.values() for name in names))
     known = (*readers, *FINDER_OPTIONS)
     for name in map(str, options):
-        # One with a dot is a setting of Auto Loader or of a file system.
-        if "." in name or _option_of(name, known):
+        # A name with a dot is a setting of Auto Loader or of a file system.
+        if "." in name or _find_option(name, known):
             continue
         hint = suggest(name, known, "see Spark's data source options")
         what = f"{format_} files" if of_format else "files"

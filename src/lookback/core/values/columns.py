@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lookback.core.values.times import FIRST_TIME_US, LAST_TIME_US
 from lookback.core.values.types import DataType
 
 Mask = npt.NDArray[np.bool_]
@@ -99,8 +100,12 @@ def to_python(type_: DataType, value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-# The first and the last value of the years 1 to 9999, beyond which Python has no dates.
-_CALENDAR = {"timestamp": (-62_135_596_800_000_000, 253_402_300_799_999_999), "date": (-719_162, 2_932_896)}
+_DAY_US = 86_400_000_000
+# The first and the last value of the years 1 to 9999.
+_CALENDAR = {
+    "timestamp": (FIRST_TIME_US, LAST_TIME_US),
+    "date": (FIRST_TIME_US // _DAY_US, LAST_TIME_US // _DAY_US),
+}
 
 
 def find_beyond_calendar(column: Column) -> Mask | None:

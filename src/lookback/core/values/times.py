@@ -8,7 +8,8 @@ import re
 # Later than any watermark.
 NEVER_DUE = 2**62
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-_FIRST, _LAST = (
+# The years 1 to 9999, beyond which Python has no dates.
+FIRST_TIME_US, LAST_TIME_US = (
     (time - _EPOCH) // dt.timedelta(microseconds=1)
     for time in (
         dt.datetime(1, 1, 1, tzinfo=dt.timezone.utc),
@@ -24,7 +25,7 @@ def parse_calendar_time(value: object) -> int:
     except OverflowError:
         raise ValueError("a time beyond the years 1 to 9999") from None
     # An integer is accepted unchecked by `parse_time`, but the engine counts in 64 bits.
-    if not _FIRST <= microseconds <= _LAST:
+    if not FIRST_TIME_US <= microseconds <= LAST_TIME_US:
         raise ValueError("a time beyond the years 1 to 9999")
     return microseconds
 

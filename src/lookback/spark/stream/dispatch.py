@@ -19,7 +19,7 @@ from lookback.core.expressions.compiling import Expression, recompile
 from lookback.core.judging.measuring import group_keys
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES
-from lookback.core.streams.arrival import marks_of, split_future
+from lookback.core.streams.arrival import find_marks, split_future
 from lookback.core.streams.blocks import COMMIT, pack_events
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
@@ -157,7 +157,7 @@ class Dispatch:
                 bounds = np.where(committed.is_known(), committed.values, _NEVER)
                 sent = sent.filter(pa.array(events.times - stream.max_future <= bounds))
                 events, future = split_future(events, bounds, stream)
-            header["marks"] = list(marks_of(events, commits).items())
+            header["marks"] = list(find_marks(events, commits).items())
             wakes = int(events.times.max()) if len(events) else None
         else:
             header["marks"] = [(int(commit), None) for commit in np.unique(commits)]

@@ -16,7 +16,7 @@ from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.quarantine import describe_failure
 from lookback.core.streams.alerts import Failure, moment
-from lookback.core.streams.arrival import late_place
+from lookback.core.streams.arrival import late_sort_key
 from lookback.core.streams.blocks import LATE_SCHEMA, merge_alerts, unpack_failures, unpack_late
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.columns import text_of
@@ -164,7 +164,7 @@ def _late(answers: pa.Table, stream: Stream) -> pa.Table:
             if known is None or _STRENGTH[row["action"]] > _STRENGTH[known["action"]]:
                 best[row["event_id"], row["arrival"]] = row
     ordered = sorted(
-        best.values(), key=lambda row: late_place(stream, row["arrival"], row["event_time"], row["event_id"])
+        best.values(), key=lambda row: late_sort_key(stream, row["arrival"], row["event_time"], row["event_id"])
     )
     return pa.Table.from_pylist(ordered, schema=LATE_SCHEMA)
 

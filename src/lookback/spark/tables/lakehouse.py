@@ -156,7 +156,7 @@ class Tables:
     def is_place(self, name: str) -> bool:
         """Whether the table is found by its path, not by its name in a catalog."""
         stream = self.elsewhere.get(name)
-        return self.root is not None if stream is None else stream.table_is_place
+        return self.root is not None if stream is None else stream.has_table_path
 
     def identifier(self, name: str) -> str:
         """The table as SQL names it, quoted: delta.`<root>/rules` or `catalog`.`schema`.`rules`."""
