@@ -19,9 +19,10 @@ import numpy as np
 
 from lookback.core.expressions.compiling import Expression
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature, compile_rule
-from lookback.core.streams.alerts import alert_id, moment
+from lookback.core.streams.alerts import alert_id
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import Column, from_text, from_values, text_of
+from lookback.core.values.times import to_utc
 from lookback.core.values.types import BIGINT, BOOLEAN, DataType, array
 from lookback.core.values.windows import Lookback, Session, TiledWindow
 
@@ -442,7 +443,7 @@ class _Kind:
         self.oracle.alerts.append(
             (
                 alert_id(self.rule_id, self.version, key, about.named), memory.rows, self.rule_id, self.version,
-                self.status, verdict, about.event_id, moment(about.time), moment(about.start), moment(about.end),
+                self.status, verdict, about.event_id, to_utc(about.time), to_utc(about.start), to_utc(about.end),
                 tuple(sorted(measures.items())), complete, message, tuple(evidence), arrival,
             )
         )  # fmt: skip

@@ -13,7 +13,6 @@ import pandas as pd
 from lookback.config import Settings, load_receivers
 from lookback.core.errors import SetupError
 from lookback.core.operations.receivers import Webhook
-from lookback.core.streams.alerts import moment
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.times import parse_calendar_time
 from lookback.parameters import check_mode
@@ -120,7 +119,7 @@ def notifier(settings: Settings, stream: str = "", since: str = "") -> Notifier:
 
     senders = {receiver: make_sender(receiver) for receiver in load_receivers(settings.conf)}
     try:
-        start = moment(parse_calendar_time(since)) if since else None
+        start = to_utc(parse_calendar_time(since)) if since else None
     except ValueError:
         raise SetupError(f"{since!r:.100} is no time such as 2026-01-31T12:00:00Z") from None
     names = [settings.stream(stream).name] if stream else list(settings.streams())

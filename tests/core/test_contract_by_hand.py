@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from lookback.core.streams.alerts import moment
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import text_of
+from lookback.core.values.times import to_utc
 from lookback.testing.harness import Harness
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -127,7 +127,7 @@ def started(document: dict[str, Any], *commits: list[tuple[str, int, int]]) -> J
 
 def windows(judge: Judge) -> list[tuple[Any, ...]]:
     """(start, end, revision, verdict, m, arrival) of every row."""
-    zero = moment(0)
+    zero = to_utc(0)
     rows = []
     for _, revision, _, _, _, verdict, _, _, start, end, measures, *_, arrival in judge.alerts:
         rows.append(((start - zero).microseconds, (end - zero).microseconds, revision, verdict, measures, arrival))
@@ -152,9 +152,9 @@ def coarse(size: int, resolution: int, delay: int = 0, **keys: Any) -> dict[str,
 
 def seen(judge: Judge) -> list[tuple[Any, ...]]:
     """(event id, m, start and end of its window, whether that is complete) of every row."""
-    zero = moment(0)
+    zero = to_utc(0)
     return [
-        (row[6], int(dict(row[10])["m"]), *((time - zero) // (moment(1) - zero) for time in row[8:10]), row[11])
+        (row[6], int(dict(row[10])["m"]), *((time - zero) // (to_utc(1) - zero) for time in row[8:10]), row[11])
         for row in judge.alerts
     ]
 
@@ -298,7 +298,7 @@ def test_c4_a_sequence_takes_greedily_and_keeps_what_it_matched() -> None:
     # Once at the last step, e is an event of it, and so is f: but in f's own window both were taken.
     assert evidence(judge) == [("a", "c", "d", "e"), ("c", "d", "e", "f")]
     assert judge.alerts[0][12] == "3 of [a, c, d], e"
-    assert judge.alerts[0][8:10] == (moment(1), moment(11))
+    assert judge.alerts[0][8:10] == (to_utc(1), to_utc(11))
 
 
 def test_c4_a_step_that_took_more_than_at_most_is_no_match_and_until_begins_anew() -> None:
@@ -324,7 +324,7 @@ def test_c4_an_absence_is_raised_after_its_due_and_taken_back_by_a_late_event() 
     assert events(judge) == []
     feed(judge, 3, ("c", 9, 2))
     assert events(judge) == [("a", 0, "raised", 3)]
-    assert judge.alerts[0][7:10] == (moment(5), moment(1), moment(5))
+    assert judge.alerts[0][7:10] == (to_utc(5), to_utc(1), to_utc(5))
     feed(judge, 4, ("d", 6, 1))
     assert len(judge.alerts) == 1
     feed(judge, 5, ("e", 5, 1))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.streams.alerts import moment
+from lookback.core.values.times import to_utc
 from lookback.spark.ingest.files import ingest
 from lookback.spark.operations import status
 from lookback.spark.operations.status import recent_account, stream_status
@@ -28,7 +28,7 @@ def offer(tables: Tables, folder: Path, rows: list[tuple[str | None, int]]) -> N
     """Ingests events of these ids and seconds."""
     file = folder / "events.json"
     lines = [
-        {"id": id_, "at": moment(START + 1_000_000 * second).isoformat(), "customer": 1, "shop": "a", "amount": "9.00"}
+        {"id": id_, "at": to_utc(START + 1_000_000 * second).isoformat(), "customer": 1, "shop": "a", "amount": "9.00"}
         for id_, second in rows
     ]
     file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")

@@ -24,8 +24,8 @@ from lookback.core.operations.backlog import Commit, measure_backlog
 from lookback.core.operations.health import RECENT, Figures, Sample
 from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import EVALUATED
-from lookback.core.streams.alerts import moment
 from lookback.core.streams.metrics import RuleCounts
+from lookback.core.values.times import to_utc
 from lookback.remote.workspace import Workspace, in_words
 
 Row = Mapping[str, "str | None"]
@@ -256,7 +256,7 @@ def _number(text: str | None) -> int:
 
 
 def _time(text: str | None) -> dt.datetime:
-    return moment(int(text or 0))
+    return to_utc(int(text or 0))
 
 
 def _micros(time_: dt.datetime) -> int:

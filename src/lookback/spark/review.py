@@ -30,11 +30,10 @@ from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import SEVERITIES, read_document
 from lookback.core.rules.rulebook import ACTIONS, WITH_STATE
-from lookback.core.streams.alerts import moment
 from lookback.core.streams.arrival import split_future
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.keys import Int64s
-from lookback.core.values.times import parse_time
+from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.tables.schemas import REVIEWS
 
@@ -425,7 +424,7 @@ def _feed(tables: Tables, name: str, since: int | None = None) -> DataFrame:
     """The table's change feed to its last commit, as a batch: from the first commit, or from those made at `since` on."""
     start = {"startingVersion": "0"}
     if since is not None:
-        start = {"startingTimestamp": moment(since).replace(tzinfo=None).isoformat(sep=" ")}
+        start = {"startingTimestamp": to_utc(since).replace(tzinfo=None).isoformat(sep=" ")}
     return _history(lambda: tables.changes(name, start), name)
 
 

@@ -17,11 +17,11 @@ import pandas as pd
 
 from lookback.core.expressions.compiling import Expression
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, Feature
-from lookback.core.streams.alerts import moment
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, Values
 from lookback.core.values.keys import Int64s
+from lookback.core.values.times import to_utc
 from lookback.core.values.types import BIGINT
 from lookback.core.values.windows import LOOKBACK, TiledWindow, align_down
 
@@ -414,4 +414,4 @@ def _widths(rules: Iterable[CompiledRule]) -> dict[str, int]:
 
 def format_time(microseconds: int) -> str:
     """A time as the notes of an explanation say it."""
-    return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{to_utc(microseconds):%Y-%m-%d %H:%M:%S} UTC"

@@ -40,7 +40,7 @@ from lookback.core.values.columns import Mask, from_text, from_values, text_of, 
 from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import WIDEST_LIMITS
-from lookback.core.values.times import parse_time
+from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING, Lookback, Session, TiledWindow
 
 # Of a picture's windows: more than it can show apart.
@@ -302,7 +302,7 @@ def _windows(view: _View, windows: Iterable[tuple[int, int]], own: int) -> pd.Da
     for start, end in sorted(windows):
         if np.searchsorted(times, end) > np.searchsorted(times, start):
             positions = evidence.find_counted(main, start, end - 1, view.arrived, view.commit, view.among)
-            found.append((moment(start), moment(end), _number(evidence.value(main, positions)), start == own))
+            found.append((to_utc(start), to_utc(end), _number(evidence.value(main, positions)), start == own))
     return pd.DataFrame(found, columns=["window_start", "window_end", "value", "is_alert"])
 
 

@@ -17,7 +17,7 @@ from lookback.core.rules.compiled import COUNT, CompiledRule, CompiledStep
 from lookback.core.rules.wording import describe_step
 from lookback.core.streams.alerts import moment
 from lookback.core.values.columns import Column, Mask, from_values
-from lookback.core.values.times import parse_time
+from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.types import BIGINT, array
 
 # An alert lists the ids of so many events of a sequence.
@@ -244,9 +244,9 @@ def _spans_of(evidence: Evidence, alert: Mapping[str, Any], taken: Sequence[Sequ
     if spec.expiry == "fixed":
         first = min((int(evidence.events.times[at]) for at in taken[0]), default=start)
         last = first + spec.within
-    spans = [(moment(first), moment(last), "steps")]
+    spans = [(to_utc(first), to_utc(last), "steps")]
     if is_absence(evidence.rule):
-        spans.append((moment(start), moment(end), "wait"))
+        spans.append((to_utc(start), to_utc(end), "wait"))
     return pd.DataFrame(spans, columns=["window_start", "window_end", "name"])
 
 

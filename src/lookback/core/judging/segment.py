@@ -24,6 +24,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, find_beyond_calendar, from_text, from_values, text_of
 from lookback.core.values.keys import Int64s
+from lookback.core.values.times import to_utc
 from lookback.core.values.types import BOOLEAN, DataType
 from lookback.core.values.windows import TiledWindow
 

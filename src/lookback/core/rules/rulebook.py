@@ -16,7 +16,6 @@ from lookback.core.errors import Problem, RuleError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import RULE_ID, STATUSES, quote_value, read_document
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
-from lookback.core.streams.alerts import moment
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import text_of
 from lookback.core.values.limits import WIDEST, Limits, over
@@ -344,7 +343,7 @@ class RuleBook:
                     log.append(
                         LogRow(self.stream.name, entry.rule_id, entry.version, "retired", "by retire_all", arrival)
                     )
-        message = "" if time is None else f"to {text_of(moment(time))}"
+        message = "" if time is None else f"to {text_of(to_utc(time))}"
         log.append(LogRow(self.stream.name, "*", change.version, str(change.status), message, arrival))
         return [Command(str(change.status), time)]
 

@@ -9,9 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-_LOWEST = dt.datetime.min.replace(tzinfo=dt.timezone.utc)
-_HIGHEST = dt.datetime.max.replace(tzinfo=dt.timezone.utc)
 # The alerts of one commit: those of its events come before those that its watermark triggers.
 BY_EVENT, BY_WATERMARK = 0, 1
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
@@ -101,11 +98,3 @@ def alert_id(rule_id: str, version: int, key: Mapping[str, str | None], subject:
 def sortable_id(event_id: int | str) -> str:
     """Writes an event id as a text that sorts like ids of its type: integers by value, strings by code point."""
     return f"{event_id + 2**63:020d}" if isinstance(event_id, int) else event_id
-
-
-def moment(microseconds: int) -> dt.datetime:
-    """Converts microseconds since 1970 to an aware UTC time; beyond the years 1 to 9999, to the nearest one within."""
-    try:
-        return _EPOCH + dt.timedelta(microseconds=int(microseconds))
-    except OverflowError:
-        return _LOWEST if microseconds < 0 else _HIGHEST

@@ -9,10 +9,11 @@ import datetime as dt
 
 import numpy as np
 
-from lookback.core.streams.alerts import LateEvent, moment, sortable_id
+from lookback.core.streams.alerts import LateEvent, sortable_id
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.keys import Int64s
+from lookback.core.values.times import to_utc
 
 
 def split_future(events: Events, committed_at: Int64s, stream: Stream) -> tuple[Events, list[LateEvent]]:
@@ -28,7 +29,7 @@ def split_future(events: Events, committed_at: Int64s, stream: Stream) -> tuple[
     for at in np.flatnonzero(future).tolist():
         time, commit = int(events.times[at]), int(events.commits[at])
         ahead = int(committed_at[at]) - time
-        discarded.append(LateEvent(stream.name, events.id_text(at), moment(time), commit, ahead, "discarded"))
+        discarded.append(LateEvent(stream.name, events.id_text(at), to_utc(time), commit, ahead, "discarded"))
     return events.take(np.flatnonzero(~future)), discarded
 
 

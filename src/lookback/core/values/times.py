@@ -1,4 +1,4 @@
-"""Reads times as people write them, as UTC microseconds."""
+"""Converts times, as people write them, to and from UTC microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -51,3 +51,8 @@ def parse_time(value: object) -> int:
         value = dt.datetime(value.year, value.month, value.day, tzinfo=dt.timezone.utc)
     aware = value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
     return (aware - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+def to_utc(microseconds: int) -> dt.datetime:
+    """Converts microseconds since 1970 to an aware UTC time; beyond the years 1 to 9999, to the nearest one within."""
+    return _EPOCH + dt.timedelta(microseconds=min(max(int(microseconds), FIRST_TIME_US), LAST_TIME_US))

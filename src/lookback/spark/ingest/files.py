@@ -15,7 +15,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
-from lookback.core.streams.alerts import moment
+from lookback.core.values.times import to_utc
 from lookback.spark.ingest.fields import ASSUMED, BLOCK, FILE, NO_TIME, NO_ZONE, RAW, REASON, ROW, reads_kafka
 from lookback.spark.ingest.kafka import source_of
 from lookback.spark.ingest.rejected import Rejected, Rejection, options_key, rejections_of
@@ -326,7 +326,7 @@ class Step:
         if not (report.offered and self._keeps_account):
             return
         counts = (report.offered, report.ingested, report.duplicates, report.rejected, report.commits)
-        first, ended = (None if each is None else moment(each) for each in (self._first_stamp, _now()))
+        first, ended = (None if each is None else to_utc(each) for each in (self._first_stamp, _now()))
         row = self._tables.spark.createDataFrame([(report.stream, *counts, first, ended)], INGESTS)
         self._tables.append(row.coalesce(1), "ingests", self._mark)
 

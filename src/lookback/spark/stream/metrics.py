@@ -21,6 +21,7 @@ from lookback.core.errors import SetupError
 from lookback.core.operations.backlog import Backlog, Commit, measure_backlog
 from lookback.core.streams.alerts import moment
 from lookback.core.streams.metrics import TABLE, RuleCounts
+from lookback.core.values.times import to_utc
 from lookback.spark.tables.schemas import METRICS
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
         rows = tables.history(name, limit)
         rows = rows.select("version", F.unix_micros("timestamp").alias("at"), "operation", "operationMetrics")
         return [
-            Commit(row["version"], moment(row["at"]), row["operation"], row["operationMetrics"] or {})
+            Commit(row["version"], to_utc(row["at"]), row["operation"], row["operationMetrics"] or {})
             for row in rows.collect()
         ]
 
@@ -94,7 +95,7 @@ class Sums:
             "batches": self.batches,
             "events": self.events,
             "events_per_second": _decimal(self.events / busy, 1) if busy else None,
-            "watermark": None if last is None or last.watermark is None else moment(last.watermark),
+            "watermark": None if last is None or last.watermark is None else to_utc(last.watermark),
             "state_rows": None if last is None else last.state_rows,
             "remembered": None if last is None else last.remembered,
             "state_bytes_written": self.bytes_written,

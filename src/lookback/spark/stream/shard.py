@@ -27,7 +27,7 @@ from lookback.core.streams.arrival import merge_marks
 from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, unpack_events
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events
-from lookback.core.values.times import parse_time
+from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.stream.dispatch import EVENTS
 
 ALERTS, LATE, LOG, NOTES, FAILURES, REPORT = "alerts", "late", "log", "notes", "failures", "report"
@@ -198,7 +198,7 @@ class Shard:
                 sent.append(Coverage.from_dict(header["coverage"]))
                 (deleted if header["deleted"] else inserted).append(events)
                 future += [
-                    LateEvent(**{**row, "event_time": moment(parse_time(row["event_time"]))})
+                    LateEvent(**{**row, "event_time": to_utc(parse_time(row["event_time"]))})
                     for row in header["future"]
                 ]
                 offered += 0 if header["deleted"] else header["rows"]
