@@ -21,7 +21,7 @@ from lookback.core.expressions.compiling import Expression
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature, compile_rule
 from lookback.core.streams.alerts import alert_id
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.columns import Column, from_text, from_values, text_of
+from lookback.core.values.columns import Column, from_text, from_values, to_text
 from lookback.core.values.times import to_utc
 from lookback.core.values.types import BIGINT, BOOLEAN, DataType, array
 from lookback.core.values.windows import Lookback, Session, TiledWindow
@@ -287,7 +287,7 @@ class Oracle:
 
     def text(self, name: str, value: Any) -> str | None:
         """The text of a field's stored value."""
-        return text_of(single(self.stream.fields[name], value).item(0))
+        return to_text(single(self.stream.fields[name], value).item(0))
 
     def _reach(self, before: int) -> None:
         """What the watermark reaches on its way from `before`; then floors rise, and what is expired is forgotten."""
@@ -402,8 +402,8 @@ class _Kind:
         if holds is None:
             self.fail()
             return False
-        texts = {name: text_of(column.item(0)) for name, column in measured.items()}
-        shown = {name: text_of(column.item(0)) for name, column in own.items()}
+        texts = {name: to_text(column.item(0)) for name, column in measured.items()}
+        shown = {name: to_text(column.item(0)) for name, column in own.items()}
         return self.settle(about, holds, texts, shown, complete, arrival)
 
     def memory(self, about: _Subject) -> _Memory | None:

@@ -192,7 +192,7 @@ def replayed_alerts(result: lookback.Result) -> list[tuple[Any, ...]]:
         (
             alert.alert_id, alert.revision, alert.verdict, alert.rule_id, alert.rule_version, alert.mode,
             tuple(sorted(alert.key.items())), str(alert.event_id), micros(alert.event_time), alert.window_complete,
-            tuple(sorted((name, text_of(value)) for name, value in alert.measures.items())), alert.message,
+            tuple(sorted((name, to_text(value)) for name, value in alert.measures.items())), alert.message,
             tuple(alert.evidence), micros(alert.window_start), micros(alert.window_end), alert.arrival,
         )
         for alert in result.alerts

@@ -43,7 +43,7 @@ from lookback.core.streams.alerts import Alert, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.source_keys import FILE_KEYS
 from lookback.core.values import types
-from lookback.core.values.columns import from_values, text_of
+from lookback.core.values.columns import from_values, to_text
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS
 from lookback.core.values.types import STRING, array, parse_type
@@ -159,12 +159,12 @@ def shown(value: Any) -> str:
     if value is None:
         return NONE
     if isinstance(value, dt.datetime):
-        text = text_of(value) or ""
+        text = to_text(value) or ""
         day, clock = text.removesuffix("Z").split("T")
         return ("" if day == DAY else f"{day[5:]} ") + clock.removesuffix(":00")
     if isinstance(value, (list, tuple)):
         return ", ".join(map(shown, value))
-    return text_of(value) or ""
+    return to_text(value) or ""
 
 
 def alert_cell(alert: Alert, column: str) -> str:
@@ -341,7 +341,7 @@ def value_of(text: str) -> str:
     columns = {"ips": from_values(array(STRING), [["a", "b", "a"]])}
     column = expression.evaluate({name: columns[name] for name in expression.fields}, 1)
     assert column.error is None or not column.error[0], text
-    return text_of(column.item(0)) or "NULL"
+    return to_text(column.item(0)) or "NULL"
 
 
 def test_guide_shows_the_rule_that_ships() -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import lookback
 from dev.soak.scenario import STREAM, is_usable
 from lookback.core.rules.rulebook import ACTIONS
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
@@ -101,7 +101,7 @@ def _replayed_alerts(result: lookback.Result) -> list[tuple[Any, ...]]:
             alert.alert_id, alert.revision, alert.verdict, alert.rule_id, alert.rule_version, alert.mode,
             alert.severity, tuple(sorted(alert.key.items())), str(alert.event_id), _micros(alert.event_time),
             _micros(alert.window_start), _micros(alert.window_end), alert.window_complete,
-            tuple(sorted((name, text_of(value)) for name, value in alert.measures.items())), alert.message,
+            tuple(sorted((name, to_text(value)) for name, value in alert.measures.items())), alert.message,
             tuple(alert.evidence), alert.arrival,
         )
         for alert in result.alerts

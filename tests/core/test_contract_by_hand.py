@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.testing.harness import Harness
 
@@ -58,7 +58,7 @@ class Engine:
         return [
             (
                 a.alert_id, a.revision, a.rule_id, a.rule_version, a.mode, a.verdict, a.event_id, a.event_time,
-                a.window_start, a.window_end, tuple(sorted((n, text_of(v)) for n, v in a.measures.items())),
+                a.window_start, a.window_end, tuple(sorted((n, to_text(v)) for n, v in a.measures.items())),
                 a.window_complete, a.message, tuple(a.evidence), a.arrival,
             )
             for a in self._harness.alerts

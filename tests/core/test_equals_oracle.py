@@ -25,7 +25,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values import pages as pages_module
 from lookback.core.values.cache import Cache
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.testing.harness import replay
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -55,7 +55,7 @@ class DictStore:
 
 
 def plain(alert: Alert) -> tuple[Any, ...]:
-    measures = tuple(sorted((name, text_of(value)) for name, value in alert.measures.items()))
+    measures = tuple(sorted((name, to_text(value)) for name, value in alert.measures.items()))
     return (
         alert.alert_id, alert.revision, alert.rule_id, alert.rule_version, alert.mode, alert.verdict, alert.event_id,
         alert.event_time, alert.window_start, alert.window_end, measures, alert.window_complete, alert.message,

@@ -24,7 +24,7 @@ from lookback.core.rules.wording import describe_measure, describe_rule, find_me
 from lookback.core.streams.arrival import marks_of
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_time
 
 STREAM = Stream.from_dict(
@@ -89,7 +89,7 @@ def found(versions: list[tuple[dict[str, Any], int | None]], given: list[dict[st
         for at, (document, arrival) in enumerate(versions, 1)
     ]
     alerts = [
-        {**vars(alert), "measures": {name: text_of(value) for name, value in alert.measures.items()}}
+        {**vars(alert), "measures": {name: to_text(value) for name, value in alert.measures.items()}}
         for alert in lookback.replay(changes, given, STREAM).alerts
     ]
     everything = read_events(given, STREAM, 1)[0].in_order_of_arrival()

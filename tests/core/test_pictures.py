@@ -23,7 +23,7 @@ from lookback.core.rules.compiled import compile_rule
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.testing.trial import run_trial
 from lookback.views import pictures
 from lookback.views.timeline import plot_key_timeline
@@ -95,7 +95,7 @@ def explanation(document: dict[str, Any] = RULE, number: int = -1) -> Explanatio
     alerts = lookback.replay([document], rows(), STREAM).alerts
     alert = alerts[number]
     listed = [
-        {**vars(each), "measures": {name: text_of(value) for name, value in each.measures.items()}}
+        {**vars(each), "measures": {name: to_text(value) for name, value in each.measures.items()}}
         for each in alerts
         if each.alert_id == alert.alert_id and each.revision <= alert.revision
     ]

@@ -20,7 +20,7 @@ from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, re
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
 from lookback.core.rules.rulebook import COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.windows import Lookback, Session, Window
@@ -118,7 +118,7 @@ class RulesTable:
         document: dict[str, Any] = {"stream": stream}
         if action == "advance":
             try:
-                document["time"] = text_of(to_utc(parse_calendar_time(time)))
+                document["time"] = to_text(to_utc(parse_calendar_time(time)))
             except ValueError:
                 raise RuleError(
                     "*", [Problem("time", f"must be a time such as '2026-01-31T12:00:00Z', got {time!r:.100}")]

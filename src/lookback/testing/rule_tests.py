@@ -14,7 +14,7 @@ from lookback.core.rules.document import Rule, quote_value, read_rule
 from lookback.core.streams.alerts import Alert
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import find_row_problems, read_events
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_time
 from lookback.testing.harness import Harness

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _make_readable(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _format_cell(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {text_of(each)}" for name, each in value.items())
+        return ", ".join(f"{name} {to_text(each)}" for name, each in value.items())
     if isinstance(value, pd.Timestamp):
         return f"{value:%Y-%m-%d %H:%M:%S}"
     return "" if value is None or value is pd.NaT else value

@@ -82,4 +82,4 @@ def _format_value(value: Any) -> Any:
     if isinstance(value, dt.datetime) and value.tzinfo is None:
         # Spark returns local times without a zone.
         value = value.astimezone(dt.timezone.utc)
-    return text_of(value)
+    return to_text(value)

@@ -36,7 +36,7 @@ from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
 from lookback.core.rules.wording import describe_measure, describe_rule, find_event_limits, find_measure_limits
 from lookback.core.streams.alerts import moment
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.columns import Mask, from_text, from_values, text_of, to_stored
+from lookback.core.values.columns import Mask, from_text, from_values, to_stored, to_text
 from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import WIDEST_LIMITS
@@ -166,13 +166,13 @@ class _View:
             whole = _View(self.evidence, self.bounds, self.commit, max(left, default=0), self.among)
             positions = whole.counted(measure)
             column = self.evidence.values(measure, positions, np.searchsorted(positions, left).tolist())
-            left = [each for at, each in enumerate(left) if text_of(column.item(at)) == recorded.get(measure.name)]
+            left = [each for at, each in enumerate(left) if to_text(column.item(at)) == recorded.get(measure.name)]
         return _View(self.evidence, self.bounds, self.commit, (left or list(moments))[0], self.among)
 
     def agrees(self, recorded: Mapping[str, str | None]) -> bool:
         """Whether every measure comes out as recorded."""
         evidence = self.evidence
-        values = {m.name: text_of(evidence.value(m, self.counted(m))) for m in evidence.rule.measures}
+        values = {m.name: to_text(evidence.value(m, self.counted(m))) for m in evidence.rule.measures}
         return values == {name: recorded.get(name) for name in values}
 
     def measured(self, recorded: Mapping[str, str | None], *, end_included: bool) -> tuple[MeasureEvidence, ...]:
@@ -189,7 +189,7 @@ class _View:
                     window_start=moment(first),
                     window_end=moment(last if end_included else last + 1),
                     recorded=recorded.get(measure.name),
-                    recomputed=text_of(evidence.value(measure, positions)),
+                    recomputed=to_text(evidence.value(measure, positions)),
                     events=evidence.frame(positions),
                     missing=int(evidence.is_deleted[positions].sum()),
                     end_included=end_included,

@@ -22,7 +22,7 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK, Alert, Failure, LateEvent, Place, sortable_id
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Column, Mask, find_beyond_calendar, from_text, from_values, text_of
+from lookback.core.values.columns import Column, Mask, find_beyond_calendar, from_text, from_values, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.times import to_utc
 from lookback.core.values.types import BOOLEAN, DataType
@@ -380,7 +380,7 @@ def _parse_measure(type_: DataType | None, text: str | None) -> object:
         value = from_text(type_, text)
     except (ValueError, ArithmeticError):
         return text
-    return value if text_of(value) == text else text
+    return value if to_text(value) == text else text
 
 
 def merge_failures(failures: Sequence[Failure]) -> list[Failure]:

@@ -23,7 +23,7 @@ from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import moment
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Column, Mask, Values, from_values, replace_nan, text_of
+from lookback.core.values.columns import Column, Mask, Values, from_values, replace_nan, to_text
 from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.times import NEVER_DUE, to_utc
 from lookback.core.values.types import BIGINT

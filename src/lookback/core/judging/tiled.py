@@ -19,7 +19,7 @@ from lookback.core.rules.compiled import CompiledRule
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK
-from lookback.core.values.columns import Column, Mask, text_of
+from lookback.core.values.columns import Column, Mask, to_text
 from lookback.core.values.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.values.times import to_utc
 from lookback.core.values.windows import TiledWindow

@@ -11,7 +11,7 @@ from lookback.core.rules.rulebook import Entry
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, alert_id
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 
 

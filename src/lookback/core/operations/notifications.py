@@ -92,8 +92,8 @@ def format_alert_email(alert: Mapping[str, Any]) -> str:
 
 def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} = {text_of(each)}" for key, each in value.items())
-    return text_of(value) or ""
+        return ", ".join(f"{key} = {to_text(each)}" for key, each in value.items())
+    return to_text(value) or ""
 
 
 def sign(secret: str, body: bytes, seconds: int) -> str:

@@ -24,7 +24,7 @@ from lookback.core.expressions.compiling import (
 )
 from lookback.core.rules.document import Rule, limit_problems, make_problem, quote_value, read_rule
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.core.values.durations import format_duration
 from lookback.core.values.suggestions import find_nearest, suggest
 from lookback.core.values.types import BIGINT, BOOLEAN, NULL, DataType, array

@@ -343,7 +343,7 @@ class RuleBook:
                     log.append(
                         LogRow(self.stream.name, entry.rule_id, entry.version, "retired", "by retire_all", arrival)
                     )
-        message = "" if time is None else f"to {text_of(to_utc(time))}"
+        message = "" if time is None else f"to {to_text(to_utc(time))}"
         log.append(LogRow(self.stream.name, "*", change.version, str(change.status), message, arrival))
         return [Command(str(change.status), time)]
 

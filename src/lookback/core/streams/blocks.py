@@ -18,7 +18,7 @@ from lookback.core.errors import StateError
 from lookback.core.streams.alerts import Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import from_arrow, normalize_zeros, text_of
+from lookback.core.values.columns import from_arrow, normalize_zeros, to_text
 from lookback.core.values.keys import Int64s
 
 COMMIT = "_commit_version"
@@ -75,7 +75,7 @@ def pack_alerts(rows: Sequence[tuple[AlertOrder, Alert]]) -> bytes:
     """Packs alerts and their order into a block, the measures as exact texts."""
     columns: dict[str, list[Any]] = {name: [getattr(alert, name) for _, alert in rows] for name in ALERTS_SCHEMA.names}
     columns["key"] = [list(key.items()) for key in columns["key"]]
-    columns["measures"] = [[(name, text_of(value)) for name, value in each.items()] for each in columns["measures"]]
+    columns["measures"] = [[(name, to_text(value)) for name, value in each.items()] for each in columns["measures"]]
     columns |= {
         f"order_{name}": [getattr(order, name) for order, _ in rows] for name in ("phase", "time", "event_id", "key")
     }

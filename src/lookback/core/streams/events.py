@@ -23,7 +23,7 @@ from lookback.core.values.columns import (
     from_arrow,
     from_values,
     normalize_zeros,
-    text_of,
+    to_text,
 )
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType
@@ -73,7 +73,7 @@ class Events:
 
     def id_text(self, at: int) -> str:
         """Returns the id of one event as text."""
-        return str(text_of(self.columns[self._id].item(at)))
+        return str(to_text(self.columns[self._id].item(at)))
 
     @cached_property
     def id_texts(self) -> list[str]:

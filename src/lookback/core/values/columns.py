@@ -135,7 +135,7 @@ def to_decimal(value: int, scale: int) -> Decimal:
     return Decimal((int(value < 0), digits, -scale))
 
 
-def text_of(value: Any) -> str | None:
+def to_text(value: Any) -> str | None:
     """Writes a value as the exact text that the tables hold; None for None.
 
     Decimals are plain digits with their scale, booleans true or false, dates and times ISO 8601 (times in UTC with Z),
@@ -152,12 +152,12 @@ def text_of(value: Any) -> str | None:
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, list):
-        return "[" + ", ".join(text_of(v) or "null" for v in value) + "]"
+        return "[" + ", ".join(to_text(v) or "null" for v in value) + "]"
     return str(value)
 
 
 def from_text(type_: DataType, text: str) -> Any:
-    """Reads a text that `text_of` wrote as a Python value of `type_`, which must not be an array."""
+    """Reads a text that `to_text` wrote as a Python value of `type_`, which must not be an array."""
     if type_.is_integer:
         return int(text)
     if type_.is_decimal:

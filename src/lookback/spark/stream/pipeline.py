@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import SetupError
 from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.platform.faults import explain_failure
 from lookback.spark.platform.owner import only_one
@@ -343,7 +343,7 @@ class _Idle:
             return
         watermark = self._watermark()
         if watermark is not None:
-            reached = str(text_of(to_utc(watermark + self._span)))
+            reached = str(to_text(to_utc(watermark + self._span)))
             rules = RulesTable(tables, self._evaluation.streams)
             rules.command("advance", stream.name, time=reached, author="lookback", comment="no events came")
 

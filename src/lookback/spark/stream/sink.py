@@ -19,7 +19,7 @@ from lookback.core.streams.alerts import Failure, moment
 from lookback.core.streams.arrival import late_sort_key
 from lookback.core.streams.blocks import LATE_SCHEMA, merge_alerts, unpack_failures, unpack_late
 from lookback.core.streams.metrics import RuleCounts
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
 
@@ -78,7 +78,7 @@ class BatchReport:
             "events": self.events, "alerts": sum(self.alerts.values()), "late": self.late, "discarded": self.discarded,
             "failed": sum(counts.failed for counts in self.by_rule.values()), "rules": self.rules,
             "state_rows": self.state_rows, "judged": self.arrival,
-            "watermark": None if self.watermark is None else text_of(to_utc(self.watermark)),
+            "watermark": None if self.watermark is None else to_text(to_utc(self.watermark)),
             "run_ms": round(self.run_ms), "evaluate_ms": round(self.evaluate_ms), "write_ms": round(self.write_ms),
         }  # fmt: skip
         return f"batch={self.batch_id} " + " ".join(f"{name}={value}" for name, value in counts.items())

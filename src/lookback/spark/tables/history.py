@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _gap(tables: Tables, name: str, version: int) -> int | None:
 
 def _commit_time(tables: Tables, name: str, version: int) -> str | None:
     rows = tables.history(name).where(f"version = {version:d}").selectExpr("unix_micros(timestamp)").collect()
-    return str(text_of(to_utc(rows[0][0]))) if rows else None
+    return str(to_text(to_utc(rows[0][0]))) if rows else None
 
 
 def _without_files(folder: Path, first: int) -> Iterator[int]:
