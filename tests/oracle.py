@@ -19,7 +19,7 @@ import numpy as np
 
 from lookback.core.expressions.compiling import Expression
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature, compile_rule
-from lookback.core.streams.alerts import alert_id
+from lookback.core.streams.alerts import compute_alert_id
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import Column, from_text, from_values, to_text
 from lookback.core.values.times import to_utc
@@ -442,7 +442,7 @@ class _Kind:
         message = self.compiled.message({**shown, **typed, "window_complete": complete})
         self.oracle.alerts.append(
             (
-                alert_id(self.rule_id, self.version, key, about.named), memory.rows, self.rule_id, self.version,
+                compute_alert_id(self.rule_id, self.version, key, about.named), memory.rows, self.rule_id, self.version,
                 self.status, verdict, about.event_id, to_utc(about.time), to_utc(about.start), to_utc(about.end),
                 tuple(sorted(measures.items())), complete, message, tuple(evidence), arrival,
             )

@@ -10,7 +10,7 @@ from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.rules.rulebook import Entry
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.alerts import Alert, alert_id
+from lookback.core.streams.alerts import Alert, compute_alert_id
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 

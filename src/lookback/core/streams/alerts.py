@@ -85,7 +85,7 @@ class Failure:
     reason: str = field(compare=False, default="")
 
 
-def alert_id(rule_id: str, version: int, key: Mapping[str, str | None], subject: str | int) -> str:
+def compute_alert_id(rule_id: str, version: int, key: Mapping[str, str | None], subject: str | int) -> str:
     """Computes an alert's id: the first 32 hex digits of SHA-256 over the canonical JSON [rule_id, version, key, subject].
 
     subject: the event id as text, or a window's start in microseconds. In canonical JSON the key's names are sorted, and
