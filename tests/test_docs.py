@@ -411,7 +411,9 @@ def test_guide_has_every_limit() -> None:
     rows = {row["limit"].strip("`"): row for row in rows_with("limit")}
     assert list(rows) == list(LIMITS)
     for name, limit in LIMITS.items():
-        shown_limits = [limit.shown(number) for number in (getattr(DEFAULT_LIMITS, name), limit.least, limit.most)]
+        shown_limits = [
+            limit.format_value(number) for number in (getattr(DEFAULT_LIMITS, name), limit.least, limit.most)
+        ]
         assert [rows[name][column] for column in ("default", "at least", "at most")] == shown_limits
         assert rows[name]["what it bounds"].replace("`", "") == limit.about.replace("`", "")
 

@@ -49,7 +49,7 @@ def pages(root: Path = ROOT) -> list[Path]:
     return [root / name for name in sorted(set(listed.stdout.split("\0")) - {""}) if (root / name).is_file()]
 
 
-def to_text(page: Path) -> str:
+def text_of(page: Path) -> str:
     """What a page says, code blocks left out; of a notebook the Markdown cells."""
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".ipynb":
@@ -60,7 +60,7 @@ def to_text(page: Path) -> str:
 
 def links_of(page: Path) -> Iterator[Link]:
     """Every link of a page, in code marks none."""
-    text = re.sub(r"`[^`\n]*`", "``", to_text(page))
+    text = re.sub(r"`[^`\n]*`", "``", text_of(page))
     for pattern in (_LINK, _REFERENCE, _BARE, _SOURCE):
         for match in pattern.finditer(text):
             yield Link(page, match[match.lastindex or 0].rstrip(".,;:"))
@@ -69,13 +69,13 @@ def links_of(page: Path) -> Iterator[Link]:
 def anchors_of(page: Path) -> set[str]:
     """What the headings of a page are linked as: as the usual viewers make it, a second of a name with -1."""
     found: dict[str, int] = {}
-    for heading in re.findall(r"^#+\s+(.*?)\s*#*$", to_text(page), re.MULTILINE):
+    for heading in re.findall(r"^#+\s+(.*?)\s*#*$", text_of(page), re.MULTILINE):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
         found[name] = found.get(name, -1) + 1
         if found[name]:
             found[f"{name}-{found[name]}"] = 0
-    return {*found, *re.findall(r"<a (?:id|name)=\"([^\"]+)\"", to_text(page))}
+    return {*found, *re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text_of(page))}
 
 
 def broken(link: Link, root: Path = ROOT) -> str | None:

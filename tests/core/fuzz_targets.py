@@ -110,7 +110,7 @@ def expression(text: str) -> None:
 def _outcomes(column: Column) -> tuple[str, list[bool]]:
     """The values as they are stored, as text, in which NaN is like itself; and which rows have an error."""
     error = np.zeros(len(column), dtype=bool) if column.error is None else column.error
-    return str(column.stored()), error.tolist()
+    return str(column.to_stored_list()), error.tolist()
 
 
 def other_texts(text: str) -> None:

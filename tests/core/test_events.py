@@ -38,10 +38,10 @@ def test_an_array_of_times_that_python_cannot_say_is_read(name: str, number: int
     made = from_values(parse_type(f"array<{name}>"), [[number, None], None, [], [-number, 0]])
     numbers = pa.array([[number, None], None, [], [-number, 0]], pa.list_(pa.int32() if name == "date" else pa.int64()))
     read = from_arrow(numbers.cast(arrow_type(made.type)), made.type)
-    assert read.stored() == made.stored()
+    assert read.to_stored_list() == made.to_stored_list()
     first = compile_expression("element_at(x, 1) > y", {"x": made.type, "y": plain})
     later = first.evaluate({"x": read, "y": from_values(plain, [0, 0, 0, 0])}, 4)
-    assert later.stored([0, 3]) == [True, False]
+    assert later.to_stored_list([0, 3]) == [True, False]
 
 
 def test_values_of_expressions_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ class DistinctCounter:
         """
         counts = np.zeros(len(self._groups), dtype=np.int64)
         at, rows = self._forward, self._rows
-        beyond = TimeSearch(self._groups[at], first[at]).first_at_least(rows.groups, rows.times + 1)
+        beyond = TimeSearch(self._groups[at], first[at]).find_first(rows.groups, rows.times + 1)
         ends = np.minimum(self._ends, beyond)
         counted = self._begins < ends
         edges = len(at) + 1
@@ -74,8 +74,8 @@ class DistinctCounter:
         the last row of a value in a window counts.
         """
         rows, at = self._rows, self._forward
-        by_time = TimeSearch(self._groups[at], self._last[at]).first_at_least(rows.groups, rows.times)
-        by_arrival = TimeSearch(self._groups[at], self._positions[at]).first_at_least(rows.groups, rows.positions)
+        by_time = TimeSearch(self._groups[at], self._last[at]).find_first(rows.groups, rows.times)
+        by_arrival = TimeSearch(self._groups[at], self._positions[at]).find_first(rows.groups, rows.positions)
         begins = np.maximum(by_time, by_arrival)
         order = np.lexsort((np.arange(len(begins)), self._codes, rows.groups))[::-1]
         same = (rows.groups[order[1:]] == rows.groups[order[:-1]]) & (self._codes[order[1:]] == self._codes[order[:-1]])

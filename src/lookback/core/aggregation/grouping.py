@@ -119,22 +119,22 @@ class Grouping:
     def _compute_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
         numbers, known = queries.numbers, queries.numbers >= 0
         by_time, by_arrival = self._by_time, self._by_arrival
-        low = by_time.first_at_least(numbers, queries.first)
+        low = by_time.find_first(numbers, queries.first)
         # Rows at the time of the judged event that arrived after it are outside its window.
         if queries.by_arrival:
-            high = by_arrival.first_at_least(numbers, queries.positions + 1)
+            high = by_arrival.find_first(numbers, queries.positions + 1)
             if queries.by_time:
-                high = np.minimum(high, by_time.first_at_least(numbers, queries.last + 1))
+                high = np.minimum(high, by_time.find_first(numbers, queries.last + 1))
         else:
-            high = by_time.first_at_least(numbers, queries.last + 1)
+            high = by_time.find_first(numbers, queries.last + 1)
         if queries.by_arrival != queries.by_time:
             # With events out of order, rows may lie beyond both ends of a query.
             at, disordered = self.select_disordered(queries)
             if len(at):
                 other = (
-                    by_time.first_at_least(disordered.numbers, disordered.last + 1)
+                    by_time.find_first(disordered.numbers, disordered.last + 1)
                     if queries.by_arrival
-                    else by_arrival.first_at_least(disordered.numbers, disordered.positions + 1)
+                    else by_arrival.find_first(disordered.numbers, disordered.positions + 1)
                 )
                 high[at] = np.minimum(high[at], other)
         return np.where(known, low, 0), np.where(known, np.maximum(low, high), 0)
@@ -237,8 +237,8 @@ class _Block:
         group = np.minimum(np.searchsorted(self.groups, wanted[at]), len(self.groups) - 1)
         has_group = self.groups[group] == wanted[at]
         at, group = at[has_group], group[has_group]
-        low = self.search.first_at_least(group, queries.first[at])
-        return at, low, np.maximum(low, self.search.first_at_least(group, queries.last[at] + 1))
+        low = self.search.find_first(group, queries.first[at])
+        return at, low, np.maximum(low, self.search.find_first(group, queries.last[at] + 1))
 
 
 def merge_at(aggregate: Aggregate, partial: Partial, at: Int64s, more: Partial) -> Partial:

@@ -142,12 +142,12 @@ class Run:
     def _find_ranges(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
         """Finds the rows [low, high) of each window; its key must be in the run."""
         low = self.starts[groups]
-        # Most windows begin before the run or end after it, which spares the search.
+        # Most windows begin before the run and end after it, which spares both searches.
         within = np.flatnonzero(first > self._first)
-        low[within] = self._search.first_at_least(groups[within], first[within])
+        low[within] = self._search.find_first(groups[within], first[within])
         high = self.starts[groups + 1]
         within = np.flatnonzero(last < self._last)
-        high[within] = self._search.first_at_least(groups[within], last[within] + 1)
+        high[within] = self._search.find_first(groups[within], last[within] + 1)
         return low, np.maximum(low, high)
 
     def take(self, rows: Mask) -> Run:

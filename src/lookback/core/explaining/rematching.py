@@ -90,7 +90,7 @@ class _Match:
         positions = self.taken[[step.step.name for step in self.steps].index(before)]
         if own == COUNT:
             return from_values(BIGINT, [len(positions)])
-        return from_values(array(columns[own].type), [columns[own].stored(np.array(positions, dtype=np.int64))])
+        return from_values(array(columns[own].type), [columns[own].to_stored_list(np.array(positions, dtype=np.int64))])
 
 
 def sequence(evidence: Evidence, rows: Sequence[Mapping[str, Any]], since: int) -> KindEvidence:

@@ -231,7 +231,7 @@ def _suggest_quotes(error: dict[str, str]) -> str:
 
 
 # A name is printed without backticks only if it is read as a field in each of these.
-_PLACES = (
+_CONTEXTS = (
     "({0})", "f({0})", "{0} + {0} * {0}", "{0} - interval '1' day", "case {0} when {0} then {0} end", "not {0} and {0} in ({0})",
     "{0} not like {0} escape '!'", "{0} is null or {0} between {0} and {0}", "cast({0} as int)", "f(1) filter (where {0})",
 )  # fmt: skip
@@ -262,7 +262,7 @@ def is_bare_name(word: str) -> bool:
         return False
     if [token.token_type for token in _DIALECT.tokenize(word)] == [TokenType.VAR]:
         return True
-    return all(_is_read_as_name(place.format(word), word, place.count("{0}")) for place in _PLACES)
+    return all(_is_read_as_name(context.format(word), word, context.count("{0}")) for context in _CONTEXTS)
 
 
 def _is_read_as_name(text: str, word: str, times: int) -> bool:

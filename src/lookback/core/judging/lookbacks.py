@@ -254,7 +254,7 @@ class _Revising:
         """Judges the events of the segment, and again the events whose windows they enter."""
         rule_run = self._rule_run
         items: list[_Item] = []
-        values = [rule_run.events.columns[name].stored() for name in self._fields]
+        values = [rule_run.events.columns[name].to_stored_list() for name in self._fields]
         touched: list[tuple[Key, list[_JudgedEvent]]] = []
         for key, positions in rule_run.group_by_key(self._taken):
             rows = _read_judged(self._table.get(key))

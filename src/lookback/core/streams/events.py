@@ -78,7 +78,7 @@ class Events:
     @cached_property
     def id_texts(self) -> list[str]:
         """The ids of all events as text."""
-        return [str(value) for value in self.columns[self._id].stored()]
+        return [str(value) for value in self.columns[self._id].to_stored_list()]
 
     def in_order_of_arrival(self) -> Events:
         """Sorts the events by (commit, event time, event id); rows that are equal in all three keep their order.

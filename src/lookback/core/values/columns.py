@@ -72,7 +72,7 @@ class Column:
             return None
         return to_python(self.type, self.values[row])
 
-    def stored(self, rows: npt.NDArray[Any] | slice = slice(None)) -> list[Any]:
+    def to_stored_list(self, rows: npt.NDArray[Any] | slice = slice(None)) -> list[Any]:
         """Returns the stored values of these rows as Python's own types; None for NULL and errors."""
         values: list[Any] = self.values[rows].tolist()
         unknown = ~self.is_known()[rows] if self.null is not None or self.error is not None else None

@@ -200,7 +200,7 @@ class TimeSearch:
             offsets = times - self._base
         self._positions = groups * self._span + offsets
 
-    def first_at_least(self, groups: Int64s, times: Int64s) -> Int64s:
+    def find_first(self, groups: Int64s, times: Int64s) -> Int64s:
         """Finds for each (group, time) the position of the group's first row with at least that time, or of its end."""
         if self._ranks is not None:
             offsets = np.searchsorted(self._ranks, times)

@@ -26,7 +26,7 @@ class Limit:
     most: int
     is_duration: bool = False
 
-    def shown(self, value: int) -> str:
+    def format_value(self, value: int) -> str:
         """Writes the value as a person would."""
         return format_duration(value) if self.is_duration else f"{value:,}"
 
@@ -59,7 +59,7 @@ class Limits:
             if number is None or not limit.least <= number <= limit.most:
                 kind = "a duration" if limit.is_duration else "a whole number"
                 wrong[key] = (
-                    f"{kind} from {limit.shown(limit.least)} to {limit.shown(limit.most)} is needed, got {value!r:.100}"
+                    f"{kind} from {limit.format_value(limit.least)} to {limit.format_value(limit.most)} is needed, got {value!r:.100}"
                 )
                 continue
             values[key] = number
