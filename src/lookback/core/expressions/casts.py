@@ -81,11 +81,11 @@ def _float_to_integer(values: Values, source: DataType, target: DataType) -> Ker
     high = top if target.bits == 64 else top - 1
     if target.bits < 32:
         wide = np.trunc(wide)
-    bad = ~((np.floor(wide) <= high) & (np.ceil(wide) >= -top))
-    cut = np.trunc(np.where(bad, 0.0, wide))
+    error = ~((np.floor(wide) <= high) & (np.ceil(wide) >= -top))
+    cut = np.trunc(np.where(error, 0.0, wide))
     full = cut >= 2.0**63
     integers = np.where(full, 0.0, cut).astype(np.int64)
-    return KernelResult(np.where(full, LONG_MAX, integers) if full.any() else integers, mask_or_none(bad))
+    return KernelResult(np.where(full, LONG_MAX, integers) if full.any() else integers, mask_or_none(error))
 
 
 def _float_to_boolean(values: Values, source: DataType, target: DataType) -> KernelResult:
@@ -113,8 +113,8 @@ def _decimal_to_integer(values: Values, source: DataType, target: DataType) -> K
     if values.dtype == object or factor > LONG_MAX:
         exact = values.astype(object)
         whole = np.where(as_mask(exact < 0), -(np.abs(exact) // factor), np.abs(exact) // factor)
-        bad = is_out_of_range(whole, target.bits)
-        return KernelResult(np.where(bad, 0, whole).astype(np.int64), mask_or_none(bad))
+        error = is_out_of_range(whole, target.bits)
+        return KernelResult(np.where(error, 0, whole).astype(np.int64), mask_or_none(error))
     whole = np.sign(values) * (np.abs(values) // factor)
     return KernelResult(whole, mask_or_none(is_out_of_range(whole, target.bits)))
 
@@ -138,8 +138,8 @@ def _float_to_decimal(values: Values, source: DataType, target: DataType) -> Ker
     numbers = [_unscale(Decimal(repr(value)), target) for value in np.where(null, 0.0, doubles).tolist()]
     unscaled = np.empty(len(numbers), dtype=object)
     unscaled[:] = [0 if value is None else value for value in numbers]
-    bad: Mask = np.fromiter((value is None for value in numbers), dtype=bool, count=len(numbers))
-    return KernelResult(unscaled.astype(target.storage), mask_or_none(bad), mask_or_none(null))
+    error: Mask = np.fromiter((value is None for value in numbers), dtype=bool, count=len(numbers))
+    return KernelResult(unscaled.astype(target.storage), mask_or_none(error), mask_or_none(null))
 
 
 def _unscale(value: Decimal, target: DataType) -> int | None:
@@ -218,10 +218,10 @@ def parse_decimal(text: str, target: DataType) -> int | None:
 
 def _parse_texts(values: Values, parse: Callable[[str], int | None], storage: npt.DTypeLike) -> KernelResult:
     parsed = [parse(value) for value in values.tolist()]
-    bad: Mask = np.fromiter((value is None for value in parsed), dtype=bool, count=len(parsed))
+    error: Mask = np.fromiter((value is None for value in parsed), dtype=bool, count=len(parsed))
     column = np.empty(len(parsed), dtype=object)
     column[:] = [0 if value is None else value for value in parsed]
-    return KernelResult(column.astype(storage), mask_or_none(bad))
+    return KernelResult(column.astype(storage), mask_or_none(error))
 
 
 def _boolean_to_string(values: Values, source: DataType, target: DataType) -> KernelResult:
@@ -249,8 +249,8 @@ def _timestamp_to_date(values: Values, source: DataType, target: DataType) -> Ke
 
 
 def _date_to_timestamp(values: Values, source: DataType, target: DataType) -> KernelResult:
-    bad = (values > LONG_MAX // DAY_US) | (values < -(LONG_MAX // DAY_US))
-    return KernelResult(values * DAY_US, mask_or_none(bad))
+    error = (values > LONG_MAX // DAY_US) | (values < -(LONG_MAX // DAY_US))
+    return KernelResult(values * DAY_US, mask_or_none(error))
 
 
 def _timestamp_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:

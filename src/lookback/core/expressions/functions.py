@@ -16,8 +16,8 @@ from lookback.core.expressions.kernels import (
     LONG_MAX,
     LONG_MIN,
     KernelResult,
-    as_mask,
     is_less,
+    is_out_of_range,
     mask_or_none,
     negate_integers,
     rescale,
@@ -263,7 +263,9 @@ def type_array_size(name: str, arguments: Arguments) -> Call:
 
 def _abs(call: Call, values: Sequence[Values]) -> KernelResult:
     magnitudes = np.abs(values[0])
-    return KernelResult(magnitudes, negate_integers(values[0], call.first.bits).bad if call.first.is_integer else None)
+    return KernelResult(
+        magnitudes, negate_integers(values[0], call.first.bits).error if call.first.is_integer else None
+    )
 
 
 def _sign(call: Call, values: Sequence[Values]) -> KernelResult:
@@ -307,8 +309,8 @@ def _round(call: Call, values: Sequence[Values]) -> KernelResult:
         rounded = np.asarray(rounded.astype(object) * 10**-places, dtype=object)
     if type_.is_decimal:
         return store_decimal(rounded, call.type)
-    bad = as_mask((rounded < -(2 ** (type_.bits - 1))) | (rounded >= 2 ** (type_.bits - 1)))
-    return KernelResult(np.where(bad, 0, rounded).astype(np.int64), mask_or_none(bad))
+    error = is_out_of_range(rounded, type_.bits)
+    return KernelResult(np.where(error, 0, rounded).astype(np.int64), mask_or_none(error))
 
 
 # Kernels: strings ----------------------------------------------------------------------------------------------------
@@ -439,16 +441,16 @@ def _size(call: Call, values: Sequence[Values]) -> KernelResult:
 
 def _element_at(call: Call, values: Sequence[Values]) -> KernelResult:
     arrays, positions = values[0].tolist(), values[1].tolist()
-    bad = np.array([p == 0 or abs(p) > len(items) for items, p in zip(arrays, positions, strict=True)], dtype=bool)
+    error = np.array([p == 0 or abs(p) > len(items) for items, p in zip(arrays, positions, strict=True)], dtype=bool)
     elements = [
         None if wrong else items[p - 1 if p > 0 else p]
-        for items, p, wrong in zip(arrays, positions, bad.tolist(), strict=True)
+        for items, p, wrong in zip(arrays, positions, error.tolist(), strict=True)
     ]
-    null = np.fromiter((item is None for item in elements), dtype=bool, count=len(elements)) & ~bad
+    null = np.fromiter((item is None for item in elements), dtype=bool, count=len(elements)) & ~error
     filler = np.zeros((), dtype=call.type.storage).item()
     return KernelResult(
         _objects([filler if item is None else item for item in elements]).astype(call.type.storage, copy=False),
-        mask_or_none(bad), mask_or_none(null),
+        mask_or_none(error), mask_or_none(null),
     )  # fmt: skip
 
 

@@ -24,10 +24,10 @@ _QUOTIENT_DIGITS = 39
 
 
 class KernelResult(NamedTuple):
-    """The values that a kernel computes, and masks of the rows with an error (`bad`) or a NULL instead; None if there are none."""
+    """The values that a kernel computes, and masks of the rows that are errors or NULL instead; None marks no row."""
 
     values: Values
-    bad: Mask | None = None
+    error: Mask | None = None
     null: Mask | None = None
 
 
@@ -94,8 +94,8 @@ def multiply_integers(a: Values, b: Values, bits: int) -> KernelResult:
         product = a * b
         return KernelResult(product, mask_or_none(is_out_of_range(product, bits)) if bits < 64 else None)
     exact = a.astype(object) * b.astype(object)
-    bad = is_out_of_range(exact, 64)
-    return KernelResult(np.where(bad, 0, exact).astype(np.int64), mask_or_none(bad))
+    error = is_out_of_range(exact, 64)
+    return KernelResult(np.where(error, 0, exact).astype(np.int64), mask_or_none(error))
 
 
 def _replace_zeros(b: Values) -> tuple[Values, Mask | None]:
@@ -108,19 +108,19 @@ def _replace_zeros(b: Values) -> tuple[Values, Mask | None]:
 
 def divide_integers(a: Values, b: Values) -> KernelResult:
     """Computes a div b, truncated towards zero."""
-    divisor, bad = _replace_zeros(b)
+    divisor, error = _replace_zeros(b)
     quotient = a // divisor
     quotient += (a - quotient * divisor != 0) & ((a < 0) != (divisor < 0))
     overflow = (a == LONG_MIN) & (b == -1)
-    return KernelResult(quotient, either_mask(bad, mask_or_none(overflow)))
+    return KernelResult(quotient, either_mask(error, mask_or_none(overflow)))
 
 
 def remainder_integers(a: Values, b: Values) -> KernelResult:
     """Computes a % b with the sign of a."""
-    divisor, bad = _replace_zeros(b)
+    divisor, error = _replace_zeros(b)
     # LONG_MIN % -1 overflows in the processor; by 1 the result is also 0.
     divisor = np.where(divisor == -1, 1, divisor)
-    return KernelResult(np.fmod(a, divisor), bad)
+    return KernelResult(np.fmod(a, divisor), error)
 
 
 def negate_integers(a: Values, bits: int) -> KernelResult:
@@ -133,14 +133,14 @@ def negate_integers(a: Values, bits: int) -> KernelResult:
 
 def divide_floats(a: Values, b: Values) -> KernelResult:
     """Computes a / b."""
-    divisor, bad = _replace_zeros(b)
-    return KernelResult(a / divisor, bad)
+    divisor, error = _replace_zeros(b)
+    return KernelResult(a / divisor, error)
 
 
 def remainder_floats(a: Values, b: Values) -> KernelResult:
     """Computes a % b with the sign of a."""
-    divisor, bad = _replace_zeros(b)
-    return KernelResult(np.fmod(a, divisor), bad)
+    divisor, error = _replace_zeros(b)
+    return KernelResult(np.fmod(a, divisor), error)
 
 
 # Decimals: unscaled values -------------------------------------------------------------------------------------------
@@ -178,15 +178,15 @@ def round_off(values: Values, places: int) -> Values:
 
 def store_decimal(values: Values, type_: DataType, checked: bool = True) -> KernelResult:
     """Converts unscaled values of the scale of `type_` to its storage; an error where they have too many digits."""
-    bad: Mask | None = None
+    error: Mask | None = None
     limit = 10**type_.precision
     if checked and (values.dtype == object or limit <= LONG_MAX):
-        bad = mask_or_none(as_mask((values <= -limit) | (values >= limit)))
+        error = mask_or_none(as_mask((values <= -limit) | (values >= limit)))
     if type_.precision <= _COMPACT_DIGITS:
-        values = (values if bad is None else np.where(bad, 0, values)).astype(np.int64, copy=False)
+        values = (values if error is None else np.where(error, 0, values)).astype(np.int64, copy=False)
     elif values.dtype != object and len(values) and values.min() == LONG_MIN:
         values = values.astype(object)
-    return KernelResult(values, bad)
+    return KernelResult(values, error)
 
 
 def rescale(values: Values, scale: int, type_: DataType, checked: bool = True) -> KernelResult:
@@ -231,8 +231,8 @@ def divide_decimals(a: Values, b: Values, types: tuple[DataType, DataType], resu
     if 2 * largest * factor + largest_divisor > LONG_MAX or 2 * largest_divisor > LONG_MAX or factor > LONG_MAX:
         a, divisor = a.astype(object), divisor.astype(object)
     magnitudes = (2 * np.abs(a) * factor + np.abs(divisor)) // (2 * np.abs(divisor))
-    values, bad, _ = store_decimal(np.where(as_mask((a < 0) != (divisor < 0)), -magnitudes, magnitudes), result)
-    return KernelResult(values, either_mask(zero, bad))
+    values, error, _ = store_decimal(np.where(as_mask((a < 0) != (divisor < 0)), -magnitudes, magnitudes), result)
+    return KernelResult(values, either_mask(zero, error))
 
 
 def remainder_decimals(a: Values, b: Values, types: tuple[DataType, DataType], result: DataType) -> KernelResult:
@@ -242,14 +242,14 @@ def remainder_decimals(a: Values, b: Values, types: tuple[DataType, DataType], r
     left, right = scale_up(a, scale - types[0].scale), scale_up(divisor, scale - types[1].scale)
     if left.dtype != object and right.dtype != object:
         # The remainder of the least int64 by -1 overflows in the processor.
-        values, bad, _ = rescale(np.fmod(left, np.where(right == -1, 1, right)), scale, result)
-        return KernelResult(values, either_mask(zero, bad))
+        values, error, _ = rescale(np.fmod(left, np.where(right == -1, 1, right)), scale, result)
+        return KernelResult(values, either_mask(zero, error))
     left, right = left.astype(object), right.astype(object)
     divisors = np.abs(right)
     rest = np.abs(left) % divisors
     too_long = as_mask(np.frompyfunc(_has_too_long_quotient, 2, 1)(np.abs(left), divisors))
-    values, bad, _ = rescale(np.where(left < 0, -rest, rest), scale, result)
-    return KernelResult(values, either_mask(either_mask(zero, mask_or_none(too_long)), bad))
+    values, error, _ = rescale(np.where(left < 0, -rest, rest), scale, result)
+    return KernelResult(values, either_mask(either_mask(zero, mask_or_none(too_long)), error))
 
 
 def _has_too_long_quotient(dividend: int, divisor: int) -> bool:

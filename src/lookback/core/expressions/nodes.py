@@ -92,11 +92,11 @@ def finish_column(
     type_: DataType, outcome: KernelResult, null: Mask | None, error: Mask | None, settled: Mask | None
 ) -> Column:
     """Makes the column of a kernel's result; rows in `settled` were NULL or errors before the kernel ran."""
-    bad, new_null = outcome.bad, outcome.null
+    new_error, new_null = outcome.error, outcome.null
     if settled is not None:
-        bad = None if bad is None else mask_or_none(bad & ~settled)
+        new_error = None if new_error is None else mask_or_none(new_error & ~settled)
         new_null = None if new_null is None else mask_or_none(new_null & ~settled)
-    return Column(type_, outcome.values, either_mask(null, new_null), either_mask(error, bad))
+    return Column(type_, outcome.values, either_mask(null, new_null), either_mask(error, new_error))
 
 
 def decide_in_order(inputs: Sequence[Column]) -> tuple[Mask | None, Mask | None]:

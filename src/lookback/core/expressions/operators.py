@@ -102,7 +102,7 @@ def cast_explicitly(node: Node, type_: DataType, tolerant: bool) -> Node:
 
     def forgiving(values: Values) -> KernelResult:
         outcome = kernel(values)
-        return KernelResult(outcome.values, None, either_mask(outcome.bad, outcome.null))
+        return KernelResult(outcome.values, None, either_mask(outcome.error, outcome.null))
 
     return make_strict(type_, sql, [node], forgiving)
 
