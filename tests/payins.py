@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import lookback
 from dev.bench.producer import append as append_commit
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 

@@ -19,8 +19,8 @@ from lookback.core.rules.document import quote_value
 from lookback.core.rules.remarks import Remark
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events
-from lookback.core.values.columns import Mask, text_of
-from lookback.core.values.limits import WIDEST
+from lookback.core.values.columns import Mask, to_text
+from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import count_noun
 from lookback.core.values.windows import SEQUENCE
 from lookback.testing.harness import replay
@@ -67,7 +67,7 @@ def _list_expressions(rule: CompiledRule) -> Iterator[tuple[str, str]]:
 
 def _find_unseen_values(place: str, text: str, stream: Stream, history: Events) -> Iterator[Remark]:
     """Yields a remark for each text literal that is compared with a field, or an expression, that never had that value."""
-    for node in parse(text, WIDEST).find_all(*_COMPARISONS) if text else ():
+    for node in parse(text, WIDEST_LIMITS).find_all(*_COMPARISONS) if text else ():
         if isinstance(node, exp.In):
             pairs = [(node.this, other) for other in node.expressions]
         else:
@@ -76,10 +76,10 @@ def _find_unseen_values(place: str, text: str, stream: Stream, history: Events) 
             literal = unwrap(other)
             if not (isinstance(literal, exp.Literal) and literal.is_string):
                 continue
-            column = unwrapped(side)
+            column = unwrap(side)
             sql = column.sql(LookbackSql, identify=True, comments=False)
             try:
-                expression = compile_expression(sql, stream.fields, WIDEST)
+                expression = compile_expression(sql, stream.fields, WIDEST_LIMITS)
             except ExpressionError:
                 continue  # it reads a measure or a step, which events do not have
             if expression.type.name == "string" and expression.fields:
@@ -93,7 +93,7 @@ def _find_unseen_values(place: str, text: str, stream: Stream, history: Events) 
 
 
 def _count_values(expression: Expression, history: Events) -> Counter[str]:
-    return Counter(value for value in history.value(expression).stored() if value is not None)
+    return Counter(value for value in history.value(expression).to_stored_list() if value is not None)
 
 
 def _suggest_value(text: str, seen: Mapping[str, int]) -> str:
@@ -138,7 +138,7 @@ def _find_replay_remarks(rule: CompiledRule, stream: Stream, events: pa.Table) -
     if not result.alerts:
         place = "sequence" if rule.spec.kind == SEQUENCE else "when" if rule.spec.when else "window"
         times = events[stream.event_time]
-        first, last = (text_of(value) for value in _find_span(times))
+        first, last = (to_text(value) for value in _find_span(times))
         reason = "no window has ended" if place == "window" else "nothing satisfied it"
         yield Remark(
             place,

@@ -14,7 +14,7 @@ from lookback.config import Settings, load_receivers
 from lookback.core.errors import SetupError
 from lookback.core.operations.receivers import Webhook
 from lookback.core.values.durations import parse_duration
-from lookback.core.values.times import parse_calendar_time
+from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.parameters import check_mode
 from lookback.senders import make_sender
 from lookback.views.display import clear, show, text

@@ -21,7 +21,7 @@ from lookback.core.explaining.evidence import (
 from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.wording import describe_measure, describe_rule, find_measure_limits
-from lookback.core.streams.arrival import marks_of
+from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
 from lookback.core.values.columns import to_text

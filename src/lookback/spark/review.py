@@ -134,7 +134,7 @@ def count_older(tables: Tables, begins: dt.datetime | None = None) -> OlderAlert
     is_superseded = (F.col("alert_id") == F.col("same")) & (F.col("revision") < F.col("later"))
     last = old.join(revised, is_superseded, "left_anti").join(tables.read("reviews"), "alert_id", "left_anti")
     row = last.agg(F.count_distinct("alert_id"), F.min(F.unix_micros("decided_at"))).collect()[0]
-    return OlderAlerts(int(row[0]), begins, None if row[1] is None else moment(row[1]))
+    return OlderAlerts(int(row[0]), begins, None if row[1] is None else to_utc(row[1]))
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ def load_any_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
 
 
 def _sort_late_events(late: Iterable[LateEvent], stream: Stream) -> list[LateEvent]:
-    return sorted(late, key=lambda row: late_place(stream, row.arrival, row.event_time, row.event_id))
+    return sorted(late, key=lambda row: late_sort_key(stream, row.arrival, row.event_time, row.event_id))
 
 
 def find_errors(output: Output, stream: str) -> list[LogRow]:

@@ -64,7 +64,7 @@ def _run_test(rule: CompiledRule, stream: Stream, test: Mapping[str, Any]) -> li
     rows, expected = test["events"], test.get("alerts") or []
     wrong = [
         *_find_unknown_fields(rows, stream),
-        *problems_of_rows(rows, stream),
+        *find_row_problems(rows, stream),
         *_find_wrong_expectations(expected, rule),
     ]
     if wrong:
@@ -139,7 +139,7 @@ def _find_cause(rule: CompiledRule, rows: Sequence[Mapping[str, Any]], stream: S
 def _find_differences(raised: Sequence[Alert], expected: Sequence[Mapping[str, Any]]) -> list[str]:
     messages = []
     if len(raised) != len(expected):
-        events = ", ".join(alert.event_id or f"window of {text_of(alert.window_start)}" for alert in raised) or "none"
+        events = ", ".join(alert.event_id or f"window of {to_text(alert.window_start)}" for alert in raised) or "none"
         messages.append(f"alerts expected: {len(expected)}, found: {len(raised)} ({events})")
     for number, (alert, expected_alert) in enumerate(zip(raised, expected, strict=False), 1):
         for label, actual, value in _pair_values(alert, expected_alert):
@@ -161,7 +161,7 @@ def _pair_values(alert: Alert, expected_alert: Mapping[str, Any]) -> Iterator[tu
 
 
 def _format_value(value: Any) -> str | None:
-    return text_of(list(value) if isinstance(value, tuple) else value)
+    return to_text(list(value) if isinstance(value, tuple) else value)
 
 
 def _is_same(actual: Any, expected: Any) -> bool:
@@ -174,7 +174,7 @@ def _is_same(actual: Any, expected: Any) -> bool:
             return False
     if isinstance(actual, (list, tuple)) and isinstance(expected, (list, tuple)):
         return len(actual) == len(expected) and all(map(_is_same, actual, expected))
-    left, right = str(text_of(actual)), str(text_of(expected))
+    left, right = str(to_text(actual)), str(to_text(expected))
     try:
         return left == right or Decimal(left) == Decimal(right)
     except InvalidOperation:

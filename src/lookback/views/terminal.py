@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.core.values.texts import cut_end
 
 _MAX_CELL_CHARACTERS = 80
@@ -70,7 +70,7 @@ def format_cell(value: Any) -> str:
     """Formats a value for a table: times to the second, at most 80 characters."""
     if isinstance(value, dt.datetime):
         value = value.astimezone(dt.timezone.utc).replace(microsecond=0)
-    return cut_end(visible(text_of(value) or ""), _MAX_CELL_CHARACTERS)
+    return cut_end(visible(to_text(value) or ""), _MAX_CELL_CHARACTERS)
 
 
 def visible(text: str) -> str:

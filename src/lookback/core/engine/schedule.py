@@ -51,7 +51,7 @@ class Seed:
             key_hash = int(encoded.low[0]), int(encoded.high[0])
             state.suppressed.setdefault((rule_id, tuple(fields)), {})[key_hash] = time
 
-    def drop_known(self, state: ShardState, rows: Sequence[tuple[Place, Alert]]) -> list[tuple[Place, Alert]]:
+    def drop_known(self, state: ShardState, rows: Sequence[tuple[AlertOrder, Alert]]) -> list[tuple[AlertOrder, Alert]]:
         """Drops the alerts of windows that begin before the commits that are read: these are in the tables already."""
         names = {name for name, feature in state.features.items() if self._cuts_windows(feature)}
         cut = {entry.rule_id for entry, rule in state.book.in_force() if names & rule.needs.keys()}

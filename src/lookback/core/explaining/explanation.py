@@ -34,7 +34,6 @@ from lookback.core.explaining.rematching import is_absence, sequence
 from lookback.core.expressions.compiling import compile_expression
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
 from lookback.core.rules.wording import describe_measure, describe_rule, find_event_limits, find_measure_limits
-from lookback.core.streams.alerts import moment
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import Mask, from_text, from_values, to_stored, to_text
 from lookback.core.values.durations import MICROSECONDS
@@ -186,8 +185,8 @@ class _View:
                     name=measure.name,
                     text=spec.text,
                     words=describe_measure(measure),
-                    window_start=moment(first),
-                    window_end=moment(last if end_included else last + 1),
+                    window_start=to_utc(first),
+                    window_end=to_utc(last if end_included else last + 1),
                     recorded=recorded.get(measure.name),
                     recomputed=to_text(evidence.value(measure, positions)),
                     events=evidence.frame(positions),

@@ -15,7 +15,6 @@ import pandas as pd
 from lookback.core.explaining.evidence import MOST_EVENTS, Evidence, KindEvidence, StepEvidence, format_time
 from lookback.core.rules.compiled import COUNT, CompiledRule, CompiledStep
 from lookback.core.rules.wording import describe_step
-from lookback.core.streams.alerts import moment
 from lookback.core.values.columns import Column, Mask, from_values
 from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.types import BIGINT, array

@@ -12,10 +12,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lookback.core.streams.alerts import LateEvent, moment
+from lookback.core.streams.alerts import LateEvent
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Int64s
+from lookback.core.values.times import to_utc
 from lookback.core.values.windows import TiledWindow
 
 _UNWANTED, _DISCARDED, _RECORDED, _EVALUATED = range(4)
@@ -83,5 +84,5 @@ class LateEvents:
                 continue
             time, commit = int(self._events.times[at]), int(self._events.commits[at])
             late_by = int(self._watermarks[at]) - time
-            rows.append(LateEvent(stream, self._events.id_text(at), moment(time), commit, late_by, _ACTIONS[action]))
+            rows.append(LateEvent(stream, self._events.id_text(at), to_utc(time), commit, late_by, _ACTIONS[action]))
         return rows

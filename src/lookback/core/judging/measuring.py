@@ -79,7 +79,7 @@ class Measuring:
         self._rows: _RecentCache[FeatureRows] = _RecentCache(64)
         self._queries: _RecentCache[Queries] = _RecentCache(16)
         self._columns: _RecentCache[Column] = _RecentCache(32)
-        self._distincts: _RecentCache[Distinct] = _RecentCache(4)
+        self._distincts: _RecentCache[DistinctCounter] = _RecentCache(4)
         self._run_numbers: _RecentCache[Int64s] = _RecentCache(64)
 
     def restrict_to(self, positions: Int64s) -> Measuring:
@@ -144,7 +144,7 @@ class Measuring:
             queries = queries.clip_to(state.floor)
         if feature.function == "count_distinct" and len(queries.first):
             return Column(BIGINT, self._find_distinct(feature, keys, queries, shared).count(queries.first))
-        partial = self.select_rows(feature).windows(queries)
+        partial = self.select_rows(feature).aggregate_windows(queries)
         for run_id, run, emptied in self._find_runs(feature, queries.earliest, queries.latest):
             groups = self._find_numbers(run_id, run, feature.group_by, keys, queries)
             if emptied is not None:
@@ -175,7 +175,7 @@ class Measuring:
 
     def _find_distinct(
         self, feature: Feature, keys: Keys | None, queries: Queries, shared: tuple[Hashable, ...] | None
-    ) -> Distinct:
+    ) -> DistinctCounter:
         """Finds the different values in windows.
 
         They cannot be added up over runs, so the rows of all runs are gathered. shared: what windows that differ only in
@@ -185,7 +185,7 @@ class Measuring:
             return self._gather_rows(feature, keys, queries)
         return self._distincts.get(shared, lambda: self._gather_rows(feature, keys, queries))
 
-    def _gather_rows(self, feature: Feature, keys: Keys | None, queries: Queries) -> Distinct:
+    def _gather_rows(self, feature: Feature, keys: Keys | None, queries: Queries) -> DistinctCounter:
         """Gathers the rows of the keys from the events and from all runs."""
         grouping, rows = self.group_events(feature.group_by), self.select_rows(feature)
         assert rows.values is not None
@@ -200,13 +200,13 @@ class Measuring:
         last = np.full(len(wanted.low), queries.last.max())
         parts: list[tuple[Int64s, Int64s, Values, Int64s]] = []
         for _, run, emptied in self._find_runs(feature, -NEVER_DUE, int(queries.last.max())):
-            numbers, at = run.rows_within(wanted, first, last, emptied)
+            numbers, at = run.find_rows(wanted, first, last, emptied)
             assert run.values is not None
             parts.append((numbers, run.times[at], run.values[at], np.full(len(at), STORED)))
         numbers = find_keys(grouping.keys.take(rows.positions), wanted)
         has_wanted_key = numbers >= 0
         positions = rows.positions[has_wanted_key]
         parts.append((numbers[has_wanted_key], self.events.times[positions], rows.values[has_wanted_key], positions))
-        gathered = Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        gathered = GroupedRows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
         ordered = gathered.take(order_by_group(gathered.groups, gathered.times))
-        return Distinct(ordered, groups, queries.positions, queries.last)
+        return DistinctCounter(ordered, groups, queries.positions, queries.last)

@@ -19,12 +19,19 @@ from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.rules.rulebook import EVALUATED, Entry, LogRow
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK, Alert, Failure, LateEvent, Place, sortable_id
+from lookback.core.streams.alerts import (
+    BY_EVENT,
+    BY_WATERMARK,
+    Alert,
+    AlertOrder,
+    Failure,
+    LateEvent,
+    sortable_id,
+)
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, find_beyond_calendar, from_text, from_values, to_text
 from lookback.core.values.keys import Int64s
-from lookback.core.values.times import to_utc
 from lookback.core.values.types import BOOLEAN, DataType
 from lookback.core.values.windows import TiledWindow
 
@@ -127,7 +134,7 @@ class Segment:
     def finish(self) -> Gathered:
         """Returns all results, in an order that does not depend on how commits are cut into batches.
 
-        Alerts are ordered by `Place`, late events by arrival, notes by arrival, rule and text.
+        Alerts are ordered by `AlertOrder`, late events by arrival, notes by arrival, rule and text.
         """
         gathered = self.gathered
         gathered.late += self.late_events.list_rows(self.stream.name)
@@ -288,11 +295,11 @@ class RuleRun:
 
     def key_texts(self, at: int) -> dict[str, str | None]:
         """Returns the texts of an event's key."""
-        return {name: text_of(self.events.columns[name].item(at)) for name in self.rule.group_by}
+        return {name: to_text(self.events.columns[name].item(at)) for name in self.rule.group_by}
 
     def stored_key(self, at: int) -> list[Any]:
         """Returns the stored values of an event's key, for a table to keep."""
-        return [self.events.columns[name].take(slice(at, at + 1)).stored()[0] for name in self.rule.group_by]
+        return [self.events.columns[name].take(slice(at, at + 1)).to_stored_list()[0] for name in self.rule.group_by]
 
     def key_values(self, stored: Sequence[Any]) -> dict[str, Any]:
         """Returns the values, as a message shows them, of a key that `stored_key` returned."""
@@ -341,7 +348,7 @@ class RuleRun:
         if order.phase == BY_EVENT:
             time, event_id = int(self.events.times[order.cause]), sortable_id(self.events.id_value(order.cause))
         key = json.dumps(list(alert.key.values()), ensure_ascii=False)
-        place = Place(alert.arrival, order.phase, time, event_id, alert.rule_id, key, order.rank)
+        place = AlertOrder(alert.arrival, order.phase, time, event_id, alert.rule_id, key, order.rank)
         self._gathered.alerts.append((place, alert))
 
     def add_note(self, action: str, message: str, arrival: int) -> None:

@@ -438,7 +438,7 @@ class _Judge:
         )
         rule_run.record_judged(rule_run.wanted & (bits != 0), taken, self._alerting | ending)
         rule_run.failed |= taken & errors
-        fields = [rule_run.events.columns[name].stored() for name in self._steps.compiled.kept]
+        fields = [rule_run.events.columns[name].to_stored_list() for name in self._steps.compiled.kept]
         positions_by_key = dict(rule_run.group_by_key(taken & (bits != 0)))
         none: Int64s = np.zeros(0, dtype=np.int64)
         for key in sorted({*positions_by_key, *self._table.due(rule_run.timeline.end)}):

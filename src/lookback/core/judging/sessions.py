@@ -21,7 +21,6 @@ from lookback.core.judging.verdicts import Memory, Subject, memories_value, read
 from lookback.core.rules.compiled import CompiledRule, Feature
 from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.alerts import moment
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, Values, from_values, replace_nan, to_text
 from lookback.core.values.keys import Int64s, Keys
@@ -144,7 +143,7 @@ def _find_row(rows: Sequence[SessionRow], time: int, values: Mapping[int, Any]) 
     """Finds a row with that time and those values, by slot; a value that the row lacks counts as equal. None if none."""
     for rank, row in enumerate(rows):
         if row.time == time and all(
-            slot + 1 >= len(row) or comparable(row[slot + 1]) == comparable(value) for slot, value in values.items()
+            slot + 1 >= len(row) or replace_nan(row[slot + 1]) == replace_nan(value) for slot, value in values.items()
         ):
             return rank
     return None
@@ -157,7 +156,7 @@ def _measured_values(rule: CompiledRule, events: Events, at: int, slots: Mapping
         feature = measure.feature
         if feature.feature_id in slots:
             column = select_values(feature, event)
-            value = 1 if column is None else column.stored()[0]
+            value = 1 if column is None else column.to_stored_list()[0]
             values[slots[feature.feature_id]] = value if select_kept(feature, event)[0] else None
     return values
 
@@ -379,7 +378,7 @@ class _Judge:
         for measure in self._rule_run.rule.measures:
             feature = measure.feature
             selected, values = select_kept(feature, events), select_values(feature, events)
-            stored = [1] * len(events) if values is None else values.stored()
+            stored = [1] * len(events) if values is None else values.to_stored_list()
             columns[self._slot_numbers[feature.feature_id]] = [
                 value if keep else None for value, keep in zip(stored, selected.tolist(), strict=True)
             ]
@@ -431,7 +430,7 @@ class _Judge:
                 if sessions.is_cut(session) and rule_run.is_evaluated:
                     message = (
                         f"the session of {texts_of(rule_run.key_values(self._stored_keys[key]))} that began "
-                        f"{text_of(moment(session.start))} was closed at max_session"
+                        f"{to_text(to_utc(session.start))} was closed at max_session"
                     )
                     rule_run.add_note("session_closed", message, rule_run.arrival_of(order))
 
@@ -463,7 +462,7 @@ class _Judge:
                 continue
             if effective[row] and (holds[row] or errors[row] or self._memories.get(result.key)):
                 if errors[row]:
-                    name = f"the session that began {text_of(moment(result.start))}"
+                    name = f"the session that began {to_text(to_utc(result.start))}"
                     rule_run.count_failure(rule_run.arrival_of(result.order), result.start, name)
                 else:
                     measures = {measure.name: columns[measure.name].item(row) for measure in rule_run.rule.measures}

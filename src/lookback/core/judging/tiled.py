@@ -212,7 +212,7 @@ class _Judge:
             row, start = int(shown[at]), int(starts[shown[at]])
             if errors[row]:
                 arrival = rule_run.arrival_of(orders[at])
-                rule_run.count_failure(arrival, start, f"the window of {text_of(moment(start))}")
+                rule_run.count_failure(arrival, start, f"the window of {to_text(to_utc(start))}")
                 continue
             measures = {measure.name: columns[measure.name].item(row) for measure in rule_run.rule.measures}
             self._write(orders[at], keys[row], start, bool(holds[row]), measures, bool(is_complete[row]))

@@ -117,7 +117,7 @@ class AlertWriter:
         entry, rule = self._entry, self._rule
         named = subject.event_id if subject.event_id is not None else subject.window_start
         return Alert(
-            alert_id=alert_id(entry.rule_id, entry.version, subject.key_texts, named),
+            alert_id=compute_alert_id(entry.rule_id, entry.version, subject.key_texts, named),
             revision=revision,
             verdict=verdict,
             rule_id=entry.rule_id,
@@ -127,9 +127,9 @@ class AlertWriter:
             stream=self._stream,
             key=subject.key_texts,
             event_id=subject.event_id,
-            event_time=moment(subject.event_time),
-            window_start=moment(subject.window_start),
-            window_end=moment(subject.window_end),
+            event_time=to_utc(subject.event_time),
+            window_start=to_utc(subject.window_start),
+            window_end=to_utc(subject.window_end),
             window_complete=is_complete,
             measures=measures,
             message=rule.message({**values, **measures, WINDOW_COMPLETE: is_complete}),
@@ -140,4 +140,4 @@ class AlertWriter:
 
 def texts_of(measures: Mapping[str, Any]) -> dict[str, str | None]:
     """Returns values as the alerts table holds them."""
-    return {name: text_of(value) for name, value in measures.items()}
+    return {name: to_text(value) for name, value in measures.items()}

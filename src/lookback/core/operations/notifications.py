@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lookback.core.operations.health import NOTE, PROBLEM
-from lookback.core.values.columns import text_of
+from lookback.core.values.columns import to_text
 from lookback.core.values.texts import collapse_spaces, cut_end
 
 # Statuses in the table `notifications`, of an alert and a receiver. BEGAN marks from when on a receiver is sent alerts;
@@ -42,7 +42,7 @@ class Attempt:
 
 def format_alert_json(alert: Mapping[str, Any]) -> str:
     """Formats a row of the alerts table as JSON, with its columns in order and times as ISO 8601 with Z."""
-    return json.dumps(dict(alert), ensure_ascii=False, default=text_of)
+    return json.dumps(dict(alert), ensure_ascii=False, default=to_text)
 
 
 def make_health_notice(status: Mapping[str, Any], now: dt.datetime) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def make_health_notice(status: Mapping[str, Any], now: dt.datetime) -> dict[str,
     checks = sorted({finding["check"] for finding in status["findings"] if finding["level"] != NOTE})
     is_problem = any(finding["level"] == PROBLEM for finding in status["findings"])
     hour = now.replace(minute=0, second=0, microsecond=0)
-    identity = json.dumps([HEALTH_RULE, status["stream"], checks, text_of(hour)], separators=(",", ":"))
+    identity = json.dumps([HEALTH_RULE, status["stream"], checks, to_text(hour)], separators=(",", ":"))
     findings = " ".join(f"{each['what']} {each['remedy']}" for each in status["findings"] if each["level"] != NOTE)
     return {
         "alert_id": hashlib.sha256(identity.encode()).hexdigest()[:32], "revision": 0, "verdict": "raised",

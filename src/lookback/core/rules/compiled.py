@@ -107,7 +107,7 @@ class CompiledMeasure:
             exact = value if isinstance(value, Decimal) else Decimal(repr(float(value)))
             if exact.is_finite():
                 value = exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _WIDE_CONTEXT)
-        return text_of(value)
+        return to_text(value)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class CompiledRule:
 
     def _format_value(self, name: str, value: Any) -> str | None:
         measure = self._by_name.get(name)
-        return text_of(value) if measure is None else measure.format_value(value)
+        return to_text(value) if measure is None else measure.format_value(value)
 
     @cached_property
     def _by_name(self) -> dict[str, CompiledMeasure]:

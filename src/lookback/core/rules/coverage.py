@@ -80,7 +80,7 @@ def find_coverage(rules: Iterable[CompiledRule]) -> Coverage:
     fields: set[str] = set()
     for rule in rules:
         # A condition that dispatch might read differently could lose events, so all events are sent instead.
-        where = rule.where.sql if rule.where is not None and rule.where.reads_back else None
+        where = rule.where.sql if rule.where is not None and rule.where.is_readable else None
         wants.add((rule.group_by, where))
         fields.update(rule.fields)
     return Coverage.of(wants, fields)

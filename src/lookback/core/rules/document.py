@@ -133,7 +133,7 @@ def read_rule(document: object, limits: Limits = DEFAULT_LIMITS) -> tuple[Rule, 
     return reader.read(), reader.problems
 
 
-def read_document(text: object, limits: Limits = WIDEST) -> dict[str, Any]:
+def read_document(text: object, limits: Limits = WIDEST_LIMITS) -> dict[str, Any]:
     """Parses a document from the JSON that the rules table holds. Raises RuleError if it is no JSON object or too large.
 
     limits: those of its stream, if the stream is known.
@@ -190,7 +190,7 @@ def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def describe_size_limit(limits: Limits) -> str:
     """Returns the message for a document with more bytes than the limit."""
     problem = f"is longer than {limits.document_bytes:,} bytes; make the rule smaller, or give it fewer tests"
-    return over(problem, "document_bytes")
+    return name_limit(problem, "document_bytes")
 
 
 def make_problem(place: str, message: str) -> Problem:
@@ -441,7 +441,7 @@ class _Reader:
         most = self._limits.window
         if span > most:
             what = f"{format_duration(span)} is longer than {format_duration(most)}; write at most that"
-            self._add_problem(place, over(what, "window"))
+            self._add_problem(place, name_limit(what, "window"))
 
     def _read_lateness(self) -> int | None:
         value = self._document.get("allowed_lateness")
@@ -561,7 +561,9 @@ class _Reader:
             return ()
         most = self._limits.steps
         if len(value) > most:
-            self._add_problem(place, over(f"{len(value):,} steps are more than {most:,}; split the rule", "steps"))
+            self._add_problem(
+                place, name_limit(f"{len(value):,} steps are more than {most:,}; split the rule", "steps")
+            )
         steps: list[Step] = []
         for at, spec in enumerate(value[:most]):
             step = self._read_step(spec, f"{place}[{at}]", within)
@@ -636,7 +638,7 @@ class _Reader:
         most = self._limits.measures
         if len(value) > most:
             self._add_problem(
-                "measures", over(f"{len(value):,} measures are more than {most:,}; split the rule", "measures")
+                "measures", name_limit(f"{len(value):,} measures are more than {most:,}; split the rule", "measures")
             )
         measures, names = [], set()
         for name, spec in list(value.items())[:most]:

@@ -58,7 +58,7 @@ def _find_self_limits(rule: CompiledRule) -> Iterator[Remark]:
     measures = {measure.name.lower(): measure for measure in rule.measures}
     texts = {measure.name: measure.text for measure in rule.spec.measures}
     reported: set[str] = set()
-    for node in parse(rule.spec.when, WIDEST).find_all(*COMPARISONS, exp.Between):
+    for node in parse(rule.spec.when, WIDEST_LIMITS).find_all(*COMPARISONS, exp.Between):
         names = {column.name.lower() for column in node.find_all(exp.Column)}
         for name in sorted(names & set(measures)):
             measure = measures[name]

@@ -17,10 +17,10 @@ from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import RULE_ID, STATUSES, quote_value, read_document
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.columns import text_of
-from lookback.core.values.limits import WIDEST, Limits, over
+from lookback.core.values.columns import to_text
+from lookback.core.values.limits import WIDEST_LIMITS, Limits, name_limit
 from lookback.core.values.texts import cut_end
-from lookback.core.values.times import parse_calendar_time
+from lookback.core.values.times import parse_calendar_time, to_utc
 
 EVALUATED = ("active", "shadow")
 WITH_STATE = (*EVALUATED, "paused")

@@ -12,7 +12,7 @@ from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_python
 from lookback.core.values.durations import MICROSECONDS, format_duration
-from lookback.core.values.limits import WIDEST
+from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import collapse_spaces, join_words
 from lookback.core.values.types import TIMESTAMP
 from lookback.core.values.windows import LOOKBACK, Lookback, Session, Step, TiledWindow, Window
@@ -102,7 +102,7 @@ def _find_limits(rule: CompiledRule, among: Iterable[str]) -> Mapping[str, tuple
     limits: dict[str, list[float]] = {}
     for node in parse(rule.spec.when).find_all(*_BOUNDS) if rule.spec.when else ():
         for name, number in ((node.this, node.expression), (node.expression, node.this)):
-            column, value = unwrapped(name), _read_number(number)
+            column, value = unwrap(name), _read_number(number)
             if isinstance(column, exp.Column) and value is not None and column.name.lower() in names:
                 limits.setdefault(names[column.name.lower()], []).append(value)
     return {name: tuple(values) for name, values in limits.items()}
@@ -126,11 +126,11 @@ def find_event_limits(rule: CompiledRule) -> list[EventLimit]:
         return []
     measures = {measure.name.lower(): measure.name for measure in rule.measures}
     limits = []
-    for node in parse(rule.spec.when, WIDEST).find_all(*_BOUNDS):
+    for node in parse(rule.spec.when, WIDEST_LIMITS).find_all(*_BOUNDS):
         for side, other in ((node.this, node.expression), (node.expression, node.this)):
-            column, limit = unwrapped(side), unwrapped(other)
+            column, limit = unwrap(side), unwrap(other)
             if isinstance(column, exp.Div) and _read_number(limit) is not None:
-                limit, column = exp.Mul(this=limit, expression=column.expression), unwrapped(column.this)
+                limit, column = exp.Mul(this=limit, expression=column.expression), unwrap(column.this)
             names = {each.name.lower() for each in limit.find_all(exp.Column)} & set(measures)
             if isinstance(column, exp.Column) and column.name.lower() not in measures and names:
                 text = limit.sql(LookbackSql, comments=False)
@@ -139,7 +139,7 @@ def find_event_limits(rule: CompiledRule) -> list[EventLimit]:
 
 
 def _read_number(node: exp.Expr) -> float | None:
-    node = unwrapped(node)
+    node = unwrap(node)
     if isinstance(node, exp.Neg):
         value = _read_number(node.this)
         return None if value is None else -value

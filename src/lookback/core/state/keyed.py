@@ -16,7 +16,7 @@ import numpy as np
 
 from lookback.core.errors import StateError
 from lookback.core.state.manifest import BucketRecord, TableRecord
-from lookback.core.values.cache import SHARED, Cache
+from lookback.core.values.cache import SHARED_CACHE, Cache
 from lookback.core.values.columns import Values
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.times import NEVER_DUE
@@ -231,7 +231,7 @@ class KeyedTable:
         return TableRecord(self.notes, buckets)
 
     @classmethod
-    def from_record(cls, name: str, record: TableRecord, store: Store, cache: Cache = SHARED) -> KeyedTable:
+    def from_record(cls, name: str, record: TableRecord, store: Store, cache: Cache = SHARED_CACHE) -> KeyedTable:
         """Returns the table of a record; its pages are read when they are needed."""
         buckets = {each.number: _Bucket(each.wake, is_stored=True, rows=each.rows) for each in record.buckets}
         return cls(name, record.notes, store, cache, buckets)

@@ -22,7 +22,7 @@ from lookback.core.state.manifest import (
     RunRecord,
     SuppressedRecord,
 )
-from lookback.core.values.cache import SHARED, Cache
+from lookback.core.values.cache import SHARED_CACHE, Cache
 from lookback.core.values.columns import Mask, Values
 from lookback.core.values.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.values.pages import decode_page, encode_page
@@ -224,7 +224,7 @@ class ShardState:
     def hold(self, stored: StoredRun) -> None:
         """Marks a saved run as used just now, so that the cache keeps it in memory while there is room."""
         if self._store is not None and stored.run is not None and stored.run_id not in self._unsaved:
-            self.cache.hold(stored, stored.run.memory)
+            self.cache.hold(stored, stored.run.memory_bytes)
 
     def add_rows(
         self, feature: FeatureState, numbers: Int64s, keys: Keys, times: Int64s, values: Values | None

@@ -19,7 +19,6 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.core.operations.backlog import Backlog, Commit, measure_backlog
-from lookback.core.streams.alerts import moment
 from lookback.core.streams.metrics import TABLE, RuleCounts
 from lookback.core.values.times import to_utc
 from lookback.spark.tables.schemas import METRICS

@@ -22,7 +22,7 @@ from lookback.core.errors import StoreFailed
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_text
-from lookback.core.streams.alerts import LateEvent, moment
+from lookback.core.streams.alerts import LateEvent
 from lookback.core.streams.arrival import merge_marks
 from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, unpack_events
 from lookback.core.streams.declaration import Stream

@@ -15,7 +15,7 @@ import pyarrow as pa
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.quarantine import describe_failure
-from lookback.core.streams.alerts import Failure, moment
+from lookback.core.streams.alerts import Failure
 from lookback.core.streams.arrival import late_sort_key
 from lookback.core.streams.blocks import LATE_SCHEMA, merge_alerts, unpack_failures, unpack_late
 from lookback.core.streams.metrics import RuleCounts
