@@ -108,8 +108,8 @@ def small_pages() -> Iterator[None]:
         patch.setattr(keyed, "MAX_PIECE_BYTES", 150)
         patch.setattr(keyed, "_MAX_ROW_CHARACTERS", 20)
         patch.setattr(state_module, "_MAX_ROW_CHARACTERS", 20)
-        patch.setattr(pages_module, "_MOST_BYTES", 150)
-        patch.setattr(pages_module, "_MOST_ROWS", 18)
+        patch.setattr(pages_module, "_MAX_BYTES", 150)
+        patch.setattr(pages_module, "_MAX_ROWS", 18)
         yield
 
 
