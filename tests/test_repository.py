@@ -127,7 +127,7 @@ def test_text_names_no_registry_and_no_machine() -> None:
 
 
 def test_the_tests_that_are_run_on_each_runtime_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "tools")
+    monkeypatch.syspath_prepend(ROOT / "dev/tools")
     tool = importlib.import_module("runtimes")
     for tests in (tool._TESTS, tool._BRIEF, tool._BRIEF_HERE, tool._tests("4.0")):
         for path in tool._paths(tests):
