@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import random
+import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import assume, given
 
 import lookback
+from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.explaining.evidence import (
+    NOT_DELETED,
     Activation,
     Clock,
     Evidence,
     Explanation,
-    JudgedSubject,
     Reset,
-    state_spans,
 )
 from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.rulebook import ACTIONS, WITH_STATE, RuleBook, RuleChange
 from lookback.core.rules.wording import describe_measure, describe_rule, find_measure_limits
+from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_time
+
+sys.path.insert(0, str(Path(__file__).parent))
+import cases as generated
+from test_equals_oracle import changes_after, run_engine
 
 STREAM = Stream.from_dict(
     {
@@ -75,26 +86,29 @@ def rows(seed: int) -> list[dict[str, Any]]:
     ]
 
 
-Found = tuple[Evidence, list[dict[str, Any]], int]
+Found = tuple[Evidence, dict[str, Any], int]
 
 
-def found(versions: list[tuple[dict[str, Any], int | None]], given: list[dict[str, Any]]) -> list[Found]:
-    """Of every row that a replay of one rule brings: its evidence, the rows of its alert up to it, and since when to show.
+def found(
+    versions: list[tuple[dict[str, Any], int | None]],
+    given: list[dict[str, Any]],
+    activations: list[Activation] | None = None,
+) -> list[Found]:
+    """Of every row that a replay of one rule brings: its evidence, the row, and since when to show.
 
-    versions: of the rule, and their arrivals. Rows are as the alerts table holds them.
+    versions: of the rule, and their arrivals. activations: what is known of these; None: all. Rows are as the alerts
+    table holds them.
     """
     rules = [compile_rule(document, STREAM) for document, _ in versions]
     changes = [
         ({"rule_id": "r", "version": at, "document": document}, arrival)
         for at, (document, arrival) in enumerate(versions, 1)
     ]
-    alerts = [
-        {**vars(alert), "measures": {name: to_text(value) for name, value in alert.measures.items()}}
-        for alert in lookback.replay(changes, given, STREAM).alerts
-    ]
+    alerts = as_rows(lookback.replay(changes, given, STREAM).alerts)
     everything = read_events(given, STREAM, 1)[0].in_order_of_arrival()
     highs = {commit: high for commit, high in find_marks(everything, everything.commits).items() if high is not None}
-    activations = [Activation(arrival, "r", rule) for (_, arrival), rule in zip(versions, rules, strict=True)]
+    if activations is None:
+        activations = [Activation(arrival, "r", rule) for (_, arrival), rule in zip(versions, rules, strict=True)]
     listed = []
     for at, alert in enumerate(alerts):
         rule = rules[alert["rule_version"] - 1]
@@ -103,26 +117,29 @@ def found(versions: list[tuple[dict[str, Any], int | None]], given: list[dict[st
         own = read_events(mine, STREAM, 1)[0].in_order_of_arrival()
         before = [row for row in alerts[: at + 1] if row["key"] == alert["key"] and row["revision"] == 0]
         evidence = Evidence(
-            rule, own, own.columns["id"], Clock(STREAM, highs), state_spans(activations, alert["arrival"]),
+            rule, own, Clock(STREAM, highs), activations,
             resets=[reset_by(row, rule) for row in before] if rule.spec.reset_on_alert else [],
         )  # fmt: skip
-        listed.append((evidence, [row for row in alerts[: at + 1] if row["alert_id"] == alert["alert_id"]], since))
+        listed.append((evidence, alert, since))
     return listed
+
+
+def as_rows(alerts: list[Any]) -> list[dict[str, Any]]:
+    """Alerts as rows of the table."""
+    return [{**vars(a), "measures": {name: to_text(value) for name, value in a.measures.items()}} for a in alerts]
 
 
 def explain_all(
     versions: list[tuple[dict[str, Any], int | None]], given: list[dict[str, Any]]
 ) -> list[tuple[dict[str, Any], Explanation]]:
-    return [
-        (listed[-1], explain_alert(evidence, listed, {}, since)) for evidence, listed, since in found(versions, given)
-    ]
+    return [(alert, explain_alert(evidence, alert, {}, since)) for evidence, alert, since in found(versions, given)]
 
 
 def reset_by(alert: dict[str, Any], rule: Any) -> Reset:
     absence = rule.sequence is not None and rule.sequence.absent is not None
     time = parse_time(alert["window_start" if absence else "event_time"])
     due = parse_time(alert["event_time"]) if absence else None
-    return Reset(JudgedSubject(alert["arrival"], time, alert["event_id"]), due)
+    return Reset(alert["arrival"], time, alert["event_id"], due)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -183,8 +200,7 @@ def test_every_row_of_every_kind_comes_out_the_same(kind: str):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_with_something_wrong_in_it_does_not_come_out(kind: str):
-    for evidence, listed, since in found([(KINDS[kind], None)], rows(1))[::3]:
-        alert = listed[-1]
+    for evidence, alert, since in found([(KINDS[kind], None)], rows(1))[::3]:
         wrongs = [{**alert, "measures": {**alert["measures"], "n": "1000"}}]
         if not alert["measures"]:
             wrongs = [
@@ -193,16 +209,16 @@ def test_a_row_with_something_wrong_in_it_does_not_come_out(kind: str):
         if "session" in KINDS[kind].get("window", {}) and alert["verdict"] != "retracted":
             wrongs.append({**alert, "window_end": alert["window_end"] + dt.timedelta(microseconds=1)})
         for wrong in wrongs:
-            assert not explain_alert(evidence, [*listed[:-1], wrong], {}, since).consistent, wrong
+            assert not explain_alert(evidence, wrong, {}, since).consistent, wrong
 
 
 def test_an_absence_that_is_said_to_be_retracted_though_nothing_came_does_not_come_out():
     cases = found([(KINDS["absence"], None)], rows(1))
-    retracted = {listed[-1]["alert_id"] for _, listed, _ in cases if listed[-1]["verdict"] == "retracted"}
-    quiet = [each for each in cases if each[1][-1]["alert_id"] not in retracted]
+    retracted = {alert["alert_id"] for _, alert, _ in cases if alert["verdict"] == "retracted"}
+    quiet = [each for each in cases if each[1]["alert_id"] not in retracted]
     assert quiet
-    for evidence, listed, since in quiet:
-        assert not explain_alert(evidence, [{**listed[-1], "verdict": "retracted"}], {}, since).consistent
+    for evidence, alert, since in quiet:
+        assert not explain_alert(evidence, {**alert, "verdict": "retracted"}, {}, since).consistent
 
 
 # [a b] at 0 and 5, [d] at 12: two sessions with a gap of 6 seconds, until c comes at 9 and joins them
@@ -261,14 +277,116 @@ def test_an_absence_says_what_was_waited_for_and_what_came_after_all():
     assert last.timeline[["event_id", "step"]].to_numpy().tolist() == [["a", "one"], ["b", "one"], ["c", "silent"]]
 
 
-def test_a_feature_that_no_rule_used_for_a_commit_starts_anew():
-    rule = compile_rule(RULE, STREAM)
-    names = {feature.feature_id for feature in rule.features}
-    steps = [Activation(None, "r", rule), Activation(3, "r", None), Activation(5, "r", rule), Activation(7, "*", None)]
-    assert {name: span[0][0] for name, span in state_spans(steps, 3).items()} == dict.fromkeys(names)
-    assert state_spans(steps, 5) == {}
-    assert {span[0][0] for span in state_spans(steps, 6).values()} == {5}
-    assert {span[0][0] for span in state_spans(steps, 8).values()} == {7}
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"reset"}))
+def test_every_row_comes_out_the_same_where_events_were_deleted_in_between(kind: str):
+    chance, rule = random.Random(4), compile_rule(KINDS[kind], STREAM)
+    events = read_events(rows(2), STREAM, 1)[0].in_order_of_arrival()
+    gone_at = np.full(len(events), NOT_DELETED, dtype=np.int64)
+    for at in chance.sample(range(150), 30):
+        gone_at[at] = events.commits[at] + chance.randint(1, 5)
+    gone = events.take(np.flatnonzero(gone_at < NOT_DELETED))
+    deleted = Events(gone.columns, gone_at[gone_at < NOT_DELETED], "id", "at")
+    marks, change = (
+        find_marks(events, events.commits),
+        RuleChange("insert", 0, "r", 1, "active", json.dumps(KINDS[kind])),
+    )
+    batch = Batch(events, deleted, marks, [change])
+    alerts = as_rows(Evaluator(STREAM).process(ShardState(RuleBook(STREAM, {"tx": STREAM})), batch).alerts)
+    highs = {commit: high for commit, high in marks.items() if high is not None}
+    explained, missing = 0, 0
+    for at, alert in list(enumerate(alerts))[:: 1 + len(alerts) // 40]:
+        of_key = np.array([key == alert["key"]["k"] for key in events.columns["k"].to_list()])
+        own = np.flatnonzero(of_key & (events.commits <= alert["arrival"]))
+        before = [row for row in alerts[: at + 1] if row["key"] == alert["key"] and row["revision"] == 0]
+        resets = [reset_by(row, rule) for row in before] if rule.spec.reset_on_alert else []
+        evidence = Evidence(rule, events.take(own), Clock(STREAM, highs), (), resets, gone_at[own])
+
+        explanation = explain_alert(evidence, alert, {}, picture_span(rule, STREAM, alert, None)[0])
+
+        assert explanation.consistent, (alert, explanation.measures, explanation.steps)
+        shown = [
+            frame for part in (explanation.measures, explanation.steps) for frame in (each.events for each in part)
+        ]
+        there = {event_id for frame in shown for event_id in frame.get("id", [])}
+        assert not there & {events.id_text(each) for each in np.flatnonzero(gone_at < NOT_DELETED)}
+        explained, missing = explained + 1, missing + explanation.missing
+    assert explained > 5
+    assert missing or rule.sequence
+
+
+# commit 1   2   3   4   5
+#        a   b   c   d   e       the rule keeps no state from after 2 to after 3, or all state is cleared after 3
+@pytest.mark.parametrize("gap", [[(2, None), (3, "r")], [(3, "*")]], ids=["retired", "cleared"])
+def test_a_measure_that_no_rule_used_for_a_commit_starts_anew(gap: list[tuple[int, str | None]]):
+    document = {**RULE, "measures": {"n": "count(*)"}, "when": "n >= 1"}
+    rule = compile_rule(document, STREAM)
+    given = [{"id": name, "at": moment(at), "k": "x", "amount": 1, "arrival": at} for at, name in enumerate("abcde", 1)]
+    known = [
+        Activation(None, "r", rule),
+        *(Activation(arrival, name or "r", rule if name == "r" else None) for arrival, name in gap),
+    ]
+
+    cases = found([(document, None)], given, known)
+    explanations = [explain_alert(evidence, alert, {}, since) for evidence, alert, since in cases]
+
+    counted = [list(each.measures[0].events["id"]) for each in explanations if len(each.measures[0].events)]
+    # What judged the events here did not stop: the explanations go by the activations alone.
+    assert counted[:2] == [["a"], ["a", "b"]]
+    assert counted[-2:] == [["d"], ["d", "e"]]
+
+
+@given(generated.cases(updates=False))
+def test_every_row_of_generated_rules_and_changes_comes_out_the_same(case: dict[str, Any]) -> None:
+    stream = generated.STREAMS[case["stream"]]
+    output = run_engine(case)
+    assume(not any(failure.reason for failure in output.failures))
+    rules, activations, advances = history_of(case, stream)
+    events = read_events(case["rows"], stream, 1)[0].in_order_of_arrival()
+    highs = {commit: high for commit, high in find_marks(events, events.commits).items() if high is not None}
+    alerts = as_rows(output.alerts)
+    for alert in alerts:
+        rule = rules[alert["rule_id"], alert["rule_version"]]
+        of_key = events.commits <= alert["arrival"]
+        for name in rule.group_by:
+            of_key &= np.array([to_text(value) == alert["key"][name] for value in events.columns[name].to_list()])
+        earlier = [row for row in alerts if (row["rule_id"], row["key"]) == (alert["rule_id"], alert["key"])]
+        first = [row for row in earlier if row["revision"] == 0 and row["arrival"] <= alert["arrival"]]
+        owners = [(row, rules[row["rule_id"], row["rule_version"]]) for row in first]
+        evidence = Evidence(
+            rule,
+            events.take(np.flatnonzero(of_key)),
+            Clock(stream, highs, advances),
+            activations,
+            [reset_by(row, owner) for row, owner in owners if owner.spec.reset_on_alert],
+        )
+
+        explanation = explain_alert(evidence, alert, {}, picture_span(rule, stream, alert, None)[0])
+
+        assert explanation.consistent, (alert, explanation.measures, explanation.steps)
+
+
+def history_of(
+    case: dict[str, Any], stream: Stream
+) -> tuple[dict[tuple[str, int], Any], list[Activation], list[tuple[int | None, int]]]:
+    """The rules of a case by id and version, and its activations and advances as rule_log has them."""
+    book, commits = RuleBook(stream, {stream.name: stream}), sorted({row["arrival"] for row in case["rows"]})
+    rules: dict[tuple[str, int], Any] = {}
+    activations: list[Activation] = []
+    advances: list[tuple[int | None, int]] = []
+    for after in sorted({change["after"] for change in case["changes"]}):
+        arrival = max((commit for commit in commits if commit <= after), default=None)
+        for change in sorted(changes_after(case, after), key=lambda each: each.order):
+            log, commands = book.apply([change], arrival)
+            advances += [(arrival, command.time) for command in commands if command.action == "advance"]
+            for row in log:
+                status = next((status for status, action in ACTIONS.items() if action == row.action), "")
+                if row.action == "clear_state":
+                    activations.append(Activation(arrival, "*", None))
+                elif status not in ("", "draft") and row.rule_id != "*":
+                    entry = book.entries[row.rule_id]
+                    rule = rules[row.rule_id, entry.version] = compile_rule(json.loads(entry.document), stream)
+                    activations.append(Activation(arrival, row.rule_id, rule if status in WITH_STATE else None))
+    return rules, activations, advances
 
 
 def test_a_rule_in_words_and_its_limits():

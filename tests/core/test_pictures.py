@@ -94,18 +94,14 @@ def explanation(document: dict[str, Any] = RULE, number: int = -1) -> Explanatio
     """What review.explain makes of one alert, from events in memory."""
     alerts = lookback.replay([document], rows(), STREAM).alerts
     alert = alerts[number]
-    listed = [
-        {**vars(each), "measures": {name: to_text(value) for name, value in each.measures.items()}}
-        for each in alerts
-        if each.alert_id == alert.alert_id and each.revision <= alert.revision
-    ]
+    row = {**vars(alert), "measures": {name: to_text(value) for name, value in alert.measures.items()}}
     events = read_events(rows(), STREAM, 1)[0]
     highs = {commit: high for commit, high in find_marks(events, events.commits).items() if high is not None}
     mine = [at for at, row in enumerate(rows()) if row["customer"] == alert.key["customer"] and at < alert.arrival]
     rule = compile_rule(document, STREAM)
     own = events.take(np.array(mine))
-    evidence = Evidence(rule, own, own.columns["id"], Clock(STREAM, highs), {})
-    return explain_alert(evidence, listed, {"document": document}, picture_span(rule, STREAM, listed[-1], None)[0])
+    evidence = Evidence(rule, own, Clock(STREAM, highs))
+    return explain_alert(evidence, row, {"document": document}, picture_span(rule, STREAM, row, None)[0])
 
 
 def report(number: int, **changes: Any) -> Any:

@@ -17,14 +17,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError, RuleError, SetupError
 from lookback.core.explaining.evidence import (
-    STANDS,
+    NOT_DELETED,
     Activation,
     Clock,
     Evidence,
     Explanation,
-    JudgedSubject,
     Reset,
-    state_spans,
 )
 from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import CompiledRule, compile_rule
@@ -182,7 +180,7 @@ def record_review(
     if not reviewer.strip():
         raise ReviewError("a review needs the name of who did it, got an empty reviewer")
     rows = _rows(tables, alert_id)
-    seen = _through(rows, alert_id, revision)[-1]
+    seen = _row_of(rows, alert_id, revision)
     reviews = tables.read("reviews")
     if "revision" not in reviews.columns:
         raise SetupError(
@@ -227,13 +225,12 @@ def explain(
     version cannot be found, or the events' history is gone.
     """
     tables = tables.holding(*streams.values())
-    rows = _through(_rows(tables, alert_id), alert_id, revision)
-    alert = rows[-1]
+    alert = _row_of(_rows(tables, alert_id), alert_id, revision)
     stream = _stream(streams, alert["stream"])
     history = _rule_history(tables)
     row, rule = _version(history, alert["rule_id"], alert["rule_version"], stream)
     since, earliest = picture_span(rule, stream, alert, days)
-    return explain_alert(_read_evidence(tables, stream, rule, alert, earliest, history), rows, row, since)
+    return explain_alert(_read_evidence(tables, stream, rule, alert, earliest, history), alert, row, since)
 
 
 def timeline_of(tables: Tables, streams: Mapping[str, Stream], alert_id: str, days: float) -> pd.DataFrame:
@@ -249,12 +246,12 @@ def _rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
     return [{**row, **{name: dict(row[name] or []) for name in ("key", "measures")}} for row in rows]
 
 
-def _through(rows: list[dict[str, Any]], alert_id: str, revision: int | None) -> list[dict[str, Any]]:
-    """The rows of an alert up to a revision; None: all. Raises ReviewError where there is no such revision."""
-    revisions = [row["revision"] for row in rows]
-    if revision is not None and revision not in revisions:
-        raise ReviewError(f"alert {alert_id!r} has no revision {revision}; there are {revisions}")
-    return [row for row in rows if revision is None or row["revision"] <= revision]
+def _row_of(rows: list[dict[str, Any]], alert_id: str, revision: int | None) -> dict[str, Any]:
+    """Returns the row of a revision of an alert; None: the last. Raises ReviewError where there is no such revision."""
+    by_revision = {row["revision"]: row for row in rows}
+    if revision is not None and revision not in by_revision:
+        raise ReviewError(f"alert {alert_id!r} has no revision {revision}; there are {list(by_revision)}")
+    return rows[-1] if revision is None else by_revision[revision]
 
 
 def _stream(streams: Mapping[str, Stream], name: str) -> Stream:
@@ -323,9 +320,8 @@ def _read_evidence(
     return Evidence(
         rule=rule,
         events=own,
-        ids=own.columns[stream.event_id],
         clock=Clock(stream, _highs(feed, stream, arrival), _advances(log, history)),
-        spans=state_spans(_activations(log, history, stream), arrival),
+        activations=_activations(log, history, stream),
         resets=_resets(tables, stream, rule, alert, history),
         gone_at=_gone_at(own, stream, _deletions(deleted, stream)),
         earliest=earliest,
@@ -357,7 +353,7 @@ def _resets(
             continue
         due = parse_time(row["event_time"]) if other.sequence is not None and other.sequence.absent else None
         time = parse_time(row["event_time" if due is None else "window_start"])
-        resets.append(Reset(JudgedSubject(row["arrival"], time, _typed_id(stream, row["event_id"])), due))
+        resets.append(Reset(row["arrival"], time, _typed_id(stream, row["event_id"]), due))
     return resets
 
 
@@ -373,13 +369,13 @@ def _deletions(table: pa.Table, stream: Stream) -> dict[tuple[Any, int], list[in
 
 
 def _gone_at(events: Events, stream: Stream, deletions: Mapping[tuple[Any, int], list[int]]) -> Int64s | None:
-    """The commit that deleted each event, STANDS for one that is still there; None if all are."""
+    """The commit that deleted each event, NOT_DELETED for one that is still there; None if all are."""
     if not deletions:
         return None
-    gone = np.full(len(events), STANDS, dtype=np.int64)
+    gone = np.full(len(events), NOT_DELETED, dtype=np.int64)
     for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
         commits = deletions.get((event_id, int(events.times[at])), [])
-        gone[at] = min((c for c in commits if c > events.commits[at]), default=STANDS)
+        gone[at] = min((c for c in commits if c > events.commits[at]), default=NOT_DELETED)
     return gone
 
 

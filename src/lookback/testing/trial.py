@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 
-from lookback.core.explaining.explanation import main_measure
+from lookback.core.explaining.explanation import main_measure, to_number
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.wording import find_field_limits, find_measure_limits
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, TiledWindow
@@ -64,9 +64,9 @@ def run_trial(document: Mapping[str, Any], events: pa.Table, stream: Stream) -> 
     rows = [*_make_rows(final_alerts.to_dict("records"), flagged=True), *_make_rows(others, flagged=False)]
     value_rows = pd.DataFrame(rows, columns=[*_COLUMNS, "flagged"]).drop_duplicates("alert_id", keep="first")
     if field_name is None:
-        values = value_rows["measures"].map(lambda measures: _to_number(measures.get(name)))
+        values = value_rows["measures"].map(lambda measures: to_number(measures.get(name)))
     else:
-        column = frame[field_name].map(_to_number)
+        column = frame[field_name].map(to_number)
         values = value_rows["event_id"].map(dict(zip(frame[stream.event_id].astype(str), column, strict=True)))
     drawn = pd.DataFrame(
         {"event_time": value_rows["event_time"], "value": values.astype(float), "flagged": value_rows["flagged"]}
@@ -107,8 +107,3 @@ def _replay_without_condition(
 
 def _make_rows(alerts: Iterable[Mapping[Any, Any]], *, flagged: bool) -> list[dict[str, Any]]:
     return [{**{name: alert[name] for name in _COLUMNS}, "flagged": flagged} for alert in alerts]
-
-
-def _to_number(value: Any) -> float:
-    """Converts a value for a picture; NaN if it is no number."""
-    return float("nan") if value is None or isinstance(value, str) or not hasattr(value, "__float__") else float(value)

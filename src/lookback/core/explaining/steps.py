@@ -1,0 +1,141 @@
+"""Explains alerts of sequences and absences: which events each step took, and which event ended a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lookback.core.explaining.evidence import Evidence, KindEvidence, StepEvidence, format_time
+from lookback.core.explaining.tracing import TracedRow, replay
+from lookback.core.rules.compiled import CompiledRule, CompiledStep
+from lookback.core.rules.wording import describe_step
+from lookback.core.values.keys import Int64s
+from lookback.core.values.times import parse_time, to_utc
+
+
+def explain_sequence(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:
+    """Explains a row of a sequence: the events that its steps took; of an absence also the event that ended the wait."""
+    rule = evidence.rule
+    assert rule.sequence is not None
+    absent, recorded, commit = rule.sequence.absent, list(alert["evidence"] or []), int(alert["arrival"])
+    at = evidence.find_position(str(alert["event_id"]), parse_time(alert["window_start" if absent else "event_time"]))
+    row = None if at is None else _find_row(evidence, alert, at)
+    if row is not None:
+        taken = row.taken
+        steps = [_step_of(evidence, step, each) for step, each in zip(rule.sequence.steps, taken, strict=True)]
+    else:
+        # At least the events that the alert names.
+        taken = [[place for event_id in recorded if (place := evidence.find_position(event_id)) is not None]]
+        steps = [_step_evidence(evidence, "events", "", "the events that the alert names", taken[0])]
+    notes: tuple[str, ...] = ()
+    came: list[int] = []
+    if absent is not None:
+        ended_by = evidence.position_of(row.place) if row is not None and row.is_retraction else None
+        came = [] if ended_by is None else [ended_by]
+        steps.append(_step_of(evidence, absent, came))
+        if alert["verdict"] == "retracted":
+            which = ", ".join(evidence.events.id_text(each) for each in came) or "what was not to come"
+            notes = (f"Retracted: {which} came after all, with commit {commit}.",)
+        else:
+            notes = (f"Waited from {format_time(parse_time(alert['window_start']))} to {format_time(parse_time(alert['event_time']))}, and nothing of the kind came.",)  # fmt: skip
+    names = {each: step.name for step, positions in zip(steps, [*taken, came], strict=False) for each in positions}
+    return KindEvidence(
+        timeline=_draw_timeline(evidence, alert, since, names, at),
+        notes=notes,
+        steps=tuple(steps),
+        windows=_spans_of(evidence, alert, taken),
+        reproduced=row is not None,
+    )
+
+
+def is_absence(rule: CompiledRule) -> bool:
+    """Returns whether a rule waits for an event that must not follow the steps of its sequence."""
+    return rule.sequence is not None and rule.sequence.absent is not None
+
+
+def _find_row(evidence: Evidence, alert: Mapping[str, Any], at: int) -> TracedRow | None:
+    """Returns the row of a replay that equals the alert's; None if there is none. at: the event that completed the steps."""
+    due, commit, is_retracted = parse_time(alert["event_time"]), int(alert["arrival"]), alert["verdict"] == "retracted"
+    for positions in _list_histories(evidence, alert, at):
+        for row in replay(evidence, commit, first=due, last=due, positions=positions):
+            same = row.alert.event_id == alert["event_id"] and list(row.alert.evidence) == list(alert["evidence"] or [])
+            if same and row.alert.arrival == commit and row.is_retraction == is_retracted:
+                return row
+    return None
+
+
+def _list_histories(evidence: Evidence, alert: Mapping[str, Any], at: int) -> Iterator[Int64s]:
+    """Yields the events to replay until one replay gives the alert again, as positions.
+
+    With fixed expiry these are the events from the first of the match on, since where a match begins depends on all that
+    was before. The alert names it first, unless it had been deleted by then.
+    """
+    rule, spec, times = evidence.rule, evidence.rule.spec.sequence, evidence.events.times
+    assert rule.sequence is not None
+    assert spec is not None
+    positions = np.arange(evidence.first_counted(at + 1), len(times), dtype=np.int64)
+    if spec.expiry != "fixed":
+        due = parse_time(alert["event_time"])
+        yield positions[(times[positions] >= times[at] - spec.within) & (times[positions] <= due)]
+        return
+    begins = evidence.is_wanted & evidence.holds(rule.sequence.steps[0].condition)
+    begins &= times >= times[at] - spec.within
+    candidates = [begin for begin in positions.tolist() if begins[begin] and begin <= at]
+    named = evidence.find_position(alert["evidence"][0]) if alert["evidence"] else None
+    if not evidence.is_deleted.any():
+        candidates = [begin for begin in candidates if begin == named]
+    for begin in sorted(candidates, key=lambda each: each != named):
+        yield positions[positions >= begin]
+
+
+def _step_of(evidence: Evidence, step: CompiledStep, positions: Sequence[int]) -> StepEvidence:
+    spec = step.step
+    return _step_evidence(evidence, spec.name, spec.condition, describe_step(spec), positions, absent=spec.absent)
+
+
+def _step_evidence(
+    evidence: Evidence, name: str, text: str, words: str, positions: Sequence[int], *, absent: bool = False
+) -> StepEvidence:
+    listed = np.array(positions, dtype=np.int64)
+    frame = evidence.frame(listed, by_time=False)
+    return StepEvidence(name, text, words, frame, len(listed) - len(frame), absent)
+
+
+def _spans_of(evidence: Evidence, alert: Mapping[str, Any], taken: Sequence[Sequence[int]]) -> pd.DataFrame:
+    """Returns the time that the steps had and, for an absence, the wait."""
+    spec, start, end = evidence.rule.spec.sequence, parse_time(alert["window_start"]), parse_time(alert["event_time"])
+    assert spec is not None
+    last = start if is_absence(evidence.rule) else end
+    first = last - spec.within
+    if spec.expiry == "fixed":
+        first = min((int(evidence.events.times[at]) for at in taken[0]), default=start)
+        last = first + spec.within
+    spans = [(to_utc(first), to_utc(last), "steps")]
+    if is_absence(evidence.rule):
+        spans.append((to_utc(start), to_utc(end), "wait"))
+    return pd.DataFrame(spans, columns=["window_start", "window_end", "name"])
+
+
+def _draw_timeline(
+    evidence: Evidence, alert: Mapping[str, Any], since: int, names: Mapping[int, str], own: int | None
+) -> pd.DataFrame:
+    """Returns the key's last events from `since` up to the alert. names: of the step that took an event, by position."""
+    events, last, commit = evidence.events, parse_time(alert["event_time"]), int(alert["arrival"])
+    seen = evidence.is_wanted & (events.times >= since) & (events.times <= last)
+    listed = evidence.list_events(seen & evidence.is_kept_after(commit) & (events.commits <= commit))
+    positions = listed.tolist()
+    return pd.DataFrame(
+        {
+            "event_time": pd.to_datetime(events.times[listed], unit="us", utc=True),
+            "event_id": [events.id_text(each) for each in positions],
+            "value": np.ones(len(positions)),
+            "running": np.full(len(positions), np.nan),
+            "in_window": np.array([each in names for each in positions], dtype=bool),
+            "is_alert": np.array([each == own for each in positions], dtype=bool),
+            "step": [names.get(each, "") for each in positions],
+            "until": evidence.ends_sequence[listed],
+        }
+    )

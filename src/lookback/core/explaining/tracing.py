@@ -1,0 +1,354 @@
+"""Replays the events of a key through the engine, with a rule that also lists the events that it counts.
+
+Each measure gets a twin that collects the positions of the events which the measure adds up, and a sequence writes the
+positions that its steps took into its message. To the judges a twin is one more measure, so that it shares the windows,
+the lateness and the deletions of the other.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lookback.core.aggregation.aggregates import Aggregate, Partial
+from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.explaining.evidence import NOT_DELETED, Activation, Evidence
+from lookback.core.expressions.compiling import Expression, compile_expression
+from lookback.core.judging.measuring import select_kept
+from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, Feature
+from lookback.core.rules.rulebook import WITH_STATE, Entry, RuleBook, RuleChange
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.alerts import Alert, AlertOrder
+from lookback.core.streams.events import Events, empty_events
+from lookback.core.values.columns import Column, Values
+from lookback.core.values.keys import Int64s
+from lookback.core.values.types import BIGINT, DataType
+from lookback.core.values.windows import LOOKBACK
+
+# Columns that a replay adds to events; no declared field has a space in its name.
+_POSITION = "position in history"
+_COUNTED = "counted by "
+_ALWAYS = compile_expression("true", {})
+
+
+@dataclass(frozen=True)
+class TracedRow:
+    """A row of an alert from a replay, and its place among all rows."""
+
+    place: AlertOrder
+    alert: Alert
+    _collected: _Collect
+
+    def counted(self, measure: CompiledMeasure) -> Int64s:
+        """Returns the positions of the events that a measure counted, ascending."""
+        return self._collected.values(int(self.alert.measures[_COUNTED + measure.name]))
+
+    @property
+    def taken(self) -> list[list[int]]:
+        """The positions of the events that each step of a sequence took, in the order of the steps."""
+        taken: list[list[int]] = json.loads(self.alert.message)
+        return taken
+
+    @property
+    def is_retraction(self) -> bool:
+        """Whether the row takes an alert back."""
+        return self.alert.verdict == "retracted"
+
+
+def replay(
+    evidence: Evidence,
+    commit: int,
+    *,
+    first: int,
+    last: int | None,
+    positions: Int64s | None = None,
+    **changes: Any,
+) -> list[TracedRow]:
+    """Returns the rows that a rule gives up to a commit for subjects with times in [first, last], were `when` always true.
+
+    last None: no end. positions: ascending, of the events that are replayed; None: all. changes: fields of the rule's
+    document that are set otherwise.
+    """
+    until, collected = None if last is None else last + 1, _Collect()
+    same = {"suppress": None, "reset_on_alert": False, "effective_from": first, "effective_until": until}
+    rule = _trace_rule(evidence.rule, collected, **{**same, **changes})
+    if positions is None:
+        positions = np.arange(len(evidence.events), dtype=np.int64)
+    rows = _Replay(evidence, rule, commit, positions, collected).rows()
+    return [TracedRow(place, alert, collected) for place, alert in rows]
+
+
+class _Replay:
+    """A run of the engine over some events of a key, up to a commit."""
+
+    def __init__(
+        self, evidence: Evidence, rule: CompiledRule, commit: int, positions: Int64s, collected: _Collect
+    ) -> None:
+        self._evidence, self._rule, self._commit, self._collected = evidence, rule, commit, collected
+        stream = evidence.clock.stream
+        rules = [evidence.rule, *(each.rule for each in self._activations if each.rule is not None)]
+        self._features = {measure.feature.feature_id: measure.feature for each in rules for measure in each.measures}
+        added = dict.fromkeys([_POSITION, *(_COUNTED + feature_id for feature_id in self._features)], BIGINT)
+        self._stream = replace(stream, fields={**stream.fields, **added})
+        self._evaluator = Evaluator(self._stream)
+        self._book = _Book(self._stream, {stream.name: self._stream})
+        self._state = ShardState(self._book)
+        self._events = self._add_positions(positions)
+        self._deleted = self._list_deleted(positions)
+        commits = [*self._events.commits.tolist(), *self._deleted.commits.tolist(), commit]
+        # A state that no rule uses is dropped by the next commit, even by one without events.
+        commits += [each.arrival for each in self._activations if each.arrival is not None]
+        self._marks: dict[int, int | None] = dict.fromkeys(commits)
+        self._marks |= {at: high for at, high in evidence.clock.highs.items() if at <= commit}
+
+    @cached_property
+    def _activations(self) -> list[Activation]:
+        """Those before the last commit that matter to the states of the rule."""
+        rule = self._evidence.rule
+        known = [each for each in self._evidence.activations if _number(each.arrival) < self._commit]
+        # A version without a state in common with the rule is no more to it than one that was retired.
+        known = [
+            each if each.rule is None or each.rule.needs.keys() & rule.needs.keys() else replace(each, rule=None)
+            for each in known
+        ]
+        sharing = {each.rule_id for each in known if each.rule is not None}
+        shared = [each for each in known if each.rule_id in {*sharing, "*"}]
+        if any(each.rule is not None and each.rule.fingerprint == rule.fingerprint for each in shared):
+            return shared
+        # It is not known since when the rule was in force.
+        return [Activation(None, rule.spec.rule_id, rule), *shared]
+
+    def _add_positions(self, positions: Int64s) -> Events:
+        """The events with their positions, and for every feature the positions of the events that it keeps."""
+        events = self._evidence.events.take(positions)
+        columns = {**events.columns, _POSITION: Column(BIGINT, positions)}
+        for feature_id, feature in self._features.items():
+            columns[_COUNTED + feature_id] = Column(BIGINT, positions, ~select_kept(feature, events))
+        return Events(columns, events.commits, self._stream.event_id, self._stream.event_time)
+
+    def _list_deleted(self, positions: Int64s) -> Events:
+        """The events that were deleted, with the commits that did it."""
+        gone_at = self._evidence.gone_at
+        gone_at = np.full(len(self._events), NOT_DELETED) if gone_at is None else gone_at[positions]
+        gone = np.flatnonzero(gone_at <= self._commit)
+        columns = self._events.take(gone).columns
+        return Events(columns, gone_at[gone], self._stream.event_id, self._stream.event_time)
+
+    def rows(self) -> Iterator[tuple[AlertOrder, Alert]]:
+        """Judges all events, with activations and advances where they took effect."""
+        advances, reached = self._evidence.clock.advances, None
+        arrivals = {each.arrival for each in self._activations} | {arrival for arrival, _ in advances}
+        for arrival in sorted(arrivals, key=_number):
+            yield from self._judge(reached, arrival)
+            for activation in self._activations:
+                if activation.arrival == arrival:
+                    self._activate(activation)
+            for at, time in advances:
+                if at == arrival:
+                    yield from self._own(self._evaluator.advance(self._state, time))
+            reached = arrival
+        yield from self._judge(reached, self._commit)
+
+    def _judge(self, after: int | None, last: int | None) -> Iterator[tuple[AlertOrder, Alert]]:
+        """Judges the commits after one, up to another."""
+        low, high = _number(after), _number(last)
+        marks = {commit: mark for commit, mark in self._marks.items() if low < commit <= high}
+        if not marks:
+            return
+        parts = (self._events, self._deleted)
+        events, deleted = (part.take((part.commits > low) & (part.commits <= high)) for part in parts)
+        yield from self._own(self._evaluator.process(self._state, Batch(events, deleted, marks)))
+
+    def _activate(self, activation: Activation) -> None:
+        changes = []
+        if activation.rule_id == "*":
+            changes.append(RuleChange("insert", 0, "*", None, "clear_state", None))
+        elif activation.rule is None:
+            self._book.remove(activation.rule_id)
+        else:
+            is_own = activation.rule.fingerprint == self._evidence.rule.fingerprint
+            rule = self._rule if is_own else _trace_rule(activation.rule, self._collected)
+            self._book.put(activation.rule_id, rule, is_own)
+        # Opens the states that are new.
+        self._evaluator.process(self._state, Batch(empty_events(self._stream, ()), changes=changes))
+
+    def _own(self, output: Output) -> Iterator[tuple[AlertOrder, Alert]]:
+        return (row for row in output.rows if row[1].rule_id == self._rule.spec.rule_id)
+
+
+class _Book(RuleBook):
+    """A rulebook of traced rules: one is evaluated, the others only keep state."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._rules: dict[str, CompiledRule] = {}
+
+    def put(self, rule_id: str, rule: CompiledRule, is_evaluated: bool) -> None:
+        """Brings a rule into force. A version that is evaluated has number 1, others have 0."""
+        status = "active" if is_evaluated else "paused"
+        self.entries[rule_id] = Entry(rule_id, int(is_evaluated), status, "", self.stream.name, 1)
+        self._rules[rule_id] = rule
+
+    def remove(self, rule_id: str) -> None:
+        """Takes a rule out of force."""
+        self._rules.pop(rule_id, None)
+
+    def in_force(self, statuses: Any = WITH_STATE) -> list[tuple[Entry, CompiledRule]]:
+        """The rules, by rule_id."""
+        return [(self.entries[rule_id], rule) for rule_id, rule in sorted(self._rules.items())]
+
+    def unreadable(self) -> list[tuple[Entry, str]]:
+        """None: they are compiled already."""
+        return []
+
+
+class _TracedRule(CompiledRule):
+    """A rule with a twin of each measure; its message is the positions that each step took, as JSON."""
+
+    @cached_property
+    def message_names(self) -> frozenset[str]:
+        """The positions of every step."""
+        steps = self.sequence.steps if self.sequence else ()
+        return frozenset(_positions_of(step.step.name) for step in steps)
+
+    def message(self, values: Mapping[str, Any]) -> str:
+        """Steps in order, each a list of positions."""
+        steps = self.sequence.steps if self.sequence else ()
+        return json.dumps([values[_positions_of(step.step.name)] for step in steps])
+
+
+def _positions_of(step: str) -> str:
+    return f"{step}.{_POSITION}"
+
+
+def _trace_rule(rule: CompiledRule, collected: _Collect, **changes: Any) -> CompiledRule:
+    """The rule with twins. changes: fields of its document that are set otherwise."""
+    twins = tuple(_twin_of(measure, collected) for measure in rule.measures)
+    needs = dict(rule.needs)
+    if not rule.store:
+        pairs = zip(rule.measures, twins, strict=True)
+        needs |= {twin.feature.feature_id: needs[measure.feature.feature_id] for measure, twin in pairs}
+    traced = {each.name: getattr(rule, each.name) for each in fields(CompiledRule)}
+    traced |= {
+        "spec": replace(rule.spec, **changes),
+        "measures": (*rule.measures, *twins),
+        "when": _ALWAYS if rule.spec.kind == LOOKBACK else None,
+        "fields": (*rule.fields, _POSITION, *(twin.feature.feature_id for twin in twins)),
+        "sequence": rule.sequence and replace(rule.sequence, kept=(*rule.sequence.kept, _POSITION)),
+        "needs": needs,
+    }
+    return _TracedRule(**traced)
+
+
+def _twin_of(measure: CompiledMeasure, collected: _Collect) -> CompiledMeasure:
+    feature, column = measure.feature, _COUNTED + measure.feature.feature_id
+    # Without buckets, which would combine events: after a window with a resolution was widened, the events of its first
+    # bucket may be missing.
+    twin = _CollectingFeature(
+        feature.stream,
+        feature.group_by,
+        "collect",
+        feature.allowed_lateness,
+        feature.where,
+        argument=_read_column(column),
+        tiles=feature.tiles,
+        feature_id=column,
+        collected=collected,
+    )
+    return CompiledMeasure(_COUNTED + measure.name, twin, measure.window, BIGINT)
+
+
+class _Collect(Aggregate):
+    """Collects the values of each window, as the number of a set.
+
+    A set is put together when it is asked for: most windows of a replay never are.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._blocks: list[_Ranges | _Unions] = []
+        self._sets = 0
+
+    def result_type(self, argument: DataType | None) -> DataType:
+        """That of a number."""
+        return BIGINT
+
+    def build_index(self, values: Values) -> Values:
+        """The values themselves."""
+        return values
+
+    def aggregate_ranges(self, index: Values, low: Int64s, high: Int64s) -> Partial:
+        """A set per range."""
+        return self._number(_Ranges(index, low, high), len(low))
+
+    def merge(self, left: Partial, right: Partial) -> Partial:
+        """A set per pair."""
+        return self._number(_Unions(left[0], right[0]), len(left[0]))
+
+    def finish(self, partial: Partial, argument: DataType | None) -> Column:
+        """The numbers of the sets."""
+        return Column(BIGINT, partial[0])
+
+    def values(self, number: int) -> Int64s:
+        """The values of a set, ascending."""
+        parts: list[Int64s] = [np.zeros(0, dtype=np.int64)]
+        left = [number]
+        while left:
+            each = left.pop()
+            at = bisect_right(self._starts, each) - 1
+            block, row = self._blocks[at], each - self._starts[at]
+            if isinstance(block, _Ranges):
+                parts.append(block.values[block.low[row] : block.high[row]])
+            else:
+                left += [int(block.left[row]), int(block.right[row])]
+        return np.sort(np.concatenate(parts))
+
+    def _number(self, block: _Ranges | _Unions, rows: int) -> Partial:
+        numbers = np.arange(self._sets, self._sets + rows, dtype=np.int64)
+        if rows:
+            self._starts.append(self._sets)
+            self._blocks.append(block)
+            self._sets += rows
+        return (numbers,)
+
+
+class _Ranges(NamedTuple):
+    """Sets of the values [low, high)."""
+
+    values: Int64s
+    low: Int64s
+    high: Int64s
+
+
+class _Unions(NamedTuple):
+    """Sets of the values of two others."""
+
+    left: Int64s
+    right: Int64s
+
+
+@dataclass(frozen=True)
+class _CollectingFeature(Feature):
+    """A feature whose aggregate collects the values of its argument."""
+
+    collected: _Collect = field(default_factory=_Collect, compare=False)
+
+    @property
+    def aggregate(self) -> Aggregate:
+        """The aggregate that collects."""
+        return self.collected
+
+
+@lru_cache(256)
+def _read_column(name: str) -> Expression:
+    return compile_expression(f"`{name}`", {name: BIGINT})
+
+
+def _number(arrival: int | None) -> int:
+    return -1 if arrival is None else arrival
