@@ -33,7 +33,7 @@ TOLD = {
     "_LOG.warning",
 }
 # Why a row of `rules` is rejected; the reasons of rejected_events are told by columns and by files, see `_told_by`.
-REASONS = {("core/rulebook.py", "Rejected")}
+REASONS = {("core/rules/rulebook.py", "Rejected")}
 # Of a text that is put together: a piece begins or ends in the middle.
 _PIECE = re.compile(r"^['`:;, ]|['` ]$|^[\w…]+$|^… = |^…\.\.\.|[^ ]: ?$")
 
@@ -46,8 +46,8 @@ def written(node: ast.AST) -> str:
         return "".join(map(written, node.values))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return written(node.left) + written(node.right)
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("F.lit", "F.concat", "over"):
-        texts = node.args[:1] if ast.unparse(node.func) == "over" else node.args
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("F.lit", "F.concat", "name_limit"):
+        texts = node.args[:1] if ast.unparse(node.func) == "name_limit" else node.args
         return "".join(map(written, texts))
     return ANY
 
@@ -102,9 +102,9 @@ def _is_column(node: ast.AST) -> bool:
 
 def _told_by(name: str, node: ast.AST) -> list[ast.expr]:
     """What a call or an assignment tells."""
-    if name == "spark/fields.py" and isinstance(node, ast.expr) and _is_column(node):
+    if name == "spark/ingest/fields.py" and isinstance(node, ast.expr) and _is_column(node):
         return [node]
-    if name == "spark/sources.py" and isinstance(node, ast.Assign) and "broken[" in ast.unparse(node.targets[0]):
+    if name == "spark/ingest/sources.py" and isinstance(node, ast.Assign) and "broken[" in ast.unparse(node.targets[0]):
         return [node.value]
     if isinstance(node, ast.Call) and (ast.unparse(node.func) in TOLD or (name, ast.unparse(node.func)) in REASONS):
         return node.args[:1]
