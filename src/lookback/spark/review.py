@@ -442,7 +442,9 @@ def _log_before(tables: Tables, stream: Stream, arrival: int) -> list[Row]:
     """What rule_log says of changes up to the alert's commit, in the order in which they were obeyed."""
     actions = [*_STATUS_OF, "clear_state", "advance"]
     log = tables.read("rule_log").where((F.col("stream") == stream.name) & F.col("action").isin(actions))
-    log = log.where(F.col("arrival").isNull() | (F.col("arrival") < arrival))
+    # The rows that an advance brings name the last commit before it.
+    last = F.col("arrival") < arrival + F.when(F.col("action") == "advance", 1).otherwise(0)
+    log = log.where(F.col("arrival").isNull() | last)
     in_order = (F.col("arrival").asc_nulls_first(), F.col("batch_id"), F.col("version").asc_nulls_last())
     return log.orderBy(*in_order).collect()
 

@@ -142,7 +142,9 @@ class _Replay:
 
     def rows(self) -> Iterator[tuple[AlertOrder, Alert]]:
         """Judges all events, with activations and advances where they took effect."""
-        advances, reached = self._evidence.clock.advances, None
+        # One after the last commit brings rows that name this commit.
+        advances = [each for each in self._evidence.clock.advances if _number(each[0]) <= self._commit]
+        reached: int | None = None
         arrivals = {each.arrival for each in self._activations} | {arrival for arrival, _ in advances}
         for arrival in sorted(arrivals, key=_number):
             yield from self._judge(reached, arrival)
@@ -166,6 +168,7 @@ class _Replay:
         yield from self._own(self._evaluator.process(self._state, Batch(events, deleted, marks)))
 
     def _activate(self, activation: Activation) -> None:
+        """Brings a rule into force, takes one out of force, or clears all state."""
         changes = []
         if activation.rule_id == "*":
             changes.append(RuleChange("insert", 0, "*", None, "clear_state", None))
@@ -179,6 +182,7 @@ class _Replay:
         self._evaluator.process(self._state, Batch(empty_events(self._stream, ()), changes=changes))
 
     def _own(self, output: Output) -> Iterator[tuple[AlertOrder, Alert]]:
+        """The rows of the rule itself."""
         return (row for row in output.rows if row[1].rule_id == self._rule.spec.rule_id)
 
 
