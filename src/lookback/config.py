@@ -16,6 +16,7 @@ from lookback.core.operations.receivers import Receiver, read_receivers
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.suggestions import suggest
+from lookback.core.values.texts import first_line
 
 DEFAULT_ROOT = "./lakehouse"
 DEFAULT_CONF = "./conf"
@@ -271,7 +272,7 @@ def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
         raise SetupError(f"{file} is nested too deeply, or an alias in it holds itself; make it flatter") from error
     except (yaml.YAMLError, ValueError) as error:
         # A character that YAML does not allow; what looks like a date or number and is none.
-        raise SetupError(f"{file} is not YAML: {str(error).splitlines()[0]}; put texts in quotes") from error
+        raise SetupError(f"{file} is not YAML: {first_line(error)}; put texts in quotes") from error
 
 
 _ALIKE = "indent the keys of one level alike, with spaces"

@@ -21,6 +21,7 @@ import yaml
 
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import RESERVED_FIELDS
+from lookback.core.values.texts import first_line
 
 # The rows at the beginning of a file that a draft is made from.
 SAMPLE_ROWS = 10_000
@@ -140,7 +141,7 @@ def _read(file: Path, format_: str) -> _Sample:
         with _open(file, encoding) as lines:
             sample = _read_csv(lines) if format_ == "csv" else _read_json(lines, file)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
-        raise SetupError(f"{file} cannot be read as {format_}: {str(error).splitlines()[0]}") from error
+        raise SetupError(f"{file} cannot be read as {format_}: {first_line(error)}") from error
     if encoding != "utf-8-sig":
         return _Sample(**{**vars(sample), "options": {**sample.options, "encoding": encoding}})
     return sample

@@ -22,7 +22,6 @@ from lookback.spark.review import (
     note_on_older,
     open_queue,
     record_review,
-    timeline_of,
 )
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
@@ -341,8 +340,8 @@ def test_a_timeline_goes_back_as_many_days_as_asked(tables: Tables):
 
     last = alerts_of(tables, "day-spend")[-1]
 
-    assert list(timeline_of(tables, STREAMS, last["alert_id"], days=0)["event_id"]) == ["6", "7"]
-    assert list(timeline_of(tables, STREAMS, last["alert_id"], days=3)["event_id"]) == ["3", "4", "5", "6", "7"]
+    assert list(explain(tables, STREAMS, last["alert_id"], days=0).timeline["event_id"]) == ["6", "7"]
+    assert list(explain(tables, STREAMS, last["alert_id"], days=3).timeline["event_id"]) == ["3", "4", "5", "6", "7"]
 
 
 def test_push_can_warn_of_what_starts_empty_and_takes_over_a_day_to_fill_whatever_the_kind(tables: Tables):

@@ -31,12 +31,12 @@ from lookback.core.rules.rulebook import ACTIONS, WITH_STATE
 from lookback.core.streams.arrival import split_future
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.keys import Int64s
+from lookback.core.values.texts import first_line
 from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.tables.schemas import REVIEWS
 
 if TYPE_CHECKING:
-    import pandas as pd
     from pyspark.sql import Column, DataFrame, Row
 
     from lookback.core.streams.declaration import Stream
@@ -233,11 +233,6 @@ def explain(
     return explain_alert(_read_evidence(tables, stream, rule, alert, earliest, history), alert, row, since)
 
 
-def timeline_of(tables: Tables, streams: Mapping[str, Stream], alert_id: str, days: float) -> pd.DataFrame:
-    """The events of an alert's key from `days` before its window up to it; columns as in Explanation.timeline."""
-    return explain(tables, streams, alert_id, days=days).timeline
-
-
 def _rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
     """The rows of an alert by revision, as dicts; their times aware."""
     rows = tables.read("alerts").where(F.col("alert_id") == F.lit(alert_id)).orderBy("revision").toArrow().to_pylist()
@@ -429,7 +424,7 @@ def _history(read: Callable[[], _Read], name: str) -> _Read:
         return read()
     except PySparkException as error:
         raise ReviewError(
-            f"the history of table {name!r} cannot be read as it stood: {str(error).splitlines()[0]:.300}. "
+            f"the history of table {name!r} cannot be read as it stood: {first_line(error):.300}. "
             "Commits and removed files are kept for delta.logRetentionDuration and delta.deletedFileRetentionDuration."
         ) from error
 

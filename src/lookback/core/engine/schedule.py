@@ -15,6 +15,7 @@ from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange, order_changes
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
+from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import from_text, from_values, to_stored
 from lookback.core.values.keys import encode_keys
@@ -107,10 +108,10 @@ class Schedule:
         times: dict[_Logged, list[int]] = {}
         for row in logged:
             if row.action not in NO_CHANGES:
-                times.setdefault((row.rule_id, row.version, row.action), []).append(_arrival_number(row.arrival))
+                times.setdefault((row.rule_id, row.version, row.action), []).append(arrival_number(row.arrival))
         for listed in times.values():
             listed.sort()
-        book, reached = RuleBook(stream, streams), _arrival_number(None)
+        book, reached = RuleBook(stream, streams), arrival_number(None)
         arrivals: dict[int, int | None] = {}
         unlogged: list[int] = []
         for change in order_changes(changes):
@@ -119,7 +120,7 @@ class Schedule:
             unlogged.append(change.commit)
             if known := [each for each in at if each is not None]:
                 reached = max(reached, *known)
-                arrivals.update(dict.fromkeys(unlogged, None if reached == _arrival_number(None) else reached))
+                arrivals.update(dict.fromkeys(unlogged, None if reached == arrival_number(None) else reached))
                 unlogged = []
         return cls(through, arrivals, seed)
 
@@ -218,8 +219,3 @@ def _take_first(times: list[int] | None, reached: int) -> int | None:
 
 def _read_stored(type_: DataType, text: str | None) -> Any:
     return None if text is None else to_stored(type_, from_text(type_, text))
-
-
-def _arrival_number(arrival: int | None) -> int:
-    """Returns a number by which arrivals sort; before the first one is -1."""
-    return -1 if arrival is None else arrival

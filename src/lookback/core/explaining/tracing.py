@@ -25,6 +25,7 @@ from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, Feature
 from lookback.core.rules.rulebook import WITH_STATE, Entry, RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
+from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.events import Events, empty_events
 from lookback.core.values.columns import Column, Values
 from lookback.core.values.keys import Int64s
@@ -111,7 +112,7 @@ class _Replay:
     def _activations(self) -> list[Activation]:
         """Those before the last commit that matter to the states of the rule."""
         rule = self._evidence.rule
-        known = [each for each in self._evidence.activations if _number(each.arrival) < self._commit]
+        known = [each for each in self._evidence.activations if arrival_number(each.arrival) < self._commit]
         # A version without a state in common with the rule is no more to it than one that was retired.
         known = [
             each if each.rule is None or each.rule.needs.keys() & rule.needs.keys() else replace(each, rule=None)
@@ -143,10 +144,10 @@ class _Replay:
     def rows(self) -> Iterator[tuple[AlertOrder, Alert]]:
         """Judges all events, with activations and advances where they took effect."""
         # One after the last commit brings rows that name this commit.
-        advances = [each for each in self._evidence.clock.advances if _number(each[0]) <= self._commit]
+        advances = [each for each in self._evidence.clock.advances if arrival_number(each[0]) <= self._commit]
         reached: int | None = None
         arrivals = {each.arrival for each in self._activations} | {arrival for arrival, _ in advances}
-        for arrival in sorted(arrivals, key=_number):
+        for arrival in sorted(arrivals, key=arrival_number):
             yield from self._judge(reached, arrival)
             for activation in self._activations:
                 if activation.arrival == arrival:
@@ -159,7 +160,7 @@ class _Replay:
 
     def _judge(self, after: int | None, last: int | None) -> Iterator[tuple[AlertOrder, Alert]]:
         """Judges the commits after one, up to another."""
-        low, high = _number(after), _number(last)
+        low, high = arrival_number(after), arrival_number(last)
         marks = {commit: mark for commit, mark in self._marks.items() if low < commit <= high}
         if not marks:
             return
@@ -352,7 +353,3 @@ class _CollectingFeature(Feature):
 @lru_cache(256)
 def _read_column(name: str) -> Expression:
     return compile_expression(f"`{name}`", {name: BIGINT})
-
-
-def _number(arrival: int | None) -> int:
-    return -1 if arrival is None else arrival

@@ -16,6 +16,11 @@ from lookback.core.values.keys import Int64s
 from lookback.core.values.times import to_utc
 
 
+def arrival_number(arrival: int | None) -> int:
+    """Returns a number by which arrivals sort; None, which is before the first arrival, gives -1."""
+    return -1 if arrival is None else arrival
+
+
 def split_future(events: Events, committed_at: Int64s, stream: Stream) -> tuple[Events, list[LateEvent]]:
     """Separates the events that are more than max_future ahead of their commit's time.
 

@@ -23,6 +23,11 @@ def collapse_spaces(text: str) -> str:
     return " ".join(to_one_line(text).split())
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, which leaves out the trace of another language; never empty."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def cut_end(text: str, most: int) -> str:
     """Returns at most `most` characters of the text, which ends in ... where it was cut."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -17,6 +17,7 @@ from sqlglot import exp
 
 from lookback.core.errors import SetupError
 from lookback.core.streams.source_keys import KAFKA
+from lookback.core.values.texts import first_line
 from lookback.spark.ingest.casting import cast_sql, exact_sql, is_day_alone, lacks_zone, remedy
 
 if TYPE_CHECKING:
@@ -195,11 +196,6 @@ def read_by(stream: Stream, field: str) -> list[str]:
 def quote_name(name: str) -> str:
     """A column as SQL names it."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, without the trace."""
-    return str(error).strip().splitlines()[0]
 
 
 class _Field:

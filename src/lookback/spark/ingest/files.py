@@ -38,7 +38,6 @@ _MARK = "lookback ingest"
 _NUMBER, _DOUBTFUL = "__number", "__doubtful"
 # Rows of a partition are numbered from partition * 2^33, as monotonically_increasing_id does.
 _PARTITION_BITS = 33
-_MICROSECONDS = 1_000_000
 _MOST_REASONS = 5
 
 

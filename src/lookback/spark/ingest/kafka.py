@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 # Of a rejected row: not in `source`, and needed to read it again.
 _KEPT = ("kafka_key", "kafka_timestamp", "kafka_headers")
-_KEPT_TYPE = ", ".join(f"{name} {BESIDE[name]}" for name in _KEPT)
 _KEPT_AS = ', "kafka": '
 _SOURCE = "kafka:"
 # A backlog comes in batches of at most so many records, which a driver of 4 GB holds.

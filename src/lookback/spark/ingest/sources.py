@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
 from lookback.core.errors import SetupError
+from lookback.core.values.texts import first_line
 from lookback.spark.ingest.fields import (
     ASSUMED,
     BLOCK,
@@ -28,7 +29,6 @@ from lookback.spark.ingest.fields import (
     REASON,
     ROW,
     cast_rows,
-    first_line,
     quote_name,
     read_by,
     repeats_key,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 
 from lookback.core.errors import SetupError
+from lookback.core.values.texts import first_line
 from lookback.spark.operations.grants import Grant, Place, Roles, grants
 from lookback.spark.tables.lakehouse import STATISTICS, literal, quoted
 from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES, events_comment, events_schema
@@ -241,7 +242,7 @@ class _SetUp:
                 return Step(thing, AS_IT_SHOULD_BE)
             unity(grant.statement)
         except PySparkException as error:
-            return Step(thing, f"{REFUSED}{str(error).strip().splitlines()[0][:_MOST_TEXT]}", grant.statement)
+            return Step(thing, f"{REFUSED}{first_line(error)[:_MOST_TEXT]}", grant.statement)
         return Step(thing, "granted")
 
 

@@ -32,6 +32,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ExpressionError, SetupError
 from lookback.core.expressions.compiling import Expression, compile_expression
+from lookback.core.values.texts import first_line
 from lookback.core.values.types import BOOLEAN
 from lookback.spark.ingest.fields import RAW, REASON
 from lookback.spark.ingest.rejected import Rejected
@@ -149,7 +150,7 @@ def forget(
             rows, commit = deleted, removed_at if removed_at is not None else commit
     except PySparkException as error:
         raise SetupError(
-            f"the condition {condition.sql!r} cannot be computed for every row: {str(error).splitlines()[0]:.300}. "
+            f"the condition {condition.sql!r} cannot be computed for every row: {first_line(error):.300}. "
             "Write it so that it can, such as with try_cast() or nullif(); what was deleted before stays deleted."
         ) from error
     waiting = False if commit is None else None if checkpoint is None else _waits(Path(checkpoint), commit)

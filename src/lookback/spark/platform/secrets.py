@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
+from lookback.core.values.texts import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,4 +79,4 @@ def _of_workspace(spark: SparkSession | None, text: str, place: str) -> str:
     try:
         return str(DBUtils(spark).secrets.get(scope, key))
     except Exception as error:
-        raise SetupError(f"{place}: the secret {text} cannot be read: {str(error).splitlines()[0]:.200}") from error
+        raise SetupError(f"{place}: the secret {text} cannot be read: {first_line(error):.200}") from error

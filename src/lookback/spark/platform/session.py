@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
+from lookback.core.values.texts import first_line
 from lookback.spark.platform.jars import check_java, extra_jars, kafka_jars, local_files_jar
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def _connected() -> SparkSession:
         spark: SparkSession = DatabricksSession.builder.getOrCreate()
     except Exception as error:  # whatever the kind: it is about profile, address or compute
         raise SetupError(
-            f"databricks-connect does not reach a workspace: {str(error).splitlines()[0]:.300}. Name one by "
+            f"databricks-connect does not reach a workspace: {first_line(error):.300}. Name one by "
             "DATABRICKS_CONFIG_PROFILE, and its compute by DATABRICKS_CLUSTER_ID or DATABRICKS_SERVERLESS_COMPUTE_ID=auto"
         ) from error
     return spark

@@ -22,6 +22,7 @@ from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import WITH_STATE
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.dispatch import rule_rows
+from lookback.spark.tables.lakehouse import commit_file
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -134,9 +135,7 @@ class RulesWatch:
 def _rows_of_commit(table: Path, version: int) -> list[dict[str, Any]] | None:
     """The rows of the files that a commit added to a local table; None where there is no such commit yet."""
     try:
-        actions = [
-            json.loads(line) for line in (table / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
-        ]
+        actions = [json.loads(line) for line in commit_file(table, version).read_text().splitlines()]
         files = [table / unquote(action["add"]["path"]) for action in actions if "add" in action]
         return [row for file in files for row in pq.read_table(file, columns=_COLUMNS).to_pylist()]
     except FileNotFoundError:

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import SetupError
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
+from lookback.spark.tables.lakehouse import commit_file
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -65,7 +66,7 @@ def _is_there(tables: Tables, name: str, commit: int) -> bool:
     """Whether a commit can be read, or is still to come."""
     folder = tables.local_folder(name)
     # Without a job: the commit itself, or the one before it, which is the last then.
-    if folder is not None and any(_log_file(folder, each).exists() for each in (commit, commit - 1)):
+    if folder is not None and any(commit_file(folder, each).exists() for each in (commit, commit - 1)):
         return True
     return commit > tables.version(name) or (folder is None and _can_read(tables, name, commit))
 
@@ -75,7 +76,7 @@ def _has_feed_from_the_start(tables: Tables, name: str) -> bool:
     if folder is None:
         return _can_read(tables, name, 0)
     try:
-        actions = _actions(_log_file(folder, 0))
+        actions = _actions(commit_file(folder, 0))
         settings = next(action["metaData"]["configuration"] for action in actions if "metaData" in action)
     except (OSError, ValueError, KeyError, StopIteration):
         return False
@@ -129,7 +130,7 @@ def _without_files(folder: Path, first: int) -> Iterator[int]:
         Path(place, file).relative_to(folder).as_posix() for place, _, files in os.walk(folder) for file in files
     }
     version = first
-    while (log := _log_file(folder, version)).exists():
+    while (log := commit_file(folder, version)).exists():
         if any(path not in present and not Path(path).exists() for path in _files_read(_actions(log))):
             yield version
         version += 1
@@ -144,10 +145,6 @@ def _files_read(actions: list[dict[str, Any]]) -> list[str]:
 
 def _actions(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-
-
-def _log_file(folder: Path, version: int) -> Path:
-    return folder / "_delta_log" / f"{version:020d}.json"
 
 
 def recent_events(tables: Tables, stream: Stream, limit: int) -> Any:

@@ -255,7 +255,7 @@ class Tables:
         """The number of the last commit; a table that was just created has 0."""
         folder = None if on_databricks() else self.local_folder(name)
         # Without a job, which takes longer than most of what asks for it.
-        commit = None if folder is None else _last_commit(folder / "_delta_log")
+        commit = None if folder is None else _last_commit(folder)
         if commit is not None:
             return commit
         return int(self.history(name, 1).select("version").head()[0])  # type: ignore[index]
@@ -272,8 +272,7 @@ class Tables:
         folder = self.local_folder(name)
         if folder is None:
             return False
-        first, second = (folder / "_delta_log" / f"{version:020d}.json" for version in (0, 1))
-        return first.exists() and not second.exists()
+        return commit_file(folder, 0).exists() and not commit_file(folder, 1).exists()
 
     def history(self, name: str, limit: int | None = None) -> DataFrame:
         """The last commits of the table, newest first: version, timestamp, operation, userMetadata and more.
@@ -385,15 +384,20 @@ class Tables:
             )
 
 
-def _last_commit(log: Path) -> int | None:
-    """The last commit in a table's log on this machine; None where the log does not tell. Commits follow without gaps."""
+def commit_file(folder: Path, version: int) -> Path:
+    """Returns the file that holds a commit in the log of a table's folder, by the protocol of Delta."""
+    return folder / "_delta_log" / f"{version:020d}.json"
+
+
+def _last_commit(folder: Path) -> int | None:
+    """Returns the last commit in the log of a table's folder; None if the log does not say. Commits have no gaps."""
     try:
-        low = int(json.loads((log / "_last_checkpoint").read_bytes())["version"])
+        low = int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_bytes())["version"])
     except (OSError, ValueError, KeyError, TypeError):
         low = 0
 
     def exists(commit: int) -> bool:
-        return (log / f"{commit:020d}.json").exists()
+        return commit_file(folder, commit).exists()
 
     if not exists(low):
         return None
