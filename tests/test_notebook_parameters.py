@@ -231,7 +231,7 @@ def test_a_rule_of_any_kind_can_be_tried(kind: str, tmp_path: Path, monkeypatch:
         for at in range(1, 9)
     ]  # fmt: skip
     monkeypatch.setattr(
-        "lookback.spark.tables.history.recent_events", lambda tables, stream, limit: pa.Table.from_pylist(given)
+        "lookback.spark.tables.history.read_recent_events", lambda tables, stream, limit: pa.Table.from_pylist(given)
     )
     place = workspace(tmp_path)
     place.tables = None
@@ -261,7 +261,7 @@ def test_remarks_on_a_rule_are_shown_and_stop_nothing(
         }
     ]
     recent = pa.Table.from_pylist(given)
-    monkeypatch.setattr("lookback.spark.tables.history.recent_events", lambda tables, stream, limit: recent)
+    monkeypatch.setattr("lookback.spark.tables.history.read_recent_events", lambda tables, stream, limit: recent)
     from lookback.spark.rules import RulesTable
 
     nowhere: Any = None

@@ -273,10 +273,10 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
     given no result yet. What was retracted again is not drawn. Remarks say what none of the events bears out, such as a
     text that was never seen in its field.
     """
-    from lookback.spark.tables.history import recent_events
+    from lookback.spark.tables.history import read_recent_events
 
     stream = workspace.streams[str(document.get("stream"))]
-    recent = recent_events(workspace.tables, stream, events)
+    recent = read_recent_events(workspace.tables, stream, events)
     trial = run_trial(document, recent, stream)
     title = f"{document.get('rule_id')}: what it would have flagged"
     measured: dict[str, Any] = {"values": trial.values, "name": trial.name, "limits": trial.limits}

@@ -24,7 +24,7 @@ from lookback.spark.operations.maintenance import maintain
 from lookback.spark.review import record_review
 from lookback.spark.stream.pipeline import Evaluation
 from lookback.spark.tables.lakehouse import STATISTICS, Tables
-from lookback.spark.tables.schemas import ALERTS, COMMENTS, PRODUCT_TABLES, events_schema
+from lookback.spark.tables.schemas import ALERTS, COMMENTS, PRODUCT_TABLES, make_events_schema
 from lookback.upkeep import forget as forgetting
 from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, rule, stored_alerts
 
@@ -251,7 +251,7 @@ def test_a_comment_in_place_of_which_spark_would_put_a_variable_is_refused(table
 def test_a_table_that_was_made_before_is_clustered_from_now_on(catalog: Tables) -> None:
     spark = catalog.spark
     spark.sql(f"create schema spark_catalog.{catalog.schema_name}")
-    columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in events_schema(STREAM))
+    columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in make_events_schema(STREAM))
     spark.sql(f"create table {catalog.identifier(STREAM.name)} ({columns}) using delta")
     append(catalog, make_events(5, seed=1))
 

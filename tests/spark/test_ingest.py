@@ -370,8 +370,8 @@ def test_c3_1_a_second_ingest_of_a_stream_is_refused_and_told_who_holds_it(table
 
 def test_the_lock_of_a_killed_process_is_taken_over(tables: Tables, tmp_path: Path):
     code = (
-        "import sys, time\nfrom lookback.spark.tables.locks import only_one_ingest\nfrom types import SimpleNamespace as N\n"
-        "with only_one_ingest(N(root=sys.argv[1]), N(name='events')):\n    print('held', flush=True)\n    time.sleep(60)"
+        "import sys, time\nfrom lookback.spark.tables.locks import lock_ingest\nfrom types import SimpleNamespace as N\n"
+        "with lock_ingest(N(root=sys.argv[1]), N(name='events')):\n    print('held', flush=True)\n    time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tables.root)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

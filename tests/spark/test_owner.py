@@ -14,14 +14,14 @@ import pytest
 
 from lookback.core.errors import SetupError
 from lookback.spark.platform import owner
-from lookback.spark.platform.owner import only_one
-from lookback.spark.tables.locks import only_one_notifier
+from lookback.spark.platform.owner import become_owner
+from lookback.spark.tables.locks import lock_notifier
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from lookback.spark.platform.owner import only_one
-with only_one(Path(sys.argv[1]), "checkpoint c"):
+from lookback.spark.platform.owner import become_owner
+with become_owner(Path(sys.argv[1]), "checkpoint c"):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -39,21 +39,21 @@ def test_c8_the_second_is_told_the_first_and_follows_it_at_once_when_it_was_kill
         assert process.stdout.readline() == "held\n"
         with (
             pytest.raises(SetupError, match=rf"checkpoint c is in use by process {process.pid} of \w+ on .+, since 20"),
-            only_one(file, "checkpoint c"),
+            become_owner(file, "checkpoint c"),
         ):
             pass
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
     started = time.monotonic()
-    with only_one(file, "checkpoint c", 0.01) as check:
+    with become_owner(file, "checkpoint c", 0.01) as check:
         assert time.monotonic() - started < 1
         # In the same process, too.
-        with pytest.raises(SetupError, match=f"process {os.getpid()} "), only_one(file, "checkpoint c"):
+        with pytest.raises(SetupError, match=f"process {os.getpid()} "), become_owner(file, "checkpoint c"):
             pass
         check()
     assert file.read_text() == ""
-    with only_one(file, "checkpoint c"):
+    with become_owner(file, "checkpoint c"):
         pass
 
 
@@ -72,11 +72,11 @@ def test_c8_an_owner_on_another_machine_is_told_by_its_beat(
         sleep(seconds)
 
     monkeypatch.setattr(time, "sleep", beat)
-    with pytest.raises(SetupError, match="in use by process 7 of ann on far"), only_one(file, "checkpoint c", 0.05):
+    with pytest.raises(SetupError, match="in use by process 7 of ann on far"), become_owner(file, "checkpoint c", 0.05):
         pass
     monkeypatch.setattr(time, "sleep", sleep)
     # It does not beat any more.
-    with only_one(file, "checkpoint c", 0.02) as check:
+    with become_owner(file, "checkpoint c", 0.02) as check:
         check()
         elsewhere(file, 9)
         deadline = time.monotonic() + 10
@@ -96,17 +96,17 @@ def test_c8_an_owner_on_another_machine_is_told_by_its_beat(
 def test_c8_a_file_that_names_nobody_is_nobodys(tmp_path: Path) -> None:
     file = tmp_path / ".c.owner"
     file.write_text('{"host": "half')
-    with only_one(file, "checkpoint c"):
+    with become_owner(file, "checkpoint c"):
         assert json.loads(file.read_text())["pid"] == os.getpid()
 
 
 def test_a_second_notifier_of_one_of_the_streams_is_refused_where_there_is_a_folder(tmp_path: Path) -> None:
-    with only_one_notifier(str(tmp_path), ["b", "a"]) as check:
+    with lock_notifier(str(tmp_path), ["b", "a"]) as check:
         check()
         said = f"the notifier of stream 'a' is in use by process {os.getpid()} of"
-        with pytest.raises(SetupError, match=said), only_one_notifier(str(tmp_path), ["c", "a"]):
+        with pytest.raises(SetupError, match=said), lock_notifier(str(tmp_path), ["c", "a"]):
             pass
-        with only_one_notifier(f"file://{tmp_path}", ["c"]), only_one_notifier("s3://there", ["a"]):
+        with lock_notifier(f"file://{tmp_path}", ["c"]), lock_notifier("s3://there", ["a"]):
             pass
-    with only_one_notifier(str(tmp_path), ["a"]):
+    with lock_notifier(str(tmp_path), ["a"]):
         pass

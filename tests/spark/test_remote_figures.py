@@ -15,7 +15,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.remote.figures import Place, Query, Row, remote_figures
 from lookback.spark.operations.status import stream_figures
 from lookback.spark.rules import RulesTable
-from lookback.spark.tables.lakehouse import literal
+from lookback.spark.tables.lakehouse import quote_text
 from lookback.spark.tables.schemas import METRICS
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def test_figures_of_a_workspace_are_those_of_local_status(tables: Tables) -> Non
 
     def execute(query: Query) -> Sequence[Row]:
         # Delta's parser hands markers on without their values (Delta 4.4 on Spark 4.2).
-        text = re.sub(r":(\w+)", lambda marker: literal(query.values[marker[1]]), query.text)
+        text = re.sub(r":(\w+)", lambda marker: quote_text(query.values[marker[1]]), query.text)
         frame = spark.sql(text)
         return [{name: as_text(value) for name, value in row.asDict(recursive=True).items()} for row in frame.collect()]
 

@@ -10,7 +10,7 @@ import pytest
 
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
-from lookback.spark.tables.lakehouse import Tables, _last_commit
+from lookback.spark.tables.lakehouse import Tables, _find_last_commit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,11 +158,11 @@ def test_the_last_commit_is_found_by_the_names_of_files(last: int, checkpoint: i
         (tmp_path / f"{commit:020d}.json").touch()
     if checkpoint is not None:
         (tmp_path / "_last_checkpoint").write_text(json.dumps({"version": first, "size": 1}))
-    assert _last_commit(tmp_path) == last
+    assert _find_last_commit(tmp_path) == last
 
 
 @pytest.mark.parametrize("pointer", [b"", b"{", b"[]", b'{"size": 1}', b'{"version": "x"}', b'{"version": 5}', b"\xff"])
 def test_a_log_whose_pointer_cannot_be_read_is_left_to_delta(pointer: bytes, tmp_path: Path) -> None:
     (tmp_path / "00000000000000000003.json").touch()
     (tmp_path / "_last_checkpoint").write_bytes(pointer)
-    assert _last_commit(tmp_path) is None
+    assert _find_last_commit(tmp_path) is None

@@ -15,7 +15,7 @@ import lookback
 from lookback.core.errors import SetupError
 from lookback.spark.stream.checkpoint import EVENTS, Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.tables.history import readable_from
+from lookback.spark.tables.history import find_first_readable
 from payins import STREAM, STREAMS, append, make_events, publish, replayed_alerts, rule, stored_alerts, window
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def test_c3_1_a_history_that_does_not_reach_back(
     append_by_spark(tables, [row for row in later if row["arrival"] == 9])
     append(tables, [row for row in later if 9 < row["arrival"] <= 11])
     clean_log(tables, 9)
-    assert readable_from(tables, STREAM.name) == 9
+    assert find_first_readable(tables, STREAM.name) == 9
     with pytest.raises(
         SetupError, match=r"goes on from commit 6 of .*, and commits 3 to 8 cannot be read any more: .* begins at commit 9 of "
         r"20.*the last batch ended at 20.*lookback evaluate payins --rebuild, which makes the state anew from commit 9 on",

@@ -132,9 +132,9 @@ def _finding(level: str, found: Problem | Remark, text: str) -> dict[str, str]:
 
 
 def _against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Remark]:
-    from lookback.spark.tables.history import recent_events
+    from lookback.spark.tables.history import read_recent_events
 
-    recent = recent_events(tables, stream, events) if tables.exists(stream.name) else ()
+    recent = read_recent_events(tables, stream, events) if tables.exists(stream.name) else ()
     if not len(recent):
         return [Remark("stream", f"{stream.name!r} has no events to check the rule against; ingest some first")]
     return find_data_remarks(rule, stream, recent)

@@ -122,7 +122,7 @@ def _fields(rows: DataFrame, stream: Stream, text: bool, place: str) -> list[_Fi
 def _made(stream: Stream, name: str) -> tuple[str, str]:
     """What a field is made of before it has its type, and whether a part of that failed, as SQL."""
     expression = stream.columns.get(name)
-    return (quote_name(name), "false") if expression is None else _lenient(expression)
+    return (quote_column(name), "false") if expression is None else _lenient(expression)
 
 
 def _require_made(rows: DataFrame, stream: Stream, name: str, columns: Sequence[Column], place: str) -> None:
@@ -193,7 +193,7 @@ def read_by(stream: Stream, field: str) -> list[str]:
     return list(dict.fromkeys(column.parts[0].name for column in columns))
 
 
-def quote_name(name: str) -> str:
+def quote_column(name: str) -> str:
     """A column as SQL names it."""
     return "`" + name.replace("`", "``") + "`"
 
@@ -261,9 +261,9 @@ class _Field:
         return problem.when(value.isNull(), F.lit(f"{self._name} is NULL")) if self._required else problem
 
     def _told(self, is_inexact: bool) -> Column:
-        found = [F.coalesce(_quoted(F.col(quote_name(name)).cast("string")), F.lit("NULL")) for name in self._reads]
+        found = [F.coalesce(_quoted(F.col(quote_column(name)).cast("string")), F.lit("NULL")) for name in self._reads]
         if self._expression is None:
-            text = F.btrim(F.col(quote_name(self._name)).cast("string"))
+            text = F.btrim(F.col(quote_column(self._name)).cast("string"))
             advice = remedy(self._name, self._type, text, is_inexact)
             return F.concat(F.lit(f"{self._name}: '"), found[0], F.lit(f"' is not {self._type}: "), advice)
         values = [

@@ -21,7 +21,7 @@ from lookback.spark.ingest.kafka import source_of
 from lookback.spark.ingest.rejected import Rejected, Rejection, options_key, rejections_of
 from lookback.spark.ingest.sources import Files, Source, planned, same_place
 from lookback.spark.platform.session import is_connect
-from lookback.spark.tables.locks import local_root, only_one_ingest
+from lookback.spark.tables.locks import find_local_root, lock_ingest
 from lookback.spark.tables.schemas import INGESTS
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def ingest(
     killed, are duplicates. Raises SetupError where the files or the table do not fit, or another ingest is running.
     """
     source = _source(tables, stream, path, format, options)
-    with only_one_ingest(tables, stream):
+    with lock_ingest(tables, stream):
         tables.require(stream)
         step = Step(tables, stream, progress)
         return step.versions(step.take(source.files(tables.spark, stream)))
@@ -160,7 +160,7 @@ def retry_rejected(
     Raises SetupError where the table does not fit, or another ingest is running.
     """
     require_ingest(tables, stream)
-    with only_one_ingest(tables, stream):
+    with lock_ingest(tables, stream):
         tables.require(stream)
         step = Step(tables, stream, progress)
         changed = {**dict(stream.source.get(options_key(stream)) or {}), **dict(options or {})}
@@ -185,7 +185,7 @@ def ingest_continuously(
     progress: is given the report of each batch. Raises SetupError as `ingest` does.
     """
     source = _source(tables, stream, path, format, options)
-    lock = only_one_ingest(tables, stream)
+    lock = lock_ingest(tables, stream)
     lock.__enter__()
     try:
         tables.require(stream)
@@ -468,7 +468,7 @@ class Step:
 
     def _alone(self, commits: int) -> None:
         """Where no lock file can be, looks whether another ingest has written since this one began."""
-        if local_root(self._tables.root) is not None:
+        if find_local_root(self._tables.root) is not None:
             return
         # Maintenance may have committed since.
         history = self._tables.history(self._stream.name, commits + 50).select("userMetadata").collect()

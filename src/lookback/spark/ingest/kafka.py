@@ -34,7 +34,7 @@ from lookback.spark.ingest.sources import JSON_FORMATS, Source
 from lookback.spark.platform.jars import kafka_jars
 from lookback.spark.platform.secrets import Secrets, written_out
 from lookback.spark.platform.session import on_databricks
-from lookback.spark.tables.lakehouse import literal
+from lookback.spark.tables.lakehouse import quote_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -198,7 +198,7 @@ def require_kafka(spark: SparkSession) -> None:
             loader.classForName(_CLASS, False, False)
         except Exception:  # noqa: BLE001 - it has none: py4j says so in several ways
             for jar in kafka_jars():
-                spark.sql(f"ADD JAR {literal(jar.as_uri())}")
+                spark.sql(f"ADD JAR {quote_text(jar.as_uri())}")
 
 
 def _of_record() -> dict[str, Column]:

@@ -20,7 +20,7 @@ from lookback.spark.ingest.fields import (
     REASON,
     ROW,
     cast_rows,
-    quote_name,
+    quote_column,
     reads_kafka,
     source_columns,
 )
@@ -231,12 +231,14 @@ def _opened(rows: DataFrame, read_as: _ReadAs, stream: Stream) -> DataFrame:
 
 def _csv(rows: DataFrame, names: Sequence[str], options: Mapping[str, str]) -> DataFrame:
     """Rows of `Source.parsed`; those that are no JSON objects are read as lines of a file with these columns."""
-    schema = ", ".join(f"{quote_name(name)} string" for name in [*names, CORRUPT])
+    schema = ", ".join(f"{quote_column(name)} string" for name in [*names, CORRUPT])
     line = F.from_csv(
         RAW, schema, {**CSV_DEFAULTS, **options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     )
     is_line = F.col(CORRUPT).isNotNull()
-    made = {name: F.when(is_line, line.getField(name)).otherwise(F.col(quote_name(name))) for name in [*names, CORRUPT]}
+    made = {
+        name: F.when(is_line, line.getField(name)).otherwise(F.col(quote_column(name))) for name in [*names, CORRUPT]
+    }
     return rows.select(RAW, READ_AS, FILE, BLOCK, ROW, *[column.alias(name) for name, column in made.items()])
 
 

@@ -29,7 +29,7 @@ from lookback.spark.ingest.fields import (
     REASON,
     ROW,
     cast_rows,
-    quote_name,
+    quote_column,
     read_by,
     repeats_key,
     require,
@@ -162,7 +162,7 @@ class Source:
 
         CORRUPT is the line where it is not one JSON object, or one in which a key stands twice.
         """
-        fields = ", ".join(f"{quote_name(name)}: string" for name in names)
+        fields = ", ".join(f"{quote_column(name)}: string" for name in names)
         # In brackets, so that a second object on the line is not passed over.
         array = F.concat(F.lit("["), F.col(RAW), F.lit("]"))
         options = {**self.options, "mode": "PERMISSIVE"}
@@ -170,14 +170,14 @@ class Source:
         one = (F.size(_OBJECTS) == 1) & F.get(F.col(_OBJECTS), F.lit(0)).isNotNull() & ~repeats_key(F.col(RAW))
         lines = lines.withColumn(CORRUPT, F.when(F.coalesce(one, F.lit(False)), F.lit(None)).otherwise(F.col(RAW)))
         columns = [_json_text(name).alias(name) for name in names]
-        return lines.select(*[quote_name(name) for name in lines.columns if name != _OBJECTS], *columns)
+        return lines.select(*[quote_column(name) for name in lines.columns if name != _OBJECTS], *columns)
 
     def split(self, lines: DataFrame, names: Sequence[str]) -> DataFrame:
         """Lines of CSV in a column RAW, and others, -> the same with the named columns as text, and CORRUPT.
 
         CORRUPT is the line where it has not as many values as there are names.
         """
-        schema = ", ".join(f"{quote_name(name)} string" for name in [*names, CORRUPT])
+        schema = ", ".join(f"{quote_column(name)} string" for name in [*names, CORRUPT])
         options = {**CSV_DEFAULTS, **self.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         lines = lines.withColumn(_OBJECTS, F.from_csv(RAW, schema, options))
         return lines.select("*", f"{_OBJECTS}.*").drop(_OBJECTS)
@@ -296,7 +296,7 @@ class Files:
         if schema is None:
             rows = rows.where(F.trim(F.col(_LINE)) != "").withColumn(RAW, F.make_valid_utf8(_LINE)).drop(_LINE)
             return source.parsed(rows, source_columns(self.stream))
-        raw = source.line(F.struct(*[F.col(quote_name(name)) for name in schema.names]))
+        raw = source.line(F.struct(*[F.col(quote_column(name)) for name in schema.names]))
         return rows.withColumn(RAW, F.coalesce(F.col(CORRUPT), raw) if source.format == "csv" else raw)
 
     def _reader(self, schema: StructType | None) -> Any:

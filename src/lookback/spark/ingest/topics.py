@@ -17,7 +17,7 @@ from lookback.core.errors import LookbackError, SetupError
 from lookback.spark.ingest.files import IngestReport, Step, require_ingest
 from lookback.spark.ingest.kafka import Topic
 from lookback.spark.ingest.kafka_faults import BrokersAway, explain_failure
-from lookback.spark.tables.locks import only_one_ingest
+from lookback.spark.tables.locks import lock_ingest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ class TopicIngest:
         Raises SetupError, in words, where the topic is not there, records of it are lost, the brokers refuse, or for
         a run that is to end none answers for `patience` seconds.
         """
-        with only_one_ingest(self._tables, self._stream):
+        with lock_ingest(self._tables, self._stream):
             self._require_same_topics()
             self._tables.require(self._stream)
             self._step = Step(self._tables, self._stream, None)

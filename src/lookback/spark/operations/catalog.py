@@ -16,8 +16,8 @@ from pyspark.errors import PySparkException
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line
 from lookback.spark.operations.grants import Grant, Place, Roles, grants
-from lookback.spark.tables.lakehouse import STATISTICS, literal, quoted
-from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES, events_comment, events_schema
+from lookback.spark.tables.lakehouse import STATISTICS, quote_name, quote_text
+from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -65,7 +65,7 @@ class Volume:
     @property
     def identifier(self) -> str:
         """The volume as SQL names it."""
-        return ".".join(map(quoted, (self.catalog, self.schema, self.name)))
+        return ".".join(map(quote_name, (self.catalog, self.schema, self.name)))
 
 
 def set_up(
@@ -132,7 +132,13 @@ class _SetUp:
     def _all(self) -> list[_Table]:
         product = [_Table(name, schema, COMMENTS[name], KEYS.get(name, ())) for name, schema in PRODUCT_TABLES.items()]
         return product + [
-            _Table(stream.name, events_schema(stream), events_comment(stream), (stream.event_id,), stream.event_time)
+            _Table(
+                stream.name,
+                make_events_schema(stream),
+                describe_events_table(stream),
+                (stream.event_id,),
+                stream.event_time,
+            )
             for stream in self._own.values()
             if stream.name not in PRODUCT_TABLES
         ]
@@ -146,11 +152,11 @@ class _SetUp:
         return Step(thing, "written by others, left as it is")
 
     def _schema(self) -> Step:
-        name = f"{quoted(str(self._tables.catalog_name))}.{quoted(str(self._tables.schema_name))}"
+        name = f"{quote_name(str(self._tables.catalog_name))}.{quote_name(str(self._tables.schema_name))}"
         # To make it if it is not there takes a right that the caller may lack where it is there.
         if self._tables.spark.catalog.databaseExists(name):
             return Step(f"schema {name}", AS_IT_SHOULD_BE)
-        comment = literal("Lookback: events, rules, alerts and what became of them")
+        comment = quote_text("Lookback: events, rules, alerts and what became of them")
         self._tables.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name} COMMENT {comment}")
         return Step(f"schema {name}", "created")
 
@@ -161,10 +167,10 @@ class _SetUp:
         thing = f"volume {volume.identifier}"
         if not self._is_own(volume):
             return Step(thing, "of another schema, left as it is")
-        listed = unity(f"SHOW VOLUMES IN {quoted(volume.catalog)}.{quoted(volume.schema)}")
+        listed = unity(f"SHOW VOLUMES IN {quote_name(volume.catalog)}.{quote_name(volume.schema)}")
         if volume.name in {row["volume_name"] for row in listed}:
             return Step(thing, AS_IT_SHOULD_BE)
-        unity(f"CREATE VOLUME IF NOT EXISTS {volume.identifier} COMMENT {literal(_VOLUMES[use])}")
+        unity(f"CREATE VOLUME IF NOT EXISTS {volume.identifier} COMMENT {quote_text(_VOLUMES[use])}")
         return Step(thing, "created")
 
     def _table(self, table: _Table, is_new: bool) -> Step:
@@ -182,7 +188,7 @@ class _SetUp:
         missing = [field for field in table.schema if field.name not in there]
         if not missing:
             return []
-        columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in missing)
+        columns = ", ".join(f"{quote_name(field.name)} {field.dataType.simpleString()}" for field in missing)
         self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} ADD COLUMNS ({columns})")
         return [f"added {', '.join(field.name for field in missing)}"]
 
@@ -192,52 +198,54 @@ class _SetUp:
         wanted = {field.name: field.metadata["comment"] for field in table.schema if field.name in found}
         changed = {column: comment for column, comment in wanted.items() if found[column] != comment}
         if changed:
-            columns = ", ".join(f"{quoted(column)} COMMENT {literal(comment)}" for column, comment in changed.items())
+            columns = ", ".join(
+                f"{quote_name(column)} COMMENT {quote_text(comment)}" for column, comment in changed.items()
+            )
             # One statement is one commit.
             self._tables.spark.sql(f"ALTER TABLE {name} ALTER COLUMN {columns}")
             done.append(f"comments of {len(changed)} {'column' if len(changed) == 1 else 'columns'}")
         if detail["description"] != table.comment:
-            self._tables.spark.sql(f"COMMENT ON TABLE {name} IS {literal(table.comment)}")
+            self._tables.spark.sql(f"COMMENT ON TABLE {name} IS {quote_text(table.comment)}")
             done.append("its comment")
         return done
 
     def _statistics(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
         """Has Delta keep the figures by which readers leave files out; files that are there keep theirs."""
-        columns = self._tables.statistics(table.name)
+        columns = self._tables.choose_statistics(table.name)
         if columns is None or detail["properties"].get(STATISTICS) == columns:
             return []
-        setting = f"{literal(STATISTICS)} = {literal(columns)}"
+        setting = f"{quote_text(STATISTICS)} = {quote_text(columns)}"
         self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} SET TBLPROPERTIES ({setting})")
         return [f"figures of {columns.replace(',', ', ')}"]
 
     def _layout(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
-        column = self._tables.clustering(table.name, table.event_time)
+        column = self._tables.choose_clustering(table.name, table.event_time)
         if column is None or detail.get("clusteringColumns"):
             return []
-        self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} CLUSTER BY ({quoted(column)})")
+        self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} CLUSTER BY ({quote_name(column)})")
         return [f"clustered by {column}"]
 
     def _key(self, table: _Table) -> list[str]:
         if self._unity is None or not table.key:
             return []
-        schema, name = literal(str(self._tables.schema_name)), literal(table.name)
+        schema, name = quote_text(str(self._tables.schema_name)), quote_text(table.name)
         keys = self._unity(
-            f"SELECT constraint_name FROM {quoted(str(self._tables.catalog_name))}.information_schema.table_constraints "
+            f"SELECT constraint_name FROM {quote_name(str(self._tables.catalog_name))}.information_schema.table_constraints "
             f"WHERE table_schema = {schema} AND table_name = {name} AND constraint_type = 'PRIMARY KEY'"
         )
         if keys:
             return []
-        columns = ", ".join(map(quoted, table.key))
+        columns = ", ".join(map(quote_name, table.key))
         # Not RELY: who writes events may repeat an id, and queries must not count on it.
         self._unity(
-            f"ALTER TABLE {self._tables.identifier(table.name)} ADD CONSTRAINT {quoted(f'{table.name}_pk')} PRIMARY KEY ({columns})"
+            f"ALTER TABLE {self._tables.identifier(table.name)} ADD CONSTRAINT {quote_name(f'{table.name}_pk')} PRIMARY KEY ({columns})"
         )
         return ["a primary key"]
 
     def _grant(self, grant: Grant, unity: Run) -> Step:
         thing = f"{', '.join(grant.privileges)} on {grant.securable} to {grant.principal}"
         try:
-            rows = unity(f"SHOW GRANTS {quoted(grant.principal)} ON {grant.securable}")
+            rows = unity(f"SHOW GRANTS {quote_name(grant.principal)} ON {grant.securable}")
             if set(grant.privileges) <= {_privilege(row) for row in rows}:
                 return Step(thing, AS_IT_SHOULD_BE)
             unity(grant.statement)

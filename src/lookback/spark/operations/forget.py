@@ -37,7 +37,7 @@ from lookback.core.values.types import BOOLEAN
 from lookback.spark.ingest.fields import RAW, REASON
 from lookback.spark.ingest.rejected import Rejected
 from lookback.spark.stream.checkpoint import Checkpoint
-from lookback.spark.tables.lakehouse import keeps_removed_files, retried
+from lookback.spark.tables.lakehouse import parse_file_retention, retry_on_conflict
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -240,7 +240,7 @@ class _Request:
             if properties.get("delta.enableDeletionVectors") == "true":
                 # Rows are only marked there; this writes the files anew.
                 statements.insert(0, f"REORG TABLE {self._tables.identifier(name)} APPLY (PURGE)")
-            found.append(Purge(name, tuple(statements), removed + keeps_removed_files(properties)))
+            found.append(Purge(name, tuple(statements), removed + parse_file_retention(properties)))
         return found
 
     @property
@@ -347,7 +347,7 @@ class _Request:
             self._tables.spark.catalog.dropTempView(view)
 
     def _retried(self, name: str, act: Callable[[], object]) -> None:
-        if not retried(self._tables, name, act, _PATIENCE):
+        if not retry_on_conflict(self._tables, name, act, _PATIENCE):
             raise SetupError(
                 f"others keep writing to {self._tables.identifier(name)}; pause the ingest or the evaluation for a "
                 "minute and make the same request again"

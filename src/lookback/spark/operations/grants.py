@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lookback.core.streams import metrics
-from lookback.spark.tables.lakehouse import quoted
+from lookback.spark.tables.lakehouse import quote_name
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # What an alert is explained by. Not rejected_events: raw rows, of anybody.
@@ -46,12 +46,12 @@ class Grant:
     @property
     def securable(self) -> str:
         """The thing as SQL names it, such as `TABLE main.fraud.rules`."""
-        return f"{self.kind} {'.'.join(part if _PLAIN.fullmatch(part) else quoted(part) for part in self.name)}"
+        return f"{self.kind} {'.'.join(part if _PLAIN.fullmatch(part) else quote_name(part) for part in self.name)}"
 
     @property
     def statement(self) -> str:
         """The GRANT that gives it."""
-        return f"GRANT {', '.join(self.privileges)} ON {self.securable} TO {quoted(self.principal)}"
+        return f"GRANT {', '.join(self.privileges)} ON {self.securable} TO {quote_name(self.principal)}"
 
 
 def grants(place: Place, roles: Roles, streams: Sequence[str]) -> list[Grant]:

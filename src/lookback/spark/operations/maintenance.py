@@ -21,7 +21,7 @@ from lookback.spark.operations.status import stream_figures
 from lookback.spark.review import OlderAlerts, count_older
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.resume import require_sources
-from lookback.spark.tables.lakehouse import WRITE_ERRORS, is_conflict, keeps_removed_files
+from lookback.spark.tables.lakehouse import WRITE_ERRORS, is_conflict, parse_file_retention
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _maintain(tables: Tables, name: str, expired: Deletion = Deletion()) -> Upke
     detail = tables.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
     deleted = _vacuumed(tables, name, before)
     note = "; ".join(filter(None, (expired.note, note)))
-    kept = _span(keeps_removed_files(detail["properties"]))
+    kept = _span(parse_file_retention(detail["properties"]))
     files = int(detail["numFiles"])
     return Upkeep(name, files, compacted, written, deleted, kept, note, expired.rows, expired.open)
 
@@ -176,7 +176,7 @@ def checkpoint_health(tables: Tables, stream: Stream, folder: str) -> Checkpoint
 
 def _kept(tables: Tables, name: str) -> dt.timedelta:
     detail = tables.spark.sql(f"DESCRIBE DETAIL {tables.identifier(name)}").collect()[0]
-    return keeps_removed_files(detail["properties"])
+    return parse_file_retention(detail["properties"])
 
 
 def _set_aside(checkpoint: Checkpoint) -> list[str]:

@@ -25,7 +25,7 @@ from lookback.core.operations.notifications import (
 )
 from lookback.core.operations.receivers import Receiver
 from lookback.core.rules.document import SEVERITIES
-from lookback.spark.tables.locks import only_one_notifier
+from lookback.spark.tables.locks import lock_notifier
 from lookback.spark.tables.schemas import ALERTS, NOTIFICATIONS
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Notifier:
         report: is handed the counts of each pass that did something. Returns those of all. Raises SetupError where another
         notifier of one of the streams runs.
         """
-        with only_one_notifier(self.tables.files, self.streams) as require_alone:
+        with lock_notifier(self.tables.files, self.streams) as require_alone:
             total = Counts()
             self._begin()
             while not stop.is_set():

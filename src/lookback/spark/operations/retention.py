@@ -29,7 +29,7 @@ from lookback.core.operations.notifications import SETTLED
 from lookback.core.streams import metrics
 from lookback.spark.operations.notify import CLOCKS_APART
 from lookback.spark.review import count_older
-from lookback.spark.tables.lakehouse import retried
+from lookback.spark.tables.lakehouse import retry_on_conflict
 from lookback.spark.tables.schemas import RULE_LOG
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def delete_old(tables: Tables, name: str, age: dt.timedelta) -> Deletion:
     if not rows:
         return Deletion()
     open_ = count_older(tables, limit).count if name == "alerts" else 0
-    if not retried(tables, name, lambda: tables.delta(name).delete(is_old), _PATIENCE):
+    if not retry_on_conflict(tables, name, lambda: tables.delta(name).delete(is_old), _PATIENCE):
         return Deletion(note="others kept writing to it; old rows are left for the next time")
     return Deletion(rows, open_)
 

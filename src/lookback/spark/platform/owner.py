@@ -44,7 +44,7 @@ class Owner:
 
 
 @contextlib.contextmanager
-def only_one(file: Path, what: str, beat_seconds: float = BEAT_SECONDS) -> Iterator[Callable[[], None]]:
+def become_owner(file: Path, what: str, beat_seconds: float = BEAT_SECONDS) -> Iterator[Callable[[], None]]:
     """Owns what `file` stands for, such as "checkpoint X", until the end of the block. The file names the owner.
 
     Where the operating system locks files, it frees the lock of a process that has died, so that a killed owner is

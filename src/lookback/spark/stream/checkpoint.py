@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import SetupError
 from lookback.core.rules.coverage import Coverage
-from lookback.spark.platform.owner import only_one
+from lookback.spark.platform.owner import become_owner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,7 +87,7 @@ def repartition(spark: SparkSession, folder: str | Path, partitions: int) -> Non
             "spark.sql.streaming.stateStore.partitions and start the evaluation again"
         )
     checkpoint = Checkpoint(Path(folder))
-    with only_one(checkpoint.owner_file, f"checkpoint {folder}"):
+    with become_owner(checkpoint.owner_file, f"checkpoint {folder}"):
         manager.repartition(str(folder), partitions)
 
 

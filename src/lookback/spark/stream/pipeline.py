@@ -22,7 +22,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.platform.faults import explain_failure
-from lookback.spark.platform.owner import only_one
+from lookback.spark.platform.owner import become_owner
 from lookback.spark.platform.session import beside, cluster_cores, default_shards, is_connect, query_settings
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, declared
@@ -129,7 +129,9 @@ class Evaluation:
         Raises what the query failed with.
         """
         self._require_compute()
-        with only_one(self.checkpoint.owner_file, f"checkpoint {self.checkpoint.folder}") as self._require_ownership:
+        with become_owner(
+            self.checkpoint.owner_file, f"checkpoint {self.checkpoint.folder}"
+        ) as self._require_ownership:
             self._beginning = begin(
                 self.tables, self.stream, self.streams, self.checkpoint,
                 rebuild=self._rebuild, fresh=self._fresh, shards=self._shards, default_shards=self._default_shards,

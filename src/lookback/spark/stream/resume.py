@@ -14,7 +14,7 @@ from lookback.spark.platform.session import MOST_SHARDS
 from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, UnknownFormError
 from lookback.spark.stream.rebuild import Rebuild, has_outputs
 from lookback.spark.stream.sink import is_written
-from lookback.spark.tables.history import readable_from, require_commits
+from lookback.spark.tables.history import find_first_readable, require_commits
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -98,7 +98,7 @@ def _warn_of_shards(checkpoint: Checkpoint, stream: Stream, shards: int, default
 
 
 def _starts(tables: Tables, stream: Stream) -> dict[str, int]:
-    return {EVENTS: readable_from(tables, stream.name), RULES: readable_from(tables, "rules")}
+    return {EVENTS: find_first_readable(tables, stream.name), RULES: find_first_readable(tables, "rules")}
 
 
 def _prepare_rebuild(tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint) -> None:
@@ -142,7 +142,7 @@ def require_sources(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> N
 
 
 def _warn_of_no_events(tables: Tables, stream: Stream) -> None:
-    passed_over = tables.passed_over(stream)
+    passed_over = tables.count_passed_over(stream)
     if passed_over:
         _LOG.warning(
             f"{passed_over:,} rows of {tables.identifier(stream.name)} are no events and are passed over: {stream.event_id} is "

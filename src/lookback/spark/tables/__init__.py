@@ -1,4 +1,4 @@
-"""The Delta tables of a place: their columns, how they are made, read, locked, and what their histories hold.
+"""The Delta tables of a place: their columns, their creation, reading and writing, locks, and histories.
 
-It must not know what rows mean to a rule.
+This package must not know what rows mean to a rule.
 """

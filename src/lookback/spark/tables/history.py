@@ -1,4 +1,7 @@
-"""What can still be read of a table's change feed: logs are cleaned, files vacuumed, feeds switched on late."""
+"""Finds the commits of a table whose changes can still be read, and reads a table's newest events.
+
+Logs are cleaned, files are vacuumed, change feeds are switched on late.
+"""
 
 from __future__ import annotations
 
@@ -27,32 +30,35 @@ if TYPE_CHECKING:
 _NOT_RECORDED = re.compile(r"not\s+recorded for version \[(\d+)\]")
 
 
-def readable_from(tables: Tables, name: str) -> int:
-    """The first commit from which on the change feed of a table can be read; 0 is all of it.
+def find_first_readable(tables: Tables, name: str) -> int:
+    """Returns the first commit from which on the change feed of a table can be read; 0 means all of it.
 
-    Raises SetupError where nothing of it can be read.
+    Raises SetupError if no commit can be read.
     """
-    first = 0 if _has_feed_from_the_start(tables, name) else _first_recorded(tables, name)
+    first = 0 if _has_feed_from_start(tables, name) else _find_first_recorded(tables, name)
     folder = tables.local_folder(name)
-    return first if folder is None else max([first, *(commit + 1 for commit in _without_files(folder, first))])
+    if folder is None:
+        return first
+    return max([first, *(commit + 1 for commit in _find_commits_without_files(folder, first))])
 
 
-def require_commits(tables: Tables, name: str, again: int, wanted: int, stream: str, last_batch: str | None) -> None:
-    """Raises SetupError, naming what is missing and how to go on, where commits of a table cannot be read any more.
+def require_commits(tables: Tables, name: str, reread: int, resume: int, stream: str, last_batch: str | None) -> None:
+    """Raises SetupError if an evaluation needs commits of a table that cannot be read any more.
 
-    wanted: the commit that the evaluation of `stream` goes on from, which may be still to come; again: that from which on
-    Spark looks them up once more at a start. last_batch: when it last ended a batch, as text.
+    The message names them and says how to go on. resume: the commit from which the evaluation of `stream` goes on, which
+    may be still to come; reread: the first commit that Spark looks up once more at a start. last_batch: the time at which
+    the evaluation last ended a batch, as text.
     """
-    if _is_there(tables, name, wanted) and _is_there(tables, name, again):
+    if _is_readable_or_ahead(tables, name, resume) and _is_readable_or_ahead(tables, name, reread):
         return
-    first = readable_from(tables, name)
-    since = _commit_time(tables, name, first)
-    missing = f"commits {again} to {first - 1}" if again < first - 1 else f"commit {again}"
+    first = find_first_readable(tables, name)
+    since = _read_commit_time(tables, name, first)
+    missing = f"commits {reread} to {first - 1}" if reread < first - 1 else f"commit {reread}"
     lost = "What was in them and not judged yet is lost to this evaluation"
-    if first <= wanted:
+    if first <= resume:
         lost = "They have been judged, but Spark looks up the last batch again at a start"
     raise SetupError(
-        f"the evaluation of stream {stream!r} goes on from commit {wanted} of table {tables.identifier(name)}, and {missing} "
+        f"the evaluation of stream {stream!r} goes on from commit {resume} of table {tables.identifier(name)}, and {missing} "
         f"cannot be read any more: the change feed begins at commit {first}"
         + (f" of {since}" if since else "")
         + (f"; the last batch ended at {last_batch}" if last_batch else "")
@@ -62,35 +68,35 @@ def require_commits(tables: Tables, name: str, again: int, wanted: int, stream: 
     )
 
 
-def _is_there(tables: Tables, name: str, commit: int) -> bool:
-    """Whether a commit can be read, or is still to come."""
+def _is_readable_or_ahead(tables: Tables, name: str, commit: int) -> bool:
+    """Returns whether a commit can be read, or is still to come."""
     folder = tables.local_folder(name)
-    # Without a job: the commit itself, or the one before it, which is the last then.
+    # The log's files answer without a Spark job. If only the commit before it exists, this one is the next.
     if folder is not None and any(commit_file(folder, each).exists() for each in (commit, commit - 1)):
         return True
     return commit > tables.version(name) or (folder is None and _can_read(tables, name, commit))
 
 
-def _has_feed_from_the_start(tables: Tables, name: str) -> bool:
+def _has_feed_from_start(tables: Tables, name: str) -> bool:
     folder = tables.local_folder(name)
     if folder is None:
         return _can_read(tables, name, 0)
     try:
-        actions = _actions(commit_file(folder, 0))
+        actions = _read_actions(commit_file(folder, 0))
         settings = next(action["metaData"]["configuration"] for action in actions if "metaData" in action)
     except (OSError, ValueError, KeyError, StopIteration):
         return False
     return bool(settings.get("delta.enableChangeDataFeed") == "true")
 
 
-def _first_recorded(tables: Tables, name: str) -> int:
-    """The first commit whose log is there and had a change feed, and all after it."""
+def _find_first_recorded(tables: Tables, name: str) -> int:
+    """Returns the first commit that has a log and a change feed, as all commits after it do. Raises SetupError."""
     versions = sorted(row[0] for row in tables.history(name).select("version").collect())
     while versions:
         at = bisect_left(versions, True, key=lambda version: _can_read(tables, name, version))
         if at == len(versions):
             break
-        gap = _gap(tables, name, versions[at])
+        gap = _find_gap(tables, name, versions[at])
         if gap is None:
             return int(versions[at])
         versions = [version for version in versions if version > gap]
@@ -109,8 +115,8 @@ def _can_read(tables: Tables, name: str, version: int) -> bool:
     return True
 
 
-def _gap(tables: Tables, name: str, version: int) -> int | None:
-    """A later commit that was made while the change feed was off, if there is one."""
+def _find_gap(tables: Tables, name: str, version: int) -> int | None:
+    """Returns a later commit that was made while the change feed was off, if there is one."""
     try:
         tables.read_changes(name, version).limit(1).collect()
     except (PySparkException, Py4JJavaError) as error:
@@ -119,36 +125,36 @@ def _gap(tables: Tables, name: str, version: int) -> int | None:
     return None
 
 
-def _commit_time(tables: Tables, name: str, version: int) -> str | None:
+def _read_commit_time(tables: Tables, name: str, version: int) -> str | None:
     rows = tables.history(name).where(f"version = {version:d}").selectExpr("unix_micros(timestamp)").collect()
     return str(to_text(to_utc(rows[0][0]))) if rows else None
 
 
-def _without_files(folder: Path, first: int) -> Iterator[int]:
-    """The commits from `first` on of which a file that the change feed reads is gone."""
+def _find_commits_without_files(folder: Path, first: int) -> Iterator[int]:
+    """Yields the commits from `first` on that have lost a file that the change feed reads."""
     present = {
         Path(place, file).relative_to(folder).as_posix() for place, _, files in os.walk(folder) for file in files
     }
     version = first
     while (log := commit_file(folder, version)).exists():
-        if any(path not in present and not Path(path).exists() for path in _files_read(_actions(log))):
+        if any(path not in present and not Path(path).exists() for path in _list_change_files(_read_actions(log))):
             yield version
         version += 1
 
 
-def _files_read(actions: list[dict[str, Any]]) -> list[str]:
-    """The files that hold the changes of a commit."""
+def _list_change_files(actions: list[dict[str, Any]]) -> list[str]:
+    """Lists the files that hold the changes of a commit."""
     changes = [action["cdc"] for action in actions if "cdc" in action]
     parts = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
     return [unquote(part["path"]) for part in changes or [part for part in parts if part.get("dataChange")]]
 
 
-def _actions(log: Path) -> list[dict[str, Any]]:
+def _read_actions(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
 
 
-def recent_events(tables: Tables, stream: Stream, limit: int) -> Any:
-    """The newest events by event time as an Arrow table, with `arrival` in the order in which they were ingested.
+def read_recent_events(tables: Tables, stream: Stream, limit: int) -> Any:
+    """Returns the newest events by event time as an Arrow table, with `arrival` in the order in which they were ingested.
 
     Raises SetupError for a limit below 1.
     """

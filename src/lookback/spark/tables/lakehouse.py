@@ -20,47 +20,48 @@ from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams import metrics
 from lookback.core.values.durations import parse_duration
 from lookback.spark.platform.session import is_connect, on_databricks
-from lookback.spark.tables.schemas import COMMENTS, PRODUCT_TABLES, events_comment, events_schema
+from lookback.spark.tables.schemas import COMMENTS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader
     from pyspark.sql.types import StructField, StructType
 
     from lookback.config import Settings
     from lookback.core.streams.declaration import Stream
 
-# How Spark says that a write failed: by an error of its own, or by Java's where it knows none.
+# The errors of a failed write: Spark's own, or Java's where Spark has no class for it.
 WRITE_ERRORS = (PySparkException, Py4JJavaError)
-# A write that met another one may be tried again. Which Python class says so differs from Delta to Delta, and over Spark
-# Connect; the name of the error does not.
+# A write that conflicts with another one may be tried again. The Python class of such an error differs between versions of
+# Delta, and over Spark Connect; its name does not.
 _CONFLICT = re.compile(
     r"DELTA_(CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)"
     r"|\b(Concurrent(Append|DeleteDelete|DeleteRead|Transaction|Write)|MetadataChanged|ProtocolChanged)Exception"
 )
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
-# Of an events table: how far back commits can be replayed and read as they stood.
+# How far back commits of an events table can be replayed and read as they were.
 DEFAULT_HISTORY = "30 days"
-_DELTA_DEFAULT = "interval 7 days"
+_DEFAULT_FILE_RETENTION = "interval 7 days"
 _CHANGE_FEED = {"delta.enableChangeDataFeed": "true", "delta.enableInCommitTimestamps": "true"}
-_WHAT_FOR = {
+_PURPOSES = {
     "delta.enableChangeDataFeed": "a change feed, from which events are read",
-    "delta.enableInCommitTimestamps": "in-commit timestamps, by which `max_future` is told",
+    "delta.enableInCommitTimestamps": "in-commit timestamps, by which `max_future` is judged",
 }
-# A checkpoint of a small table costs more than reading a hundred short log files.
-_HOT = {"delta.checkpointInterval": "100"}
-# Of what an evaluation commits in every batch: a checkpoint of the log keeps alerts waiting for 1.7 s, and without one a
-# first reader takes 2.4 s more after 950 commits (2 cores).
-_OUTPUT = {"delta.checkpointInterval": "1000"}
-# Figures of few columns make an append a sixth faster; of these they help a reader.
-_FIGURES = {
+# Commits to a checkpoint of the log. For a small table a checkpoint costs more than reading a hundred short log files.
+_OFTEN_WRITTEN = {"delta.checkpointInterval": "100"}
+# For tables that an evaluation writes in every batch: a checkpoint of the log keeps alerts waiting for 1.7 s, and without
+# one a first reader takes 2.4 s more after 950 commits (2 cores).
+_WRITTEN_EVERY_BATCH = {"delta.checkpointInterval": "1000"}
+# Statistics of few columns make an append a sixth faster; those of these columns help readers.
+_STATISTICS_COLUMNS = {
     "alerts": "event_time,arrival,decided_at",
     "late_events": "event_time,arrival",
     "rule_log": "arrival,logged_at",
 }
 STATISTICS = "delta.dataSkippingStatsColumns"
-# What an event of a table that others write must have, as ingest sees to it elsewhere.
+# Bounds of the times of events in a table that others write, the last excluded; ingest checks those of its own tables.
 _FIRST_DAY, _LAST_DAY = "0001-01-02", "9999-12-31"
 # Catalogs of a workspace that are not Unity Catalog's.
 _OTHER_CATALOGS = ("spark_catalog", "hive_metastore")
@@ -70,11 +71,11 @@ _CHECKS = {"reviews": {"disposition_known": "disposition in ('confirmed', 'false
 
 @dataclass(frozen=True)
 class Tables:
-    """Where the tables are: `root` (a folder or its URL) or `catalog` and `schema`, never both.
+    """The tables of one place: `root` (a folder or its URL) or `catalog` and `schema`, never both.
 
     Made by `Tables.of`, `Tables.local` or `Tables.catalog`. Table names are lower-case letters, digits and _. elsewhere: the
-    streams whose events are in tables that others write, by name; see `holding`. volume: where tables of a catalog have
-    their checkpoints; see `files`.
+    streams whose events are in tables that others write, by name; see `holding`. volume: the folder of the checkpoints of
+    a catalog's tables; see `files`.
     """
 
     spark: SparkSession
@@ -86,14 +87,14 @@ class Tables:
 
     @classmethod
     def of(cls, spark: SparkSession, settings: Settings) -> Tables:
-        """The tables of a place, as the settings name it."""
+        """Returns the tables of the place that the settings name."""
         if settings.catalog:
             return cls.catalog(spark, settings.catalog, settings.schema, settings.root)
         return cls.local(spark, settings.root)
 
     @classmethod
     def local(cls, spark: SparkSession, root: str | Path) -> Tables:
-        """Tables in Delta folders ROOT/<table>. A relative folder is taken from where the process is now."""
+        """Returns tables in Delta folders ROOT/<table>. A relative folder is resolved against the working directory."""
         text = str(root)
         if "://" in text or text.startswith("dbfs:/"):
             return cls(spark, root=text.rstrip("/"))
@@ -101,7 +102,7 @@ class Tables:
 
     @classmethod
     def catalog(cls, spark: SparkSession, catalog: str, schema: str, volume: str | None = None) -> Tables:
-        """Tables named catalog.schema.table, as in Unity Catalog. The schema must exist. volume: a folder in one."""
+        """Returns tables named catalog.schema.table, as in Unity Catalog. The schema must exist. volume: a folder in one."""
         folder = None if volume is None else volume.rstrip("/")
         return cls(spark, catalog_name=catalog, schema_name=schema, volume=folder)
 
@@ -132,12 +133,12 @@ class Tables:
 
     @property
     def reaches_files(self) -> bool:
-        """Whether this machine has the volumes of the workspace, where the checkpoints are in one."""
+        """Returns whether this machine reaches the checkpoints: those in a volume need the volumes of the workspace."""
         return not (self.volume or "").startswith("/Volumes/") or Path("/Volumes").is_dir()
 
     @property
     def current_user(self) -> str:
-        """Who works here: the user of the workspace, on this machine that of the operating system."""
+        """The user of the workspace, or on a machine of one's own the user of the operating system."""
         if on_databricks() or is_connect(self.spark):
             (row,) = self.spark.sql("SELECT current_user() AS name").collect()
             return str(row["name"])
@@ -145,44 +146,47 @@ class Tables:
 
     @property
     def is_unity(self) -> bool:
-        """Whether the tables are in Unity Catalog, which has volumes, keys and grants."""
+        """Returns whether the tables are in Unity Catalog, which has volumes, keys and grants."""
         return self.catalog_name is not None and self.catalog_name not in _OTHER_CATALOGS
 
     def holding(self, *streams: Stream) -> Tables:
-        """These tables, with the events of the streams where their declarations say."""
+        """Returns these tables, with the events of the streams read from the tables that their declarations name."""
         elsewhere = {stream.name: stream for stream in streams if stream.table}
         return replace(self, elsewhere={**self.elsewhere, **elsewhere}) if elsewhere else self
 
     def is_place(self, name: str) -> bool:
-        """Whether the table is found by its path, not by its name in a catalog."""
+        """Returns whether the table is found by its path, not by its name in a catalog."""
         stream = self.elsewhere.get(name)
         return self.root is not None if stream is None else stream.has_table_path
 
     def identifier(self, name: str) -> str:
-        """The table as SQL names it, quoted: delta.`<root>/rules` or `catalog`.`schema`.`rules`."""
+        """Returns the table as SQL names it, quoted: delta.`<root>/rules` or `catalog`.`schema`.`rules`."""
         if self.is_place(name):
-            return f"delta.{quoted(self.path_or_name(name))}"
+            return f"delta.{quote_name(self.path_or_name(name))}"
         return self.path_or_name(name)
 
     def path_or_name(self, name: str) -> str:
-        """The folder of a local table, or the quoted three-part name. Raises SetupError where `name` is no table name."""
+        """Returns the folder of a local table, or the quoted three-part name. Raises SetupError if `name` is no table name."""
         if not _NAME.fullmatch(name):
             raise SetupError(f"{name!r} is not a table name; use lower-case letters, digits and _")
         if name in self.elsewhere:
             table = self.elsewhere[name].table
-            return table.rstrip("/") if self.is_place(name) else ".".join(map(quoted, table.split(".")))
+            return table.rstrip("/") if self.is_place(name) else ".".join(map(quote_name, table.split(".")))
         if self.root is not None:
             return f"{self.root}/{name}"
-        return f"{quoted(str(self.catalog_name))}.{quoted(str(self.schema_name))}.{quoted(name)}"
+        return f"{quote_name(str(self.catalog_name))}.{quote_name(str(self.schema_name))}.{quote_name(name)}"
 
     def read(self, name: str, version: int | None = None) -> DataFrame:
-        """The table as it stands when the query runs, or as it stood after the commit `version`."""
+        """Reads the table as it is when the query runs, or as it was after the commit `version`."""
+        return self._select_events(self._read_rows(name, version), name)
+
+    def _read_rows(self, name: str, version: int | None = None) -> DataFrame:
         reader = self.spark.read if version is None else self.spark.read.option("versionAsOf", str(version))
         place = self.path_or_name(name)
-        return self._events(reader.format("delta").load(place) if self.is_place(name) else reader.table(place), name)
+        return reader.format("delta").load(place) if self.is_place(name) else reader.table(place)
 
-    def _events(self, rows: DataFrame, name: str) -> DataFrame:
-        """The rows of a table; of one that others write those that are events, with `ingested_at`."""
+    def _select_events(self, rows: DataFrame, name: str) -> DataFrame:
+        """Returns the rows of a table. If others write the table: only the rows that are events, with `ingested_at`."""
         stream = self.elsewhere.get(name)
         if stream is None:
             return rows
@@ -191,23 +195,20 @@ class Tables:
         stamp = {} if "ingested_at" in there else {"ingested_at": F.lit(None).cast("timestamp")}
         return rows.where(_is_event(stream)).withColumns({**texts, **stamp})
 
-    def passed_over(self, stream: Stream) -> int:
-        """How many rows of a stream's table, as it stands, are no events; only where others write it there can be any."""
+    def count_passed_over(self, stream: Stream) -> int:
+        """Counts the rows of a stream's table that are no events; only a table that others write can hold any."""
         if stream.name not in self.elsewhere:
             return 0
-        place = self.path_or_name(stream.name)
-        reader = self.spark.read
-        rows = reader.format("delta").load(place) if self.is_place(stream.name) else reader.table(place)
-        return rows.where(~F.coalesce(_is_event(stream), F.lit(False))).count()
+        return self._read_rows(stream.name).where(~F.coalesce(_is_event(stream), F.lit(False))).count()
 
     def exists(self, name: str) -> bool:
-        """Whether the table is there, as a Delta table."""
+        """Returns whether the table is there, as a Delta table."""
         if self.is_place(name):
             return DeltaTable.isDeltaTable(self.spark, self.path_or_name(name))
         return self.spark.catalog.tableExists(self.path_or_name(name))
 
     def append(self, df: DataFrame, name: str, user_metadata: str | None = None) -> None:
-        """Appends the rows of `df` in one commit, which carries `user_metadata` where given. Columns go by name."""
+        """Appends the rows of `df` in one commit, which carries `user_metadata` if given. Columns are matched by name."""
         writer = df.write.format("delta").mode("append")
         if user_metadata is not None:
             writer = writer.option("userMetadata", user_metadata)
@@ -217,7 +218,7 @@ class Tables:
             writer.saveAsTable(self.path_or_name(name))
 
     def delta(self, name: str) -> DeltaTable:
-        """The table for updates and merges."""
+        """Returns the table for updates and merges."""
         if self.is_place(name):
             return DeltaTable.forPath(self.spark, self.path_or_name(name))
         return DeltaTable.forName(self.spark, self.path_or_name(name))
@@ -225,20 +226,18 @@ class Tables:
     def stream_changes(
         self, name: str, starting_version: int = 0, options: Mapping[str, str] | None = None
     ) -> DataFrame:
-        """A stream of the change feed from the commit `starting_version` on, that commit included.
+        """Streams the change feed from the commit `starting_version` on, that commit included.
 
-        The table's columns and _change_type, _commit_version, _commit_timestamp.
+        The columns are the table's and _change_type, _commit_version, _commit_timestamp.
         options: those of the Delta source, such as maxFilesPerTrigger.
         """
-        reader = self.spark.readStream.format("delta").option("readChangeFeed", "true")
-        reader = reader.option("startingVersion", str(starting_version)).options(**dict(options or {}))
-        place = self.path_or_name(name)
-        return self._events(reader.load(place) if self.is_place(name) else reader.table(place), name)
+        changes = {"startingVersion": str(starting_version), **(options or {})}
+        return self._read_feed(self.spark.readStream, name, changes)
 
     def read_changes(self, name: str, starting_version: int, ending_version: int | None = None) -> DataFrame:
-        """The change feed from commit `starting_version` to `ending_version`, both included; without that to the last.
+        """Reads the change feed from commit `starting_version` to `ending_version` (default: the last), both included.
 
-        The columns of `stream_changes`. No rows where the table has no such commit yet.
+        The columns are those of `stream_changes`. There are no rows if the table has no such commit yet.
         """
         if starting_version > self.version(name):
             return self.read_changes(name, self.version(name)).limit(0)
@@ -246,110 +245,113 @@ class Tables:
         return self.changes(name, {"startingVersion": str(starting_version), **ending})
 
     def changes(self, name: str, options: Mapping[str, str]) -> DataFrame:
-        """The change feed as a batch, with the options of the Delta source that say from where to where."""
-        reader = self.spark.read.format("delta").option("readChangeFeed", "true").options(**options)
+        """Reads the change feed as a batch, with the options of the Delta source that say from where to where."""
+        return self._read_feed(self.spark.read, name, options)
+
+    def _read_feed(
+        self, reader: DataFrameReader | DataStreamReader, name: str, options: Mapping[str, str]
+    ) -> DataFrame:
+        reader = reader.format("delta").option("readChangeFeed", "true").options(**options)
         place = self.path_or_name(name)
-        return self._events(reader.load(place) if self.is_place(name) else reader.table(place), name)
+        return self._select_events(reader.load(place) if self.is_place(name) else reader.table(place), name)
 
     def version(self, name: str) -> int:
-        """The number of the last commit; a table that was just created has 0."""
+        """Returns the number of the last commit; a table that was just created has 0."""
         folder = None if on_databricks() else self.local_folder(name)
-        # Without a job, which takes longer than most of what asks for it.
-        commit = None if folder is None else _last_commit(folder)
+        # The log's files answer without a job, which takes longer than most callers' own work.
+        commit = None if folder is None else _find_last_commit(folder)
         if commit is not None:
             return commit
         return int(self.history(name, 1).select("version").head()[0])  # type: ignore[index]
 
     def local_folder(self, name: str) -> Path | None:
-        """The folder of a table where it is one of this machine."""
+        """Returns the folder of a table if it is on this machine, else None."""
         place = self.path_or_name(name)
         if not self.is_place(name) or "://" in place or place.startswith("dbfs:"):
             return None
         return Path(place)
 
     def is_unwritten(self, name: str) -> bool:
-        """Whether nothing can have been written to a table since it was created; False where that is not known."""
+        """Returns whether nothing can have been written to a table since it was created; False if that is not known."""
         folder = self.local_folder(name)
         if folder is None:
             return False
         return commit_file(folder, 0).exists() and not commit_file(folder, 1).exists()
 
     def history(self, name: str, limit: int | None = None) -> DataFrame:
-        """The last commits of the table, newest first: version, timestamp, operation, userMetadata and more.
-
-        By SQL, which every kind of session understands.
-        """
+        """Reads the last commits of the table, newest first: version, timestamp, operation, userMetadata and more."""
+        # By SQL, which every kind of session understands.
         bound = "" if limit is None else f" LIMIT {limit:d}"
         return self.spark.sql(f"DESCRIBE HISTORY {self.identifier(name)}{bound}")
 
     def create(self, stream: Stream, history: str = DEFAULT_HISTORY) -> None:
-        """Creates what is missing of the stream's events table and the product's tables; what is there stays as it is.
+        """Creates the stream's events table and the product's tables where they are missing; others stay as they are.
 
-        history: how long commits of the events table can be read as they stood, such as `30 days`. Rules stay readable
-        for ten years. A table that others write is never created or altered. Raises SetupError where a table is there
-        without a declared field, or with another type, and where one that others write is missing or has no change feed.
+        history: how long commits of the events table can be read as they were, such as `30 days`. Rules stay readable
+        for ten years. A table that others write is never created or altered. Raises SetupError if a table lacks a declared
+        field or has it with another type, and if one that others write is missing or has no change feed.
         """
         for name, schema in PRODUCT_TABLES.items():
             if not self.exists(name):
-                self._create(name, schema, _properties(name), COMMENTS[name])
-        events = events_schema(stream)
+                self._create(name, schema, _choose_properties(name), COMMENTS[name])
+        events = make_events_schema(stream)
         if stream.table:
             self.holding(stream)._require_written_by_others(stream, events)
         elif self.exists(stream.name):
-            self._require(stream.name, events)
+            self._require_columns(stream.name, events)
         else:
-            properties = {**_CHANGE_FEED, **_HOT, **_retention(history), **_statistics(events)}
-            self._create(stream.name, events, properties, events_comment(stream), stream.event_time)
+            properties = {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention(history), **_make_statistics(events)}
+            self._create(stream.name, events, properties, describe_events_table(stream), stream.event_time)
 
     def require(self, stream: Stream) -> None:
-        """Checks that the rules and the events table of the stream are there; in local folders makes what is missing.
+        """Checks that the rules and the events table of the stream are there; in local folders creates missing tables.
 
-        In a catalog only `set_up` makes tables: who works there has no right to, and a misspelt schema would be filled.
-        Raises SetupError, also where a table does not fit the stream's declaration.
+        In a catalog only `set_up` creates tables: other users have no right to, and a misspelt schema would be filled.
+        Raises SetupError, also if a table does not fit the stream's declaration.
         """
         if self.root is not None:
             self.create(stream)
             return
         self.require_table("rules")
         if stream.table:
-            self.holding(stream)._require_written_by_others(stream, events_schema(stream))
+            self.holding(stream)._require_written_by_others(stream, make_events_schema(stream))
         else:
             self.require_table(stream.name)
-            self._require(stream.name, events_schema(stream))
+            self._require_columns(stream.name, make_events_schema(stream))
 
     def require_table(self, name: str) -> None:
-        """Raises SetupError where a table is not there."""
+        """Raises SetupError if a table is not there."""
         if not self.exists(name):
             raise SetupError(
                 f"there is no table {self.identifier(name)}, or you may not read it; the job set_up or `lookback init` makes "
                 "the tables and gives the grants"
             )
 
-    def clustering(self, name: str, event_time: str | None = None) -> str | None:
-        """The column that a table's files are laid out by when OPTIMIZE writes them anew; None for no column.
+    def choose_clustering(self, name: str, event_time: str | None = None) -> str | None:
+        """Returns the column by which OPTIMIZE lays out a table's files; None for no column.
 
-        event_time: that of the stream, for its events table. What is asked of events and alerts is asked of a time:
-        duplicates, what stood behind an alert, the newest. Only tables of a catalog: an append writes its files as ever,
-        but the table then needs readers and writers that know clustering. The other tables are small.
+        event_time: the stream's, for its events table. Queries on events and alerts name a time: they look for duplicates,
+        the events behind an alert, or the newest. Only tables of a catalog are clustered, as that takes readers and
+        writers that know clustering; an append writes its files as before. The other tables are small.
         """
         if self.root is not None:
             return None
         return event_time or ("event_time" if name == "alerts" else None)
 
-    def statistics(self, name: str) -> str | None:
-        """The columns of a product's table that Delta keeps figures of for each file; None: its first 32."""
-        return _FIGURES.get(name)
+    def choose_statistics(self, name: str) -> str | None:
+        """Returns the columns of a product's table for which Delta keeps statistics of each file; None: its first 32."""
+        return _STATISTICS_COLUMNS.get(name)
 
     def _create(
         self, name: str, schema: StructType, properties: Mapping[str, str], comment: str, event_time: str | None = None
     ) -> None:
-        columns = ", ".join(_column(field) for field in schema)
-        settings = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
-        clustering = self.clustering(name, event_time)
-        layout = f"CLUSTER BY ({quoted(clustering)}) " if clustering else ""
+        columns = ", ".join(_render_column(field) for field in schema)
+        settings = ", ".join(f"{quote_text(key)} = {quote_text(value)}" for key, value in properties.items())
+        choose_clustering = self.choose_clustering(name, event_time)
+        layout = f"CLUSTER BY ({quote_name(choose_clustering)}) " if choose_clustering else ""
         self.spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(name)} ({columns}) USING delta {layout}"
-            f"COMMENT {literal(comment)} TBLPROPERTIES ({settings})"
+            f"COMMENT {quote_text(comment)} TBLPROPERTIES ({settings})"
         )
 
     def _require_written_by_others(self, stream: Stream, schema: StructType) -> None:
@@ -359,18 +361,18 @@ class Tables:
                 f"table {place} of stream {stream.name!r} is not there, or is no Delta table; those who write it create "
                 "it. Mend `table` in the declaration, or leave it out to have a table of Lookback's own"
             )
-        self._require(stream.name, schema)
+        self._require_columns(stream.name, schema)
         detail = self.spark.sql(f"DESCRIBE DETAIL {place}").head()
         properties = {} if detail is None else dict(detail["properties"] or {})
         lacking = [name for name, value in _CHANGE_FEED.items() if properties.get(name, "").lower() != value]
         if lacking:
             raise SetupError(
-                f"table {place} of stream {stream.name!r} lacks {' and '.join(map(_WHAT_FOR.__getitem__, lacking))}. "
+                f"table {place} of stream {stream.name!r} lacks {' and '.join(map(_PURPOSES.__getitem__, lacking))}. "
                 f"Switch it on: ALTER TABLE {place} SET TBLPROPERTIES ({', '.join(f'{name} = true' for name in lacking)}). "
                 "What is written from then on is judged"
             )
 
-    def _require(self, name: str, schema: StructType) -> None:
+    def _require_columns(self, name: str, schema: StructType) -> None:
         found = {field.name: field.dataType.simpleString() for field in self.read(name).schema}
         wrong = [
             f"{field.name} is {found.get(field.name, 'missing')}, declared is {field.dataType.simpleString()}"
@@ -385,11 +387,11 @@ class Tables:
 
 
 def commit_file(folder: Path, version: int) -> Path:
-    """Returns the file that holds a commit in the log of a table's folder, by the protocol of Delta."""
+    """Returns the file that holds the commit `version` in the log of a table's folder, by the protocol of Delta."""
     return folder / "_delta_log" / f"{version:020d}.json"
 
 
-def _last_commit(folder: Path) -> int | None:
+def _find_last_commit(folder: Path) -> int | None:
     """Returns the last commit in the log of a table's folder; None if the log does not say. Commits have no gaps."""
     try:
         low = int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_bytes())["version"])
@@ -413,25 +415,26 @@ def _last_commit(folder: Path) -> int | None:
 
 
 def is_conflict(error: Exception) -> bool:
-    """Whether a write failed because it met another one, so that it may be tried again."""
+    """Returns whether a write failed because it conflicts with another one, so that it may be tried again."""
     return _CONFLICT.search(f"{type(error).__name__}: {error}") is not None
 
 
-def retried(tables: Tables, name: str, act: Callable[[], object], patience: float) -> bool:
-    """Does what changes a table, again and again while others write to it in between.
+def retry_on_conflict(tables: Tables, name: str, act: Callable[[], object], patience: float) -> bool:
+    """Changes a table, and tries again while others write to it in between. Returns whether the change was made.
 
-    name: the table; act: makes the change, or raises a conflict; patience: for how many seconds it is tried. Returns whether it was done: OSS Delta lets only one of two win, and so does any Delta where both remove rows.
+    name: the table; act: makes the change, or raises a conflict; patience: the seconds for which it is tried. Of two
+    writers at the same time OSS Delta lets only one win, and so does any Delta if both remove rows.
     """
     deadline = time.monotonic() + patience
-    while not _is_done(act):
+    while not _succeeds(act):
         if time.monotonic() > deadline:
             return False
         _await_commit(tables, name)
     return True
 
 
-def _is_done(act: Callable[[], object]) -> bool:
-    """Whether it went through, and no other came first."""
+def _succeeds(act: Callable[[], object]) -> bool:
+    """Makes a change. Returns whether it was made, and no other came first."""
     try:
         act()
     except WRITE_ERRORS as error:
@@ -442,30 +445,30 @@ def _is_done(act: Callable[[], object]) -> bool:
 
 
 def _await_commit(tables: Tables, name: str) -> None:
-    """Waits for the others' next commit, up to two seconds: just after it there is the most time before another."""
+    """Waits up to two seconds for the others' next commit: just after it there is the most time before another."""
     until, version = time.monotonic() + 2, tables.version(name)
     while time.monotonic() < until and tables.version(name) == version:
         time.sleep(0.05)
 
 
-def quoted(text: str) -> str:
-    """A name as SQL has it, in backticks. Raises SetupError where Spark would put something else in its place."""
-    return "`" + _kept(text, "name").replace("`", "``") + "`"
+def quote_name(text: str) -> str:
+    """Writes a name as SQL has it, in backticks. Raises SetupError if Spark would substitute a part of it."""
+    return "`" + _refuse_substitution(text, "name").replace("`", "``") + "`"
 
 
-def literal(text: str) -> str:
-    """A text as SQL has it, in quotes. Raises SetupError where Spark would put something else in its place."""
-    return "'" + _kept(text, "text").replace("\\", "\\\\").replace("'", "\\'") + "'"
+def quote_text(text: str) -> str:
+    """Writes a text as SQL has it, in quotes. Raises SetupError if Spark would substitute a part of it."""
+    return "'" + _refuse_substitution(text, "text").replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _is_event(stream: Stream) -> Column:
-    """Whether a row that others wrote has an id, and a time that Python knows in every zone; NULL counts as not."""
+    """Returns a condition: a row that others wrote has an id, and a time that Python knows in every zone; NULL is false."""
     time = F.col(stream.event_time)
     first, last = (F.lit(day).cast("timestamp") for day in (_FIRST_DAY, _LAST_DAY))
     return F.col(stream.event_id).isNotNull() & (time >= first) & (time < last)
 
 
-def _kept(text: str, what: str) -> str:
+def _refuse_substitution(text: str, what: str) -> str:
     if "${" in text:
         raise SetupError(
             f"{text!r} holds ${{, in place of which Spark would put a setting or a variable; use another {what}"
@@ -473,45 +476,45 @@ def _kept(text: str, what: str) -> str:
     return text
 
 
-def keeps_removed_files(properties: Mapping[str, str]) -> dt.timedelta:
-    """How long a table with these properties keeps files that a commit has removed: VACUUM deletes none that is younger.
+def parse_file_retention(properties: Mapping[str, str]) -> dt.timedelta:
+    """Returns how long a table with these properties keeps the files that a commit has removed.
 
-    Raises SetupError where the property is no duration.
+    VACUUM deletes no file that was removed later than that. Raises SetupError if the property is no duration.
     """
-    text = properties.get("delta.deletedFileRetentionDuration", _DELTA_DEFAULT)
+    text = properties.get("delta.deletedFileRetentionDuration", _DEFAULT_FILE_RETENTION)
     try:
         return dt.timedelta(microseconds=parse_duration(text.lower().removeprefix("interval").strip()))
     except DurationError as error:
         raise SetupError(f"delta.deletedFileRetentionDuration is {text!r}, which is no duration: {error}") from error
 
 
-def _column(field: StructField) -> str:
+def _render_column(field: StructField) -> str:
     comment = field.metadata.get("comment")
     required = "" if field.nullable else " NOT NULL"
-    return f"{quoted(field.name)} {field.dataType.simpleString()}{required}" + (
-        f" COMMENT {literal(comment)}" if comment else ""
+    return f"{quote_name(field.name)} {field.dataType.simpleString()}{required}" + (
+        f" COMMENT {quote_text(comment)}" if comment else ""
     )
 
 
-def _properties(name: str) -> dict[str, str]:
+def _choose_properties(name: str) -> dict[str, str]:
     checks = {f"delta.constraints.{check}": condition for check, condition in _CHECKS.get(name, {}).items()}
     if name == "rules":
-        # What was in force when must stay readable for as long as alerts are questioned.
-        return {**_CHANGE_FEED, **_HOT, **_retention("3650 days")}
+        # The rules that were in force at a time must stay readable for as long as alerts are questioned.
+        return {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention("3650 days")}
     if name == metrics.TABLE:
         # An events table that evaluations write: rules may watch it.
-        return {**_CHANGE_FEED, **_HOT, **_retention(DEFAULT_HISTORY)}
-    if name in _FIGURES:
-        return {**_OUTPUT, STATISTICS: _FIGURES[name]}
-    return {**_HOT, **checks}
+        return {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention(DEFAULT_HISTORY)}
+    if name in _STATISTICS_COLUMNS:
+        return {**_WRITTEN_EVERY_BATCH, STATISTICS: _STATISTICS_COLUMNS[name]}
+    return {**_OFTEN_WRITTEN, **checks}
 
 
-def _retention(history: str) -> dict[str, str]:
+def _make_retention(history: str) -> dict[str, str]:
     # Delta refuses time travel past the second, whatever the first allows.
     interval = f"interval {history}"
     return {"delta.logRetentionDuration": interval, "delta.deletedFileRetentionDuration": interval}
 
 
-def _statistics(schema: StructType) -> dict[str, str]:
-    # Ingest prunes by id, time and ingested_at, which may stand behind the 32 columns that Delta keeps figures of.
+def _make_statistics(schema: StructType) -> dict[str, str]:
+    # Ingest prunes by id, time and ingested_at, which may come after the 32 columns that have statistics by default.
     return {"delta.dataSkippingNumIndexedCols": str(len(schema))} if len(schema) > 32 else {}

@@ -1,4 +1,4 @@
-"""One ingest and one notifier of a stream at a time: files beside its table, where there are local folders."""
+"""Lets one ingest and one notifier of a stream run at a time, by files beside its table, if tables are local folders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lookback.spark.platform.owner import only_one
+from lookback.spark.platform.owner import become_owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -15,36 +15,39 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 
-def local_root(root: str | None) -> Path | None:
-    """The root of tables where it is a folder of this machine, or is mounted as one."""
+def find_local_root(root: str | None) -> Path | None:
+    """Returns the root of tables if it is a folder of this machine, or is mounted as one; else None."""
     if root is None or ("://" in root and not root.startswith("file://")) or root.startswith("dbfs:/"):
         return None
     return Path(root.removeprefix("file://"))
 
 
 @contextlib.contextmanager
-def only_one_ingest(tables: Tables, stream: Stream) -> Iterator[None]:
-    """Ingests a stream alone. Raises SetupError, naming the other, where there is another.
+def lock_ingest(tables: Tables, stream: Stream) -> Iterator[None]:
+    """Lets the block ingest a stream alone. Raises SetupError, which names the other ingest if there is one.
 
-    Without local folders there is no lock: see `Step._alone`.
+    Without local folders there is no lock: see `IngestRound._require_alone`.
     """
-    root = local_root(tables.root)
+    root = find_local_root(tables.root)
     with contextlib.ExitStack() as held:
         if root is not None:
-            held.enter_context(only_one(root / f".ingest-{stream.name}.lock", f"the ingest of stream {stream.name!r}"))
+            held.enter_context(
+                become_owner(root / f".ingest-{stream.name}.lock", f"the ingest of stream {stream.name!r}")
+            )
         yield
 
 
 @contextlib.contextmanager
-def only_one_notifier(root: str | None, streams: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Notifies of streams alone. root: that of the tables, or a volume; no lock where it is no local folder.
+def lock_notifier(root: str | None, streams: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Lets the block notify of streams alone. root: the tables' root or volume; without a local folder there is no lock.
 
-    Yields what raises SetupError where another machine has begun too. Raises SetupError, naming the other.
+    Yields a check that raises SetupError if another machine has begun too. Raises SetupError, which names the other
+    notifier if there is one.
     """
-    folder = local_root(root)
+    folder = find_local_root(root)
     with contextlib.ExitStack() as held:
         names = [] if folder is None else [(name, folder / f".notify-{name}.lock") for name in sorted(streams)]
-        checks = [held.enter_context(only_one(file, f"the notifier of stream {name!r}")) for name, file in names]
+        checks = [held.enter_context(become_owner(file, f"the notifier of stream {name!r}")) for name, file in names]
 
         def check() -> None:
             for each in checks:

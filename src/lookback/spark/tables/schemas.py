@@ -1,4 +1,4 @@
-"""The columns of the product's tables. Times are UTC microseconds; ids of events are kept as text."""
+"""The columns and comments of the product's tables. Times are UTC microseconds; ids of events are kept as text."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ _STRING, _LONG, _TIME = StringType(), LongType(), TimestampType()
 _TEXTS = MapType(_STRING, _STRING, valueContainsNull=True)
 
 
-def _column(name: str, type_: DataType, comment: str, *, required: bool = False) -> StructField:
+def _make_column(name: str, type_: DataType, comment: str, *, required: bool = False) -> StructField:
     return StructField(name, type_, nullable=not required, metadata={"comment": comment})
 
 
-# Every column may be NULL: what a person gets wrong here is logged as rejected, not refused by the table.
+# Every column may be NULL: a person's mistake here is logged as rejected, not refused by the table.
 RULES = StructType(
     [
-        _column("rule_id", _STRING, "Lower-case letters, digits, '.', '_' and '-'; '*' carries commands"),
-        _column("version", _LONG, "In force is the last row by (commit, version); NULL: the highest so far + 1"),
-        _column("status", _STRING, "draft, shadow, active, paused, retired or quarantined"),
-        _column("document", _STRING, "The rule document, JSON"),
-        _column("author", _STRING, "Who wrote this version"),
-        _column("comment", _STRING, "Why"),
-        _column("changed_at", _TIME, "When it was written"),
+        _make_column("rule_id", _STRING, "Lower-case letters, digits, '.', '_' and '-'; '*' carries commands"),
+        _make_column("version", _LONG, "In force is the last row by (commit, version); NULL: the highest so far + 1"),
+        _make_column("status", _STRING, "draft, shadow, active, paused, retired or quarantined"),
+        _make_column("document", _STRING, "The rule document, JSON"),
+        _make_column("author", _STRING, "Who wrote this version"),
+        _make_column("comment", _STRING, "Why"),
+        _make_column("changed_at", _TIME, "When it was written"),
     ]
 )
 
 REJECTED_EVENTS = StructType(
     [
-        _column("stream", _STRING, "The stream that ingest was for", required=True),
-        _column(
+        _make_column("stream", _STRING, "The stream that ingest was for", required=True),
+        _make_column(
             "raw",
             _STRING,
             "The row as it came: the line, its columns as JSON, or a record's value; NULL for a file that cannot be read and "
             "for a record without a value",
         ),
-        _column(
+        _make_column(
             "reason",
             _STRING,
             "Every field that could not be used, with the value found; or why the file cannot be read",
             required=True,
         ),
-        _column("source", _STRING, "The file that it came from, or kafka:TOPIC/PARTITION/OFFSET"),
-        _column("ingested_at", _TIME, "When it was rejected", required=True),
-        _column(
+        _make_column("source", _STRING, "The file that it came from, or kafka:TOPIC/PARTITION/OFFSET"),
+        _make_column("ingested_at", _TIME, "When it was rejected", required=True),
+        _make_column(
             "read_as",
             _STRING,
             "How it was read, as JSON, for another attempt: format, options, columns; of a record also key, time, headers",
@@ -71,135 +71,137 @@ REJECTED_EVENTS = StructType(
 
 ALERTS = StructType(
     [
-        _column("alert_id", _STRING, "32 hex digits; revisions of one alert share it", required=True),
-        _column("revision", IntegerType(), "0 for the first row of an alert", required=True),
-        _column("verdict", _STRING, "raised, suppressed or retracted", required=True),
-        _column("rule_id", _STRING, "The rule", required=True),
-        _column("rule_version", _LONG, "Its version in force", required=True),
-        _column("mode", _STRING, "active or shadow", required=True),
-        _column("severity", _STRING, "low, medium, high or critical", required=True),
-        _column("stream", _STRING, "The stream", required=True),
-        _column("key", _TEXTS, "group_by field -> value, exact text"),
-        _column(
+        _make_column("alert_id", _STRING, "32 hex digits; revisions of one alert share it", required=True),
+        _make_column("revision", IntegerType(), "0 for the first row of an alert", required=True),
+        _make_column("verdict", _STRING, "raised, suppressed or retracted", required=True),
+        _make_column("rule_id", _STRING, "The rule", required=True),
+        _make_column("rule_version", _LONG, "Its version in force", required=True),
+        _make_column("mode", _STRING, "active or shadow", required=True),
+        _make_column("severity", _STRING, "low, medium, high or critical", required=True),
+        _make_column("stream", _STRING, "The stream", required=True),
+        _make_column("key", _TEXTS, "group_by field -> value, exact text"),
+        _make_column(
             "event_id", _STRING, "The triggering event; NULL for windows; for absence the event that began the wait"
         ),
-        _column("event_time", _TIME, "Its time; for a window its end; for absence when it was due", required=True),
-        _column("window_start", _TIME, "First time covered, included", required=True),
-        _column(
+        _make_column("event_time", _TIME, "Its time; for a window its end; for absence when it was due", required=True),
+        _make_column("window_start", _TIME, "First time covered, included", required=True),
+        _make_column(
             "window_end",
             _TIME,
             "Lookback, sequence: last time covered, included; other windows: excluded",
             required=True,
         ),
-        _column("window_complete", BooleanType(), "false: the window begins before what the rule has seen"),
-        _column("measures", _TEXTS, "measure -> value, exact text"),
-        _column("message", _STRING, "The rule's message, filled in"),
-        _column("evidence", ArrayType(_STRING), "Sequence: ids of the events, at most 100"),
-        _column(
+        _make_column("window_complete", BooleanType(), "false: the window begins before what the rule has seen"),
+        _make_column("measures", _TEXTS, "measure -> value, exact text"),
+        _make_column("message", _STRING, "The rule's message, filled in"),
+        _make_column("evidence", ArrayType(_STRING), "Sequence: ids of the events, at most 100"),
+        _make_column(
             "arrival", _LONG, "Commit of the stream's table whose events or watermark brought this row", required=True
         ),
-        _column("decided_at", _TIME, "When the row was made", required=True),
+        _make_column("decided_at", _TIME, "When the row was made", required=True),
     ]
 )
 
 LATE_EVENTS = StructType(
     [
-        _column("stream", _STRING, "The stream", required=True),
-        _column("event_id", _STRING, "The event", required=True),
-        _column("event_time", _TIME, "Its time", required=True),
-        _column("arrival", _LONG, "Its commit of the stream's table", required=True),
-        _column(
+        _make_column("stream", _STRING, "The stream", required=True),
+        _make_column("event_id", _STRING, "The event", required=True),
+        _make_column("event_time", _TIME, "Its time", required=True),
+        _make_column("arrival", _LONG, "Its commit of the stream's table", required=True),
+        _make_column(
             "late_by_us", _LONG, "Watermark - event time, microseconds; negative: beyond max_future", required=True
         ),
-        _column("action", _STRING, "evaluated, recorded or discarded", required=True),
+        _make_column("action", _STRING, "evaluated, recorded or discarded", required=True),
     ]
 )
 
 RULE_LOG = StructType(
     [
-        _column("stream", _STRING, "The stream whose evaluator says this", required=True),
-        _column("rule_id", _STRING, "The rule as the row had it"),
-        _column("version", _LONG, "Its version"),
-        _column(
+        _make_column("stream", _STRING, "The stream whose evaluation wrote the row", required=True),
+        _make_column("rule_id", _STRING, "The rule as the row had it"),
+        _make_column("version", _LONG, "Its version"),
+        _make_column(
             "action",
             _STRING,
             "activated, paused, retired, rejected, failed, quarantined, advance, session_closed, commit_cut ...",
             required=True,
         ),
-        _column("message", _STRING, "What happened and what to do"),
-        _column("batch_id", _LONG, "The micro-batch that it came about in"),
-        _column("arrival", _LONG, "Last commit of the stream's table judged before; NULL before the first"),
-        _column("logged_at", _TIME, "When it was logged", required=True),
+        _make_column("message", _STRING, "What happened and what to do"),
+        _make_column("batch_id", _LONG, "The micro-batch in which it happened"),
+        _make_column("arrival", _LONG, "Last commit of the stream's table judged before; NULL before the first"),
+        _make_column("logged_at", _TIME, "When it was logged", required=True),
     ]
 )
 
 REVIEWS = StructType(
     [
-        _column("alert_id", _STRING, "The alert", required=True),
-        _column("disposition", _STRING, "confirmed, false_positive or unclear", required=True),
-        _column("revision", IntegerType(), "The alert's revision that was seen; NULL where it was not kept"),
-        _column("reviewer", _STRING, "Who looked at it"),
-        _column("note", _STRING, "What was found"),
-        _column("reviewed_at", _TIME, "When", required=True),
+        _make_column("alert_id", _STRING, "The alert", required=True),
+        _make_column("disposition", _STRING, "confirmed, false_positive or unclear", required=True),
+        _make_column("revision", IntegerType(), "The alert's revision that was seen; NULL where it was not kept"),
+        _make_column("reviewer", _STRING, "Who looked at it"),
+        _make_column("note", _STRING, "What was found"),
+        _make_column("reviewed_at", _TIME, "When", required=True),
     ]
 )
 
 NOTIFICATIONS = StructType(
     [
-        _column("alert_id", _STRING, "The alert; NULL where a receiver began or is settled"),
-        _column("revision", IntegerType(), "Its revision"),
-        _column("receiver", _STRING, "The receiver, as conf/notifiers.yml names it", required=True),
-        _column(
+        _make_column("alert_id", _STRING, "The alert; NULL where a receiver began or is settled"),
+        _make_column("revision", IntegerType(), "Its revision"),
+        _make_column("receiver", _STRING, "The receiver, as conf/notifiers.yml names it", required=True),
+        _make_column(
             "status",
             _STRING,
-            "sent, failed (it is tried again), given_up; began: hears of alerts from then on; settled: of the stream's "
-            "alerts decided before then nothing is left to be sent",
+            "sent, failed (it is tried again), given_up; began: the receiver gets alerts from then on; settled: nothing is "
+            "left to be sent of the stream's alerts decided before then",
             required=True,
         ),
-        _column("attempts", IntegerType(), "How often it was tried until then"),
-        _column("error", _STRING, "Why it failed"),
-        _column("sent_at", _TIME, "When it was tried", required=True),
-        _column("stream", _STRING, "The alert's stream; NULL where a receiver began, and in rows of earlier releases"),
+        _make_column("attempts", IntegerType(), "How often it was tried until then"),
+        _make_column("error", _STRING, "Why it failed"),
+        _make_column("sent_at", _TIME, "When it was tried", required=True),
+        _make_column(
+            "stream", _STRING, "The alert's stream; NULL where a receiver began, and in rows of earlier releases"
+        ),
     ]
 )
 
 
 INGESTS = StructType(
     [
-        _column("stream", _STRING, "The stream that was ingested into", required=True),
-        _column("offered", _LONG, "Rows that were found: ingested + duplicates + rejected", required=True),
-        _column("ingested", _LONG, "Rows that became events", required=True),
-        _column("duplicates", _LONG, "Rows whose event was there already", required=True),
-        _column("rejected", _LONG, "Rows that could not be used, and files that could not be read", required=True),
-        _column("commits", _LONG, "Commits of the events table", required=True),
-        _column("first_ingested_at", _TIME, "ingested_at of the first of them; NULL without one"),
-        _column("ended_at", _TIME, "When all was written", required=True),
+        _make_column("stream", _STRING, "The stream that was ingested into", required=True),
+        _make_column("offered", _LONG, "Rows that were found: ingested + duplicates + rejected", required=True),
+        _make_column("ingested", _LONG, "Rows that became events", required=True),
+        _make_column("duplicates", _LONG, "Rows whose event was there already", required=True),
+        _make_column("rejected", _LONG, "Rows that could not be used, and files that could not be read", required=True),
+        _make_column("commits", _LONG, "Commits of the events table", required=True),
+        _make_column("first_ingested_at", _TIME, "ingested_at of the first of them; NULL without one"),
+        _make_column("ended_at", _TIME, "When all was written", required=True),
     ]
 )
 
 
-def _metrics_column(column: metrics.MetricColumn) -> StructField:
-    """A column of the table of metrics; without a session Spark cannot read a type from its text."""
+def _make_metrics_column(column: metrics.MetricColumn) -> StructField:
+    """Makes a column of the table of metrics. Without a session Spark cannot read a type from its text."""
     type_ = metrics.FIELDS[column.name]
-    plain: dict[str, DataType] = {"string": _STRING, "bigint": _LONG, "timestamp": _TIME}
-    spark = DecimalType(type_.precision, type_.scale) if type_.is_decimal else plain[type_.name]
+    types: dict[str, DataType] = {"string": _STRING, "bigint": _LONG, "timestamp": _TIME}
+    spark_type = DecimalType(type_.precision, type_.scale) if type_.is_decimal else types[type_.name]
     required = column.name in (metrics.METRICS_ID, metrics.MEASURED_AT, "stream")
-    return _column(column.name, spark, column.comment, required=required)
+    return _make_column(column.name, spark_type, column.comment, required=required)
 
 
 _COUNTS = StructType([StructField(name, _LONG) for name in ("evaluated", "matched", "suppressed", "failed")])
-# Besides the columns that rules read, the counts of each rule, what came with a later release, and what every events table has.
+# The columns that rules read, the counts of each rule, a column of a later release, and the stamp of every events table.
 METRICS = StructType(
     [
-        *map(_metrics_column, metrics.COLUMNS),
-        _column(metrics.BY_RULE, MapType(_STRING, _COUNTS), "The same counts of each rule that has any"),
-        _column(
+        *map(_make_metrics_column, metrics.COLUMNS),
+        _make_column(metrics.BY_RULE, MapType(_STRING, _COUNTS), "The same counts of each rule that has any"),
+        _make_column(
             "remembered",
             _LONG,
-            "What is kept beside the rows of state: keys that suppress holds back or an alert has emptied, verdicts and events "
-            "that may be revised; NULL before the first batch",
+            "Kept beside the rows of state: keys that suppress holds back or an alert has emptied, verdicts and events that "
+            "may be revised; NULL before the first batch",
         ),
-        _column("ingested_at", _TIME, "When the row was written"),
+        _make_column("ingested_at", _TIME, "When the row was written"),
     ]
 )
 
@@ -216,19 +218,19 @@ PRODUCT_TABLES: dict[str, StructType] = {
 }
 
 
-# What a table is for, of every table of the product.
+# The purpose of each table of the product.
 COMMENTS = {
     "rejected_events": "Rows and files that ingest could not use, raw, with every reason",
     "rules": "Versions of rules; appended, and obeyed by running evaluations within seconds. rule_id * carries commands",
-    "alerts": "What rules raised: one alert per triggering event or window and rule; its revisions are further rows",
-    "late_events": "Events below the watermark that a rule wants, and events beyond max_future, with what became of them",
+    "alerts": "One alert per rule and triggering event or window; its revisions are further rows",
+    "late_events": "Events below the watermark that a rule wants, and events beyond max_future, with the action taken",
     "rule_log": "When each change of a rule took effect, which rows of rules were rejected and why, what failed",
-    "reviews": "What people found alerts to be; appended",
-    metrics.TABLE: "What each evaluation did and how far it is behind; best effort, at most a row every 30 seconds",
-    "notifications": "Which alerts were sent to which receiver, or could not be; what was sent is not sent again",
-    "ingests": "What became of the rows of each round of ingest; one that was killed is missing",
+    "reviews": "People's verdicts on alerts; appended",
+    metrics.TABLE: "Work and backlog of each evaluation; best effort, at most a row every 30 seconds",
+    "notifications": "Alerts sent to receivers, or that could not be sent; an alert that was sent is not sent again",
+    "ingests": "How many rows each round of ingest took in, found again or rejected; a round that was killed is missing",
 }
-# The columns that tell rows apart; none for tables in which equal rows may stand. Nothing enforces it.
+# The columns that identify a row; tables that may hold equal rows have none. Nothing enforces them.
 KEYS: dict[str, tuple[str, ...]] = {
     "alerts": ("alert_id", "revision"),
     "late_events": ("stream", "event_id", "arrival"),
@@ -236,30 +238,33 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 
 
-def events_comment(stream: Stream) -> str:
-    """What the events table of a stream is for."""
+def describe_events_table(stream: Stream) -> str:
+    """Returns the comment on the events table of a stream."""
     return f"Events of the stream {stream.name}, as ingested; a DELETE takes its rows out of the windows of rules"
 
 
-def events_schema(stream: Stream) -> StructType:
-    """The columns of a stream's events table: the declared fields in order, then ingested_at. Id and time are NOT NULL."""
+def make_events_schema(stream: Stream) -> StructType:
+    """Returns the columns of a stream's events table: the declared fields in order, then ingested_at.
+
+    Id and time are NOT NULL.
+    """
     required = (stream.event_id, stream.event_time)
     fields = [
-        _column(name, DataType.fromDDL(str(type_)), _field_comment(stream, name), required=name in required)
+        _make_column(name, DataType.fromDDL(str(type_)), _describe_field(stream, name), required=name in required)
         for name, type_ in stream.fields.items()
     ]
     # Others who write to the table need not know it.
-    stamp = _column(
+    stamp = _make_column(
         "ingested_at", _TIME, "One stamp for all rows of a commit, later than those of every earlier commit"
     )
     return StructType([*fields, stamp])
 
 
-def _field_comment(stream: Stream, name: str) -> str:
+def _describe_field(stream: Stream, name: str) -> str:
     if name in stream.comments:
         return stream.comments[name]
     roles = {stream.event_id: "Identifies the event", stream.event_time: "When it happened"}
     if name in roles:
         return roles[name]
-    made = stream.columns.get(name)
-    return f"Made by ingest: {made}" if made else "As the source has it"
+    expression = stream.columns.get(name)
+    return f"Made by ingest: {expression}" if expression else "As the source has it"
