@@ -154,15 +154,19 @@ def test_c3_1_the_change_feed_begins_with_the_first_commit(tables: Tables, tmp_p
 @pytest.mark.parametrize("checkpoint", [None, 0, 1, 7])
 def test_the_last_commit_is_found_by_the_names_of_files(last: int, checkpoint: int | None, tmp_path: Path) -> None:
     first = 0 if checkpoint is None else min(checkpoint, last)
+    log = tmp_path / "_delta_log"
+    log.mkdir()
     for commit in range(first, last + 1):
-        (tmp_path / f"{commit:020d}.json").touch()
+        (log / f"{commit:020d}.json").touch()
     if checkpoint is not None:
-        (tmp_path / "_last_checkpoint").write_text(json.dumps({"version": first, "size": 1}))
+        (log / "_last_checkpoint").write_text(json.dumps({"version": first, "size": 1}))
     assert _find_last_commit(tmp_path) == last
 
 
 @pytest.mark.parametrize("pointer", [b"", b"{", b"[]", b'{"size": 1}', b'{"version": "x"}', b'{"version": 5}', b"\xff"])
 def test_a_log_whose_pointer_cannot_be_read_is_left_to_delta(pointer: bytes, tmp_path: Path) -> None:
-    (tmp_path / "00000000000000000003.json").touch()
-    (tmp_path / "_last_checkpoint").write_bytes(pointer)
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    (log / "00000000000000000003.json").touch()
+    (log / "_last_checkpoint").write_bytes(pointer)
     assert _find_last_commit(tmp_path) is None
