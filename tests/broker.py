@@ -20,7 +20,7 @@ import pyspark
 
 from lookback.core.errors import SetupError
 from lookback.spark.ingest.topics import is_reachable
-from lookback.spark.platform.jars import Artifacts, kafka_jars
+from lookback.spark.platform.jars import Artifacts, fetch_kafka_jars
 
 with warnings.catch_warnings():
     # It reads its own files in a way that newer Pythons warn of.
@@ -142,7 +142,7 @@ class Broker:
     def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
         # Spark's resolver leaves out Scala, which Spark has.
         scala = (Path(pyspark.__file__).parent / "jars").glob("scala-library-*.jar")
-        jars = os.pathsep.join(map(str, [*BROKER.fetched(), *scala]))
+        jars = os.pathsep.join(map(str, [*BROKER.fetch(), *scala]))
         home = os.environ.get("JAVA_HOME")
         java = str(Path(home, "bin", "java")) if home else "java"
         flags = ["-Xmx320m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
@@ -156,8 +156,8 @@ class Broker:
 def prefetch() -> None:
     """Fetches the JARs of the broker and of Spark's Kafka source, once; says what is missing where that fails."""
     try:
-        kafka_jars(quiet=False)
-        BROKER.fetched(quiet=False)
+        fetch_kafka_jars(quiet=False)
+        BROKER.fetch(quiet=False)
     except SetupError as error:
         sys.exit(str(error))
 

@@ -86,10 +86,10 @@ def _reads_kafka(tests: list[pytest.Item]) -> bool:
     if not any("broker" in getattr(test, "fixturenames", ()) for test in tests):
         return False
     from lookback.core.errors import SetupError
-    from lookback.spark.platform.jars import kafka_jars
+    from lookback.spark.platform.jars import fetch_kafka_jars
 
     try:
-        return bool(kafka_jars())
+        return bool(fetch_kafka_jars())
     except SetupError:
         return False
 

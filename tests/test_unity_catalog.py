@@ -25,7 +25,7 @@ from lookback.spark.ingest.topics import TopicIngest
 from lookback.spark.operations.catalog import Step, Volume, _SetUp
 from lookback.spark.operations.grants import Place, Roles, grants
 from lookback.spark.platform import session
-from lookback.spark.platform.session import _set
+from lookback.spark.platform.session import _set_or_skip
 from lookback.spark.stream.pipeline import Evaluation, _Idle
 from lookback.spark.stream.watching import RulesWatch
 from lookback.spark.tables.lakehouse import Tables
@@ -190,9 +190,9 @@ class Refusing:
 
 def test_serverless_compute_may_refuse_settings_but_none_that_results_depend_on() -> None:
     spark: Any = Refusing()
-    _set(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", "100000")
+    _set_or_skip(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", "100000")
     with pytest.raises(AnalysisException):
-        _set(spark, "spark.sql.session.timeZone", "UTC")
+        _set_or_skip(spark, "spark.sql.session.timeZone", "UTC")
 
 
 def test_the_version_of_rules_in_a_catalog_is_asked_for_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,10 +256,10 @@ def _start_plain_session() -> None:
     """Starts Spark as its documentation says, with the two settings that Delta asks for and its JARs."""
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    from lookback.spark.platform.jars import extra_jars  # noqa: PLC0415
+    from lookback.spark.platform.jars import fetch_session_jars  # noqa: PLC0415
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.appName("plain").config("spark.jars", ",".join(map(str, extra_jars())))
+    builder = SparkSession.builder.appName("plain").config("spark.jars", ",".join(map(str, fetch_session_jars())))
     builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
     builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
     builder.getOrCreate().sparkContext.setLogLevel("ERROR")

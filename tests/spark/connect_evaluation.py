@@ -27,7 +27,7 @@ from lookback.cli import main as command_line
 from lookback.core.errors import SetupError
 from lookback.spark.operations.catalog import set_up
 from lookback.spark.operations.maintenance import maintain
-from lookback.spark.platform.jars import extra_jars
+from lookback.spark.platform.jars import fetch_session_jars
 from lookback.spark.platform.session import get_spark, is_connect
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
@@ -50,7 +50,7 @@ from payins import (
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 PLACE = {"catalog": "spark_catalog", "schema": "lookback_connect"}
 SERVER = {
-    "spark.jars": ",".join(map(str, extra_jars())),
+    "spark.jars": ",".join(map(str, fetch_session_jars())),
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.catalogImplementation": "in-memory",

@@ -141,7 +141,7 @@ def test_c3_7_changes_of_rules_between_runs_equal_replay_at_logged_arrivals(
     rules.set_status("by-customer", "paused")
     append(ready, [row for row in events if row["arrival"] > 6])
     # A machine with other cores: the checkpoint's shards stay as they are.
-    monkeypatch.setattr(pipeline, "cluster_cores", lambda _: 3)
+    monkeypatch.setattr(pipeline, "count_cores", lambda _: 3)
     evaluate(ready)
     log = [
         (r["rule_id"], r["version"], r["action"], r["arrival"])

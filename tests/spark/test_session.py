@@ -16,10 +16,10 @@ from lookback.spark.platform.session import (
     _OWN,
     _QUERY,
     _QUERY_SPEED,
-    beside,
-    default_shards,
+    apply_query_settings,
+    choose_default_shards,
     get_spark,
-    query_settings,
+    open_own_session,
 )
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
@@ -142,7 +142,7 @@ def test_a_checkpoint_of_too_many_shards_is_gone_on_with_and_told_of(
     append(tables, make_events(20, seed=6))
     Evaluation(tables, STREAM, STREAMS, folder, once=True, shards=3).run()
     # More than are ever chosen.
-    monkeypatch.setattr("lookback.spark.stream.resume.MOST_SHARDS", 2)
+    monkeypatch.setattr("lookback.spark.stream.resume.MAX_SHARDS", 2)
     with caplog.at_level(logging.WARNING, "lookback"):
         Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
     assert "divides its keys into 3 shards for good, and each costs time in every batch" in caplog.text
@@ -163,11 +163,11 @@ def test_a_session_beside_theirs_has_what_lookback_needs(theirs: SparkSession) -
     # Also what they set later, by the next call; what Lookback needs stays as it is.
     theirs.conf.set("spark.hadoop.some.storage", "another key")
     theirs.conf.set("spark.sql.ansi.enabled", "false")
-    assert beside(theirs).conf.get("spark.hadoop.some.storage") == "another key"
+    assert open_own_session(theirs).conf.get("spark.hadoop.some.storage") == "another key"
     assert own.conf.get("spark.sql.ansi.enabled") == "true"
     # Its own session has none beside it, and there is one for all.
-    assert beside(own) is own
-    assert beside(theirs) is own
+    assert open_own_session(own) is own
+    assert open_own_session(theirs) is own
 
 
 def test_a_query_gets_its_settings_and_the_session_has_its_own_again(theirs: SparkSession) -> None:
@@ -176,7 +176,7 @@ def test_a_query_gets_its_settings_and_the_session_has_its_own_again(theirs: Spa
     before = dict(theirs.conf.getAll)
 
     def start(found: dict[str, str]) -> None:
-        with query_settings(theirs, 7):
+        with apply_query_settings(theirs, 7):
             found.update(theirs.conf.getAll)
             raise OSError("a query that could not be started")
 
@@ -185,9 +185,9 @@ def test_a_query_gets_its_settings_and_the_session_has_its_own_again(theirs: Spa
         start(within)
     assert theirs.conf.getAll == before
     assert within == {**before, **_QUERY_SPEED, **_QUERY, _PARTITIONS: "7", speed: "77"}
-    with query_settings(theirs, None):
+    with apply_query_settings(theirs, None):
         assert theirs.conf.get(_PARTITIONS) == "200"
 
 
 def test_the_cores_of_the_cluster_are_the_shards(spark: SparkSession) -> None:
-    assert default_shards(spark) == 2
+    assert choose_default_shards(spark) == 2

@@ -18,10 +18,10 @@ from lookback.core.streams.source_keys import KAFKA_KEYS
 from lookback.spark.ingest.fields import BESIDE, reads_kafka
 from lookback.spark.ingest.files import ingest, retry_rejected
 from lookback.spark.ingest.kafka import DEFAULT_MOST, Topic, require_kafka
-from lookback.spark.ingest.kafka_faults import BrokersAway, explain_failure
+from lookback.spark.ingest.kafka_faults import BrokersAway, explain_kafka_failure
 from lookback.spark.ingest.sources import Source
 from lookback.spark.ingest.topics import TopicIngest, is_reachable, topics_of
-from lookback.spark.platform.secrets import Secrets, written_out
+from lookback.spark.platform.secrets import Secrets, find_plain_secrets
 
 FIELDS = {"id": "string", "at": "timestamp"}
 KAFKA = {"format": "kafka", "servers": "one:9092, two:9093", "topic": "payments"}
@@ -163,38 +163,38 @@ def test_all_that_is_wrong_is_said_at_once():
     ],
 )
 def test_secrets_that_stand_in_the_file_are_found(options: dict[str, str], names: list[str]):
-    assert written_out(options) == names
+    assert find_plain_secrets(options) == names
 
 
 def test_secrets_take_the_place_of_their_references_and_are_hidden(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PASSWORD", 'a"b\\c')
     secrets = Secrets()
 
-    assert secrets.resolved("${env:PASSWORD}", "here") == 'a"b\\c'
-    assert secrets.resolved('password="${env:PASSWORD}"', "here") == 'password="a\\"b\\\\c"'
-    assert secrets.hidden('it said a"b\\c and a\\"b\\\\c') == "it said *** and ***"
+    assert secrets.resolve("${env:PASSWORD}", "here") == 'a"b\\c'
+    assert secrets.resolve('password="${env:PASSWORD}"', "here") == 'password="a\\"b\\\\c"'
+    assert secrets.hide('it said a"b\\c and a\\"b\\\\c') == "it said *** and ***"
     assert "PASSWORD" not in repr(secrets)
     assert 'a"b' not in repr(secrets)
 
 
 def test_secrets_of_the_workspace_are_read_there_alone(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(SetupError, match="only Databricks has such; here write"):
-        Secrets().resolved("${secret:lake/kafka}", "options.x")
+        Secrets().resolve("${secret:lake/kafka}", "options.x")
     asked: list[Any] = []
     module = ModuleType("pyspark.dbutils")
     held = SimpleNamespace(get=lambda scope, key: asked.append((scope, key)) or "found")
     module.DBUtils = lambda spark: SimpleNamespace(secrets=held)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pyspark.dbutils", module)
 
-    assert Secrets().resolved("${secret:lake/kafka}", "options.x") == "found"
+    assert Secrets().resolve("${secret:lake/kafka}", "options.x") == "found"
     assert asked == [("lake", "kafka")]
     with pytest.raises(SetupError, match=r"options.x: a secret of the workspace is written \$\{secret:SCOPE/KEY\}"):
-        Secrets().resolved("${secret:lake}", "options.x")
+        Secrets().resolve("${secret:lake}", "options.x")
 
 
 def test_on_databricks_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
-    monkeypatch.setattr("lookback.spark.ingest.kafka.kafka_jars", lambda: 1 / 0)
+    monkeypatch.setattr("lookback.spark.ingest.kafka.fetch_kafka_jars", lambda: 1 / 0)
     require_kafka(SimpleNamespace())  # type: ignore[arg-type]
 
 
@@ -241,7 +241,7 @@ def test_on_databricks_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch):
 )
 def test_what_spark_says_of_a_topic_is_put_in_words(text: str, said: str):
     declared = stream(**KAFKA)
-    told = explain_failure(RuntimeError(text), Topic.of(declared), declared, "/checkpoint")
+    told = explain_kafka_failure(RuntimeError(text), Topic.of(declared), declared, "/checkpoint")
     assert isinstance(told, SetupError)
     assert "topic payments at one:9092,two:9093: " in str(told)
     assert said in str(told)
@@ -272,12 +272,14 @@ def test_a_checkpoint_of_another_topic_is_refused_before_anything_is_written(tmp
 )
 def test_a_broker_that_is_away_is_tried_again(text: str):
     declared = stream(**KAFKA)
-    assert isinstance(explain_failure(RuntimeError(text), Topic.of(declared), declared, "/checkpoint"), BrokersAway)
+    assert isinstance(
+        explain_kafka_failure(RuntimeError(text), Topic.of(declared), declared, "/checkpoint"), BrokersAway
+    )
 
 
 def test_another_error_stays_what_it_is():
     declared, error = stream(**KAFKA), RuntimeError("something else")
-    assert explain_failure(error, Topic.of(declared), declared, "/checkpoint") is error
+    assert explain_kafka_failure(error, Topic.of(declared), declared, "/checkpoint") is error
 
 
 def test_no_broker_answers_where_none_is():

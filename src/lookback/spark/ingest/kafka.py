@@ -31,8 +31,8 @@ from lookback.spark.ingest.fields import (
     source_columns,
 )
 from lookback.spark.ingest.sources import JSON_FORMATS, Source
-from lookback.spark.platform.jars import kafka_jars
-from lookback.spark.platform.secrets import Secrets, written_out
+from lookback.spark.platform.jars import fetch_kafka_jars
+from lookback.spark.platform.secrets import Secrets, find_plain_secrets
 from lookback.spark.platform.session import on_databricks
 from lookback.spark.tables.lakehouse import quote_text
 
@@ -107,7 +107,7 @@ class Topic:
         require_kafka(spark)
         self.secrets.spark = spark
         chosen = {**_DEFAULTS, **self.options, **(options or {})}
-        chosen = {name: self.secrets.resolved(value, f"source.options.{name}") for name, value in chosen.items()}
+        chosen = {name: self.secrets.resolve(value, f"source.options.{name}") for name, value in chosen.items()}
         reader = spark.readStream.format(KAFKA).options(**chosen).option(*self.subscription)
         return reader.option("kafka.bootstrap.servers", self.servers).option("includeHeaders", "true").load()
 
@@ -197,7 +197,7 @@ def require_kafka(spark: SparkSession) -> None:
         try:
             loader.classForName(_CLASS, False, False)
         except Exception:  # noqa: BLE001 - it has none: py4j says so in several ways
-            for jar in kafka_jars():
+            for jar in fetch_kafka_jars():
                 spark.sql(f"ADD JAR {quote_text(jar.as_uri())}")
 
 
@@ -258,7 +258,7 @@ def _problems_of_options(options: Mapping[str, str]) -> Iterator[str]:
         elif not name.startswith("kafka.") and name not in _OPTIONS:
             near = f"; {hint}" if (hint := suggest(name, _OPTIONS, "")) else ""
             yield f"option {name!r} is not one of Spark's Kafka source{near}; those of values are `value_options`"
-    for name in written_out(options):
+    for name in find_plain_secrets(options):
         yield (
             f"option {name} holds a secret, which does not belong into a file: write ${{env:NAME}} for an environment "
             "variable, or ${secret:SCOPE/KEY} for a secret of the Databricks workspace"

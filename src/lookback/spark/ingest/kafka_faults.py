@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
-from lookback.spark.platform.faults import whole_text
+from lookback.spark.platform.faults import collect_messages
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -62,13 +62,13 @@ class BrokersAway(Exception):
     """No broker answers, or none that leads a partition; it may be there again soon."""
 
 
-def explain_failure(error: Exception, topic: Topic, stream: Stream, checkpoint: str) -> Exception:
+def explain_kafka_failure(error: Exception, topic: Topic, stream: Stream, checkpoint: str) -> Exception:
     """The error to raise in place of a failed query's: with the remedy where one is known, else the error itself.
 
     Away where trying again is the remedy. No secret of the topic's options stands in it.
     """
-    text = topic.secrets.hidden(whole_text(error))
-    if _LOSS.search(text) and (lost := _lost(text)):
+    text = topic.secrets.hide(collect_messages(error))
+    if _LOSS.search(text) and (lost := _find_loss(text)):
         words = lost.replace("ingest STREAM", f"ingest {stream.name}")
         return SetupError(f"{topic}: {words}")
     if _MISSING.search(text):
@@ -82,7 +82,7 @@ def explain_failure(error: Exception, topic: Topic, stream: Stream, checkpoint: 
             "kafka.sasl.* or kafka.ssl.* in the source's options, the secret that they name, or what the user is allowed"
         )
     if away := _AWAY.search(text):
-        return BrokersAway(f"no broker could be reached or leads ({_line(text, away)})")
+        return BrokersAway(f"no broker could be reached or leads ({_quote_line(text, away)})")
     if wrong := _WRONG.search(text):
         return SetupError(f"{topic}: {wrong[1][:_MOST_TEXT]}: mend the source's options")
     if _OTHER_SOURCE.search(text):
@@ -98,7 +98,7 @@ def explain_failure(error: Exception, topic: Topic, stream: Stream, checkpoint: 
     return error
 
 
-def _lost(text: str) -> str | None:
+def _find_loss(text: str) -> str | None:
     for pattern, words in _LOST.items():
         match = re.search(pattern, text)
         if match:
@@ -106,5 +106,5 @@ def _lost(text: str) -> str | None:
     return None
 
 
-def _line(text: str, match: re.Match[str]) -> str:
+def _quote_line(text: str, match: re.Match[str]) -> str:
     return text[match.start() :].split("\n", 1)[0][:_MOST_TEXT].strip()

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from lookback.core.errors import LookbackError, SetupError
 from lookback.spark.ingest.files import IngestReport, Step, require_ingest
 from lookback.spark.ingest.kafka import Topic
-from lookback.spark.ingest.kafka_faults import BrokersAway, explain_failure
+from lookback.spark.ingest.kafka_faults import BrokersAway, explain_kafka_failure
 from lookback.spark.tables.locks import lock_ingest
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class TopicIngest:
         except (PySparkException, Py4JJavaError) as error:
             if self._failure is not None:
                 raise self._failure from None
-            raise explain_failure(error, self._topic, self._stream, self._checkpoint) from error
+            raise explain_kafka_failure(error, self._topic, self._stream, self._checkpoint) from error
         finally:
             if query is not None and query.isActive:
                 query.stop()

@@ -1,4 +1,4 @@
-"""The machine below: the Spark session, JARs, secrets, owners of checkpoints, and what failures of the platform mean.
+"""The platform below the tables: the Spark session, JARs, secrets, owners of files, and remedies for Spark's failures.
 
-It must not know tables or streams.
+This package must not know tables or streams.
 """

@@ -1,4 +1,4 @@
-"""What Spark says of a damaged checkpoint or of files that are gone, in words for the person who can mend it."""
+"""Turns Spark's errors about a damaged checkpoint or about files that are gone into sentences with a remedy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lookback.core.errors import SetupError, StateError
 
-# Spark's names of errors, or texts of its log readers, that mean: this checkpoint cannot be read.
+# Names of Spark's errors, or texts of its log readers, that mean that a checkpoint cannot be read.
 _TORN = re.compile(
     r"CANNOT_LOAD_STATE_STORE|STREAMING_STATEFUL_OPERATOR_|STREAMING_CHECKPOINT_|STATE_STORE_\w+|STDS_\w+|STATE_REPARTITION_\w+"
     r"|Failed to read log file|ChecksumException|JsonEOFException|MismatchedInputException|Unexpected end-of-input"
@@ -23,12 +23,13 @@ _STATE_ERROR = re.compile(r"StateError: (.+)")
 # Raised in a Python of the executors, which on a cluster is another installation than that of the driver.
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '((?:lookback|numpy|pandas|pyarrow|sqlglot)[\w.]*)'")
 _FILE = re.compile(r"(?:file:(?://)?|File `)(/[^\n]*?\.(?:parquet|json)|/[^\n]*/(?:offsets|commits|state)/[\w./-]*\w)")
-_MOST_TEXT = 300
+_MAX_CHARACTERS = 300
+_MAX_CAUSES = 20
 
 
 def explain_failure(error: Exception, stream: str, checkpoint: Path) -> Exception:
-    """The error to raise in place of a failed query's: with the remedy where one is known, else the error itself."""
-    text = whole_text(error)
+    """Returns the error to raise in place of a failed query's: with a remedy if one is known, else the error itself."""
+    text = collect_messages(error)
     remedy = f"make the state anew from the tables: lookback evaluate {stream} --rebuild"
     if own := _STATE_ERROR.search(text):
         return StateError(f"{checkpoint}: {own[1].strip()}: lookback evaluate {stream} --rebuild")
@@ -49,29 +50,29 @@ def explain_failure(error: Exception, stream: str, checkpoint: Path) -> Exceptio
             f"runs, {remedy}"
         )
     if _TORN.search(text):
-        return SetupError(f"{file or checkpoint} is torn, damaged or missing ({_reason(text)}); {remedy}")
+        return SetupError(f"{file or checkpoint} is torn, damaged or missing ({_quote_fault(text)}); {remedy}")
     if _GONE.search(text):
         return SetupError(
-            f"{file or 'a file'} of a table cannot be read any more ({_reason(text)}): the log was cleaned, or files were "
+            f"{file or 'a file'} of a table cannot be read any more ({_quote_fault(text)}): the log was cleaned, or files were "
             f"vacuumed, before they were judged. What was in them cannot be judged; to go on without it, {remedy}"
         )
     return error
 
 
-def whole_text(error: Exception) -> str:
-    """What an error and its causes say, down to Java's."""
-    texts, at = [], 0
-    found: object = error
-    while found is not None and at < 20:
-        texts.append(str(found))
-        found, at = getattr(found, "_cause", None) or getattr(found, "__cause__", None), at + 1
+def collect_messages(error: Exception) -> str:
+    """Returns the messages of an error and its causes, down to Java's."""
+    texts: list[str] = []
+    cause: object = error
+    while cause is not None and len(texts) < _MAX_CAUSES:
+        texts.append(str(cause))
+        cause = getattr(cause, "_cause", None) or getattr(cause, "__cause__", None)
     return "\n".join(texts)
 
 
-def _reason(text: str) -> str:
-    """The words that tell which fault it is."""
+def _quote_fault(text: str) -> str:
+    """Quotes the line of a message that names the fault."""
     match = _TORN.search(text) or _GONE.search(text)
     assert match is not None
     start = text.rfind("\n", 0, match.start()) + 1
     line = text[max(start, match.start() - 1) :].split("\n", 1)[0]
-    return line[:_MOST_TEXT].strip()
+    return line[:_MAX_CHARACTERS].strip()

@@ -1,4 +1,4 @@
-"""Java, and the JARs that Spark lacks on this machine: resolved once, on disk from then on."""
+"""Checks Java, and fetches the JARs that Spark lacks on this machine: once, then they are on disk."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from pathlib import Path
 
 from lookback.core.errors import SetupError
 
-# Spark 4.2 runs on 17, 21 and 25, and on what lies between.
+# Spark 4.2 runs on 17, 21 and 25, and on the versions between.
 OLDEST_JAVA, NEWEST_JAVA = 17, 25
-# Of all that Ivy brings, Spark lacks these alone.
-_ANY = r".+\.jar"
-_DELTA = r"(io\.delta|io\.unitycatalog|com\.globalmentor)_.+\.jar"
-_KAFKA = (
+# Names of the JARs to keep: of all that Ivy brings, Spark lacks these alone.
+_ANY_JAR = r".+\.jar"
+_DELTA_JARS = r"(io\.delta|io\.unitycatalog|com\.globalmentor)_.+\.jar"
+_KAFKA_JARS = (
     r"(org\.apache\.kafka_kafka-clients|org\.apache\.commons_commons-pool2|org\.apache\.spark_spark-sql-kafka-).+\.jar"
 )
-# Spark's own of its Kafka source. Some repositories have it of few versions; it differs little from one to the next, and
-# without delegation tokens (Kerberos) the source asks it for nothing but whether there are any.
+# A part of Spark's Kafka source. Some repositories have few versions of it; it differs little from one to the next, and
+# without delegation tokens (Kerberos) the source only asks it whether there are any.
 _TOKENS = ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13")
 _TOKENS_JAR = r"org\.apache\.spark_spark-token-provider-kafka-.+\.jar"
 _OTHER_TOKENS = "4.1.0-preview1"
-# What Spark has already, or needs only on Hadoop's own clusters: 60 MB that need not be fetched.
-_HAS = (
+# Artifacts that Spark has already, or needs only on Hadoop's own clusters: 60 MB that need not be fetched.
+_PROVIDED = (
     "com.github.luben:zstd-jni", "com.google.code.findbugs:jsr305", "org.apache.hadoop:hadoop-client-api",
     "org.apache.hadoop:hadoop-client-runtime", "org.lz4:lz4-java", "at.yawk.lz4:lz4-java", "org.scala-lang:scala-library",
     "org.scala-lang.modules:scala-parallel-collections_2.13", "org.slf4j:slf4j-api", "org.xerial.snappy:snappy-java",
 )  # fmt: skip
-# Local files by Java's own calls. Hadoop starts a `chmod` for each file that it makes, some 20 of them in a micro-batch.
+# Writes local files by Java's own calls. Hadoop starts a `chmod` for each file, some 20 of them in a micro-batch.
 _LOCAL_FILES = ("com.globalmentor", "hadoop-bare-naked-local-fs", "0.1.0")
 _INSTALL = "install Java 17, such as with `sudo apt-get install openjdk-17-jre-headless` or `brew install openjdk@17`"
 _MARK = "resolved JARs: "
@@ -48,15 +48,16 @@ print({_MARK!r} + SparkConf().get("spark.jars"))
 
 @dataclass(frozen=True)
 class Artifacts:
-    """JARs of a Maven repository that are fetched together. name: the folder that keeps them, their versions in it.
+    """JARs of a Maven repository that are fetched together.
 
-    coordinates: of each its group, name and version; what these need comes with them. kept: a pattern of the names of
-    those that are kept; excluded: group:name of what is not fetched.
+    name: the folder that keeps them; it contains their versions. coordinates: group, name and version of each; their
+    dependencies come with them. kept: a pattern of the names of the JARs that are kept; excluded: group:name of the
+    dependencies that are not fetched.
     """
 
     name: str
     coordinates: tuple[tuple[str, str, str], ...]
-    kept: str = _ANY
+    kept: str = _ANY_JAR
     excluded: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -64,34 +65,34 @@ class Artifacts:
 
     @property
     def folder(self) -> Path:
-        """Where they lie once they are fetched: below LOOKBACK_JARS, or in ~/.cache/lookback/jars."""
+        """The folder that keeps the JARs: below LOOKBACK_JARS, or in ~/.cache/lookback/jars."""
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lookback" / "jars"
         return Path(os.environ.get("LOOKBACK_JARS") or cache).expanduser() / self.name
 
-    def fetched(self, *, quiet: bool = True) -> list[Path]:
-        """The JARs on disk; fetched first if need be. Raises SetupError where they are missing and cannot be fetched."""
+    def fetch(self, *, quiet: bool = True) -> list[Path]:
+        """Returns the JARs on disk; fetches missing ones first. Raises SetupError if they cannot be fetched."""
         chosen = os.environ.get("LOOKBACK_JARS")
-        # A folder of one's own may hold those of a session side by side.
-        beside = self._in(Path(chosen).expanduser()) if chosen and self.kept != _ANY else []
-        jars = beside or self._in(self.folder)
+        # A folder of one's own may hold all JARs of a session side by side.
+        beside = self._list_jars(Path(chosen).expanduser()) if chosen and self.kept != _ANY_JAR else []
+        jars = beside or self._list_jars(self.folder)
         if jars:
             return jars
         if not quiet:
             print(f"Fetching {self} ...", file=sys.stderr, flush=True)
         _keep(_resolve(self), self.folder)
-        return self._in(self.folder)
+        return self._list_jars(self.folder)
 
-    def _in(self, folder: Path) -> list[Path]:
+    def _list_jars(self, folder: Path) -> list[Path]:
         return sorted(jar for jar in folder.glob("*.jar") if re.fullmatch(self.kept, jar.name, re.ASCII))
 
 
 def check_java() -> int:
-    """The version (17, 21, ...) of the Java that Spark will start: JAVA_HOME's, else the one on the PATH.
+    """Returns the version (17, 21, ...) of the Java that Spark will start: JAVA_HOME's, else the one on the PATH.
 
-    Raises SetupError, one sentence with what to install, where there is none or Spark cannot run on it.
+    Raises SetupError, which names the Java to install, if there is none or Spark cannot run on it.
     """
-    java = _java()
-    version = _version_of(java) if java else None
+    java = _find_java()
+    version = _find_java_version(java) if java else None
     if version is None:
         home = os.environ.get("JAVA_HOME")
         where = f"JAVA_HOME is {home!r}, where no Java starts" if home else "there is no Java on the PATH"
@@ -104,89 +105,91 @@ def check_java() -> int:
     return version
 
 
-def extra_jars(*, quiet: bool = True) -> list[Path]:
-    """The JARs on disk: Delta's, and one for local files; fetched first if need be (about 20 s, once).
+def fetch_session_jars(*, quiet: bool = True) -> list[Path]:
+    """Returns the JARs of a session, Delta's and one for local files; fetches missing ones first (about 20 s, once).
 
     They lie in LOOKBACK_JARS, or in a folder of their versions below ~/.cache/lookback/jars.
-    Raises SetupError where they are missing and cannot be fetched.
+    Raises SetupError if they cannot be fetched.
     """
     chosen = os.environ.get("LOOKBACK_JARS")
-    # Whatever is in a folder of one's own goes into the session.
+    # All JARs in a folder of one's own go into the session.
     jars = sorted(Path(chosen).expanduser().glob("*.jar")) if chosen else []
-    return jars or _delta().fetched(quiet=quiet)
+    return jars or _choose_delta().fetch(quiet=quiet)
 
 
-def kafka_jars(*, quiet: bool = True) -> list[Path]:
-    """The JARs of Spark's Kafka source on disk; fetched first if need be (some seconds, once), where a stream needs them.
+def fetch_kafka_jars(*, quiet: bool = True) -> list[Path]:
+    """Returns the JARs of Spark's Kafka source; fetches missing ones first (some seconds, once).
 
-    They lie beside Delta's. Raises SetupError where they are missing and cannot be fetched.
+    They lie beside Delta's. Raises SetupError if they cannot be fetched.
     """
-    return [*_kafka().fetched(quiet=quiet), *_tokens(quiet)]
+    return [*_choose_kafka().fetch(quiet=quiet), *_fetch_tokens(quiet)]
 
 
-def local_files_jar(jars: Iterable[Path]) -> Path | None:
-    """Of the JARs the one with a faster local file system; None where a folder of one's own lacks it."""
+def find_local_files_jar(jars: Iterable[Path]) -> Path | None:
+    """Returns the JAR with a faster local file system; None if a folder of one's own lacks it."""
     group, name, _ = _LOCAL_FILES
     return next((jar for jar in jars if jar.name.startswith(f"{group}_{name}-")), None)
 
 
-def _java() -> Path | None:
+def _find_java() -> Path | None:
     home = os.environ.get("JAVA_HOME")
     if home:
         java = Path(home, "bin", "java")
         return java if java.exists() else None
-    found = shutil.which("java")
-    return Path(found) if found else None
+    on_path = shutil.which("java")
+    return Path(on_path) if on_path else None
 
 
-def _version_of(java: Path) -> int | None:
+def _find_java_version(java: Path) -> int | None:
     # The release file spares the 100 ms of starting a JVM; not every distribution has one.
     release = java.resolve().parent.parent / "release"
     text = release.read_text(encoding="utf-8", errors="replace") if release.is_file() else ""
-    match = re.search(r'JAVA_VERSION="(\d+)', text) or re.search(r'version "(\d+)', _told_by(java))
+    match = re.search(r'JAVA_VERSION="(\d+)', text) or re.search(r'version "(\d+)', _run_java_version(java))
     return int(match.group(1)) if match else None
 
 
-def _told_by(java: Path) -> str:
+def _run_java_version(java: Path) -> str:
     try:
         return subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
 
-def _spark_version() -> str:
+def _find_spark_version() -> str:
     return metadata.version("pyspark")
 
 
-def _delta() -> Artifacts:
-    spark, delta = _spark_version(), metadata.version("delta-spark")
+def _choose_delta() -> Artifacts:
+    spark, delta = _find_spark_version(), metadata.version("delta-spark")
     # From 4.1 on Delta publishes one artifact for each minor version of Spark.
     minor = "" if delta.startswith("4.0.") else "_" + ".".join(spark.split(".")[:2])
     name = f"delta-{delta}-spark-{spark}-files-{_LOCAL_FILES[-1]}"
-    return Artifacts(name, (("io.delta", f"delta-spark{minor}_2.13", delta), _LOCAL_FILES), _DELTA)
+    return Artifacts(name, (("io.delta", f"delta-spark{minor}_2.13", delta), _LOCAL_FILES), _DELTA_JARS)
 
 
-def _kafka() -> Artifacts:
-    spark = _spark_version()
+def _choose_kafka() -> Artifacts:
+    spark = _find_spark_version()
     coordinates = (("org.apache.spark", "spark-sql-kafka-0-10_2.13", spark),)
-    return Artifacts(f"kafka-spark-{spark}", coordinates, _KAFKA, (*_HAS, ":".join(_TOKENS)))
+    return Artifacts(f"kafka-spark-{spark}", coordinates, _KAFKA_JARS, (*_PROVIDED, ":".join(_TOKENS)))
 
 
-def _tokens(quiet: bool) -> list[Path]:
-    """The part of Spark's Kafka source that knows delegation tokens, of Spark's version or the nearest one there is."""
-    versions = (_spark_version(), _OTHER_TOKENS)
-    known = [Artifacts(f"kafka-tokens-{version}", ((*_TOKENS, version),), _TOKENS_JAR, _HAS) for version in versions]
+def _fetch_tokens(quiet: bool) -> list[Path]:
+    """Fetches the part of Spark's Kafka source that knows delegation tokens, in Spark's version or the nearest one."""
+    versions = (_find_spark_version(), _OTHER_TOKENS)
+    known = [
+        Artifacts(f"kafka-tokens-{version}", ((*_TOKENS, version),), _TOKENS_JAR, _PROVIDED) for version in versions
+    ]
     there = [artifacts for artifacts in known if artifacts.folder.is_dir()]
     try:
-        return (there or known)[0].fetched(quiet=quiet)
+        return (there or known)[0].fetch(quiet=quiet)
     except SetupError:
         if there:
             raise
-        return known[1].fetched(quiet=quiet)
+        return known[1].fetch(quiet=quiet)
 
 
 def _resolve(artifacts: Artifacts) -> list[Path]:
-    """The JARs that Ivy finds for the coordinates; its report is shown only when it fails."""
+    """Returns the JARs that Ivy finds for the coordinates. Raises SetupError with Ivy's report if it fails."""
     excluded = f"--exclude-packages {','.join(artifacts.excluded)} " if artifacts.excluded else ""
     arguments = f"--master local[1] --packages {artifacts} {excluded}pyspark-shell"
     done = subprocess.run(  # noqa: S603
@@ -201,7 +204,7 @@ def _resolve(artifacts: Artifacts) -> list[Path]:
         report = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
         raise SetupError(
             f"{artifacts} cannot be fetched; is a Maven repository within reach? On a machine without one, copy the "
-            f"JARs of another machine's {artifacts.folder} and set LOOKBACK_JARS to their folder. Ivy said:\n{report}"
+            f"JARs of another machine's {artifacts.folder} and set LOOKBACK_JARS to their folder. Ivy reported:\n{report}"
         )
     paths = [Path(re.sub(r"^file:(//)?", "", jar)) for jar in lines[-1].split(",")]
     return [path for path in paths if re.fullmatch(artifacts.kept, path.name, re.ASCII)]
@@ -220,16 +223,19 @@ def _keep(jars: list[Path], folder: Path) -> None:
                 folder.rmdir()
             complete.rename(folder)
         except OSError:
-            # Another process was first; what it put there is as good.
+            # Another process was first; its JARs are as good.
             if not any(folder.glob("*.jar")):
                 raise
 
 
 def main() -> int:
-    """Fetches the JARs if they are not there, with `--kafka` those for Kafka too, and says where they are; the exit code."""
+    """Fetches missing JARs, with `--kafka` also Kafka's, and prints where they are. Returns the exit code."""
     try:
         check_java()
-        for jars in (extra_jars(quiet=False), *([kafka_jars(quiet=False)] if "--kafka" in sys.argv[1:] else [])):
+        for jars in (
+            fetch_session_jars(quiet=False),
+            *([fetch_kafka_jars(quiet=False)] if "--kafka" in sys.argv[1:] else []),
+        ):
             print(f"{len(jars)} JARs in {jars[0].parent}")
     except SetupError as error:
         print(error, file=sys.stderr)

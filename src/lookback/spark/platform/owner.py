@@ -1,4 +1,4 @@
-"""One process at a time on a folder: who has it, told to whoever comes second."""
+"""Lets one process at a time own a file, and names the owner to any other process that wants it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lookback.core.errors import SetupError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# How often an owner says that it lives, and how long one is watched that no lock of this machine tells of.
+# The time between two beats of an owner, and the number of beats for which an owner without a lock here is watched.
 BEAT_SECONDS = 5.0
 _WATCHED_BEATS = 3
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A process and since when it owns something. beat: counts up while it lives."""
+    """A process that owns something. since: the time from which it does; beat: counts up while the process lives."""
 
     host: str
     pid: int
@@ -35,9 +35,13 @@ class Owner:
 
     @classmethod
     def this_process(cls) -> Owner:
-        """This one, from now on."""
+        """Returns this process as an owner from now on."""
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return cls(socket.gethostname(), os.getpid(), getpass.getuser(), since)
+
+    def is_same(self, other: Owner) -> bool:
+        """Returns whether both are one process that owns one thing since one time, whatever its beat."""
+        return (self.host, self.pid, self.since) == (other.host, other.pid, other.since)
 
     def __str__(self) -> str:
         return f"process {self.pid} of {self.user} on {self.host}, since {self.since}"
@@ -45,33 +49,33 @@ class Owner:
 
 @contextlib.contextmanager
 def become_owner(file: Path, what: str, beat_seconds: float = BEAT_SECONDS) -> Iterator[Callable[[], None]]:
-    """Owns what `file` stands for, such as "checkpoint X", until the end of the block. The file names the owner.
+    """Makes this process the owner of `what`, such as "checkpoint X", until the end of the block. `file` names the owner.
 
-    Where the operating system locks files, it frees the lock of a process that has died, so that a killed owner is
-    followed at once. An owner on another machine, or where files cannot be locked, is told by its beat, which is watched
-    for some seconds: of two that start within the same moment there, both may begin, and the first soon finds that it
-    is not the owner any more. Yields what raises SetupError then; call it now and again. Raises SetupError, naming the
-    owner, where there is another.
+    If the operating system locks files, it frees the lock of a process that has died, so that another process can follow
+    a killed owner at once. Otherwise, and for an owner on another machine, the owner's beat decides, which is watched for
+    some seconds. Two processes that start at the same moment there may both begin, and the first soon finds that it has
+    lost ownership. Yields a check that raises SetupError then; call it now and again. Raises SetupError, which names the
+    owner, if there is another one.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
         locked = _lock(file, opened)
         known = _read(file)
-        if locked is False or (known is not None and not _is_over(file, known, locked, beat_seconds)):
-            raise _refusal(what, known, file)
-        beating = _Beating(file, what, Owner.this_process(), beat_seconds)
+        if locked is False or (known is not None and not _has_ended(file, known, locked, beat_seconds)):
+            raise _make_refusal(what, known, file)
+        heartbeat = _Heartbeat(file, what, Owner.this_process(), beat_seconds)
         try:
-            beating.start()
-            yield beating.check
+            heartbeat.start()
+            yield heartbeat.check
         finally:
-            beating.stop()
+            heartbeat.stop()
             # Emptied, not removed: another process may have it open already.
-            if beating.is_owner():
+            if heartbeat.is_owner():
                 file.write_text("")
 
 
 def _lock(file: Path, opened: contextlib.ExitStack) -> bool | None:
-    """Whether the lock was free and is held now, until `opened` is left; None where files cannot be locked."""
+    """Tries to lock the file until `opened` is left. Returns whether that worked; None if files cannot be locked."""
     try:
         import fcntl  # noqa: PLC0415 - Windows has none
     except ImportError:
@@ -85,8 +89,8 @@ def _lock(file: Path, opened: contextlib.ExitStack) -> bool | None:
     return True
 
 
-def _is_over(file: Path, known: Owner, locked: bool | None, beat_seconds: float) -> bool:
-    """Whether the owner that a file names is none any more."""
+def _has_ended(file: Path, known: Owner, locked: bool | None, beat_seconds: float) -> bool:
+    """Returns whether the owner that a file names has ended."""
     if locked and known.host == socket.gethostname():
         return True
     # Locks may not reach other machines of a shared folder: the beat does. Clocks are not compared.
@@ -94,15 +98,15 @@ def _is_over(file: Path, known: Owner, locked: bool | None, beat_seconds: float)
     while time.monotonic() < deadline:
         time.sleep(min(beat_seconds / 5, 0.5))
         now = _read(file)
-        # Nothing can be read of a file that is just being written.
+        # A file that is just being written reads as None.
         if now is not None and now != known:
             return False
     return True
 
 
-def _refusal(what: str, owner: Owner | None, file: Path) -> SetupError:
+def _make_refusal(what: str, owner: Owner | None, file: Path) -> SetupError:
     who = "another process" if owner is None else str(owner)
-    return SetupError(f"{what} is in use by {who}; one at a time. Stop that one first ({file} says who it is).")
+    return SetupError(f"{what} is in use by {who}; one at a time. Stop that one first ({file} names it).")
 
 
 def _read(file: Path) -> Owner | None:
@@ -112,7 +116,7 @@ def _read(file: Path) -> Owner | None:
         return None
 
 
-class _Beating:
+class _Heartbeat:
     """Writes the owner's beat into its file, in a thread of its own."""
 
     def __init__(self, file: Path, what: str, owner: Owner, seconds: float) -> None:
@@ -130,24 +134,20 @@ class _Beating:
         self._thread.join()
 
     def is_owner(self) -> bool:
-        """Whether the file still names this process."""
-        found = _read(self._file)
-        return found is not None and (found.host, found.pid, found.since) == self._identity
+        """Returns whether the file still names this process."""
+        owner = _read(self._file)
+        return owner is not None and owner.is_same(self._owner)
 
     def check(self) -> None:
         if self._usurper is not None:
-            raise _refusal(self._what, self._usurper, self._file)
-
-    @property
-    def _identity(self) -> tuple[str, int, str]:
-        return self._owner.host, self._owner.pid, self._owner.since
+            raise _make_refusal(self._what, self._usurper, self._file)
 
     def _run(self) -> None:
         beat = 0
         while not self._ended.wait(self._seconds):
-            found = _read(self._file)
-            if found is not None and (found.host, found.pid, found.since) != self._identity:
-                self._usurper = found
+            owner = _read(self._file)
+            if owner is not None and not owner.is_same(self._owner):
+                self._usurper = owner
                 return
             beat += 1
             with contextlib.suppress(OSError):

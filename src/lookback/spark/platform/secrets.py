@@ -1,4 +1,4 @@
-"""Secrets that a declaration names and does not hold: ${env:NAME} and ${secret:SCOPE/KEY}."""
+"""Resolves the secrets that a declaration names and does not contain: ${env:NAME} and ${secret:SCOPE/KEY}."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 _REFERENCE = re.compile(r"\$\{(env|secret):([^}]*)\}")
 _HIDDEN = "***"
-# Names of options whose whole value is a secret, and words of one that stands inside another text.
+# Names of options whose whole value is a secret, and assignments of a secret within a longer text.
 _SECRET_NAME = re.compile(r"(password|secret|token|\.key|api[._-]?key)$", re.IGNORECASE)
 _SECRET_PART = re.compile(r"\b(\w*(?:password|secret))\s*=\s*(?!\s*[\"']?\$\{)[\"']?[^\s\"';]", re.IGNORECASE)
 
 
 @dataclass
 class Secrets:
-    """Puts secrets in place of references, and takes them out of what is said.
+    """Puts secrets in place of references, and hides them in messages.
 
     ${env:NAME} is an environment variable, ${secret:SCOPE/KEY} a secret of the Databricks workspace.
     """
@@ -31,27 +31,31 @@ class Secrets:
     spark: SparkSession | None = None
     _known: set[str] = field(default_factory=set, repr=False)
 
-    def resolved(self, text: str, place: str) -> str:
-        """The text with the secrets. Raises SetupError, naming the place, where one is not there."""
+    def resolve(self, text: str, place: str) -> str:
+        """Returns the text with the secrets. Raises SetupError, which names the `place`, if a secret is not there."""
 
         def value(match: re.Match[str]) -> str:
-            found = _variable(match[2], place) if match[1] == "env" else _of_workspace(self.spark, match[2], place)
+            secret = (
+                _read_variable(match[2], place)
+                if match[1] == "env"
+                else _read_workspace_secret(self.spark, match[2], place)
+            )
             # Inside quotes, as in sasl.jaas.config, quotes of its own would end it.
-            quoted = found.replace("\\", "\\\\").replace('"', '\\"')
-            self._known |= {found, quoted}
-            return quoted if text[match.start() - 1 : match.start()] == '"' else found
+            quoted = secret.replace("\\", "\\\\").replace('"', '\\"')
+            self._known |= {secret, quoted}
+            return quoted if text[match.start() - 1 : match.start()] == '"' else secret
 
         return _REFERENCE.sub(value, text)
 
-    def hidden(self, text: str) -> str:
-        """The text without any secret that was resolved."""
+    def hide(self, text: str) -> str:
+        """Returns the text without any secret that was resolved."""
         for secret in sorted(self._known, key=len, reverse=True):
             text = text.replace(secret, _HIDDEN) if secret else text
         return text
 
 
-def written_out(options: Mapping[str, str]) -> list[str]:
-    """The names of options that hold a secret where a reference belongs."""
+def find_plain_secrets(options: Mapping[str, str]) -> list[str]:
+    """Returns the names of options that contain a secret instead of a reference."""
     return [
         name
         for name, value in options.items()
@@ -59,14 +63,14 @@ def written_out(options: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _variable(name: str, place: str) -> str:
+def _read_variable(name: str, place: str) -> str:
     value = os.environ.get(name)
     if not value:
         raise SetupError(f"{place} reads the environment variable {name}, which is not set; set it and start again")
     return value
 
 
-def _of_workspace(spark: SparkSession | None, text: str, place: str) -> str:
+def _read_workspace_secret(spark: SparkSession | None, text: str, place: str) -> str:
     scope, _, key = text.partition("/")
     if not (scope and key):
         raise SetupError(f"{place}: a secret of the workspace is written ${{secret:SCOPE/KEY}}, got ${{secret:{text}}}")

@@ -1,4 +1,4 @@
-"""The Spark session that everything runs in: the workspace's own on Databricks, else a local one with Delta."""
+"""Opens the Spark session that everything runs in: the workspace's own on Databricks, else a local one with Delta."""
 
 from __future__ import annotations
 
@@ -23,56 +23,56 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line
-from lookback.spark.platform.jars import check_java, extra_jars, kafka_jars, local_files_jar
+from lookback.spark.platform.jars import check_java, fetch_kafka_jars, fetch_session_jars, find_local_files_jar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
-_CHATTER = (
+_SUPPRESSED_LINES = (
     b"WARNING: Using incubator modules",
     b"Starting Streaming TransformWithStateInPandas",
     b"Streaming TransformWithStateInPandas Python worker",
 )
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming"
-# The results depend on these: Lookback sets them wherever it reads or writes.
-_MEANING = {
+# Results depend on these settings: Lookback sets them wherever it reads or writes.
+_RESULT_SETTINGS = {
     # Times are UTC, whatever the machine's zone.
     "spark.sql.session.timeZone": "UTC",
-    # The meaning of expressions is that of ANSI mode: an overflow is an error and never a wrong number.
+    # Expressions follow ANSI mode: an overflow is an error and never a wrong number.
     "spark.sql.ansi.enabled": "true",
 }
-# Python's stateful operator works with no other; window pages also outgrow the JVM's heap.
+# Python's stateful operator works with no other state store; window pages also outgrow the JVM's heap.
 _STATE_STORE = {"spark.sql.streaming.stateStore.providerClass": f"{_CHECKPOINTS}.state.RocksDBStateStoreProvider"}
-# The stateful query needs these.
-_QUERY = {
-    **_MEANING,
+# The stateful query needs these settings.
+_QUERY_SETTINGS = {
+    **_RESULT_SETTINGS,
     **_STATE_STORE,
     # Every batch brings each shard its marks, so timers fire with the next one; a batch of its own would only delay it.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # The form of the offset log that is read and repaired here; a later one names the sources.
+    # The form of the offset log that Lookback reads and repairs; a later one names the sources.
     "spark.sql.streaming.offsetLog.formatVersion": "1",
 }
-# The speed of the stateful query depends on these; who has set one of them otherwise had a reason.
+# The speed of the stateful query depends on these settings; a user's own values are kept.
 _QUERY_SPEED = {
     # Rows to an Arrow batch: a few big ones cost less than many of the default 10,000.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
-    # A batch uploads what it changed, not whole state files.
+    # A batch uploads its changes, not whole state files.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     # The count costs a read for every write; nothing here uses it.
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
     # Changelogs are short: fewer snapshots, the same recovery.
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "50",
 }
-# Of the range by which Spark Connect tells its cores.
-_MOST_CORES = 4_096
+# Numbers in the range by which the cores of Spark Connect are counted.
+_MAX_CORES = 4_096
 _PARTITIONS = "spark.sql.shuffle.partitions"
-# More shards than this are never chosen here. A number that many core counts divide.
-MOST_SHARDS = 48
+# More shards are never chosen here. Many counts of cores divide this number.
+MAX_SHARDS = 48
 # Two evaluations may start in one session at the same time.
-_SETTING = threading.Lock()
-# Marks a session of Lookback's own, and what is cloned from it.
-_OWN = "spark.lookback.session"
+_SETTINGS_LOCK = threading.Lock()
+# Marks a session of Lookback's own, and sessions cloned from it.
+_OWN_MARK = "spark.lookback.session"
 _DELTA_LOG_TASKS = "spark.databricks.delta.snapshotPartitions"
 
 
@@ -83,76 +83,76 @@ def get_spark(
     settings: Mapping[str, str] | None = None,
     kafka: bool = False,
 ) -> SparkSession:
-    """A new local session with Delta; where one runs already, as on Databricks, a session of Lookback's own beside it.
+    """Starts a local session with Delta; if a session runs already, as on Databricks, opens one of Lookback's own beside it.
 
     The session beside shares cluster, catalog and cache with the one that others started, and has a copy of its
     settings, so that theirs stay as they are. Spark Connect has no such session; there time zone and ANSI mode are set in
     the one that runs.
-    app_name: of a new session, as Spark's pages show it. cores: threads of a local session (at least 1; default: all of
-    the machine's, at least 2). settings: Spark settings that go before the defaults here; where a session runs already
-    only those that can be changed at run time are taken. kafka: a new local session can read Kafka from its start; one
-    that runs already learns it when it first reads a topic.
-    Where databricks-connect is installed, the running session is that of its workspace.
-    Raises SetupError where Java or the JARs are missing, and where databricks-connect finds no workspace.
+    app_name: the name of a new session in Spark's pages. cores: threads of a local session (at least 1; default: all of
+    the machine's, at least 2). settings: Spark settings that override the defaults here; if a session runs already, only
+    those that can be changed at run time are taken. kafka: a new local session can read Kafka from its start; a running
+    one learns it when it first reads a topic.
+    If databricks-connect is installed, the running session is that of its workspace.
+    Raises SetupError if Java or the JARs are missing, and if databricks-connect finds no workspace.
     """
     spark = SparkSession.getActiveSession()
     if spark is None and on_databricks():
         spark = SparkSession.builder.getOrCreate()
     if spark is None and _has_databricks_connect():
-        spark = _connected()
+        spark = _connect()
     if spark is not None:
-        own = beside(spark)
-        _apply(own, {**_MEANING, **(settings or {})})
+        own = open_own_session(spark)
+        _apply_settings(own, {**_RESULT_SETTINGS, **(settings or {})})
         return own
-    return _start(app_name, cores or max(2, os.cpu_count() or 2), settings or {}, kafka_jars() if kafka else [])
+    return _start(app_name, cores or max(2, os.cpu_count() or 2), settings or {}, fetch_kafka_jars() if kafka else [])
 
 
 def on_databricks() -> bool:
-    """Whether this process runs in a Databricks runtime, which has its own Spark, Kafka and Auto Loader."""
+    """Returns whether this process runs in a Databricks runtime, which has its own Spark, Kafka and Auto Loader."""
     return "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
-def beside(spark: SparkSession) -> SparkSession:
-    """The session of Lookback's own beside one that others started; `spark` itself where it is ours.
+def open_own_session(spark: SparkSession) -> SparkSession:
+    """Returns Lookback's own session beside `spark`, which others started; `spark` itself if it is Lookback's own.
 
-    Over Spark Connect, which has no such session, it is `spark` too.
+    Over Spark Connect, which has no such session, returns `spark` too.
     """
-    if is_connect(spark) or spark.conf.get(_OWN, None) is not None:
+    if is_connect(spark) or spark.conf.get(_OWN_MARK, None) is not None:
         return spark
-    with _SETTING:
-        own, theirs = _Beside.session, dict(spark.conf.getAll)
+    with _SETTINGS_LOCK:
+        own, theirs = _OwnSession.session, dict(spark.conf.getAll)
         is_new = own is None or own.sparkContext is not spark.sparkContext
         if is_new or own is None:
-            own = _Beside.session = spark.newSession()
+            own = _OwnSession.session = spark.newSession()
             # A new session has the settings of the cluster.
-            _Beside.copied = dict(own.conf.getAll)
-        # Settings of their session may say how storage is reached, also those that they make later.
-        changed = {key: value for key, value in theirs.items() if _Beside.copied.get(key) != value}
-        _apply(own, {key: value for key, value in changed.items() if key not in _MEANING})
-        _Beside.copied = theirs
+            _OwnSession.copied = dict(own.conf.getAll)
+        # Their settings may say how storage is reached, also those that they make later.
+        changed = {key: value for key, value in theirs.items() if _OwnSession.copied.get(key) != value}
+        _apply_settings(own, {key: value for key, value in changed.items() if key not in _RESULT_SETTINGS})
+        _OwnSession.copied = theirs
         if is_new:
-            # Delta reads its log in 50 tasks, which on few cores takes longer than the rest of a small batch.
-            tasks = {} if _DELTA_LOG_TASKS in theirs else {_DELTA_LOG_TASKS: str(default_shards(spark))}
-            _apply(own, {**_MEANING, **tasks, _OWN: "true"})
+            # By default Delta reads its log in 50 tasks, which on few cores takes longer than the rest of a small batch.
+            tasks = {} if _DELTA_LOG_TASKS in theirs else {_DELTA_LOG_TASKS: str(choose_default_shards(spark))}
+            _apply_settings(own, {**_RESULT_SETTINGS, **tasks, _OWN_MARK: "true"})
         return own
 
 
-class _Beside:
-    """Holds the one session beside those that others started, and their settings as they were copied last."""
+class _OwnSession:
+    """Holds Lookback's one session beside those that others started, and their settings when last copied."""
 
     session: SparkSession | None = None
     copied: ClassVar[dict[str, str]] = {}
 
 
 def _has_databricks_connect() -> bool:
-    """Whether databricks-connect is installed, in place of a Spark that could start here."""
+    """Returns whether databricks-connect is installed, in place of a Spark that could start here."""
     try:
         return importlib.util.find_spec("databricks.connect") is not None
     except ModuleNotFoundError:
         return False
 
 
-def _connected() -> SparkSession:
+def _connect() -> SparkSession:
     from databricks.connect import DatabricksSession  # noqa: PLC0415 - it looks for a workspace
 
     try:
@@ -165,36 +165,37 @@ def _connected() -> SparkSession:
     return spark
 
 
-def _apply(spark: SparkSession, settings: Mapping[str, str]) -> None:
+def _apply_settings(spark: SparkSession, settings: Mapping[str, str]) -> None:
     for key, value in settings.items():
-        _set(spark, key, value)
+        _set_or_skip(spark, key, value)
 
 
-def _set(spark: SparkSession, key: str, value: str) -> None:
+def _set_or_skip(spark: SparkSession, key: str, value: str) -> None:
     try:
         spark.conf.set(key, value)
     except (PySparkException, Py4JJavaError):
-        # Some are fixed when Spark starts, and serverless compute lets few be changed. Without those of the meaning
-        # results would be others.
-        if key in _MEANING and spark.conf.get(key) != value:
+        # Some settings are fixed when Spark starts, and serverless compute lets few be changed. Only those on which
+        # results depend must be set.
+        if key in _RESULT_SETTINGS and spark.conf.get(key) != value:
             raise
 
 
 @contextlib.contextmanager
-def query_settings(spark: SparkSession, partitions: int | None) -> Iterator[None]:
-    """A stateful query that is started within runs with the settings that it needs; then the session has its own again.
+def apply_query_settings(spark: SparkSession, partitions: int | None) -> Iterator[None]:
+    """Gives the session the settings of a stateful query until the end of the block, in which the query is started.
 
-    A query takes a copy of the session's settings when it starts. So this is enough, it works in every kind of session,
-    and no other query keeps anything of it. partitions: of the state, which a new checkpoint freezes; None: as the
-    checkpoint has them.
+    A query copies the session's settings when it starts. So this is enough, it works in every kind of session, and no
+    other query is affected. partitions: those of the state, which a new checkpoint freezes; None: the checkpoint's.
     """
-    with _SETTING:
+    with _SETTINGS_LOCK:
         before = dict(spark.conf.getAll)
         speed = {key: value for key, value in _QUERY_SPEED.items() if key not in before}
         frozen = {} if partitions is None else {_PARTITIONS: str(partitions)}
-        wanted = {key: value for key, value in {**_QUERY, **speed, **frozen}.items() if before.get(key) != value}
+        wanted = {
+            key: value for key, value in {**_QUERY_SETTINGS, **speed, **frozen}.items() if before.get(key) != value
+        }
         try:
-            _apply(spark, wanted)
+            _apply_settings(spark, wanted)
             yield
         finally:
             for key in wanted:
@@ -202,25 +203,25 @@ def query_settings(spark: SparkSession, partitions: int | None) -> Iterator[None
                     spark.conf.set(key, before[key]) if key in before else spark.conf.unset(key)
 
 
-def default_shards(spark: SparkSession) -> int:
-    """The number of shards for a new checkpoint where nobody has said one: the cores of the cluster, at most 48.
+def choose_default_shards(spark: SparkSession) -> int:
+    """Returns the number of shards of a new checkpoint if none is configured: the cores of the cluster, at most 48.
 
-    Never the session's shuffle partitions: Spark's default of 200 makes a batch of a few events last for minutes.
+    The session's shuffle partitions do not count: Spark's default of 200 makes a batch of a few events last for minutes.
     """
-    return min(cluster_cores(spark), MOST_SHARDS)
+    return min(count_cores(spark), MAX_SHARDS)
 
 
-def cluster_cores(spark: SparkSession) -> int:
-    """How many tasks the cluster works on at a time, as far as Spark knows its executors by now; at least 1."""
+def count_cores(spark: SparkSession) -> int:
+    """Counts the tasks that the cluster works on at a time, at least 1, as far as Spark knows its executors by now."""
     if not is_connect(spark):
         return max(1, spark.sparkContext.defaultParallelism)
-    # A range has one partition for each of them.
+    # A range has one partition for each core.
     partition = F.spark_partition_id().alias("partition")
-    return max(1, spark.range(_MOST_CORES).select(partition).distinct().count())
+    return max(1, spark.range(_MAX_CORES).select(partition).distinct().count())
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether a session is one of Spark Connect, as on serverless compute and in standard access mode."""
+    """Returns whether a session is one of Spark Connect, as on serverless compute and in standard access mode."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
@@ -232,36 +233,36 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
     if is_here or "PYSPARK_PYTHON" not in os.environ:
         os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    jars = extra_jars()
+    jars = fetch_session_jars()
     own = {
-        **_MEANING,
+        **_RESULT_SETTINGS,
         **_STATE_STORE,
         **_QUERY_SPEED,
-        **_start_settings(cores, [*jars, *more]),
-        **(_one_machine(jars) if is_here else {}),
+        **_make_start_settings(cores, [*jars, *more]),
+        **(_make_local_settings(jars) if is_here else {}),
     }
     conf = SparkConf().setMaster(master).setAppName(app_name)
     conf.setAll(list({**own, **settings}.items()))
     if getattr(SparkContext, "_gateway", None) is None:
         gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
-        threading.Thread(target=_pass_on, args=(gateway.proc.stderr,), name="jvm-stderr", daemon=True).start()
+        threading.Thread(target=_forward_lines, args=(gateway.proc.stderr,), name="jvm-stderr", daemon=True).start()
         SparkContext(conf=conf, gateway=gateway)
     return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
-def _pass_on(lines: IO[bytes]) -> None:
-    """Hands on what the JVM writes to its standard error, less what it says at every start of a query."""
+def _forward_lines(lines: IO[bytes]) -> None:
+    """Forwards the JVM's standard error, without the lines that it writes at every start of a query."""
     quiet = False
     for line in lines:
-        # The chatter's paragraphs end in an empty line each.
-        quiet = line.startswith(_CHATTER) or (quiet and not line.strip())
+        # Each suppressed paragraph ends in an empty line.
+        quiet = line.startswith(_SUPPRESSED_LINES) or (quiet and not line.strip())
         if not quiet:
             sys.stderr.write(line.decode("utf-8", "replace"))
             sys.stderr.flush()
 
 
-def _start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
-    """Settings of a session that is started here, whether it works on this machine or on a cluster."""
+def _make_start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
+    """Returns the settings of a session that is started here, whether it works on this machine or on a cluster."""
     # Named by user, so that nothing is left in the working directory and users of one machine do not meet.
     scratch = Path(tempfile.gettempdir(), f"lookback-{getpass.getuser()}")
     return {
@@ -282,22 +283,22 @@ def _start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
         # Delta's own view of its log, 50 tasks by default, is small here.
         _DELTA_LOG_TASKS: "2",
-        _OWN: "true",
+        _OWN_MARK: "true",
         # Rows move between the JVM and Python faster than through TCP.
         "spark.python.unix.domain.socket.enabled": "true",
     }
 
 
-def _one_machine(jars: Sequence[Path]) -> dict[str, str]:
-    """What is right, or faster, where one process on this machine does all the work; wrong for executors elsewhere."""
+def _make_local_settings(jars: Sequence[Path]) -> dict[str, str]:
+    """Returns settings for one process that does all the work on this machine; they are wrong for executors elsewhere."""
     local = {
         # The loopback address works without a network and where the host has no name.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
     }
-    files = local_files_jar(jars)
+    files = find_local_files_jar(jars)
     if files is not None:
-        # Permissions are set without a process for each file: a fifth of what a small append takes.
+        # Permissions are set without a process for each file, which saves a fifth of the time of a small append.
         local["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
         # Also where the session reads its first file, before `spark.jars` are there.
         local["spark.driver.extraClassPath"] = str(files)

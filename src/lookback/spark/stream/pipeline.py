@@ -23,7 +23,13 @@ from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.platform.faults import explain_failure
 from lookback.spark.platform.owner import become_owner
-from lookback.spark.platform.session import beside, cluster_cores, default_shards, is_connect, query_settings
+from lookback.spark.platform.session import (
+    apply_query_settings,
+    choose_default_shards,
+    count_cores,
+    is_connect,
+    open_own_session,
+)
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, declared
 from lookback.spark.stream.dispatch import BLOCKS, event_blocks, rule_blocks, shard_labels
@@ -103,7 +109,7 @@ class Evaluation:
         fresh: bool = False,
         accept_unknown: bool = False,
     ) -> None:
-        self.tables, self.stream = replace(tables.holding(stream), spark=beside(tables.spark)), stream
+        self.tables, self.stream = replace(tables.holding(stream), spark=open_own_session(tables.spark)), stream
         self.streams = dict(streams)
         # Executors, which read it too, have working directories of their own.
         self.checkpoint = Checkpoint(Path(checkpoint) if ":" in str(checkpoint) else Path(checkpoint).absolute())
@@ -225,7 +231,7 @@ class Evaluation:
         if self._beginning.rebuild is not None and self.checkpoint.is_new:
             coverage |= self._watch.past_needs(self._beginning.starts[RULES])
         spark = self.tables.spark
-        shards = before.shards if before else self._shards or self._default_shards or default_shards(spark)
+        shards = before.shards if before else self._shards or self._default_shards or choose_default_shards(spark)
         plan = Plan(shards, coverage, declared(self.stream), self._beginning.starts, spark.version)
         self.checkpoint.record(plan)
         self._wanted = None
@@ -248,8 +254,8 @@ class Evaluation:
             .foreachBatch(self._writer())
         )
         # More tasks than cores only cost time. A checkpoint that is not new has its number.
-        partitions = min(plan.shards, cluster_cores(self.tables.spark)) if self.checkpoint.is_new else None
-        with query_settings(self.tables.spark, partitions):
+        partitions = min(plan.shards, count_cores(self.tables.spark)) if self.checkpoint.is_new else None
+        with apply_query_settings(self.tables.spark, partitions):
             if self._once:
                 return writer.trigger(availableNow=True).start()
             return writer.trigger(processingTime=self._every).start()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
-from lookback.spark.platform.session import MOST_SHARDS
+from lookback.spark.platform.session import MAX_SHARDS
 from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, UnknownFormError
 from lookback.spark.stream.rebuild import Rebuild, has_outputs
 from lookback.spark.stream.sink import is_written
@@ -90,7 +90,7 @@ def _warn_of_shards(checkpoint: Checkpoint, stream: Stream, shards: int, default
             f"{checkpoint.folder} divides its keys into {shards} shards for good, and the setting of {default} is for a new "
             f"checkpoint; {remedy} {default}"
         )
-    elif default is None and shards > MOST_SHARDS:
+    elif default is None and shards > MAX_SHARDS:
         _LOG.warning(
             f"{checkpoint.folder} divides its keys into {shards} shards for good, and each costs time in every batch; "
             f"{remedy} N, with the cores of the cluster for N"
