@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.spark.platform.session import (
-    _OWN,
-    _QUERY,
+    _OWN_MARK,
+    _QUERY_SETTINGS,
     _QUERY_SPEED,
     apply_query_settings,
     choose_default_shards,
@@ -45,7 +45,7 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 def theirs(spark: SparkSession) -> Iterator[SparkSession]:
     """A session as somebody else starts one: Spark's defaults, another time zone, no ANSI mode."""
     session = spark.newSession()
-    for key in (*_QUERY, *_QUERY_SPEED, _OWN, "spark.databricks.delta.snapshotPartitions"):
+    for key in (*_QUERY_SETTINGS, *_QUERY_SPEED, _OWN_MARK, "spark.databricks.delta.snapshotPartitions"):
         session.conf.unset(key)
     session.conf.set(_PARTITIONS, "200")
     session.conf.set("spark.sql.session.timeZone", "America/New_York")
@@ -100,7 +100,7 @@ def test_c8_a_checkpoint_whose_offset_log_names_its_sources_is_gone_on_with_only
     events = make_events(60, seed=8)
     append(tables, [row for row in events if row["arrival"] <= 3])
     with monkeypatch.context() as patched:
-        patched.setitem(_QUERY, "spark.sql.streaming.offsetLog.formatVersion", "2")
+        patched.setitem(_QUERY_SETTINGS, "spark.sql.streaming.offsetLog.formatVersion", "2")
         Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
     log = (folder / "offsets/0").read_text(encoding="utf-8")
     assert log.startswith("v2\n")
@@ -184,7 +184,7 @@ def test_a_query_gets_its_settings_and_the_session_has_its_own_again(theirs: Spa
     with pytest.raises(OSError, match="could not be started"):
         start(within)
     assert theirs.conf.getAll == before
-    assert within == {**before, **_QUERY_SPEED, **_QUERY, _PARTITIONS: "7", speed: "77"}
+    assert within == {**before, **_QUERY_SPEED, **_QUERY_SETTINGS, _PARTITIONS: "7", speed: "77"}
     with apply_query_settings(theirs, None):
         assert theirs.conf.get(_PARTITIONS) == "200"
 
