@@ -67,17 +67,30 @@ def open_queue(
     rule_version, stream, key, message, measures, alert_id, revision, event_id, window_start, window_end, window_complete,
     arrival, decided_at. Raises ReviewError where `days` is no number of days.
     """
-    alerts = tables.read("alerts").where(F.col("decided_at") >= F.lit(queue_begins(days)))
+    begins = queue_begins(days)
+    alerts = tables.read("alerts").where(F.col("decided_at") >= F.lit(begins))
     if rule_id is not None:
         alerts = alerts.where(F.col("rule_id") == F.lit(rule_id))
     if stream is not None:
         alerts = alerts.where(F.col("stream") == F.lit(stream))
-    revisions = Window.partitionBy("alert_id").orderBy(F.col("revision").desc())
-    last = alerts.withColumn("__nth", F.row_number().over(revisions)).where(F.col("__nth") == 1)
-    open_ = last.where(_IS_RAISED)
-    open_ = open_.join(tables.read("reviews").select("alert_id"), "alert_id", "left_anti")
+    open_ = _find_open(tables, alerts, begins)
     rank = F.array_position(F.array(*[F.lit(name) for name in SEVERITIES]), F.col("severity"))
     return open_.orderBy(rank.desc(), F.col("event_time").desc(), "rule_id", "alert_id").select(*_QUEUE)
+
+
+def _find_open(tables: Tables, alerts: DataFrame, since: dt.datetime | None = None) -> DataFrame:
+    """Returns the rows of `alerts` that wait for a person: raised, not in shadow, of the last revision, not reviewed.
+
+    since: a time at or before which no row of `alerts` was decided; revisions from before it are not read.
+    """
+    revised = tables.read("alerts").where("revision > 0")
+    if since is not None:
+        revised = revised.where(F.col("decided_at") >= F.lit(since))
+    # Revisions are few and two of their columns are narrow; to find the last one by a window would sort every wide row.
+    revised = revised.select(F.col("alert_id").alias("same"), F.col("revision").alias("later"))
+    is_superseded = (F.col("alert_id") == F.col("same")) & (F.col("revision") < F.col("later"))
+    last = alerts.where(_IS_RAISED).join(revised, is_superseded, "left_anti")
+    return last.join(tables.read("reviews").select("alert_id"), "alert_id", "left_anti")
 
 
 def queue_begins(days: float = QUEUE_DAYS) -> dt.datetime:
@@ -126,12 +139,8 @@ class OlderAlerts:
 def count_older(tables: Tables, begins: dt.datetime | None = None) -> OlderAlerts:
     """How many open alerts were decided before the queue begins, or before another time (aware); reads all of them."""
     begins = begins or queue_begins()
-    alerts = tables.read("alerts")
-    revised = alerts.where("revision > 0").select(F.col("alert_id").alias("same"), F.col("revision").alias("later"))
-    old = alerts.where(F.col("decided_at") < F.lit(begins)).where(_IS_RAISED)
-    is_superseded = (F.col("alert_id") == F.col("same")) & (F.col("revision") < F.col("later"))
-    last = old.join(revised, is_superseded, "left_anti").join(tables.read("reviews"), "alert_id", "left_anti")
-    row = last.agg(F.count_distinct("alert_id"), F.min(F.unix_micros("decided_at"))).collect()[0]
+    alerts = tables.read("alerts").where(F.col("decided_at") < F.lit(begins))
+    row = _find_open(tables, alerts).agg(F.count_distinct("alert_id"), F.min(F.unix_micros("decided_at"))).collect()[0]
     return OlderAlerts(int(row[0]), begins, None if row[1] is None else to_utc(row[1]))
 
 
