@@ -85,7 +85,7 @@ class Runtime:
 
 
 _CONNECT_4_0 = ("grpcio==1.67.0", "grpcio-status==1.67.0", "googleapis-common-protos==1.65.0")
-_CONNECT = ("grpcio==1.76.0", "grpcio-status==1.76.0", "googleapis-common-protos==1.71.0")
+_CONNECT = ("grpcio==1.76.0", "grpcio-status==1.76.0", "googleapis-common-protos==1.71.0", "zstandard==0.25.0")
 RUNTIMES = {
     "4.0": Runtime("17.3 LTS", "17.3.x-scala2.13", "4.0.1", "4.0.0", _CONNECT_4_0),
     "4.1": Runtime("18 LTS", "18.x-scala2.13", "4.1.0", "4.1.0", ("protobuf==6.33.0", *_CONNECT)),
