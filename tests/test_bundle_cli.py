@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from lookback.remote.bundle import read_bundle
 from test_bundle import ASKED, JOBS, ROOT, TARGETS
 from workspace_server import Answer, Asked, WorkspaceServer, error
 
@@ -140,11 +141,18 @@ def workspace(target: str) -> Iterator[BundleWorkspace]:
         yield found
 
 
-def databricks(bundle: Path, place: BundleWorkspace, target: str, *words: str) -> str:
-    """What the command says to both outputs; it must end well."""
+def environment(bundle: Path, place: BundleWorkspace, target: str) -> dict[str, str]:
+    """The environment of a person who is logged in to the workspace and has values for the target's open variables."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("DATABRICKS_", "BUNDLE_"))}
     variables |= {f"BUNDLE_VAR_{name}": GIVEN[name] for name in ASKED[target]}
-    variables |= {"DATABRICKS_HOST": place.url, "DATABRICKS_TOKEN": "t", "DATABRICKS_CONFIG_FILE": str(bundle / "none")}
+    return variables | {
+        "DATABRICKS_HOST": place.url, "DATABRICKS_TOKEN": "t", "DATABRICKS_CONFIG_FILE": str(bundle / "none"),
+    }  # fmt: skip
+
+
+def databricks(bundle: Path, place: BundleWorkspace, target: str, *words: str) -> str:
+    """What the command says to both outputs; it must end well."""
+    variables = environment(bundle, place, target)
     command = [str(DATABRICKS), "bundle", *words, "--target", target]
     done = subprocess.run(command, cwd=bundle, env=variables, capture_output=True, text=True, timeout=300, check=False)
     said = done.stdout + done.stderr
@@ -206,3 +214,27 @@ def test_bundle_is_deployed_with_all_that_its_jobs_name(bundle: Path, target: st
             for path, entries in place.permissions.items()
         }
         assert levels == {"directories": {"CAN_RUN"}, "clusters": {"CAN_RESTART"}, "jobs": {"CAN_VIEW"}}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_lookback_remote_reads_the_summary_of_the_cli(
+    bundle: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(bundle / ".databricks", ignore_errors=True)
+    with workspace(target) as place:
+        variables = environment(bundle, place, target)
+        for name in os.environ.keys() - variables:
+            monkeypatch.delenv(name)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        before = read_bundle(bundle, target, None, 300)
+        databricks(bundle, place, target, "deploy")
+        after = read_bundle(bundle, target, None, 300)
+    assert {job.job_id for job in before.jobs.values()} == {None}
+    assert (after.target, set(after.jobs), set(before.jobs)) == (target, set(JOBS), set(JOBS))
+    assert {job.job_id: job.name for job in after.jobs.values()} == {
+        number: job["name"] for number, job in place.jobs.items()
+    }
+    schema = {"dev": "lookback_ann", "staging": "lookback_staging", "prod": "lookback"}[target]
+    assert before.get_job("evaluate").parameters["schema"] == schema
+    assert after.get_job("evaluate").parameters["root"] == f"/Volumes/main/{schema}/checkpoints"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
+import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,39 +17,13 @@ import pytest
 from lookback.cli import main
 from lookback.core.errors import RemoteError, SetupError
 from lookback.remote import runs
-from lookback.remote.bundle import User, load_bundle
-from lookback.remote.checks import TABLES
-from lookback.remote.figures import Query, warehouse_query
-from lookback.remote.workspace import Workspace, connect
+from lookback.remote.bundle import Bundle, read_bundle
+from lookback.remote.checks import TABLES, check_deployment
+from lookback.remote.figures import Query, prepare_queries
+from lookback.remote.workspace import Workspace, connect, open_workspace
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 from workspace_server import Answer, Asked, WorkspaceServer, error
 
-BUNDLE = """
-bundle: {name: lookback}
-include: [conf/jobs/*.yml]
-variables:
-  catalog: {description: Catalog.}
-  schema: {description: Schema.}
-  volume: {description: Volume.}
-  stream: {description: Stream.}
-targets:
-  dev:
-    mode: development
-    default: true
-    variables: {catalog: main, schema: "lookback_${workspace.current_user.short_name}", volume: checkpoints, stream: payments}
-  staging:
-    mode: production
-    presets: {name_prefix: "staging "}
-    variables: {catalog: main, schema: lookback_staging, volume: checkpoints, stream: payments}
-  prod:
-    mode: production
-    variables: {catalog: main, schema: lookback, volume: checkpoints, stream: payments}
-"""
-JOB_FILES = {
-    "evaluate": "resources: {jobs: {evaluate: {name: lookback-evaluate, continuous: {pause_status: UNPAUSED}}}}",
-    "evaluate_once": "resources: {jobs: {evaluate_once: {name: lookback-evaluate-once}}}",
-    "ingest": "resources: {jobs: {ingest: {name: lookback-ingest}}}",
-}
 FILES = "/Workspace/Users/ann.lee@example.com/.bundle/lookback/dev/files"
 WHEEL = "/Workspace/Users/ann.lee@example.com/.bundle/lookback/dev/artifacts/.internal/lookback-0.1.0-py3-none-any.whl"
 SCHEMA = "main.lookback_ann_lee"
@@ -57,17 +34,74 @@ RUN = 455644833
 PAGE = "https://adb-1.azuredatabricks.net/?o=1#job/11/run/455644833"
 
 
+PREFIXES = {"dev": "[dev ann_lee] ", "staging": "staging ", "prod": ""}
+STAND_IN = Path(__file__).with_name("databricks_stand_in.py")
+
+
+class CommandLine:
+    """The stand-in for the Databricks CLI. A test changes what it answers by `answer`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "stand_in.json"
+        self.answer()
+
+    def answer(self, **changes: Any) -> None:
+        targets = {target: summary(target) for target in PREFIXES}
+        self.file.write_text(json.dumps({"default": "dev", "targets": targets, **changes}))
+
+    @property
+    def calls(self) -> list[list[str]]:
+        file = self.file.with_suffix(".calls")
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def summary(target: str, *, is_deployed: bool = True, **more: Any) -> dict[str, Any]:
+    """What `databricks bundle summary --output json` prints of a target, as far as the CLI's source tells."""
+
+    def define(key: str) -> dict[str, Any]:
+        settings = {**job(key)["settings"], "name": f"{PREFIXES[target]}lookback-{key.replace('_', '-')}"}
+        state = {"id": str(IDS[key]), "url": f"https://adb-1/jobs/{IDS[key]}?o=1"}
+        kept = {"kind": "BUNDLE", "metadata_file_path": "/Workspace/state/metadata.json"}
+        return {
+            **settings, "deployment": kept, "edit_mode": "UI_LOCKED",
+            **(state if is_deployed else {"modified_status": "created"}),
+        }  # fmt: skip
+
+    return {
+        "bundle": {"name": "lookback", "target": target, "environment": target, "mode": "development"},
+        "workspace": {
+            "current_user": {"userName": "ann.lee@example.com", "short_name": "ann_lee"},
+            "file_path": FILES,
+        },
+        "variables": {"stream": {"description": "Stream.", "value": "payments"}},
+        "resources": {"jobs": {key: define(key) for key in IDS}},
+        **more,
+    }
+
+
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    (tmp_path / "conf/jobs").mkdir(parents=True)
-    (tmp_path / "databricks.yml").write_text(BUNDLE)
-    for name, text in JOB_FILES.items():
-        (tmp_path / f"conf/jobs/{name}.yml").write_text(text)
-    return tmp_path
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (folder / "databricks.yml").write_text("bundle: {name: lookback}")
+    return folder
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkspaceServer]:
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """Puts the stand-in for the Databricks CLI on the PATH."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "databricks").write_text(f"#!/bin/sh\nexec '{sys.executable}' -ISs '{STAND_IN}' \"$@\"\n")
+    (programs / "databricks").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    found = CommandLine(tmp_path)
+    monkeypatch.setenv("STAND_IN", str(found.file))
+    return found
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: CommandLine) -> Iterator[WorkspaceServer]:
     """A workspace with all that the bundle deploys, that nothing runs in. The environment says where it is."""
     for name in (
         "DATABRICKS_CONFIG_PROFILE",
@@ -165,7 +199,9 @@ def warehouse(id_: str, state: str) -> dict[str, Any]:
 
 
 def workspace(bundle: Path, retry_seconds: float = 1.0) -> Workspace:
-    return connect(load_bundle(bundle), request_seconds=0.3, retry_seconds=retry_seconds)
+    """The workspace of the bundle by a client that soon gives up."""
+    client = connect(None, request_seconds=0.3, retry_seconds=retry_seconds)
+    return dataclasses.replace(open_workspace(bundle), client=client)
 
 
 def no_sleep(_: float) -> None:
@@ -179,16 +215,8 @@ def remote(bundle: Path, *words: str) -> int:
 # The bundle ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("ann.lee@example.com", "ann_lee"),
-        ("Zoë.Åström-2@example.com", "zoë_åström_2"),
-        ("0a1b2c3d-0000-1111-2222-333344445555", "nightly_deploy"),
-    ],
-)
-def test_short_name_is_that_of_bundles(name: str, short: str) -> None:
-    assert User(name, "Nightly.Deploy").short_name == short
+def read(folder: Path, target: str | None = None, profile: str | None = None, seconds: float = 60.0) -> Bundle:
+    return read_bundle(folder, target, profile, seconds)
 
 
 @pytest.mark.parametrize(
@@ -199,31 +227,132 @@ def test_short_name_is_that_of_bundles(name: str, short: str) -> None:
         ("prod", "lookback-evaluate"),
     ],
 )
-def test_job_has_the_name_of_its_target(bundle: Path, target: str | None, expected: str) -> None:
-    assert load_bundle(bundle, target).job_name("evaluate", User("ann.lee@example.com")) == expected
+def test_job_has_the_name_of_its_target(
+    bundle: Path, server: WorkspaceServer, cli: CommandLine, target: str | None, expected: str
+) -> None:
+    found = read(bundle, target, "fraud")
+    assert found.target == (target or "dev")
+    assert (found.get_job("evaluate").name, found.get_job("evaluate").job_id) == (expected, 11)
+    assert found.get_job("ingest").parameters["stream"] == "payments"
+    named = ["--target", target] if target else []
+    assert cli.calls == [["bundle", "summary", "--force-pull", "--output", "json", *named, "--profile", "fraud"]]
 
 
-def test_bundle_of_this_repository_is_read() -> None:
-    root = Path(__file__).parents[1]
-    bundle = load_bundle(root, "prod")
-    user = User("ann.lee@example.com")
-    assert bundle.job_name("evaluate", user) == "lookback-evaluate"
-    assert {"evaluate", "evaluate_once", "ingest"} <= set(bundle.jobs)
-    assert load_bundle(root, "dev").resolve("${var.schema}", user) == "lookback_ann_lee"
+def test_target_of_the_environment_is_that_of_the_cli(
+    bundle: Path, server: WorkspaceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABRICKS_BUNDLE_TARGET", "staging")
+    assert read(bundle).target == "staging"
 
 
-def test_what_is_missing_of_a_bundle_is_said(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SetupError, match="has no target 'test'; it has dev, staging, prod"):
-        load_bundle(bundle, "test")
+def test_only_jobs_of_the_files_are_jobs_of_the_bundle(bundle: Path, server: WorkspaceServer, cli: CommandLine) -> None:
+    found = summary("dev")
+    # Deployed once, and taken out of the files since.
+    found["resources"]["jobs"]["notify"] = {"id": "15", "modified_status": "deleted", "url": "https://adb-1/jobs/15"}
+    cli.answer(targets={"dev": found})
+    assert set(read(bundle).jobs) == set(IDS)
+    cli.answer(targets={"dev": {**found, "resources": {}}})
+    assert read(bundle).jobs == {}
+
+
+def test_what_is_missing_of_a_bundle_is_said(
+    bundle: Path, server: WorkspaceServer, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SetupError) as caught:
+        read(bundle, "test")
+    assert str(caught.value) == (
+        f"{bundle}/databricks.yml: test: no such target. Available targets: dev, staging, prod; name one with --target"
+    )
+    cli.answer(default=None)
+    with pytest.raises(SetupError, match=r"databricks.yml: please specify target; name one with --target"):
+        read(bundle)
     with pytest.raises(SetupError, match=r"there is no .*conf.databricks.yml; run it where the bundle is"):
-        load_bundle(bundle / "conf")
-    user = User("ann")
+        read(bundle / "conf")
+    cli.answer(required=["node_type"])
+    with pytest.raises(
+        SetupError, match="the variable node_type has no value in this target; set BUNDLE_VAR_node_type "
+    ):
+        read(bundle)
+    monkeypatch.setenv("BUNDLE_VAR_node_type", "i3.xlarge")
     with pytest.raises(SetupError, match="the bundle has no job 'judge'; it has evaluate, evaluate_once, ingest"):
-        load_bundle(bundle).job_name("judge", user)
-    with pytest.raises(SetupError, match=r"var\.notify has no value in target dev; set BUNDLE_VAR_<name>"):
-        load_bundle(bundle).resolve("${var.notify}", user)
-    monkeypatch.setenv("BUNDLE_VAR_stream", "logins")
-    assert load_bundle(bundle).resolve("${var.stream}", user) == "logins"
+        read(bundle).get_job("judge")
+
+
+def test_missing_cli_is_a_sentence_with_the_command_that_installs_it(
+    bundle: Path, server: WorkspaceServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert remote(bundle, "stop") == 2
+    said = capsys.readouterr().err
+    assert "needs the Databricks CLI, which is not on the PATH: `brew install databricks/tap/databricks`" in said
+    assert len(said.splitlines()) == 1
+
+
+NO_LOG_IN = "cannot resolve bundle auth configuration: default auth: databricks-cli: no token"
+INVALID = "expected a map, found a sequence\n  at resources.jobs\n  in conf/jobs/x.yml:3:5"
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "said"),
+    [
+        (2, "Usage: databricks [OPTIONS]\n\nError: No such command 'bundle'.\n", "a CLI that has no bundles; install"),
+        (
+            1,
+            f"Warning: x\n\nError: {NO_LOG_IN}. Config: token=***\n\n",
+            f"log in ({NO_LOG_IN}): log in with `databricks",
+        ),
+        (
+            1,
+            f"Error: {INVALID}\n\nError: more\n",
+            f"bundle ({' '.join(INVALID.split())}); `databricks bundle validate`",
+        ),
+        (9, "", "the Databricks CLI cannot read the bundle (it printed no error); `databricks bundle validate`"),
+    ],
+    ids=["pip", "log-in", "invalid", "silent"],
+)
+def test_failure_of_the_cli_is_a_sentence_with_the_remedy(
+    bundle: Path,
+    server: WorkspaceServer,
+    cli: CommandLine,
+    capsys: pytest.CaptureFixture[str],
+    code: int,
+    stderr: str,
+    said: str,
+) -> None:
+    cli.answer(code=code, stderr=stderr)
+    assert remote(bundle, "status") == 2
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert len(printed.splitlines()) == 1
+    assert printed.startswith(f"lookback: {bundle}/databricks.yml: ")
+
+
+@pytest.mark.parametrize("stdout", ["Name: lookback", "[]", "{}", '{"bundle": null}'])
+def test_output_that_is_no_summary_is_refused(
+    bundle: Path, server: WorkspaceServer, cli: CommandLine, stdout: str
+) -> None:
+    cli.answer(stdout=stdout)
+    with pytest.raises(SetupError, match="the output of `databricks bundle summary` cannot be read; install a newer"):
+        read(bundle)
+
+
+def test_cli_that_does_not_end_is_given_up(bundle: Path, server: WorkspaceServer, cli: CommandLine) -> None:
+    cli.answer(seconds=60)
+    with pytest.raises(RemoteError, match="did not end in time; try again, or allow more with --timeout"):
+        read(bundle, seconds=0.2)
+
+
+def test_bundle_of_another_workspace_is_refused(
+    bundle: Path, server: WorkspaceServer, cli: CommandLine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for host in (f"{server.url}/", f"{server.url}?o=1", server.url.removeprefix("http://")):
+        cli.answer(targets={"dev": summary("dev", workspace={"host": host})})
+        assert remote(bundle, "stop") == 0
+    capsys.readouterr()
+    cli.answer(targets={"dev": summary("dev", workspace={"host": "https://adb-9.azuredatabricks.net"})})
+    assert remote(bundle, "stop") == 2
+    said = capsys.readouterr().err
+    assert f"names the workspace https://adb-9.azuredatabricks.net, and you are logged in to {server.url}" in said
 
 
 def test_tables_are_those_of_the_product() -> None:
@@ -283,7 +412,7 @@ def test_missing_credentials_are_said(
         (error(503, "TEMPORARILY_UNAVAILABLE", "Busy.", Retry_After="0"), "is not available for now (503)"),
         (error(429, "REQUEST_LIMIT_EXCEEDED", "Slow down.", Retry_After="0"), "asked too often (429)"),
         (error(400, "INVALID_PARAMETER_VALUE", "No such thing."), "refused (INVALID_PARAMETER_VALUE: No such thing)"),
-        (Answer("<html>Sign in to the proxy</html>"), "the answer is none of a workspace's"),
+        (Answer("<html>Sign in to the proxy</html>"), "the answer does not come from a workspace"),
         (Answer({}, seconds=0.5), "no answer in time"),
     ],
     ids=["401", "403", "500", "503", "429", "400", "html", "time-out"],
@@ -293,7 +422,7 @@ def test_refusal_is_a_sentence_with_the_remedy(
 ) -> None:
     server.replies["GET /api/2.2/jobs/list"] = answer
     with pytest.raises(RemoteError) as caught:
-        workspace(bundle).job("evaluate")
+        workspace(bundle).get_job("evaluate")
     assert str(caught.value).startswith(f"{server.url}: job '[dev ann_lee] lookback-evaluate': ")
     assert said in str(caught.value)
     assert "secret-token" not in str(caught.value)
@@ -305,7 +434,7 @@ def test_workspace_that_is_not_there_is_said(
     with WorkspaceServer() as gone:
         monkeypatch.setenv("DATABRICKS_HOST", gone.url)
     with pytest.raises(RemoteError, match="cannot be reached; is the host right"):
-        workspace(bundle).job("evaluate")
+        open_workspace(bundle, request_seconds=0.3, retry_seconds=1.0)
 
 
 def test_throttled_request_waits_as_long_as_it_is_told(bundle: Path, server: WorkspaceServer) -> None:
@@ -314,7 +443,7 @@ def test_throttled_request_waits_as_long_as_it_is_told(bundle: Path, server: Wor
     throttled = [error(429, "REQUEST_LIMIT_EXCEEDED", "Slow down.", Retry_After="1")]
     server.replies["GET /api/2.2/jobs/list"] = lambda asked: throttled.pop() if throttled else listed(asked)
     before = time.monotonic()
-    assert workspace(bundle, retry_seconds=5).job("evaluate").job_id == 11
+    assert workspace(bundle, retry_seconds=5).get_job("evaluate").job_id == 11
     assert 1 <= time.monotonic() - before < 4
     assert len(server.of("GET /api/2.2/jobs/list")) == 2
 
@@ -379,8 +508,9 @@ def test_all_that_is_missing_is_a_line_with_a_remedy(
 
 
 def test_bundle_that_was_never_deployed(
-    bundle: Path, server: WorkspaceServer, capsys: pytest.CaptureFixture[str]
+    bundle: Path, server: WorkspaceServer, cli: CommandLine, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    cli.answer(targets={"dev": summary("dev", is_deployed=False)})
     server.replies["GET /api/2.2/jobs/list"] = {"has_more": False}
     code, lines = checked(bundle, capsys, "--warehouse", "a1")
     assert code == 1
@@ -393,10 +523,13 @@ def test_bundle_that_was_never_deployed(
 
 
 def test_bundle_that_names_no_place_is_a_line(
-    bundle: Path, server: WorkspaceServer, capsys: pytest.CaptureFixture[str]
+    bundle: Path, server: WorkspaceServer, cli: CommandLine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.replies["GET /api/2.2/jobs/list"] = {"has_more": False}
-    (bundle / "databricks.yml").write_text(BUNDLE.replace("catalog: main", "catalog: ''"))
+    found = summary("dev", is_deployed=False)
+    for each in found["resources"]["jobs"].values():
+        each["parameters"] = []
+    cli.answer(targets={"dev": found})
     _, lines = checked(bundle, capsys)
     (line,) = (line for line in lines if line["check"] == "catalog")
     assert (line["level"], line["what"]) == ("warning", "Neither jobs nor bundle say where the tables are.")
@@ -423,7 +556,7 @@ def test_who_is_not_known_is_told_at_once(
 
 
 def test_continuous_job_that_waits_is_run_now(bundle: Path, server: WorkspaceServer) -> None:
-    assert runs.start(workspace(bundle), "evaluate", no_sleep) == PAGE
+    assert runs.start_job(workspace(bundle), "evaluate", no_sleep) == PAGE
     (asked,) = server.of("POST /api/2.2/jobs/run-now")
     assert asked.body["job_id"] == 11
     assert len(asked.body["idempotency_token"]) == 32
@@ -432,7 +565,7 @@ def test_continuous_job_that_waits_is_run_now(bundle: Path, server: WorkspaceSer
 
 def test_start_that_is_repeated_as_its_answer_was_lost_is_one_start(bundle: Path, server: WorkspaceServer) -> None:
     server.replies["POST /api/2.2/jobs/run-now"] = [Answer({"run_id": RUN}, seconds=0.5), Answer({"run_id": RUN})]
-    assert runs.start(workspace(bundle, retry_seconds=5), "evaluate", no_sleep) == PAGE
+    assert runs.start_job(workspace(bundle, retry_seconds=5), "evaluate", no_sleep) == PAGE
     first, second = server.of("POST /api/2.2/jobs/run-now")
     assert first.body == second.body
 
@@ -444,7 +577,7 @@ def test_paused_continuous_job_is_unpaused_and_its_run_awaited(bundle: Path, ser
         *[Answer({"has_more": False})] * 3,
         Answer({"runs": [run("PENDING")]}),
     ]
-    assert runs.start(workspace(bundle), "evaluate", no_sleep) == PAGE
+    assert runs.start_job(workspace(bundle), "evaluate", no_sleep) == PAGE
     (asked,) = server.of("POST /api/2.2/jobs/update")
     # What else makes it continuous is left as it is.
     unpaused = {"pause_status": "UNPAUSED", "task_retry_mode": "ON_FAILURE"}
@@ -454,7 +587,7 @@ def test_paused_continuous_job_is_unpaused_and_its_run_awaited(bundle: Path, ser
 
 def test_unpaused_job_whose_run_does_not_come_has_its_own_page(bundle: Path, server: WorkspaceServer) -> None:
     deploy(server, evaluate=job("evaluate", continuous={"pause_status": "PAUSED"}))
-    assert runs.start(workspace(bundle), "evaluate", no_sleep) == f"{server.url}/jobs/11"
+    assert runs.start_job(workspace(bundle), "evaluate", no_sleep) == f"{server.url}/jobs/11"
 
 
 def test_job_that_runs_is_not_started_again(
@@ -474,9 +607,9 @@ def test_job_that_shares_the_checkpoint_of_one_that_runs_is_not_started(bundle: 
 
     server.replies["GET /api/2.2/jobs/runs/list"] = listed
     with pytest.raises(RemoteError, match=r"lookback-evaluate' is running already .* stop --job evaluate`"):
-        runs.start(workspace(bundle), "evaluate_once", no_sleep)
+        runs.start_job(workspace(bundle), "evaluate_once", no_sleep)
     # Ingest judges nothing, so it may.
-    assert runs.start(workspace(bundle), "ingest", no_sleep) == PAGE
+    assert runs.start_job(workspace(bundle), "ingest", no_sleep) == PAGE
 
 
 def test_stop_pauses_first_and_then_cancels(
@@ -497,10 +630,10 @@ def test_stop_pauses_first_and_then_cancels(
 
 def test_stop_of_what_does_not_run_says_so(bundle: Path, server: WorkspaceServer) -> None:
     deploy(server, evaluate=job("evaluate", continuous={"pause_status": "PAUSED"}))
-    assert runs.stop(workspace(bundle), "evaluate") == [
+    assert runs.stop_job(workspace(bundle), "evaluate") == [
         "'[dev ann_lee] lookback-evaluate' was not running and is paused"
     ]
-    assert runs.stop(workspace(bundle), "ingest") == ["'[dev ann_lee] lookback-ingest' was not running"]
+    assert runs.stop_job(workspace(bundle), "ingest") == ["'[dev ann_lee] lookback-ingest' was not running"]
     assert not [asked for asked in server.asked if asked.method == "POST"]
 
 
@@ -509,7 +642,31 @@ def test_jobs_of_one_name_are_refused(bundle: Path, server: WorkspaceServer) -> 
     server.replies["GET /api/2.2/jobs/list"] = {"jobs": [job("evaluate"), twin]}
     server.replies["GET /api/2.2/jobs/get"] = lambda asked: Answer({**twin, "job_id": int(asked.query["job_id"])})
     with pytest.raises(RemoteError, match=r"has 2 jobs '\[dev ann_lee\] lookback-evaluate' \(11, 14\)"):
-        workspace(bundle).job("evaluate")
+        workspace(bundle).get_job("evaluate")
+    (line,) = [each for each in check_deployment(workspace(bundle)) if each.check == "job evaluate"]
+    said = "There are 2 jobs '[dev ann_lee] lookback-evaluate': 11, 14."
+    assert (line.level, line.what, line.remedy) == ("problem", said, "Delete the old ones.")
+
+
+def test_job_that_was_renamed_by_hand_is_found_by_its_number(bundle: Path, server: WorkspaceServer) -> None:
+    server.replies["GET /api/2.2/jobs/list"] = {"has_more": False}
+    assert workspace(bundle).get_job("evaluate").job_id == 11
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        error(400, "INVALID_PARAMETER_VALUE", "Job 11 does not exist."),
+        error(403, "PERMISSION_DENIED", "User does not have View permissions on job 11."),
+    ],
+    ids=["deleted", "hidden"],
+)
+def test_job_that_was_deleted_by_hand_is_not_there(bundle: Path, server: WorkspaceServer, answer: Answer) -> None:
+    server.replies["GET /api/2.2/jobs/list"] = {"has_more": False}
+    server.replies["GET /api/2.2/jobs/get"] = answer
+    deploy_command = "`databricks bundle deploy --target dev`, or ask for CAN_VIEW on it"
+    with pytest.raises(RemoteError, match=f"has no job .* that you may see: {deploy_command}"):
+        workspace(bundle).get_job("evaluate")
 
 
 # logs ----------------------------------------------------------------------------------------------------------------
@@ -558,7 +715,7 @@ def test_run_is_followed_to_its_end(bundle: Path, server: WorkspaceServer, capsy
         "error": "StateError: these pages are of layout 9",
         "error_trace": "\x1b[0;31mStateError\x1b[0m\n  in cell 4\n\x07  judged",
     }
-    lines = list(runs.follow(workspace(bundle), "evaluate", until_end=True, sleep=no_sleep))
+    lines = list(runs.follow_run(workspace(bundle), "evaluate", until_end=True, sleep=no_sleep))
     assert [(line.task, line.state) for line in lines] == [
         ("", "QUEUED"), ("", "RUNNING"), ("evaluate", "RUNNING"), ("", "RUN_EXECUTION_ERROR"),
         ("evaluate", "RUN_EXECUTION_ERROR"), ("evaluate", "ERROR"),
@@ -587,7 +744,7 @@ def test_without_follow_a_run_is_told_as_it_stands(bundle: Path, server: Workspa
         "state": old,
         "tasks": [{**task("RUNNING"), "status": None, "state": old}],
     }
-    lines = list(runs.follow(workspace(bundle), "evaluate", until_end=False, sleep=no_sleep))
+    lines = list(runs.follow_run(workspace(bundle), "evaluate", until_end=False, sleep=no_sleep))
     assert [line.state for line in lines] == ["SUCCESS", "SUCCESS"]
     assert server.of("GET /api/2.2/jobs/runs/list")[0].query == {"job_id": "11", "limit": "1"}
 
@@ -596,7 +753,7 @@ def test_each_attempt_of_a_task_is_told(bundle: Path, server: WorkspaceServer) -
     attempts = [task("TERMINATED", "DRIVER_ERROR", attempt_number=0), task("RUNNING", attempt_number=1, run_id=9002)]
     server.replies["GET /api/2.2/jobs/runs/get"] = run(tasks=attempts)
     server.replies["GET /api/2.2/jobs/runs/get-output"] = error(404, "RESOURCE_DOES_NOT_EXIST", "expired")
-    lines = list(runs.follow(workspace(bundle), "evaluate", RUN))
+    lines = list(runs.follow_run(workspace(bundle), "evaluate", RUN))
     assert [(line.attempt, line.state, line.message) for line in lines[1:]] == [
         (0, "DRIVER_ERROR", ""), (1, "RUNNING", ""), (0, "ERROR", "the output is not there"),
     ]  # fmt: skip
@@ -610,7 +767,7 @@ def test_cancelled_run_is_no_failure(bundle: Path, server: WorkspaceServer) -> N
 
 def test_job_without_runs_has_no_logs(bundle: Path, server: WorkspaceServer) -> None:
     with pytest.raises(RemoteError, match="has not run yet: `lookback remote start --job evaluate`"):
-        list(runs.follow(workspace(bundle), "evaluate"))
+        list(runs.follow_run(workspace(bundle), "evaluate"))
 
 
 # status --------------------------------------------------------------------------------------------------------------
@@ -707,14 +864,14 @@ def test_query_that_takes_long_is_waited_for_and_read_to_its_last_chunk(bundle: 
     server.replies["POST /api/2.0/sql/statements"] = pending
     server.replies["GET /api/2.0/sql/statements/01f0-1"] = [pending, succeeded([{"n": "1"}], next_chunk_index=1)]
     server.replies["GET /api/2.0/sql/statements/01f0-1/result/chunks/1"] = {"chunk_index": 1, "data_array": [["2"]]}
-    execute = warehouse_query(workspace(bundle), "a1", sleep=no_sleep)
+    execute = prepare_queries(workspace(bundle), "a1", sleep=no_sleep)
     assert execute(Query("SELECT n", {})) == [{"n": "1"}, {"n": "2"}]
 
 
 def test_query_that_takes_too_long_is_cancelled(bundle: Path, server: WorkspaceServer) -> None:
     server.replies["POST /api/2.0/sql/statements"] = {"statement_id": "01f0-1", "status": {"state": "PENDING"}}
     server.replies["POST /api/2.0/sql/statements/01f0-1/cancel"] = {}
-    execute = warehouse_query(workspace(bundle), "a1", seconds=0, sleep=no_sleep)
+    execute = prepare_queries(workspace(bundle), "a1", seconds=0, sleep=no_sleep)
     with pytest.raises(RemoteError, match="no answer to a query within 0 seconds; it was cancelled"):
         execute(Query("SELECT n", {}))
     assert server.of("POST /api/2.0/sql/statements/01f0-1/cancel")
@@ -732,6 +889,6 @@ def test_query_that_fails_is_told(bundle: Path, server: WorkspaceServer, message
     status = {"state": "FAILED", "error": {"error_code": "BAD_REQUEST", "message": message}}
     server.replies["POST /api/2.0/sql/statements"] = {"statement_id": "01f0-1", "status": status}
     with pytest.raises(RemoteError) as caught:
-        warehouse_query(workspace(bundle), "a1")(Query("SELECT n", {}))
+        prepare_queries(workspace(bundle), "a1")(Query("SELECT n", {}))
     assert said in str(caught.value)
     assert message in str(caught.value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lookback.core.streams.declaration import Stream
-from lookback.remote.figures import Place, Query, Row, remote_figures
+from lookback.remote.figures import Query, Row, StreamTables, read_figures
 from lookback.spark.operations.status import stream_figures
 from lookback.spark.rules import RulesTable
 from lookback.spark.tables.lakehouse import quote_text
@@ -86,7 +86,7 @@ def test_figures_of_a_workspace_are_those_of_local_status(tables: Tables) -> Non
         return [{name: as_text(value) for name, value in row.asDict(recursive=True).items()} for row in frame.collect()]
 
     now = dt.datetime.now(dt.timezone.utc)
-    found = remote_figures(Place("payments", tables.identifier), execute, now)
+    found = read_figures(StreamTables("payments", tables.identifier), execute, now)
     expected = stream_figures(tables, STREAM, None, now)
     # The history's times come to the millisecond.
     assert abs(found.lag - expected.lag) < 0.002

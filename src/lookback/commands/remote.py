@@ -1,4 +1,4 @@
-"""`lookback remote`: the sub-commands, and what they print."""
+"""Adds the sub-commands of `lookback remote`, and prints their results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from lookback.commands.asked import FOUND_PROBLEMS, Run, adding, wants_json
 from lookback.core.errors import RemoteError, SetupError
 from lookback.core.operations.health import PROBLEM, check_health, describe_health, is_healthy
 from lookback.core.values.durations import parse_duration
-from lookback.remote.bundle import load_bundle
 from lookback.views.terminal import as_json, print_health, visible
 
 if TYPE_CHECKING:
     from lookback.remote.runs import Line
-    from lookback.remote.workspace import Deployed, Workspace
+    from lookback.remote.workspace import DeployedJob, Workspace
 
 _DESCRIPTION = "Jobs of a Databricks workspace that the bundle has deployed there."
 
@@ -49,38 +48,40 @@ def add_commands(commands: Any, places: argparse.ArgumentParser) -> None:
         ("start", _start, "start the evaluation, unless it runs"),
         ("stop", _stop, "stop the evaluation; a continuous job is paused"),
     ):
-        _job_option(command(name, run, text))
+        _add_job_option(command(name, run, text))
     status = command("status", _status, "the state of the evaluation's job, and whether its stream is healthy")
-    _job_option(status)
+    _add_job_option(status)
     status.add_argument("--warehouse", metavar="ID", help="SQL warehouse to read by (the first that you may use)")
     status.add_argument("--check", action="store_true", help="end with 1 where the stream needs a look, for a monitor")
     logs = command("logs", _logs, "what a run did: its states, and the error of a task that failed")
-    _job_option(logs)
+    _add_job_option(logs)
     logs.add_argument("--run", dest="run_id", type=int, metavar="ID", help="the run (the last one of the job)")
     logs.add_argument("--follow", action="store_true", help="go on until the run has ended")
 
 
-def _job_option(parser: argparse.ArgumentParser) -> None:
+def _add_job_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", default="evaluate", help="the job's key in the bundle (evaluate)")
 
 
-def _workspace(options: argparse.Namespace) -> Workspace:
+def _open_workspace(options: argparse.Namespace) -> Workspace:
     if importlib.util.find_spec("databricks.sdk") is None:
         raise SetupError("lookback remote needs databricks-sdk: pip install 'lookback[remote]'")
-    from lookback.remote.workspace import REQUEST_SECONDS, connect
+    from lookback.remote.workspace import REQUEST_SECONDS, open_workspace
 
     seconds = parse_duration(options.timeout) / 1_000_000
     if seconds <= 0:
         raise SetupError(f"--timeout must be longer than 0 s, got {options.timeout!r}")
-    bundle = load_bundle(options.bundle, options.target)
-    return connect(bundle, options.profile, request_seconds=min(REQUEST_SECONDS, seconds), retry_seconds=seconds)
+    return open_workspace(
+        options.bundle, options.target, options.profile,
+        request_seconds=min(REQUEST_SECONDS, seconds), retry_seconds=seconds,
+    )  # fmt: skip
 
 
 def _deploy_check(options: argparse.Namespace) -> int:
-    from lookback.remote.checks import deploy_check
+    from lookback.remote.checks import check_deployment
 
     levels = []
-    for check in deploy_check(_workspace(options), options.warehouse):
+    for check in check_deployment(_open_workspace(options), options.warehouse):
         levels.append(check.level)
         if wants_json(options):
             print(as_json(asdict(check)), flush=True)
@@ -92,32 +93,32 @@ def _deploy_check(options: argparse.Namespace) -> int:
 
 
 def _start(options: argparse.Namespace) -> None:
-    from lookback.remote.runs import start
+    from lookback.remote.runs import start_job
 
-    url = start(_workspace(options), options.job)
+    url = start_job(_open_workspace(options), options.job)
     print(
         as_json({"job": options.job, "url": url}) if wants_json(options) else f"started {options.job}: {visible(url)}"
     )
 
 
 def _stop(options: argparse.Namespace) -> None:
-    from lookback.remote.runs import stop
+    from lookback.remote.runs import stop_job
 
-    for done in stop(_workspace(options), options.job):
+    for done in stop_job(_open_workspace(options), options.job):
         print(as_json({"job": options.job, "done": done}) if wants_json(options) else visible(done))
 
 
 def _logs(options: argparse.Namespace) -> int:
-    from lookback.remote.runs import follow
+    from lookback.remote.runs import follow_run
 
     failed = False
-    for line in follow(_workspace(options), options.job, options.run_id, until_end=options.follow):
+    for line in follow_run(_open_workspace(options), options.job, options.run_id, until_end=options.follow):
         failed = failed or line.state == "ERROR"
-        print(as_json(asdict(line)) if wants_json(options) else _line(line), flush=True)
+        print(as_json(asdict(line)) if wants_json(options) else _format_line(line), flush=True)
     return FOUND_PROBLEMS if failed else 0
 
 
-def _line(line: Line) -> str:
+def _format_line(line: Line) -> str:
     clock = line.at.astimezone(dt.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     task = f" {line.task}" if line.task else ""
     again = f" (attempt {line.attempt + 1})" if line.attempt else ""
@@ -126,24 +127,24 @@ def _line(line: Line) -> str:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from lookback.remote.checks import usable_warehouse
-    from lookback.remote.figures import Place, remote_figures, warehouse_query
+    from lookback.remote.checks import choose_warehouse
+    from lookback.remote.figures import StreamTables, prepare_queries, read_figures
 
-    workspace = _workspace(options)
-    job = workspace.job(options.job)
+    workspace = _open_workspace(options)
+    job = workspace.get_job(options.job)
     place = {name: job.parameters.get(name, "") for name in ("catalog", "schema", "stream")}
     if not all(place.values()):
-        raise RemoteError(f"{job.name!r} has no parameters catalog, schema and stream: {workspace.deploy}")
-    warehouse = usable_warehouse(workspace, options.warehouse)
+        raise RemoteError(f"{job.name!r} has no parameters catalog, schema and stream: {workspace.deploy_command}")
+    warehouse = choose_warehouse(workspace, options.warehouse)
     if warehouse is None or warehouse.id is None:
         raise RemoteError(
             f"{workspace.host} has no SQL warehouse that you may use: name one by --warehouse, or ask for CAN_USE"
         )
     now = dt.datetime.fromtimestamp(time.time(), dt.timezone.utc)
-    figures = remote_figures(Place.of(**place), warehouse_query(workspace, warehouse.id), now)
+    figures = read_figures(StreamTables.in_schema(**place), prepare_queries(workspace, warehouse.id), now)
     findings = check_health(figures)
     row = {
-        "stream": figures.stream, **_job_state(workspace, job), "commits": figures.committed, "judged": figures.judged,
+        "stream": figures.stream, **_describe_job(workspace, job), "commits": figures.committed, "judged": figures.judged,
         "lag_commits": figures.waiting, "lag_seconds": round(figures.lag, 3), "rules": figures.rules,
         "healthy": is_healthy(findings), "health": describe_health(figures, findings),
         "findings": [asdict(finding) for finding in findings],
@@ -156,12 +157,12 @@ def _status(options: argparse.Namespace) -> int:
     return FOUND_PROBLEMS if options.check and not row["healthy"] else 0
 
 
-def _job_state(workspace: Workspace, job: Deployed) -> dict[str, Any]:
-    """The job's name, what its last run does or how it ended, and that run's page."""
-    from lookback.remote.runs import is_paused, last_run, state_of
+def _describe_job(workspace: Workspace, job: DeployedJob) -> dict[str, Any]:
+    """Returns the job's name, the state of its last run, and that run's page."""
+    from lookback.remote.runs import describe_state, find_last_run, is_paused
 
-    run = last_run(workspace, job)
-    state = "has not run yet" if run is None else state_of(run)
+    run = find_last_run(workspace, job)
+    state = "has not run yet" if run is None else describe_state(run)
     return {
         "job": job.name,
         "job_state": f"{state}, paused" if is_paused(job) else state,
