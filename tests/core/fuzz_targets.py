@@ -26,6 +26,7 @@ from lookback.core.errors import (
     TypeNameError,
 )
 from lookback.core.expressions.compiling import compile_aggregate, compile_expression, compile_part
+from lookback.core.operations.receivers import read_receivers
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import RuleBook, RuleChange
@@ -127,9 +128,11 @@ def other_texts(text: str) -> None:
 
 
 def document(value: Any) -> None:
-    """Any value as a rule or as a stream. A rule that is not refused judges events without an exception."""
+    """Any value as a rule, as a stream or as a receiver. A rule that is not refused judges events without an exception."""
     with contextlib.suppress(StreamError):
         Stream.from_dict(value)
+    with contextlib.suppress(SetupError):
+        read_receivers({"receivers": [value]}, "notifiers.yml")
     try:
         compile_rule(value, STREAM)
     except RuleError:

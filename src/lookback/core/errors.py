@@ -48,11 +48,14 @@ class Problem:
     place: str
     message: str
 
+    @property
+    def sentence(self) -> str:
+        """The message with its subject, if the place is that."""
+        is_subject = bool(self.place) and self.message.startswith(("must ", "is "))
+        return f"{self.place} {self.message}" if is_subject else self.message
+
     def __str__(self) -> str:
-        if not self.place:
-            return self.message
-        subject = f"{self.place} " if self.message.startswith(("must ", "is ")) else ""
-        return f"{subject}{self.message} ({self.place})"
+        return f"{self.sentence} ({self.place})" if self.place else self.message
 
 
 class ExpressionError(LookbackError, ValueError):

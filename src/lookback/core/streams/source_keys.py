@@ -44,12 +44,12 @@ FINDER_OPTIONS = (
 def find_source_problems(source: Mapping[str, Any]) -> Iterator[Problem]:
     """Yields a problem for each key or option that would be ignored, and for each value of the wrong kind.
 
-    The other problems of a topic are found when spark/ingest reads it.
+    A place begins below `source`. The other problems of a topic are found when spark/ingest reads it.
     """
     is_topic = source.get("format") == KAFKA
     keys = KAFKA_KEYS if is_topic else FILE_KEYS
     for key, value in source.items():
-        place = f"source.{key}"
+        place = str(key)
         if key not in keys:
             yield Problem(place, _explain_unknown_key(str(key), value, keys, is_topic))
         elif key in ("options", "value_options"):

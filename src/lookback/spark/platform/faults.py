@@ -21,7 +21,9 @@ _OTHER_TABLE = "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE"
 _CONCURRENT = "CONCURRENT_STREAM_LOG_UPDATE"
 _STATE_ERROR = re.compile(r"StateError: (.+)")
 # Raised in a Python of the executors, which on a cluster is another installation than that of the driver.
-_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '((?:lookback|numpy|pandas|pyarrow|sqlglot)[\w.]*)'")
+_NO_MODULE = re.compile(
+    r"ModuleNotFoundError: No module named '((?:lookback|numpy|pandas|pyarrow|pydantic|sqlglot)[\w.]*)'"
+)
 _FILE = re.compile(r"(?:file:(?://)?|File `)(/[^\n]*?\.(?:parquet|json)|/[^\n]*/(?:offsets|commits|state)/[\w./-]*\w)")
 _MAX_CHARACTERS = 300
 _MAX_CAUSES = 20

@@ -1,0 +1,98 @@
+"""Reads a mapping of a file as the frozen dataclass that declares its keys.
+
+The annotation of a field says what its key may hold, for instance `Annotated[int, Field(strict=True, ge=1),
+needs("a positive integer is needed")]`. pydantic checks every key, and this module turns its errors into problems with
+our sentences. An object that is made without a document, by its class or by `replace`, is not checked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic.fields import FieldInfo
+
+from lookback.core.errors import Problem
+from lookback.core.values.suggestions import suggest
+
+T = TypeVar("T")
+
+
+class Refused(ValueError):
+    """A value that cannot be used; `.problems` has the places below it."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        # Without a message: pydantic encodes it, which fails for half of a surrogate pair in a place.
+        super().__init__()
+        self.problems = list(problems)
+
+
+def needs(sentence: str, *, shows_value: bool = True) -> WrapValidator:
+    """Gives a type the sentence with which its values are refused. shows_value: false for what may be a secret."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(f"{sentence}, got {value!r:.100}" if shows_value else sentence) from None
+
+    return WrapValidator(check)
+
+
+def read_mapping(
+    cls: type[T],
+    document: Mapping[Any, Any],
+    problems: Iterable[Problem] = (),
+    unknown: str = "unknown key",
+) -> T:
+    """Reads a mapping as an instance of the dataclass. Raises Refused with every problem.
+
+    A missing key without a default is read as None, so that its own sentence refuses it. problems: those that the caller
+    has found already. unknown: how the problem of a key begins that the dataclass does not declare.
+    """
+    declared: type = cls
+    keys = find_keys(declared)
+    found = [
+        Problem(str(key), f"{unknown} {str(key)!r:.100}; {suggest(str(key), keys)}")
+        for key in document
+        if key not in keys
+    ]
+    found += problems
+    values = {key: document.get(key) for key, is_needed in keys.items() if is_needed or key in document}
+    try:
+        read: T = _make_adapter(declared).validate_python(values)
+    except ValidationError as error:
+        found += _list_problems(error)
+    if found:
+        raise Refused(found)
+    return read
+
+
+@functools.cache
+def find_keys(cls: type) -> Mapping[str, bool]:
+    """Returns the keys that a dataclass declares, in order, and whether a document needs them."""
+    hints = get_type_hints(cls, include_extras=True)
+    keys = {}
+    for each in fields(cls):
+        alias = FieldInfo.from_annotation(hints[each.name]).alias
+        keys[alias or each.name] = each.default is MISSING and each.default_factory is MISSING
+    return keys
+
+
+@functools.cache
+def _make_adapter(cls: type) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+def _list_problems(error: ValidationError) -> Iterator[Problem]:
+    for each in error.errors(include_url=False, include_input=False):
+        place = ".".join(map(str, each["loc"]))
+        cause = each.get("ctx", {}).get("error")
+        if isinstance(cause, Refused):
+            for below in cause.problems:
+                yield Problem(f"{place}.{below.place}" if below.place else place, below.message)
+        else:
+            yield Problem(place, str(cause or each["msg"]))
