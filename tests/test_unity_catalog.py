@@ -210,7 +210,7 @@ def test_the_version_of_rules_in_a_catalog_is_asked_for_every_ten_seconds(monkey
     asked.clear()
     for _ in range(120):
         clock[0] += 0.5
-        watch.look(None)
+        watch.follow_if_due(None)
     assert asked == ["rules"] * 6
 
 
@@ -229,19 +229,19 @@ def test_a_look_at_the_rules_that_fails_is_logged_and_done_again(
             raise PySparkException("[UNAVAILABLE] the catalog does not answer\nat a.long.trace")
         return Coverage()
 
-    monkeypatch.setattr(watch, "table_needs", needs)
+    monkeypatch.setattr(watch, "find_current_needs", needs)
     monkeypatch.setattr(watch, "_widen", widened.append)
     version[0], is_out[0] = 2, True
     for _ in range(50):
         clock[0] += 0.5
-        watch.look(None)
+        watch.follow_if_due(None)
     assert [record.getMessage() for record in caplog.records] == [
         "stream=tx the rules table could not be looked at, it will be tried again: [UNAVAILABLE] the catalog does not answer"
     ] * 2
     assert not widened
     is_out[0] = False
     clock[0] += 10
-    watch.look(None)
+    watch.follow_if_due(None)
     assert widened == [Coverage()]
 
 
@@ -261,12 +261,12 @@ def test_a_watermark_that_cannot_be_moved_on_is_logged_and_moved_a_span_later(
     idle = _Idle(SimpleNamespace(tables=tables, stream=stream), 1_000_000)  # type: ignore[arg-type]
     query: Any = SimpleNamespace(status={"isDataAvailable": True})
     clock[0] = 1.0
-    idle.look(query)
-    idle.look(query)
+    idle.advance_if_due(query)
+    idle.advance_if_due(query)
     (record,) = caplog.records
     assert record.getMessage().startswith("stream=tx the watermark could not be moved on, it will be tried again: ")
     clock[0], is_out[0] = 2.0, False
-    idle.look(query)
+    idle.advance_if_due(query)
     assert asked == [1]
 
 

@@ -131,7 +131,7 @@ def _run(drain: Drain, spark_settings: Mapping[str, str]) -> Path:
 def _shards(root: Path) -> int:
     from lookback.spark.stream.checkpoint import Checkpoint  # noqa: PLC0415
 
-    plan = Checkpoint(root / _CHECKPOINT).plan()
+    plan = Checkpoint(root / _CHECKPOINT).read_plan()
     return 0 if plan is None else plan.shards
 
 

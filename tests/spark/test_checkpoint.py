@@ -15,7 +15,7 @@ import pytest
 from lookback.core.errors import SetupError
 from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.declaration import Stream
-from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, UnknownFormError, declared
+from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, UnknownFormatError, snapshot_declaration
 from lookback.spark.stream.pipeline import Evaluation
 from lookback.spark.tables.lakehouse import Tables
 from payins import STREAM
@@ -36,7 +36,7 @@ def offsets(events: int) -> str:
 def checkpoint(tmp_path: Path) -> Checkpoint:
     """Of three batches, the last of which has not ended."""
     checkpoint = Checkpoint(tmp_path / "evaluate_payins")
-    checkpoint.record(Plan(2, _COVERAGE, declared(STREAM), {EVENTS: 1}))
+    checkpoint.write_plan(Plan(2, _COVERAGE, snapshot_declaration(STREAM), {EVENTS: 1}))
     (checkpoint.folder / "metadata").write_text('{"id": "q"}')
     for kind, texts in {"offsets": [offsets(3), offsets(5), offsets(8)], "commits": ["v1\n{}", "v1\n{}"]}.items():
         (checkpoint.folder / kind).mkdir()
@@ -52,14 +52,14 @@ def names(checkpoint: Checkpoint) -> set[str]:
 
 def test_c8_a_whole_checkpoint_is_left_as_it_is_and_tells_where_it_goes_on(checkpoint: Checkpoint) -> None:
     before = names(checkpoint)
-    assert checkpoint.mend(STREAM, lambda mark: True) == []
+    assert checkpoint.repair(STREAM, lambda mark: True) == []
     checkpoint.require_fit(STREAM, 2)
     assert names(checkpoint) == before
-    assert checkpoint.judged_through() == 4
-    assert checkpoint.continues_from() == {EVENTS: 5, RULES: 2}
-    assert checkpoint.reads_again_from() == {EVENTS: 3, RULES: 2}
+    assert checkpoint.read_last_judged() == 4
+    assert checkpoint.find_next_commits() == {EVENTS: 5, RULES: 2}
+    assert checkpoint.find_reread_commits() == {EVENTS: 3, RULES: 2}
     shutil.rmtree(checkpoint.folder / "commits")
-    assert checkpoint.continues_from() == {EVENTS: 1, RULES: 0}
+    assert checkpoint.find_next_commits() == {EVENTS: 1, RULES: 0}
 
 
 @pytest.mark.parametrize("text", ["", "v1", "v1\n{", offsets(8)[:-3], offsets(8).rpartition("\n")[0], "\x00" * 80])
@@ -67,9 +67,9 @@ def test_c8_a_torn_plan_of_a_batch_that_wrote_nothing_is_removed(checkpoint: Che
     file = checkpoint.folder / "offsets" / "2"
     file.write_text(text)
     done = [f"{file} was torn and is removed: the batch had written nothing, and is planned anew"]
-    assert checkpoint.mend(STREAM, lambda mark: mark != "q:2") == done
+    assert checkpoint.repair(STREAM, lambda mark: mark != "q:2") == done
     assert {"offsets/2", "offsets/.2.crc"}.isdisjoint(names(checkpoint))
-    assert checkpoint.mend(STREAM, lambda mark: True) == []
+    assert checkpoint.repair(STREAM, lambda mark: True) == []
 
 
 def with_ids(text: str) -> str:
@@ -101,25 +101,25 @@ def test_c8_a_log_of_an_unknown_form_is_not_torn_and_nothing_is_deleted(
     (checkpoint.folder / "state/0/1/9.changelog").write_text("")
     before = {path: path.stat().st_mtime_ns for path in checkpoint.folder.rglob("*")}
     with pytest.raises(
-        UnknownFormError, match=rf"^{file} {what}, a form that this release does not know: .*Nothing is mended"
+        UnknownFormatError, match=rf"^{file} {what}, a form that this release does not know: .*Nothing is mended"
     ):
-        checkpoint.mend(STREAM, lambda mark: False)
+        checkpoint.repair(STREAM, lambda mark: False)
     assert {path: path.stat().st_mtime_ns for path in checkpoint.folder.rglob("*")} == before
 
 
 def test_c8_an_unknown_form_says_nothing_of_what_is_judged(checkpoint: Checkpoint) -> None:
     (checkpoint.folder / "offsets/1").write_text(with_ids(offsets(5)))
     with pytest.raises(
-        UnknownFormError, match="is of version v2, a form that this release does not know; it says nothing"
+        UnknownFormatError, match="is of version v2, a form that this release does not know; it says nothing"
     ):
-        checkpoint.judged_through()
+        checkpoint.read_last_judged()
 
 
 def test_c8_a_torn_plan_of_a_batch_that_has_written_is_refused(checkpoint: Checkpoint) -> None:
     file = checkpoint.folder / "offsets" / "2"
     file.write_text("")
     with pytest.raises(SetupError, match=rf"^{file} is torn .*: lookback evaluate payins --rebuild$"):
-        checkpoint.mend(STREAM, lambda mark: True)
+        checkpoint.repair(STREAM, lambda mark: True)
     assert file.exists()
 
 
@@ -127,11 +127,11 @@ def test_c8_a_torn_mark_of_a_batch_that_has_ended_is_removed_so_that_it_is_run_a
     (checkpoint.folder / "offsets" / "2").unlink()
     file = checkpoint.folder / "commits" / "1"
     file.write_text("v1\n{")
-    assert checkpoint.mend(STREAM, lambda mark: True) == [
+    assert checkpoint.repair(STREAM, lambda mark: True) == [
         f"{file} was torn and is removed: the batch is run again, and written once"
     ]
     assert {"commits/1", "commits/.1.crc"}.isdisjoint(names(checkpoint))
-    assert checkpoint.continues_from()[EVENTS] == 3
+    assert checkpoint.find_next_commits()[EVENTS] == 3
 
 
 def test_c8_state_of_a_batch_that_was_not_finished_is_removed_for_a_torn_file_would_outlive_its_repetition(
@@ -142,11 +142,11 @@ def test_c8_state_of_a_batch_that_was_not_finished_is_removed_for_a_torn_file_wo
     kept = {"1.changelog", "2.changelog", "2.zip", ".2.changelog.crc", "10.sst"}
     for name in {*kept, "3.changelog", ".3.changelog.crc", "10.zip"}:
         (part / name).write_text("")
-    assert checkpoint.mend(STREAM, lambda mark: True) == [
+    assert checkpoint.repair(STREAM, lambda mark: True) == [
         "2 files of state of a batch that was not finished are removed: it is run again"
     ]
     assert {file.name for file in part.iterdir()} == kept
-    assert checkpoint.mend(STREAM, lambda mark: True) == []
+    assert checkpoint.repair(STREAM, lambda mark: True) == []
 
 
 @pytest.mark.parametrize(
@@ -163,15 +163,15 @@ def test_c8_what_cannot_be_mended_is_refused_with_the_file_and_the_remedy(
     file.unlink() if text is None else file.write_text(text)
     what = "is missing" if text is None else "is torn or damaged"
     with pytest.raises(SetupError, match=rf"^{file} {what}.* lookback evaluate payins --rebuild$"):
-        checkpoint.mend(STREAM, lambda mark: False)
+        checkpoint.repair(STREAM, lambda mark: False)
 
 
 def test_c8_a_first_start_that_was_cut_short_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "new")
-    assert checkpoint.mend(STREAM, lambda mark: False) == []
+    assert checkpoint.repair(STREAM, lambda mark: False) == []
     checkpoint.folder.mkdir()
     (checkpoint.folder / "metadata").write_text("")
-    assert len(checkpoint.mend(STREAM, lambda mark: False)) == 1
+    assert len(checkpoint.repair(STREAM, lambda mark: False)) == 1
     assert not (checkpoint.folder / "metadata").exists()
 
 
@@ -209,18 +209,18 @@ def test_c8_a_checkpoint_of_another_declaration_or_number_of_shards_is_refused(
 
 @pytest.mark.parametrize("now", ["4.1.0", "4.1.7", "4.2.0", "4.10.1", "5.0.0"])
 def test_c8_a_checkpoint_is_gone_on_with_by_the_same_or_a_newer_spark(checkpoint: Checkpoint, now: str) -> None:
-    plan = checkpoint.plan()
+    plan = checkpoint.read_plan()
     assert plan is not None
     checkpoint.require_spark(now, STREAM.name)
-    checkpoint.record(replace(plan, spark="4.1.2"))
+    checkpoint.write_plan(replace(plan, spark="4.1.2"))
     checkpoint.require_spark(now, STREAM.name)
 
 
 @pytest.mark.parametrize(("before", "now"), [("4.2.0", "4.1.9"), ("4.10.0", "4.9.0"), ("5.0.0", "4.2.0")])
 def test_c8_a_checkpoint_of_a_newer_spark_is_refused(checkpoint: Checkpoint, before: str, now: str) -> None:
-    plan = checkpoint.plan()
+    plan = checkpoint.read_plan()
     assert plan is not None
-    checkpoint.record(replace(plan, spark=before))
+    checkpoint.write_plan(replace(plan, spark=before))
     words = rf"{checkpoint.folder} was last written by Spark {before}, and this is Spark {now}: .*payins --rebuild$"
     with pytest.raises(SetupError, match=words):
         checkpoint.require_spark(now, STREAM.name)
@@ -235,7 +235,7 @@ def test_checkpoints_of_earlier_releases_say_nothing_of_the_declaration(checkpoi
     document = json.loads(file.read_text())
     del document["declared"], document["starts"], document["spark"]
     file.write_text(json.dumps(document))
-    assert checkpoint.plan() == Plan(2, _COVERAGE)
+    assert checkpoint.read_plan() == Plan(2, _COVERAGE)
     checkpoint.require_fit(changed(amount="decimal(20,2)"), None)
 
 
@@ -264,7 +264,7 @@ def test_c8_a_relative_folder_is_that_of_the_driver_on_every_machine(
 _Read = Callable[[Checkpoint], object]
 
 
-@pytest.mark.parametrize("read", [Checkpoint.judged_through, Checkpoint.continues_from])
+@pytest.mark.parametrize("read", [Checkpoint.read_last_judged, Checkpoint.find_next_commits])
 def test_c8_what_is_asked_of_a_torn_checkpoint_is_refused_in_words(checkpoint: Checkpoint, read: _Read) -> None:
     (checkpoint.folder / "offsets" / "1").write_text("v1")
     with pytest.raises(SetupError, match=r"offsets/1 is torn or missing .*evaluate --rebuild"):

@@ -174,7 +174,7 @@ def test_c8_executors_workers_and_drivers_may_die_in_mid_batch_and_the_alerts_ar
     identities = [(row[0], row[1]) for row in found]
     assert len(set(identities)) == len(identities) > 20
     assert {row[3] for row in found} >= {"by-amount", "by-customer", "sessions", "large-small"}
-    plan = Checkpoint(checkpoint).plan()
+    plan = Checkpoint(checkpoint).read_plan()
     assert plan is not None
     assert plan.shards == 4
 

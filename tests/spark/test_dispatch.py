@@ -77,7 +77,7 @@ def test_a_condition_or_a_key_that_breaks_sends_more_and_stops_nothing(
     unreadable = Coverage(coverage.wants | {(("customer",), "from != 'me'")}, coverage.fields)
     assert len(sent(unreadable, tmp_path, changes())[0]) == 40
     with monkeypatch.context() as patch:
-        patch.setattr(dispatch, "_compiled", broken)
+        patch.setattr(dispatch, "_compile_cached", broken)
         assert len(sent(coverage, tmp_path, changes())[0]) == 40
     group_keys = dispatch.group_keys
     patched = lambda group_by, events: broken() if "shop" in group_by else group_keys(group_by, events)  # noqa: E731
@@ -113,14 +113,14 @@ def test_a_rule_without_where_wants_every_event_of_its_grouping_set(tmp_path: Pa
 
 def test_the_plan_in_the_checkpoint_goes_before_that_of_the_query(tmp_path: Path) -> None:
     first, wider = coverage_of(rule("large", where="amount >= 30", **COUNT)), coverage_of(rule("all", **COUNT))
-    Checkpoint(tmp_path).record(Plan(2, wider))
+    Checkpoint(tmp_path).write_plan(Plan(2, wider))
     ids, columns, header = sent(first, tmp_path, changes())
     assert (len(ids), columns) == (40, {"id", "at", "customer"})
     assert Coverage.from_dict(header["coverage"]) == wider
     # A field that the query does not read cannot be sent.
     batch = changes()
     without = batch.select([name for name in batch.schema.names if name != "shop"])
-    Checkpoint(tmp_path).record(Plan(2, coverage_of(rule("shops", group_by=["shop"], **COUNT))))
+    Checkpoint(tmp_path).write_plan(Plan(2, coverage_of(rule("shops", group_by=["shop"], **COUNT))))
     assert Coverage.from_dict(sent(wider, tmp_path, without)[2]["coverage"]) == wider
     (tmp_path / "lookback.json").write_text("torn")
     assert Coverage.from_dict(sent(wider, tmp_path, batch)[2]["coverage"]) == wider

@@ -86,7 +86,7 @@ def test_c3_the_stream_equals_the_oracle_on_generated_cases(tables: Tables, numb
     assert written(tables) == sorted(oracle.alerts, key=repr)
     late = tables.read("late_events").collect()
     assert sorted((r["event_id"], r["arrival"], r["late_by_us"], r["action"]) for r in late) == sorted(oracle.late)
-    account = event_account(tables, stream, Checkpoint(Path(folder)).judged_through())
+    account = event_account(tables, stream, Checkpoint(Path(folder)).read_last_judged())
     assert account.closes, account
 
 

@@ -20,7 +20,7 @@ from lookback.core.streams.metrics import COLUMNS, FIELDS, RuleCounts
 from lookback.spark.operations.status import stream_figures
 from lookback.spark.stream import metrics as module
 from lookback.spark.stream.checkpoint import Checkpoint
-from lookback.spark.stream.metrics import Backlog, Metrics, backlog
+from lookback.spark.stream.metrics import Backlog, Metrics, read_backlog
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.stream.sink import BatchReport
 from lookback.spark.tables.schemas import METRICS
@@ -98,7 +98,7 @@ def test_metrics_add_up_health_goes_by_them_and_a_rule_watches_them(
     # What no rows come with is no lag; rows are, until they are judged.
     folder = Checkpoint(Path(checkpoint_folder(tables, STREAM)))
     tables.spark.sql(f"ALTER TABLE {tables.identifier(STREAM.name)} SET TBLPROPERTIES ('a' = 'b')")
-    assert backlog(tables, STREAM.name, folder.judged_through()).waiting == 0
+    assert read_backlog(tables, STREAM.name, folder.read_last_judged()).waiting == 0
     append(tables, [row for row in events if row["arrival"] > 4])
     now = dt.datetime.now(dt.timezone.utc)
     figures = stream_figures(tables, STREAM, folder, now + dt.timedelta(minutes=10))
@@ -166,7 +166,7 @@ class Place:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(module, "backlog", lambda tables, name, judged: Backlog(judged or 0, START, 0, None))
+    monkeypatch.setattr(module, "read_backlog", lambda tables, name, judged: Backlog(judged or 0, START, 0, None))
     return Place()
 
 

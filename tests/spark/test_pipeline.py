@@ -17,7 +17,7 @@ from lookback.spark.operations.status import event_account
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream import pipeline
 from lookback.spark.stream.checkpoint import Checkpoint, repartition
-from lookback.spark.stream.dispatch import shard_labels
+from lookback.spark.stream.dispatch import find_shard_labels
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.stream.watching import RulesWatch
 from payins import (
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.spark
 def evaluate(tables: Tables, **options: Any) -> Evaluation:
     evaluation = Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True, **options)
     evaluation.run()
-    account = event_account(tables, STREAM, Checkpoint(Path(checkpoint_folder(tables, STREAM))).judged_through())
+    account = event_account(tables, STREAM, Checkpoint(Path(checkpoint_folder(tables, STREAM))).read_last_judged())
     assert account.closes, account
     assert not account.waiting
     return evaluation
@@ -184,7 +184,7 @@ def test_c3_7_a_rule_inserted_by_sql_while_the_stream_runs_is_obeyed(
     evaluation.wait_until(lambda report: report.arrival == 3, 60)
     assert evaluation.replans == 0
     # Where nobody tells it, the batch fails and the query is planned anew in place.
-    monkeypatch.setattr(RulesWatch, "look", lambda watch, report: None)
+    monkeypatch.setattr(RulesWatch, "follow_if_due", lambda watch, report: None)
     append(ready, [row for row in events if row["arrival"] == 4])
     insert(rule("newer-key", group_by=["shop"], when="n >= 1"))
     append(ready, [row for row in events if row["arrival"] > 4])
@@ -344,7 +344,7 @@ def test_c3_8_push_can_warn_of_a_long_window_that_starts_empty(ready: Tables) ->
 
 
 def test_shard_labels_land_on_their_own_partitions(spark: SparkSession) -> None:
-    labels = shard_labels(spark, 5)
+    labels = find_shard_labels(spark, 5)
     frame = spark.createDataFrame([(label,) for label in labels], "label string").repartition(5, "label")
     where = {row["label"]: row["at"] for row in frame.select("label", F.spark_partition_id().alias("at")).collect()}
     assert where == {label: at for at, label in enumerate(labels)}

@@ -174,7 +174,7 @@ def test_c4_a_rule_that_fails_too_often_or_breaks_is_quarantined_once_and_comes_
     assert all("mend the rule and push it again" in row["comment"] for row in published)
     # Saying it once more changes nothing.
     again = Quarantines(ready, STRICT, STREAMS, checkpoint)
-    again.note(report)
+    again.add_failures(report)
     again.publish()
     assert ready.read("rules").where("status = 'quarantined'").count() == 2
     # The author mends one, in the version after the engine's.

@@ -74,7 +74,7 @@ def test_the_shards_are_the_cores_and_the_settings_of_the_session_stay(
     before = dict(theirs.conf.getAll)
     Evaluation(at_theirs, STREAM, STREAMS, folder, once=True).run()
     assert theirs.conf.getAll == before
-    assert Checkpoint(Path(folder)).plan().shards == 2  # type: ignore[union-attr]
+    assert Checkpoint(Path(folder)).read_plan().shards == 2  # type: ignore[union-attr]
     assert frozen(folder)[_PARTITIONS] == "2"
     assert frozen(folder)["spark.sql.streaming.stateStore.providerClass"].endswith("RocksDBStateStoreProvider")
     assert sorted(path.name for path in Path(folder, "state", "0").iterdir() if path.name.isdigit()) == ["0", "1"]
@@ -87,7 +87,7 @@ def test_the_shards_are_the_cores_and_the_settings_of_the_session_stay(
         f"{folder} divides its keys into 2 shards for good, and the setting of 5 is for a new checkpoint; to change it: "
         "lookback evaluate payins --rebuild --shards 5"
     ) in caplog.text
-    assert Checkpoint(Path(folder)).plan().shards == 2  # type: ignore[union-attr]
+    assert Checkpoint(Path(folder)).read_plan().shards == 2  # type: ignore[union-attr]
     assert stored_alerts(tables) == replayed_alerts(replay_of_tables(tables))
 
 
@@ -123,7 +123,7 @@ def test_the_stream_or_a_setting_says_the_number_of_a_new_checkpoint(tables: Tab
     def shards(stream: Stream, name: str, **options: int) -> tuple[int, str]:
         folder = tmp_path / name
         Evaluation(tables, stream, {stream.name: stream}, folder, once=True, fresh=True, **options).run()
-        plan = Checkpoint(folder).plan()
+        plan = Checkpoint(folder).read_plan()
         assert plan is not None
         return plan.shards, frozen(str(folder))[_PARTITIONS]
 

@@ -47,7 +47,7 @@ def test_c8_the_checkpoint_of_an_older_spark_is_gone_on_with_and_that_of_a_newer
     spark: SparkSession, stored: Path, tmp_path: Path
 ) -> None:
     tables = unpack(spark, stored, tmp_path / "lakehouse")
-    plan = Checkpoint(Path(checkpoint_folder(tables, STREAM))).plan()
+    plan = Checkpoint(Path(checkpoint_folder(tables, STREAM))).read_plan()
     assert plan is not None
     assert plan.spark.startswith(stored.stem.removeprefix("spark-"))
     before = stored_alerts(tables)

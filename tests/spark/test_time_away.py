@@ -78,7 +78,7 @@ def test_c3_1_a_history_that_does_not_reach_back(
     append(tables, [row for row in later if row["arrival"] <= 5])
     evaluate(tables)
     checkpoint = Checkpoint(Path(checkpoint_folder(tables, STREAM)))
-    plan = checkpoint.plan()
+    plan = checkpoint.read_plan()
     assert plan is not None
     assert plan.starts == {EVENTS: 3, "rules": 0}
     assert "can be read from commit 3 on: what was written before is not judged" in caplog.text

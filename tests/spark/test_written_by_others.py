@@ -142,7 +142,7 @@ def test_a_table_that_cannot_be_followed_is_refused_with_what_to_run_and_then_fo
 
     evaluate(tables, stream)
 
-    plan = Checkpoint(Path(checkpoint_folder(tables, stream))).plan()
+    plan = Checkpoint(Path(checkpoint_folder(tables, stream))).read_plan()
     assert plan is not None
     assert plan.starts[EVENTS] == 1
     assert "can be read from commit 1 on: what was written before is not judged" in caplog.text

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 _UNPRINTABLE = re.compile("\0+")
+_MAX_ERROR_CHARACTERS = 300
 
 
 def to_one_line(text: str) -> str:
@@ -26,6 +27,11 @@ def collapse_spaces(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, which leaves out the trace of another language; never empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def summarize_error(error: BaseException) -> str:
+    """Returns at most 300 characters of the first line of an error's message; never empty."""
+    return first_line(error)[:_MAX_ERROR_CHARACTERS]
 
 
 def cut_end(text: str, most: int) -> str:

@@ -370,7 +370,7 @@ def _waits(checkpoint: Path, commit: int) -> bool:
     """Whether an evaluation that has begun has not judged a commit yet."""
     if not checkpoint.exists():
         return False
-    judged = Checkpoint(checkpoint).judged_through()
+    judged = Checkpoint(checkpoint).read_last_judged()
     return judged is None or judged < commit
 
 

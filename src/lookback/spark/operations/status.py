@@ -17,7 +17,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.metrics import RuleCounts
 from lookback.spark.review import open_queue, queue_begins
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.metrics import backlog
+from lookback.spark.stream.metrics import read_backlog
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -191,7 +191,7 @@ def stream_figures(
     own = [row for row in rows if row.document is not None and row.document.get("stream") == stream.name]
     samples, last = _samples(tables, stream.name, now)
     judged = _judged(tables, stream.name, checkpoint, last)
-    waiting = backlog(tables, stream.name, judged)
+    waiting = read_backlog(tables, stream.name, judged)
     rejected, reason = _rejected(tables, stream.name, now)
     failing, refused = _logged(tables, stream.name, now)
     ingested = tables.read(stream.name).where(F.col("ingested_at") >= now - RECENT).count() if rejected else 0
@@ -238,7 +238,7 @@ def _judged(tables: Tables, name: str, checkpoint: Checkpoint | None, last: Row 
     if checkpoint is not None:
         # A folder that cannot be read, or not as this release writes it, only says less.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, SetupError):
-            known.append(checkpoint.judged_through())
+            known.append(checkpoint.read_last_judged())
     if all(commit is None for commit in known) and not tables.is_unwritten("alerts"):
         alerts = tables.read("alerts").where(F.col("stream") == name)
         known.append(alerts.agg(F.max("arrival").alias("arrival")).collect()[0]["arrival"])

@@ -1,4 +1,4 @@
-"""Dispatch: which shard needs which event. Runs before the shuffle and packs what a shard gets into blocks."""
+"""Decides before the shuffle which shard needs which event, and packs the events of a shard into blocks."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from lookback.core.streams.alerts import LateEvent
 
 EVENTS, RULE = "events", "rule"
-# Of a row of the rules table: one more than a valid one can have.
+# Texts of a row of the rules table are cut to one character more than a valid row can have.
 _MOST_CHARACTERS = {"rule_id": 201, "status": 51, "document": LIMITS["document_bytes"].most + 1}
-# What goes to the stateful operator, and what it answers with: few rows, each large.
+# The rows that go to the stateful operator and that it returns: few and large.
 BLOCKS = StructType(
     [
         StructField("shard", StringType(), nullable=False),
@@ -48,16 +48,16 @@ BLOCKS = StructType(
 _KIND, _COMMITTED, _WAKES = "_kind", "_committed", "_wakes"
 _INSERTED, _DELETED, _OTHER = range(3)
 _WAKING_BLOCKS = StructType([*BLOCKS.fields, StructField(_WAKES, TimestampType())])
-# Up to so many fields a query reads all of them from the table, whatever the rules read: a rule that reads one more then
-# needs no new query. They travel on to the shards only if a rule reads them.
+# A stream with at most so many fields is read whole, so that a rule that reads one more field needs no new query. Only the
+# fields that rules read go on to the shards.
 _FEW_FIELDS = 32
 _NEVER = 2**62
-# Rows that are packed at once; bounds the memory of the worker.
+# So many rows are packed at once, which bounds the memory of the worker.
 _CHUNK_ROWS = 200_000
 
 
-def shard_labels(spark: SparkSession, shards: int) -> list[str]:
-    """A label per shard, such that Spark's shuffle puts shard i on partition i of `shards`."""
+def find_shard_labels(spark: SparkSession, shards: int) -> list[str]:
+    """Finds a label for each shard, such that Spark's shuffle puts shard i on partition i of `shards`."""
     column = F.col("label")
     candidates = spark.range(64 * shards + 64).select(F.concat(F.lit("s"), F.col("id").cast("string")).alias("label"))
     rows = candidates.select(column, F.pmod(F.hash(column), F.lit(shards)).alias("partition")).collect()
@@ -67,14 +67,14 @@ def shard_labels(spark: SparkSession, shards: int) -> list[str]:
     return [labels[partition] for partition in range(shards)]
 
 
-def event_blocks(
+def build_event_blocks(
     changes: DataFrame, stream: Stream, plan: Plan, labels: list[str], checkpoint: Checkpoint
 ) -> DataFrame:
-    """Blocks of the events of a change feed. The result has no watermark column, so Spark drops no late row."""
+    """Packs the events of a change feed into blocks. The result has no watermark column, so Spark drops no late row."""
     time, committed, change = F.col(stream.event_time), F.col("_commit_timestamp"), F.col("_change_type")
     bound = committed + F.make_dt_interval(secs=F.lit(stream.max_future / 1_000_000).cast("decimal(18,6)"))
     fields = stream.fields if len(stream.fields) <= _FEW_FIELDS else plan.coverage.fields
-    # Numbers cost less to hand to Python than texts, and NULL less than a time.
+    # To Python numbers cost less than texts, and NULL costs less than a time.
     kind = F.when(change == "insert", _INSERTED).when(change == "delete", _DELETED).otherwise(_OTHER)
     rows = changes.select(
         *sorted({stream.event_id, stream.event_time, *fields}),
@@ -83,23 +83,23 @@ def event_blocks(
         F.when(time > bound, committed).alias(_COMMITTED),
     )
     blocks = rows.mapInArrow(Dispatch(stream, plan.coverage, tuple(labels), checkpoint), _WAKING_BLOCKS)
-    # Spark's watermark only wakes timers.
+    # Spark's watermark serves only to fire timers.
     woken = blocks.withWatermark(_WAKES, f"{stream.max_out_of_orderness} microseconds")
     return woken.select(*BLOCKS.names)
 
 
-def rule_blocks(changes: DataFrame, labels: list[str]) -> DataFrame:
-    """Every change of the rules table, once for each shard."""
+def build_rule_blocks(changes: DataFrame, labels: list[str]) -> DataFrame:
+    """Packs every change of the rules table into a block, once for each shard."""
     row = F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).cast("binary")
-    return rule_rows(changes).select(
+    return select_rule_changes(changes).select(
         F.explode(F.array(*map(F.lit, labels))).alias("shard"), F.lit(RULE).alias("kind"), row.alias("payload")
     )
 
 
-def rule_rows(changes: DataFrame) -> DataFrame:
-    """The rows of the rules table's change feed with the columns of a RuleChange.
+def select_rule_changes(changes: DataFrame) -> DataFrame:
+    """Selects the columns of a RuleChange from the rules table's change feed.
 
-    Texts that cannot be a rule's are cut, so that they are still too long, and bytes that are no text are replaced.
+    Texts that are too long for a rule are cut but stay too long, and bytes that are not UTF-8 are replaced.
     """
     kind = F.col("_change_type")
     change = F.when(kind == "update_postimage", "update").when(kind == "update_preimage", "before").otherwise(kind)
@@ -111,11 +111,11 @@ def rule_rows(changes: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Packs record batches of events into a block per shard; every shard is told the marks of all commits.
+    """Packs record batches of events into a block per shard; every block has the marks of all commits.
 
-    What is sent says the plan in the checkpoint, which grows while the query runs, so that a new rule needs no new
-    query; where a worker cannot read it, or it asks for a field that the query does not read, `coverage`. Each block
-    says what was sent: whether that is enough, the shards see.
+    The plan in the checkpoint says which events and fields are sent. It grows while the query runs, so that a new rule
+    needs no new query. If a worker cannot read it, or it has a field that the query does not read, `coverage` is used.
+    Each block carries its coverage, and the shards check whether that is enough.
     """
 
     stream: Stream
@@ -124,28 +124,30 @@ class Dispatch:
     checkpoint: Checkpoint
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The blocks of `batches`, as Spark's mapInArrow calls it."""
+        """Yields the blocks of `batches`; called by Spark's mapInArrow."""
         coverage: Coverage | None = None
-        for chunk in _chunks(batches):
-            coverage = coverage or self._current(frozenset(chunk.schema.names))
+        for chunk in _merge_batches(batches):
+            coverage = coverage or self._read_coverage(frozenset(chunk.schema.names))
             kinds = chunk.column(_KIND).to_numpy()
             for kind in (_INSERTED, _DELETED):
                 at = np.flatnonzero(kinds == kind)
                 if len(at):
-                    yield self._blocks(chunk if len(at) == len(kinds) else chunk.take(pa.array(at)), kind, coverage)
+                    yield self._build_blocks(
+                        chunk if len(at) == len(kinds) else chunk.take(pa.array(at)), kind, coverage
+                    )
 
-    def _current(self, read: frozenset[str]) -> Coverage:
+    def _read_coverage(self, read: frozenset[str]) -> Coverage:
         try:
-            plan = self.checkpoint.plan()
+            plan = self.checkpoint.read_plan()
         except (OSError, SetupError):
             plan = None
         return self.coverage if plan is None or not plan.coverage.fields <= read else plan.coverage
 
-    def _blocks(self, chunk: pa.RecordBatch, kind: int, coverage: Coverage) -> pa.RecordBatch:
-        stream, wanted = self.stream, _Wanted(self.stream, coverage)
+    def _build_blocks(self, chunk: pa.RecordBatch, kind: int, coverage: Coverage) -> pa.RecordBatch:
+        stream, routing = self.stream, _Routing(self.stream, coverage)
         sent = chunk.select([*sorted({stream.event_id, stream.event_time, *coverage.fields}), COMMIT])
         commits = chunk.column(COMMIT).to_numpy()
-        columns = {name: from_arrow(chunk.column(name), stream.fields[name]) for name in sorted(wanted.reads)}
+        columns = {name: from_arrow(chunk.column(name), stream.fields[name]) for name in sorted(routing.reads)}
         events = Events(columns, commits, stream.event_id, stream.event_time)
         header: dict[str, Any] = {"deleted": kind == _DELETED, "rows": len(commits), "coverage": coverage.to_dict()}
         future: list[LateEvent] = []
@@ -163,7 +165,7 @@ class Dispatch:
             header["marks"] = [(int(commit), None) for commit in np.unique(commits)]
         header["future"] = [{**asdict(late), "event_time": late.event_time.isoformat()} for late in future]
         parts = [
-            sent if here.all() else sent.filter(pa.array(here)) for here in wanted.by_shard(events, len(self.labels))
+            sent if here.all() else sent.filter(pa.array(here)) for here in routing.route(events, len(self.labels))
         ]
         payloads = [pack_events(part, header) for part in parts]
         rows = {"shard": list(self.labels), "kind": [EVENTS] * len(payloads), "payload": payloads}
@@ -171,32 +173,34 @@ class Dispatch:
         return pa.RecordBatch.from_pydict(rows, schema=_ARROW_BLOCKS)
 
 
-class _Wanted:
-    """Which events go where under a coverage. reads: the fields that tell it, with the event's id and time.
+class _Routing:
+    """Sends events to shards by a coverage. reads: the fields that it needs for that, with the event's id and time.
 
-    Whatever breaks here sends more, never less, and never ends the batch: the shards judge by the rules themselves, and a
-    rule that breaks there too is quarantined alone.
+    An error here sends more events, never fewer, and never ends the batch: the shards judge by the rules themselves, where
+    a rule that breaks is quarantined alone.
     """
 
     def __init__(self, stream: Stream, coverage: Coverage) -> None:
         self._wants = [
-            (group_by, _conditions(coverage.conditions(group_by), stream)) for group_by in coverage.grouping_sets
+            (group_by, _compile_conditions(coverage.conditions(group_by), stream))
+            for group_by in coverage.grouping_sets
         ]
         self.reads = {stream.event_id, stream.event_time}
         for group_by, conditions in self._wants:
             self.reads.update(group_by, *(condition.fields for condition in conditions or ()))
 
-    def by_shard(self, events: Events, shards: int) -> Iterator[Mask]:
-        """Per shard: the events whose key under a grouping set that wants them lives there."""
+    def route(self, events: Events, shards: int) -> Iterator[Mask]:
+        """Yields, per shard, a mask of its events: those that a grouping set needs and whose key belongs to the shard."""
         wants = [
-            (self._wanted(conditions, events), _homes(group_by, events, shards)) for group_by, conditions in self._wants
+            (self._find_wanted(conditions, events), _find_shards(group_by, events, shards))
+            for group_by, conditions in self._wants
         ]
         for shard in range(shards):
             here = (wanted if homes is None else wanted & (homes == shard) for wanted, homes in wants)
             yield reduce(or_, here, np.zeros(len(events), dtype=bool))
 
     @staticmethod
-    def _wanted(conditions: list[Expression] | None, events: Events) -> Mask:
+    def _find_wanted(conditions: list[Expression] | None, events: Events) -> Mask:
         if conditions is None:
             return np.ones(len(events), dtype=bool)
         wanted = np.zeros(len(events), dtype=bool)
@@ -205,7 +209,7 @@ class _Wanted:
                 value = events.value(condition)
             except NOT_THE_RULES:
                 raise
-            except Exception:  # noqa: BLE001 - where one rule breaks, its shard says which
+            except Exception:  # noqa: BLE001 - the shards find out which rule breaks
                 return np.ones(len(events), dtype=bool)
             wanted |= value.is_true()
             # An error counts as false, but the shard logs it.
@@ -213,18 +217,18 @@ class _Wanted:
         return wanted
 
 
-def _conditions(texts: list[str] | None, stream: Stream) -> list[Expression] | None:
-    """The conditions, one of which an event satisfies; None, all events, also where one of them cannot be read."""
+def _compile_conditions(texts: list[str] | None, stream: Stream) -> list[Expression] | None:
+    """Compiles the conditions of which an event must satisfy one; None, for all events, if one of them is invalid."""
     try:
-        return None if texts is None else [_condition(sql, stream) for sql in texts]
+        return None if texts is None else [_compile_condition(sql, stream) for sql in texts]
     except NOT_THE_RULES:
         raise
     except Exception:  # noqa: BLE001 - the shards have the rule itself
         return None
 
 
-def _homes(group_by: tuple[str, ...], events: Events, shards: int) -> Int64s | None:
-    """The shard of each event under a grouping set; None, all shards, where its keys cannot be told."""
+def _find_shards(group_by: tuple[str, ...], events: Events, shards: int) -> Int64s | None:
+    """Finds the shard of each event under a grouping set; None, for all shards, if the keys cannot be computed."""
     try:
         return group_keys(group_by, events).shard(shards)
     except NOT_THE_RULES:
@@ -234,12 +238,12 @@ def _homes(group_by: tuple[str, ...], events: Events, shards: int) -> Int64s | N
 
 
 @functools.lru_cache(maxsize=1_000)
-def _compiled(sql: str, fields: tuple[tuple[str, DataType], ...]) -> Expression:
+def _compile_cached(sql: str, fields: tuple[tuple[str, DataType], ...]) -> Expression:
     return recompile(sql, dict(fields))
 
 
-def _condition(sql: str, stream: Stream) -> Expression:
-    return _compiled(sql, tuple(stream.fields.items()))
+def _compile_condition(sql: str, stream: Stream) -> Expression:
+    return _compile_cached(sql, tuple(stream.fields.items()))
 
 
 _ARROW_BLOCKS = pa.schema(
@@ -252,8 +256,8 @@ _ARROW_BLOCKS = pa.schema(
 )
 
 
-def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of the batches in larger batches."""
+def _merge_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of the batches in larger batches."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

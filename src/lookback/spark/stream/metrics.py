@@ -1,4 +1,4 @@
-"""The table `metrics`: what the batches of an evaluation did, summed up and written off their path."""
+"""Sums up the batches of an evaluation and writes them to the table `metrics`, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.errors import SetupError
 from lookback.core.operations.backlog import Backlog, Commit, measure_backlog
 from lookback.core.streams.metrics import TABLE, RuleCounts
+from lookback.core.values.texts import summarize_error
 from lookback.core.values.times import to_utc
 from lookback.spark.tables.schemas import METRICS
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 # Each row is a commit of its own.
 DEFAULT_SECONDS = 30.0
-# A stream of which nothing is to be said is heard of this much less often.
+# An idle stream writes a row this many times less often.
 IDLE_TIMES = 10
 _LOG = logging.getLogger("lookback")
 
 
-def backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
-    """The backlog of the events table `name`. judged: the last commit judged; None for none."""
+def read_backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
+    """Reads the backlog of the events table `name` from its history. judged: the last commit judged; None for none."""
 
     def history(limit: int) -> list[Commit]:
         rows = tables.history(name, limit)
@@ -56,7 +56,7 @@ def backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
 
 @dataclass
 class Sums:
-    """What batches did together. milliseconds: by stage; by_rule: per rule; last: the report of the last batch."""
+    """The sums of several batches. milliseconds: by stage; by_rule: by rule_id; last: the report of the last batch."""
 
     batches: int = 0
     events: int = 0
@@ -69,7 +69,7 @@ class Sums:
     last: BatchReport | None = None
 
     def add(self, report: BatchReport) -> None:
-        """Adds a batch, later than all others."""
+        """Adds a batch, which is later than all others."""
         self.batches += 1
         self.events += report.events
         self.late += report.late
@@ -82,8 +82,8 @@ class Sums:
             self.by_rule[rule_id] = self.by_rule.get(rule_id, RuleCounts()) + counts
         self.last = report
 
-    def row(self) -> dict[str, Any]:
-        """The columns of the table that the batches tell."""
+    def to_row(self) -> dict[str, Any]:
+        """Returns the columns of the table that follow from the batches."""
         busy = (self.milliseconds["run"] + self.milliseconds["write"]) / 1_000
         total = sum(self.by_rule.values(), RuleCounts())
         raised = {rule_id: counts.matched - counts.suppressed for rule_id, counts in self.by_rule.items()}
@@ -93,7 +93,7 @@ class Sums:
         return {
             "batches": self.batches,
             "events": self.events,
-            "events_per_second": _decimal(self.events / busy, 1) if busy else None,
+            "events_per_second": _to_decimal(self.events / busy, 1) if busy else None,
             "watermark": None if last is None or last.watermark is None else to_utc(last.watermark),
             "state_rows": None if last is None else last.state_rows,
             "remembered": None if last is None else last.remembered,
@@ -113,11 +113,11 @@ class Sums:
 class Metrics:
     """Keeps the table `metrics` while an evaluation runs; a context manager around its run.
 
-    `add` is handed the report of every batch and only remembers it; a thread of its own writes a row every `seconds`, of
-    all batches since the last one, and a last row at the end. While no batch ends and nothing waits, a row comes only
-    every tenth time. Metrics are best effort: what was not written when a process is killed is missing, a batch that is
-    repeated counts twice, and a row that cannot be written stops nothing; its counts go into the next one.
-    The evaluation of the stream `metrics` itself writes none, which would bring it events without end.
+    `add` takes the report of every batch and only keeps it. A thread writes a row every `seconds`, about all batches since
+    the last row, and one at the end. While no batch ends and nothing waits, it writes only every tenth time. Metrics are
+    best effort: a killed process loses the counts that it has not written, a repeated batch counts twice, and a row that
+    cannot be written stops nothing: its counts go into the next row.
+    The evaluation of the stream `metrics` itself writes none, as its rows would be new events without end.
     """
 
     def __init__(
@@ -134,10 +134,10 @@ class Metrics:
         self._timed = -1
         self._stopping, self._woken = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._told = False
+        self._has_warned = False
 
     def add(self, report: BatchReport) -> None:
-        """Remembers a batch; called on its path, so it does nothing else."""
+        """Keeps the report of a batch; called while the batch waits, so it does nothing else."""
         if self._thread is not None:
             self._reports.append(report)
             if self._query is None:
@@ -173,8 +173,8 @@ class Metrics:
         self._write(ended=True)
 
     def _find_query(self) -> None:
-        """The query that runs: another one after it was planned anew."""
-        # Where Spark does not answer, the row says less.
+        """Finds the running query, which is another one after it was planned again."""
+        # If Spark does not answer, the row has fewer figures.
         with contextlib.suppress(Exception):
             if self._query is None or not self._query.isActive:
                 name = f"lookback-{self._stream.name}"
@@ -185,69 +185,67 @@ class Metrics:
             self._sums.add(self._reports.popleft())
         until = time.monotonic()
         try:
-            row = self._row(until - self._covered_since)
-            seldom = IDLE_TIMES * (self._seconds or 0.0)
-            looked = ended and not self._failed
-            if row["batches"] or row["lag_commits"] or row["seconds"] >= seldom or looked:
+            row = self._make_row(until - self._covered_since)
+            idle_seconds = IDLE_TIMES * (self._seconds or 0.0)
+            ended_well = ended and not self._failed
+            if row["batches"] or row["lag_commits"] or row["seconds"] >= idle_seconds or ended_well:
                 frame = self._tables.spark.createDataFrame([row], METRICS).coalesce(1)
-                # The table of an earlier release lacks columns until it is set up again.
-                there = set(self._tables.read(TABLE).columns)
-                self._tables.append(frame.select(*(name for name in METRICS.names if name in there)), TABLE)
-                self._sums, self._covered_since, self._told = Sums(last=self._sums.last), until, False
+                # A table of an earlier release lacks columns until it is set up again.
+                existing = set(self._tables.read(TABLE).columns)
+                self._tables.append(frame.select(*(name for name in METRICS.names if name in existing)), TABLE)
+                self._sums, self._covered_since, self._has_warned = Sums(last=self._sums.last), until, False
         except Exception as error:  # noqa: BLE001 - whatever is wrong with metrics, judging goes on
-            if not self._told:
-                reason = str(error).strip().partition("\n")[0]
+            if not self._has_warned:
+                reason = summarize_error(error)
                 _LOG.warning("stream=%s metrics cannot be written; judging goes on: %s", self._stream.name, reason)
-            self._told = True
+            self._has_warned = True
 
-    def _row(self, seconds: float) -> dict[str, Any]:
+    def _make_row(self, seconds: float) -> dict[str, Any]:
         now = dt.datetime.now(dt.timezone.utc)
-        sums = self._sums.row()
-        judged = self._judged()
-        waiting = backlog(self._tables, self._stream.name, judged)
+        sums = self._sums.to_row()
+        judged = self._find_last_judged()
+        waiting = read_backlog(self._tables, self._stream.name, judged)
         behind = None if sums["watermark"] is None else (now - sums["watermark"]).total_seconds()
         return {
             "metrics_id": uuid.uuid4().hex,
             "measured_at": now,
             "stream": self._stream.name,
-            "seconds": _decimal(seconds, 3),
+            "seconds": _to_decimal(seconds, 3),
             **sums,
             "lag_commits": waiting.waiting,
-            "lag_seconds": _decimal(waiting.seconds(now), 3),
+            "lag_seconds": _to_decimal(waiting.seconds(now), 3),
             "committed": waiting.committed,
             "judged": judged,
-            "watermark_behind_seconds": None if behind is None else _decimal(behind, 3),
-            **self._of_query(),
+            "watermark_behind_seconds": None if behind is None else _to_decimal(behind, 3),
+            **self._read_query_figures(),
             "ingested_at": now,
         }
 
-    def _judged(self) -> int | None:
-        """The last commit judged, by the last batch and by the checkpoint, which goes on past commits without rows."""
-        known = [] if self._sums.last is None else [self._sums.last.arrival]
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, SetupError):
-            known.append(self._checkpoint.judged_through())
+    def _find_last_judged(self) -> int | None:
+        """Returns the last commit judged, by the last batch or by the checkpoint, which also counts commits without rows."""
+        known = (None if self._sums.last is None else self._sums.last.arrival, self._checkpoint.find_last_judged())
         return max((commit for commit in known if commit is not None), default=None)
 
-    def _of_query(self) -> dict[str, int | None]:
-        """What Spark says of the query: the whole duration of its batches, and what its state store holds."""
+    def _read_query_figures(self) -> dict[str, int | None]:
+        """Returns Spark's figures of the query: the whole duration of its batches, and the size of its state store."""
         self._find_query()
         figures: dict[str, int | None] = {"trigger_ms": None, "state_bytes": None}
         recent: list[Any] = [] if self._query is None else list(self._query.recentProgress)
-        # By the version of Spark a dict, or an object that has its JSON.
+        # A dict, or an object that has it as JSON, depending on the version of Spark.
         progress = [each if isinstance(each, dict) else json.loads(each.json) for each in recent]
         new = [each for each in progress if each["batchId"] > self._timed]
         if new:
             self._timed = max(each["batchId"] for each in new)
             figures["trigger_ms"] = sum(each["durationMs"].get("triggerExecution", 0) for each in new)
         if progress:
-            figures["state_bytes"] = _state_bytes(progress[-1]["stateOperators"])
+            figures["state_bytes"] = _sum_state_bytes(progress[-1]["stateOperators"])
         return figures
 
 
-def _state_bytes(operators: Iterable[Mapping[str, Any]]) -> int | None:
-    found = [operator["customMetrics"].get("rocksdbSstFileSize") for operator in operators]
-    return sum(size for size in found if size is not None) if found else None
+def _sum_state_bytes(operators: Iterable[Mapping[str, Any]]) -> int | None:
+    sizes = [operator["customMetrics"].get("rocksdbSstFileSize") for operator in operators]
+    return sum(size for size in sizes if size is not None) if sizes else None
 
 
-def _decimal(value: float, digits: int) -> Decimal:
+def _to_decimal(value: float, digits: int) -> Decimal:
     return Decimal(value).quantize(Decimal(1).scaleb(-digits))

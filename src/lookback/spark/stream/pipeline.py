@@ -1,4 +1,4 @@
-"""Streaming evaluation: events and rules by change feed, shards with state in RocksDB, alerts into Delta."""
+"""Runs the streaming query: reads events and rules by change feed, keeps state in RocksDB, writes alerts into Delta."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from lookback.core.errors import SetupError
 from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
+from lookback.core.values.texts import summarize_error
 from lookback.core.values.times import to_utc
 from lookback.spark.platform.faults import explain_failure
 from lookback.spark.platform.owner import become_owner
@@ -31,11 +32,11 @@ from lookback.spark.platform.session import (
     open_own_session,
 )
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, declared
-from lookback.spark.stream.dispatch import BLOCKS, event_blocks, rule_blocks, shard_labels
+from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, snapshot_declaration
+from lookback.spark.stream.dispatch import BLOCKS, build_event_blocks, build_rule_blocks, find_shard_labels
 from lookback.spark.stream.processor import ShardProcessor
 from lookback.spark.stream.quarantine import Quarantines
-from lookback.spark.stream.rebuild import Missing
+from lookback.spark.stream.rebuild import UnwrittenRows
 from lookback.spark.stream.resume import Beginning, begin
 from lookback.spark.stream.serverless import RemoteBatches
 from lookback.spark.stream.shard import UncoveredError
@@ -50,23 +51,23 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("lookback")
 DEFAULT_EVERY = "500 milliseconds"
-# Bound a batch, and with it the memory of a worker: about 600,000 card transactions.
+# These bound a batch, and with it the memory of a worker: about 600,000 card transactions.
 _ADMISSION = {"maxFilesPerTrigger": "1000", "maxBytesPerTrigger": "8m"}
-# When state is made anew, the first batch brings all changes of the rules, which wait for their time.
+# During a rebuild the first batch brings all rule changes, which then wait for their time.
 _ALL_FILES = {"maxFilesPerTrigger": str(2**31 - 1)}
 _NO_REBUILD = (
-    "state is made anew by the process that started the evaluation, and this compute runs what writes its output elsewhere "
-    "(Spark Connect: serverless, or standard access mode); take a cluster with dedicated access mode for --rebuild"
+    "a rebuild runs in the process that started the evaluation, and this compute writes the output in another process "
+    "(Spark Connect: serverless, or standard access mode); use a cluster with dedicated access mode for --rebuild"
 )
-# Looking for a file costs nothing; over Spark Connect each look at the query is a call to the server.
+# Looking for a file costs nothing; over Spark Connect each look at the query is a call of the server.
 _POLL_SECONDS = 0.02
 _SLOW_POLL_SECONDS = 0.5
 
 
 def checkpoint_folder(tables: Tables, stream: Stream) -> str:
-    """Where an evaluation of the stream keeps its checkpoint unless told otherwise: below the tables' root or volume.
+    """Returns the default checkpoint folder of a stream's evaluation, which is below the tables' root or volume.
 
-    Raises SetupError for tables of a catalog without a volume that can be reached.
+    Raises SetupError for tables of a catalog without a reachable volume.
     """
     return f"{tables.files}/_checkpoints/evaluate_{stream.name}"
 
@@ -74,21 +75,24 @@ def checkpoint_folder(tables: Tables, stream: Stream) -> str:
 class Evaluation:
     """A running evaluation of one stream.
 
-    What dispatch sends follows the rules table while the query runs. Where it comes too late for a batch, or a rule needs
-    a field that the query does not read, the evaluation re-plans itself in place.
-    checkpoint: its folder. once: judge what is there, then end. every: how often to look for more. admission: options
-    of the Delta source that bound a batch. on_batch: is called with the report of each batch. idle_after: for each such
-    time, in microseconds, without a new commit the watermark is moved on by as much, by an `advance` in the rules table.
-    shards: into how many parts the keys of a new checkpoint are divided, for good; SetupError where an existing one has
-    another number; see `repartition`. default_shards: the same as a setting, which an existing checkpoint with another
-    number is told of and keeps; without both the stream's `shards`, without that the cores of the cluster, at most 48.
-    rebuild: the checkpoint is moved aside and the state made anew from the tables;
-    what they hold already is not written again. fresh: a new checkpoint may begin on tables that have outputs of the
-    stream, and writes all of them once more. accept_unknown: a checkpoint of a form that this release does not know is gone
-    on with as it is, unchecked. reports: of the last batches, newest last; replans: how often it was planned
-    anew.
+    Dispatch follows the rules table while the query runs. If a change comes too late for a batch, or a rule needs a field
+    that the query does not read, the evaluation plans a new query and goes on.
 
-    One process at a time evaluates on a checkpoint: `run` raises SetupError, naming the other, where there is one.
+    checkpoint: its folder. once: judge what is there, then end. every: how often to look for more. admission: options
+    of the Delta source that bound a batch. on_batch: called with the report of each batch. idle_after: for each such
+    time without a new commit, in microseconds, an `advance` in the rules table moves the watermark on by that much.
+
+    shards: the number of parts that the keys of a new checkpoint are divided into, for good; raises SetupError if an
+    existing checkpoint has another number; see `repartition`. default_shards: the same as a setting; an existing
+    checkpoint keeps its own number, and a warning is logged. Without both, the stream's `shards` counts; without that,
+    the cores of the cluster, at most 48.
+
+    rebuild: move the checkpoint aside and rebuild the state from the tables; rows that they have are not written again.
+    fresh: allow a new checkpoint on tables that have outputs of the stream, which are then written once more.
+    accept_unknown: use a checkpoint of an unknown format as it is, unchecked.
+    reports: those of the last batches, newest last. replans: the number of times that the query was planned again.
+
+    One process at a time evaluates on a checkpoint: `run` raises SetupError, naming the other process, if there is one.
     """
 
     def __init__(
@@ -111,7 +115,7 @@ class Evaluation:
     ) -> None:
         self.tables, self.stream = replace(tables.holding(stream), spark=open_own_session(tables.spark)), stream
         self.streams = dict(streams)
-        # Executors, which read it too, have working directories of their own.
+        # Executors, which read the checkpoint too, have other working directories.
         self.checkpoint = Checkpoint(Path(checkpoint) if ":" in str(checkpoint) else Path(checkpoint).absolute())
         self.reports: deque[BatchReport] = deque(maxlen=1_000)
         self.replans = 0
@@ -125,14 +129,14 @@ class Evaluation:
         self._rebuild, self._fresh, self._accept_unknown = rebuild, fresh, accept_unknown
         self._query: StreamingQuery | None = None
         self._beginning = Beginning({}, None)
-        self._wanted: Coverage | None = None
+        self._required: Coverage | None = None
         self._known_labels: list[str] | None = None
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Evaluates until `stop` is called or, with once, until all that was there is judged.
+        """Evaluates until `stop` is called or, with `once`, until all that was there is judged.
 
-        Raises what the query failed with.
+        Raises the error that the query failed with.
         """
         self._require_compute()
         with become_owner(
@@ -147,38 +151,38 @@ class Evaluation:
             try:
                 while not self._stopping.is_set():
                     self._quarantines.publish(at_once=True)
-                    self._start()
+                    self._plan_and_start()
                     if self._wait():
                         return
             except (PySparkException, Py4JJavaError) as error:
-                told = explain_failure(error, self.stream.name, self.checkpoint.folder)
-                if told is error:
+                explained = explain_failure(error, self.stream.name, self.checkpoint.folder)
+                if explained is error:
                     raise
-                raise told from error
+                raise explained from error
             finally:
                 self._end_query()
                 self._quarantines.publish(at_once=True)
 
     def start(self) -> Evaluation:
-        """Runs in a thread of its own; `stop` ends it and raises what it failed with."""
+        """Starts `run` in a thread of its own; `stop` ends it and raises the error that it failed with."""
         self._failure: BaseException | None = None
 
-        def guarded() -> None:
+        def run_and_keep_failure() -> None:
             try:
                 self.run()
             except BaseException as error:  # noqa: BLE001 - raised again by stop() and wait()
                 self._failure = error
 
-        self._thread = threading.Thread(target=guarded, name=f"evaluate-{self.stream.name}", daemon=True)
+        self._thread = threading.Thread(target=run_and_keep_failure, name=f"evaluate-{self.stream.name}", daemon=True)
         self._thread.start()
         return self
 
     def request_stop(self) -> None:
-        """Asks `run` to end soon; returns at once."""
+        """Makes `run` end soon; returns at once."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """Ends the evaluation; a batch that is half done is repeated at the next start."""
+        """Ends the evaluation and waits for it; a half-done batch is repeated at the next start."""
         self._stopping.set()
         if hasattr(self, "_thread"):
             self._thread.join()
@@ -186,18 +190,21 @@ class Evaluation:
                 raise self._failure
 
     def wait(self, seconds: float) -> bool:
-        """Waits until the evaluation ends, at most so long. Returns whether it has ended."""
+        """Waits until the evaluation ends, but no longer than `seconds`. Returns whether it has ended."""
         if hasattr(self, "_thread"):
             self._thread.join(seconds)
         return not self.running
 
     @property
     def running(self) -> bool:
-        """Whether the evaluation goes on."""
+        """True while the thread of the evaluation is alive."""
         return hasattr(self, "_thread") and self._thread.is_alive()
 
     def wait_until(self, condition: Callable[[BatchReport], bool], timeout: float) -> BatchReport:
-        """The first report, old or new, that satisfies `condition`. Raises TimeoutError after `timeout` seconds."""
+        """Waits for a report, old or new, that satisfies `condition`, and returns it.
+
+        Raises TimeoutError after `timeout` seconds or if the evaluation has ended.
+        """
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             for report in list(self.reports):
@@ -210,7 +217,7 @@ class Evaluation:
         raise TimeoutError(f"not within {timeout} s")
 
     def _require_compute(self) -> None:
-        """Raises SetupError where Spark Connect cannot do what is asked for; nothing has been moved or written by then."""
+        """Raises SetupError if Spark Connect cannot run this evaluation; nothing has been moved or written by then."""
         spark = self.tables.spark
         if not is_connect(spark):
             return
@@ -223,26 +230,28 @@ class Evaluation:
         if self._rebuild:
             raise SetupError(_NO_REBUILD)
 
-    def _start(self) -> None:
-        before = self.checkpoint.plan()
+    def _plan_and_start(self) -> None:
+        before = self.checkpoint.read_plan()
         self._watch = RulesWatch(self.tables, self.stream, self.checkpoint)
-        # What is in force is covered by what was sent last; what the table holds may come into force.
-        coverage = self._watch.table_needs() | (self._wanted or (before.coverage if before else Coverage()))
+        # The last plan covers the rules in force; the rules in the table may come into force.
+        coverage = self._watch.find_current_needs() | (self._required or (before.coverage if before else Coverage()))
         if self._beginning.rebuild is not None and self.checkpoint.is_new:
-            coverage |= self._watch.past_needs(self._beginning.starts[RULES])
+            coverage |= self._watch.find_past_needs(self._beginning.starts[RULES])
         spark = self.tables.spark
         shards = before.shards if before else self._shards or self._default_shards or choose_default_shards(spark)
-        plan = Plan(shards, coverage, declared(self.stream), self._beginning.starts, spark.version)
-        self.checkpoint.record(plan)
-        self._wanted = None
-        self._query = self._query_of(plan)
+        plan = Plan(shards, coverage, snapshot_declaration(self.stream), self._beginning.starts, spark.version)
+        self.checkpoint.write_plan(plan)
+        self._required = None
+        self._query = self._start_query(plan)
 
-    def _query_of(self, plan: Plan) -> StreamingQuery:
-        labels = self._labels(plan.shards)
+    def _start_query(self, plan: Plan) -> StreamingQuery:
+        labels = self._find_labels(plan.shards)
         rebuild = self._beginning.rebuild
-        events = self.tables.stream_changes(self.stream.name, plan.start(EVENTS), self._admission)
-        rules = self.tables.stream_changes("rules", plan.start(RULES), _ALL_FILES if rebuild else None)
-        blocks = event_blocks(events, self.stream, plan, labels, self.checkpoint).union(rule_blocks(rules, labels))
+        events = self.tables.stream_changes(self.stream.name, plan.first_commit(EVENTS), self._admission)
+        rules = self.tables.stream_changes("rules", plan.first_commit(RULES), _ALL_FILES if rebuild else None)
+        blocks = build_event_blocks(events, self.stream, plan, labels, self.checkpoint).union(
+            build_rule_blocks(rules, labels)
+        )
         schedule = None if rebuild is None else rebuild.schedule.to_dict()
         processor = ShardProcessor(self.stream, self.streams, labels, str(self.checkpoint.folder), schedule)
         answers = blocks.groupBy("shard").transformWithStateInPandas(
@@ -251,28 +260,31 @@ class Evaluation:
         writer = (
             answers.writeStream.queryName(f"lookback-{self.stream.name}")
             .option("checkpointLocation", str(self.checkpoint.folder))
-            .foreachBatch(self._writer())
+            .foreachBatch(self._make_writer())
         )
-        # More tasks than cores only cost time. A checkpoint that is not new has its number.
+        # More tasks than cores only cost time. An existing checkpoint has its number already.
         partitions = min(plan.shards, count_cores(self.tables.spark)) if self.checkpoint.is_new else None
         with apply_query_settings(self.tables.spark, partitions):
             if self._once:
                 return writer.trigger(availableNow=True).start()
             return writer.trigger(processingTime=self._every).start()
 
-    def _labels(self, shards: int) -> list[str]:
+    def _find_labels(self, shards: int) -> list[str]:
+        # The labels take a Spark job, which a query that is planned again need not wait for.
         if self._known_labels is None:
-            self._known_labels = shard_labels(self.tables.spark, shards)
+            self._known_labels = find_shard_labels(self.tables.spark, shards)
         return self._known_labels
 
-    def _writer(self) -> Callable[[DataFrame, int], None]:
+    def _make_writer(self) -> Callable[[DataFrame, int], None]:
         rebuild = self._beginning.rebuild
         if is_connect(self.tables.spark):
             if rebuild is not None:
                 raise SetupError(_NO_REBUILD)
-            return RemoteBatches.of(self.tables, self.stream, self.streams, self.checkpoint.ensure_query_id())
+            return RemoteBatches.from_evaluation(
+                self.tables, self.stream, self.streams, self.checkpoint.ensure_query_id()
+            )
         sink: Sink | None = None
-        missing = None if rebuild is None else Missing(self.tables, self.stream.name, rebuild)
+        missing = None if rebuild is None else UnwrittenRows(self.tables, self.stream.name, rebuild)
 
         def write(answers: DataFrame, batch_id: int) -> None:
             nonlocal sink
@@ -285,9 +297,9 @@ class Evaluation:
             if not table.num_rows:
                 return
             report = sink.write(table, batch_id, 1_000 * (time.perf_counter() - started))
-            # What is judged again, to make state anew, has had its consequences.
+            # Failures that a rebuild repeats have led to a quarantine already.
             if rebuild is None or (report.arrival or 0) > (rebuild.schedule.through or 0):
-                self._quarantines.note(report)
+                self._quarantines.add_failures(report)
             self.reports.append(report)
             if self._on_batch is not None:
                 self._on_batch(report)
@@ -295,7 +307,7 @@ class Evaluation:
         return write
 
     def _wait(self) -> bool:
-        """Waits until the query ends. Returns whether that is all: it was asked to stop, or has judged what was there."""
+        """Waits until the query ends. Returns False if a new query must be planned, True if the evaluation is over."""
         query = self._query
         assert query is not None
         seconds = _POLL_SECONDS if self._watch.is_cheap else _SLOW_POLL_SECONDS
@@ -304,13 +316,13 @@ class Evaluation:
                 if query.awaitTermination(seconds):  # type: ignore[arg-type]
                     return True
                 self._require_ownership()
-                self._watch.look(self.reports[-1] if self.reports else None)
+                self._watch.follow_if_due(self.reports[-1] if self.reports else None)
                 self._quarantines.publish()
                 if self._idle is not None:
-                    self._idle.look(query)
+                    self._idle.advance_if_due(query)
         except StreamingQueryException as error:
-            self._wanted = UncoveredError.find(error)
-            if self._wanted is None:
+            self._required = UncoveredError.find_required(error)
+            if self._required is None:
                 raise
             self.replans += 1
             return False
@@ -323,40 +335,42 @@ class Evaluation:
 
 
 class _Idle:
-    """Moves the watermark of a stream on while no events come, so that windows end and silence raises alerts."""
+    """Moves a stream's watermark on while no events come, so that windows end and missing events raise alerts."""
 
     def __init__(self, evaluation: Evaluation, span: int) -> None:
         self._evaluation, self._span = evaluation, span
         self._version: int | None = None
         self._since = time.monotonic()
 
-    def look(self, query: StreamingQuery) -> None:
-        """Called often; acts once a span. What fails, as in an outage of the catalog, is logged and done a span later."""
+    def advance_if_due(self, query: StreamingQuery) -> None:
+        """Advances the watermark if a span has passed since the last time; called often.
+
+        A failure, as in an outage of the catalog, is logged and repeated one span later.
+        """
         if (time.monotonic() - self._since) * 1e6 < self._span:
             return
         try:
-            self._move_on(query)
+            self._advance(query)
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
             self._version, self._since = None, time.monotonic()
-            told = str(error).partition("\n")[0][:300]
-            name = self._evaluation.stream.name
-            _LOG.warning("stream=%s the watermark could not be moved on, it will be tried again: %s", name, told)
+            name, reason = self._evaluation.stream.name, summarize_error(error)
+            _LOG.warning("stream=%s the watermark could not be moved on, it will be tried again: %s", name, reason)
 
-    def _move_on(self, query: StreamingQuery) -> None:
+    def _advance(self, query: StreamingQuery) -> None:
         tables, stream = self._evaluation.tables, self._evaluation.stream
         version, before = tables.version(stream.name), self._version
         self._version, self._since = version, time.monotonic()
-        # What is there but not judged yet must not become late by this.
+        # Events that wait to be judged must not become late by this.
         if version != before or query.status["isDataAvailable"]:
             return
-        watermark = self._watermark()
+        watermark = self._find_watermark()
         if watermark is not None:
             reached = str(to_text(to_utc(watermark + self._span)))
             rules = RulesTable(tables, self._evaluation.streams)
             rules.command("advance", stream.name, time=reached, author="lookback", comment="no events came")
 
-    def _watermark(self) -> int | None:
-        """The watermark of the last batch; before the first one what the table suggests, which is not later."""
+    def _find_watermark(self) -> int | None:
+        """Returns the watermark of the last batch; before the first batch one from the table's events, which is no later."""
         reports = self._evaluation.reports
         if reports:
             return reports[-1].watermark

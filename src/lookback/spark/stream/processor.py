@@ -1,4 +1,4 @@
-"""The stateful operator. Spark starts an interpreter to look at it before every query: it imports next to nothing."""
+"""The stateful operator. It imports almost nothing, as Spark starts an interpreter to look at it before every query."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAGE = StructType([StructField("page", BinaryType(), nullable=False)])
 
 
 class ShardProcessor(StatefulProcessor):
-    """Evaluates the blocks of one shard and answers with what is to be written."""
+    """Evaluates the blocks of one shard and returns the rows to be written."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ShardProcessor(StatefulProcessor):
         self._schedule = schedule
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Opens the pages. Called by Spark before the first rows of a batch."""
+        """Opens the pages; called by Spark before the first rows of a batch."""
         self._handle = handle
         self._pages = handle.getMapState(PAGES, _NAME, _PAGE)
 
@@ -46,7 +46,7 @@ class ShardProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
         """Judges one batch of one shard."""
-        yield self._shard(key).judge(rows)
+        yield self._open_shard(key).judge(rows)
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -54,14 +54,14 @@ class ShardProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """Drops what no window needs any more."""
-        self._shard(key).forget()
+        """Drops the state that no window needs any more."""
+        self._open_shard(key).drop_old()
         return iter(())
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: nothing is held open."""
 
-    def _shard(self, key: Any) -> Shard:
+    def _open_shard(self, key: Any) -> Shard:
         from lookback.core.engine.schedule import Schedule
         from lookback.spark.stream.shard import Shard
 

@@ -1,4 +1,4 @@
-"""State made anew from the tables: what they hold already tells when rules changed and what is written."""
+"""Rebuilds the state of an evaluation from its tables, which show when rules changed and which rows are written."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed
 from lookback.core.errors import SetupError
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.spark.stream.checkpoint import EVENTS, RULES
-from lookback.spark.stream.dispatch import rule_rows
+from lookback.spark.stream.dispatch import select_rule_changes
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-# What tells a row of an output table from all others.
+# The columns that identify a row of an output table.
 _IDENTITIES = {
     "alerts": ("alert_id", "revision", "arrival"),
     "late_events": ("event_id", "arrival"),
     "rule_log": ("rule_id", "version", "action", "message", "arrival"),
 }
-# The same, where not all events are read again, so that a row may come at another arrival than it did.
+# The same, if not all events are read again, so that a row may have another arrival than before.
 _LASTING = {"alerts": ("alert_id", "revision")}
 _REMOVING = ("DELETE", "MERGE", "TRUNCATE", "RESTORE", "WRITE OVERWRITE")
 
 
 @dataclass(frozen=True)
 class Rebuild:
-    """How state is made anew.
+    """How state is rebuilt.
 
-    schedule: when the rules changed. written: the last arrival that each output table names. restore: rows that a table
-    lacks though it has later ones are written; else they were deleted on purpose, with their events, and stay away.
-    deleted: through which arrival the settings' retention has deleted rows of an output table; they stay away too.
+    schedule: when the rules changed. written: the last arrival in each output table. restore: whether to write rows that a
+    table lacks although it has later ones; False if events were deleted on purpose, and their rows with them. deleted:
+    the arrival up to which the settings' retention has deleted rows of an output table; these are not written again.
     """
 
     schedule: Schedule
@@ -48,20 +48,20 @@ class Rebuild:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the events are read from their first commit on, so that all comes about as it did."""
+        """True if the events are read from their first commit on, so that every result is the same as before."""
         return self.schedule.seed is None
 
     @classmethod
-    def of_tables(
+    def from_tables(
         cls, tables: Tables, stream: Stream, streams: Mapping[str, Stream], starts: Mapping[str, int],
         judged_through: int | None,
     ) -> Rebuild | None:  # fmt: skip
-        """What the tables tell; None where no output of this stream is there.
+        """Plans a rebuild by the tables; None if they have no output of this stream.
 
-        starts: the first commits of the events and of the rules that are read; judged_through: how far the checkpoint
-        before was, where that is known.
+        starts: the first commits of events and rules that are read. judged_through: the last commit judged by the
+        checkpoint before, if it is known. Raises SetupError if the outputs have an arrival that the events table lacks.
         """
-        written = {name: _last_arrival(tables, name, stream) for name in _IDENTITIES}
+        written = {name: _find_last_arrival(tables, name, stream) for name in _IDENTITIES}
         if all(last is None for last in written.values()):
             return None
         known = {name: last for name, last in written.items() if last is not None and last >= 0}
@@ -74,19 +74,19 @@ class Rebuild:
             )
         if judged_through is not None and max(through, starts[EVENTS] - 1) < judged_through <= last_commit:
             first = max(through + 1, starts[EVENTS])
-            through = max(through, _last_change(tables, stream, first, judged_through))
+            through = max(through, _find_last_change(tables, stream, first, judged_through))
         logged = [
             LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"])
             for row in _rows(tables, "rule_log", stream, ("rule_id", "version", "action", "arrival"))
         ]
-        seed = _seed(tables, stream, starts[EVENTS]) if starts[EVENTS] else None
-        changes = rule_changes(tables, starts[RULES])
+        seed = _make_seed(tables, stream, starts[EVENTS]) if starts[EVENTS] else None
+        changes = read_rule_changes(tables, starts[RULES])
         schedule = Schedule.from_log(changes, logged, stream, streams, None if through < 0 else through, seed)
-        deleted = {name: _deleted_through(logged, action) for name, action in DELETED.items()}
-        return cls(schedule, known, not _are_removed(tables, stream.name), deleted)
+        deleted = {name: _find_last_deletion(logged, action) for name, action in DELETED.items()}
+        return cls(schedule, known, not _has_removals(tables, stream.name), deleted)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Returns plain values, for JSON."""
         return {
             "schedule": self.schedule.to_dict(), "written": dict(self.written), "restore": self.restore,
             "deleted": dict(self.deleted),
@@ -94,28 +94,28 @@ class Rebuild:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Rebuild:
-        """The rebuild that `to_dict` wrote."""
+        """Reads the result of `to_dict`."""
         schedule, deleted = Schedule.from_dict(document["schedule"]), dict(document.get("deleted", {}))
         return cls(schedule, dict(document["written"]), bool(document["restore"]), deleted)
 
 
 @dataclass(frozen=True)
-class Missing:
-    """Leaves out of what a batch is to write what the tables have already."""
+class UnwrittenRows:
+    """Selects the rows of a batch that are not written yet, during a rebuild."""
 
     tables: Tables
     stream: str
     rebuild: Rebuild
 
     def __call__(self, name: str, rows: pa.Table) -> pa.Table:
-        """The rows that the table of that name lacks. Beyond the last written arrival that is all of them."""
+        """Returns the rows that the table of that name lacks: all of them beyond the last written arrival."""
         through = self.rebuild.schedule.through
         through = -1 if through is None else through
         arrivals = rows.column("arrival")
         if not len(rows) or (not arrivals.null_count and pc.min(arrivals).as_py() > through):
             return rows
         identity = _IDENTITIES[name] if self.rebuild.is_exact else _LASTING.get(name, _IDENTITIES[name])
-        known = self._known(name, identity, arrivals)
+        known = self._count_known(name, identity, arrivals)
         last, deleted = self.rebuild.written.get(name, -1), self.rebuild.deleted.get(name, -1)
         keys = zip(*(rows.column(column).to_pylist() for column in identity), strict=True)
         keep = []
@@ -123,7 +123,7 @@ class Missing:
             arrival = -1 if row["arrival"] is None else row["arrival"]
             again = known[key] > 0
             known[key] -= again
-            # How often a rule failed was logged batch by batch, and its batches were others.
+            # Failures are logged by batch, and these batches differ from those that logged them before.
             failed = row.get("action") == "failed" and arrival <= through
             # Changes of rules are never deleted.
             gone = arrival <= deleted and (name != "rule_log" or row["action"] in NO_CHANGES)
@@ -132,25 +132,23 @@ class Missing:
 
     @staticmethod
     def _rows(rows: pa.Table) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = rows.select(
-            [each for each in ("arrival", "action") if each in rows.column_names]
-        ).to_pylist()
-        return found
+        columns = [each for each in ("arrival", "action") if each in rows.column_names]
+        return list(rows.select(columns).to_pylist())
 
-    def _known(self, name: str, columns: tuple[str, ...], arrivals: pa.ChunkedArray) -> Counter[tuple[Any, ...]]:
-        """How often the table has each row that may be one of these."""
+    def _count_known(self, name: str, columns: tuple[str, ...], arrivals: pa.ChunkedArray) -> Counter[tuple[Any, ...]]:
+        """Counts how often the table has each row whose arrival is among these, by the columns that identify it."""
         low, high = pc.min(arrivals).as_py(), pc.max(arrivals).as_py()
         if "arrival" not in columns:
             low, high = 0, 2**62
-        here = F.col("arrival").isNull() if arrivals.null_count else F.lit(False)
+        in_range = F.col("arrival").isNull() if arrivals.null_count else F.lit(False)
         if low is not None:
-            here = here | F.col("arrival").between(low, high)
-        found = self.tables.read(name).where((F.col("stream") == self.stream) & here).select(*columns).toArrow()
-        return Counter(zip(*(found.column(column).to_pylist() for column in columns), strict=True))
+            in_range = in_range | F.col("arrival").between(low, high)
+        stored = self.tables.read(name).where((F.col("stream") == self.stream) & in_range).select(*columns).toArrow()
+        return Counter(zip(*(stored.column(column).to_pylist() for column in columns), strict=True))
 
 
 def has_outputs(tables: Tables, stream: Stream) -> bool:
-    """Whether an evaluation of the stream has written alerts, late events or log rows."""
+    """Returns whether an evaluation of the stream has written alerts, late events or log rows."""
     return any(
         not tables.is_unwritten(name)
         and tables.exists(name)
@@ -159,13 +157,13 @@ def has_outputs(tables: Tables, stream: Stream) -> bool:
     )
 
 
-def rule_changes(tables: Tables, start: int) -> list[RuleChange]:
-    """All changes of the rules table from a commit on."""
-    return [RuleChange(**row.asDict()) for row in rule_rows(tables.read_changes("rules", start)).collect()]
+def read_rule_changes(tables: Tables, start: int) -> list[RuleChange]:
+    """Reads all changes of the rules table from a commit on."""
+    return [RuleChange(**row.asDict()) for row in select_rule_changes(tables.read_changes("rules", start)).collect()]
 
 
-def _last_arrival(tables: Tables, name: str, stream: Stream) -> int | None:
-    """The last arrival in a table's rows of the stream; -1 where all are before the first; None without rows."""
+def _find_last_arrival(tables: Tables, name: str, stream: Stream) -> int | None:
+    """Returns the last arrival in a table's rows of the stream; -1 if all are NULL; None without rows."""
     if not tables.exists(name):
         return None
     rows = tables.read(name).where(F.col("stream") == stream.name)
@@ -173,31 +171,31 @@ def _last_arrival(tables: Tables, name: str, stream: Stream) -> int | None:
     return None if row is None or row[0] is None else int(row[0])
 
 
-def _seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
-    """What the tables tell of the commits before `start`; None where they had no event."""
+def _make_seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
+    """Makes the seed of the state from the commits before `start`; None if they had no event."""
     time_ = F.unix_micros(F.col(stream.event_time))
     own = F.col("stream") == stream.name
     future = tables.read("late_events").where(own & (F.col("late_by_us") < 0)).select("event_id")
-    there = tables.read(stream.name, version=start)
+    at_start = tables.read(stream.name, version=start)
     new = tables.read_changes(stream.name, start, start).where(F.col("_change_type") == "insert")
-    old = there.join(new, [stream.event_id, stream.event_time], "left_anti")
+    old = at_start.join(new, [stream.event_id, stream.event_time], "left_anti")
     old = old.join(future, F.col(stream.event_id).cast("string") == F.col("event_id"), "left_anti")
     row = old.agg(F.max(time_)).head()
     if row is None or row[0] is None:
         return None
     raised = tables.read("alerts").where(own & (F.col("arrival") < start) & (F.col("verdict") == "raised"))
-    of_key = raised.groupBy("rule_id", F.array_sort(F.map_entries("key")).alias("entries"))
-    last = of_key.agg(F.max_by(F.unix_micros("event_time"), F.struct("arrival", "event_time")).alias("at"))
+    by_key = raised.groupBy("rule_id", F.array_sort(F.map_entries("key")).alias("entries"))
+    last = by_key.agg(F.max_by(F.unix_micros("event_time"), F.struct("arrival", "event_time")).alias("at"))
     return Seed(int(row[0]), [(each["rule_id"], dict(each["entries"]), each["at"]) for each in last.collect()])
 
 
-def _deleted_through(logged: Sequence[LogRow], action: str) -> int:
-    """The last arrival of which rows of a table were deleted; -1 for none."""
+def _find_last_deletion(logged: Sequence[LogRow], action: str) -> int:
+    """Returns the last arrival whose rows retention has deleted from a table, by the log; -1 for none."""
     return max((row.arrival for row in logged if row.action == action and row.arrival is not None), default=-1)
 
 
-def _last_change(tables: Tables, stream: Stream, first: int, last: int) -> int:
-    """The last commit of the events from `first` to `last` that changed rows; -1 for none."""
+def _find_last_change(tables: Tables, stream: Stream, first: int, last: int) -> int:
+    """Returns the last commit of the events, from `first` to `last`, that changed rows; -1 for none."""
     changes = tables.read_changes(stream.name, first, last).where(F.col("_change_type").isin("insert", "delete"))
     row = changes.agg(F.max("_commit_version")).head()
     return -1 if row is None or row[0] is None else int(row[0])
@@ -207,6 +205,6 @@ def _rows(tables: Tables, name: str, stream: Stream, columns: tuple[str, ...]) -
     return tables.read(name).where(F.col("stream") == stream.name).select(*columns).collect()
 
 
-def _are_removed(tables: Tables, name: str) -> bool:
-    """Whether rows of a table have been deleted, as far as its log tells."""
+def _has_removals(tables: Tables, name: str) -> bool:
+    """Returns whether the history of a table shows that rows have been deleted."""
     return not tables.history(name).where(F.col("operation").isin(*_REMOVING)).isEmpty()

@@ -1,7 +1,7 @@
-"""What writes the output of batches where that runs in another process than the one that started the evaluation.
+"""Writes the output of batches on Spark Connect: serverless compute, and standard access mode.
 
-So it is on Spark Connect: serverless compute, and standard access mode. Spark sends the writer there; what it needs goes
-with it as plain values, and what it has to say stands in the tables.
+There the writer runs in another process than the one that started the evaluation. Spark sends it there with plain values,
+and its results are in the tables.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LOG = logging.getLogger("lookback")
 class RemoteBatches:
     """Writes the answers of a batch, for `foreachBatch`.
 
-    place: the root, catalog and schema of the tables. stream: the one that is evaluated; streams: the declarations of all
-    by name. query_id: of the checkpoint. Which process it runs in nobody knows, so every batch may be a repeated one.
+    place: the root, catalog and schema of the tables. stream: the evaluated stream. streams: all declarations by name.
+    query_id: that of the checkpoint. Each batch may run in a new process, so every batch may be a repeated one.
     """
 
     place: tuple[str | None, str | None, str | None]
@@ -38,13 +38,15 @@ class RemoteBatches:
     query_id: str
 
     @classmethod
-    def of(cls, tables: Tables, stream: Stream, streams: Mapping[str, Stream], query_id: str) -> RemoteBatches:
-        """The writer of an evaluation."""
+    def from_evaluation(
+        cls, tables: Tables, stream: Stream, streams: Mapping[str, Stream], query_id: str
+    ) -> RemoteBatches:
+        """Returns the writer of an evaluation."""
         place = (tables.root, tables.catalog_name, tables.schema_name)
         return cls(place, stream.name, {name: each.to_dict() for name, each in streams.items()}, query_id)
 
     def __call__(self, answers: DataFrame, batch_id: int) -> None:
-        """Writes what a batch answered, and publishes what is to be taken out of service for it."""
+        """Writes the output of a batch, and publishes the quarantines that its failures call for."""
         tables = Tables(answers.sparkSession, *self.place)
         started = time.perf_counter()
         table = answers.toArrow()
@@ -57,5 +59,5 @@ class RemoteBatches:
             try:
                 RulesTable(tables, streams).quarantine(quarantine)
             except Exception as error:  # noqa: BLE001, PERF203 - whatever it is, the stream goes on
-                # The rule fails on, so the next batch says it again.
+                # The rule will fail again, so a later batch repeats this.
                 _LOG.warning("stream=%s rule=%s could not be quarantined: %s", self.stream, quarantine.rule_id, error)

@@ -31,18 +31,18 @@ from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.stream.dispatch import EVENTS
 
 ALERTS, LATE, LOG, NOTES, FAILURES, REPORT = "alerts", "late", "log", "notes", "failures", "report"
-# What this Python worker holds of the shards that it worked on, by (query, shard). Only ever a copy: it is used
-# when the manifest in the state store is, byte for byte, the one that it was written with.
+# The states of the shards that this Python worker has evaluated, by (query, shard). A state is only a copy: it is used if
+# its manifest equals the one in the state store byte for byte.
 _IN_MEMORY: dict[tuple[str, str], ShardState] = {}
 _MOST_IN_MEMORY = 64
-# The page of the rule changes that wait for their time.
+# The name of the page that holds the rule changes that wait for their time.
 WAITING = "waiting"
 
 
 class UncoveredError(Exception):
-    """Ends a batch in which a rule comes into force for which dispatch does not send what it needs.
+    """Ends a batch in which a rule comes into force that needs more than dispatch sends.
 
-    Its text carries what is needed through Spark's own errors to the driver.
+    Its text carries the required coverage through Spark's own errors to the driver.
     """
 
     _TEXT = re.compile(r"dispatch must send <<([A-Za-z0-9+/=]*)>>")
@@ -52,14 +52,14 @@ class UncoveredError(Exception):
         super().__init__(f"dispatch must send <<{text}>>")
 
     @classmethod
-    def find(cls, error: BaseException) -> Coverage | None:
-        """What dispatch must send, if `error` comes from one of these; else None."""
+    def find_required(cls, error: BaseException) -> Coverage | None:
+        """Returns the coverage that dispatch must send, if `error` was caused by one of these errors; else None."""
         match = cls._TEXT.search(str(error))
         return None if match is None else Coverage.from_dict(json.loads(base64.b64decode(match[1])))
 
 
 class _RocksPages:
-    """The state store's map of pages as the core's Store."""
+    """A Store of the core in the state store's map of pages. read, written: bytes."""
 
     def __init__(self, pages: MapState) -> None:
         self._pages = pages
@@ -74,8 +74,8 @@ class _RocksPages:
         self.read += 0 if page is None else len(page)
         return page
 
-    def text(self, name: str) -> str | None:
-        """The text of a page that `encode_text` made; None where there is none."""
+    def get_text(self, name: str) -> str | None:
+        """Returns the text of a page that `encode_text` made; None if there is no such page."""
         page = self.get(name)
         return None if page is None else decode_text(page, name)
 
@@ -88,7 +88,10 @@ class _RocksPages:
 
 
 class Shard:
-    """Judges what comes for one shard. label: its name; of `labels` the first also answers with what all of them know."""
+    """Judges the blocks of one shard.
+
+    label: the shard's name. labels: those of all shards; the first one also returns the facts that all of them know.
+    """
 
     def __init__(
         self, stream: Stream, streams: dict[str, Stream], labels: Sequence[str], query: str, label: str,
@@ -103,32 +106,32 @@ class Shard:
     def judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
         """Judges one batch."""
         started = time.perf_counter()
-        batch, future, offered = self._batch(rows)
-        state, cached = self._open()
+        batch, future, offered = self._unpack_batch(rows)
+        state, cached = self._open_state()
         output, waiting = self._process(state, batch)
         if not output.covered:
-            # The task must fail: what it saved could outlive it in the state store, beside the batch's repetition.
+            # The task must fail before it saves: saved state could outlive it beside that of the repeated batch.
             raise UncoveredError(output.required)
-        self._close(state)
+        self._save_state(state)
         self._keep_waiting(waiting)
         if self._first:
             output.late += future
-        report = self._report(state, offered if self._first else 0)
+        report = self._make_report(state, offered if self._first else 0)
         report["evaluated"] = {rule_id: count for rule_id, count in output.evaluated.items() if count}
-        # What waits needs more, and dispatch was told so at the start.
+        # Rule changes that wait need more than the rules in force; the plan of the start covers them.
         if output.log and not waiting:
             report["required"] = output.required.to_dict()
         report.update(
             in_memory=cached,
             milliseconds=1_000 * (time.perf_counter() - started),
         )
-        return _answer(self._label, output, report, with_log=self._first)
+        return _pack_answers(self._label, output, report, with_log=self._first)
 
     def _process(self, state: ShardState, batch: Batch) -> tuple[Output, list[Waiting]]:
-        """Judges a batch, where state is made anew with rule changes that wait for their time."""
+        """Judges a batch. During a rebuild, rule changes wait until the commit after which they took effect."""
         if self._schedule is None:
             return self._evaluator.process(state, batch), []
-        text = self._pages.text(WAITING)
+        text = self._pages.get_text(WAITING)
         waiting = unpack_waiting(text) if text else []
         bound = [(change, self._schedule.after(change.commit)) for change in batch.changes]
         waiting += [Waiting(change, after) for change, after in bound if after is not None]
@@ -141,18 +144,18 @@ class Shard:
     def _keep_waiting(self, waiting: list[Waiting]) -> None:
         if self._schedule is not None:
             text = pack_waiting(waiting) if waiting else ""
-            if text != (self._pages.text(WAITING) or ""):
+            if text != (self._pages.get_text(WAITING) or ""):
                 self._pages.put(WAITING, encode_text(text))
 
-    def forget(self) -> None:
-        """Drops what no window needs any more."""
-        state, _ = self._open()
+    def drop_old(self) -> None:
+        """Drops the state that no window needs any more."""
+        state, _ = self._open_state()
         state.timer = None
         state.drop_old()
-        self._close(state)
+        self._save_state(state)
 
-    def _open(self) -> tuple[ShardState, bool]:
-        """The shard's state: that in memory if it is the stored one, else read, with what runs are in memory."""
+    def _open_state(self) -> tuple[ShardState, bool]:
+        """Returns the shard's state and whether memory had it; else it is read, with the runs that memory still has."""
         known = _IN_MEMORY.pop((self._query, self._label), None)
         manifest = self._pages.get(MANIFEST)
         if known is not None and manifest is not None and known.manifest == manifest:
@@ -166,21 +169,21 @@ class Shard:
         state.begin(self._pages)
         return state, cached
 
-    def _close(self, state: ShardState) -> None:
+    def _save_state(self, state: ShardState) -> None:
         expiry = state.next_expiry()
-        wanted = None if expiry is None else expiry // 1_000 + 1
-        if wanted != state.timer:
+        timer = None if expiry is None else expiry // 1_000 + 1
+        if timer != state.timer:
             if state.timer is not None:
                 self._handle.deleteTimer(state.timer)
-            if wanted is not None:
-                self._handle.registerTimer(wanted)
-            state.timer = wanted
+            if timer is not None:
+                self._handle.registerTimer(timer)
+            state.timer = timer
         state.save()
         if len(_IN_MEMORY) >= _MOST_IN_MEMORY:
             _IN_MEMORY.pop(next(iter(_IN_MEMORY)))
         _IN_MEMORY[self._query, self._label] = state
 
-    def _batch(self, rows: Iterable[pd.DataFrame]) -> tuple[Batch, list[LateEvent], int]:
+    def _unpack_batch(self, rows: Iterable[pd.DataFrame]) -> tuple[Batch, list[LateEvent], int]:
         changes: list[RuleChange] = []
         inserted: list[Events] = []
         deleted: list[Events] = []
@@ -203,15 +206,15 @@ class Shard:
                 ]
                 offered += 0 if header["deleted"] else header["rows"]
         coverage = reduce(and_, sent) if sent else None
-        batch = Batch(self._joined(inserted), self._joined(deleted), merge_marks(marks), changes, coverage)
+        batch = Batch(self._concat(inserted), self._concat(deleted), merge_marks(marks), changes, coverage)
         return batch, future, offered
 
-    def _joined(self, parts: list[Events]) -> Events:
+    def _concat(self, parts: list[Events]) -> Events:
         if not parts:
             return empty_events(self._stream, self._stream.fields)
         return Events.concat(parts, self._stream.event_id, self._stream.event_time)
 
-    def _report(self, state: ShardState, offered: int) -> dict[str, Any]:
+    def _make_report(self, state: ShardState, offered: int) -> dict[str, Any]:
         held = state.estimate_counts()
         return {
             "shard": self._label,
@@ -227,7 +230,7 @@ class Shard:
         }
 
 
-def _answer(label: str, output: Output, report: dict[str, Any], *, with_log: bool) -> pd.DataFrame:
+def _pack_answers(label: str, output: Output, report: dict[str, Any], *, with_log: bool) -> pd.DataFrame:
     rows: list[tuple[str, bytes]] = [(REPORT, json.dumps(report).encode())]
     if output.rows:
         rows.append((ALERTS, pack_alerts(output.rows)))
@@ -235,11 +238,11 @@ def _answer(label: str, output: Output, report: dict[str, Any], *, with_log: boo
         rows.append((LATE, pack_late(output.late)))
     if output.failures:
         rows.append((FAILURES, pack_failures(output.failures)))
-    # All shards log the same; one of them is heard. What a shard notes, it alone or a few of them know.
+    # All shards log the same rows, so one of them sends them. Notes are known to one shard or a few.
     rows += [
-        (kind, json.dumps([vars(row) for row in said]).encode())
-        for kind, said in ((LOG, output.log if with_log else []), (NOTES, output.notes))
-        if said
+        (kind, json.dumps([vars(row) for row in logged]).encode())
+        for kind, logged in ((LOG, output.log if with_log else []), (NOTES, output.notes))
+        if logged
     ]
     return pd.DataFrame(
         {"shard": label, "kind": [kind for kind, _ in rows], "payload": [payload for _, payload in rows]}

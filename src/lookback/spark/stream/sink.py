@@ -1,4 +1,4 @@
-"""What a batch writes: each table at most once, and never again when the batch is repeated."""
+"""Writes the output of a batch: each table at most once, and never again when the batch is repeated."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ _LOG_SCHEMA = pa.schema(
     ]
 )  # fmt: skip
 _LOG = logging.getLogger("lookback")
-# How many commits of a table's history are read at first to look for a batch's mark.
-_HISTORY = 50
+# So many commits of a table's history are read at first to look for a batch's mark.
+_FIRST_LIMIT = 50
 
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What one batch did. watermark: microseconds; arrival: the last commit judged.
+    """The figures of one batch. watermark: microseconds; arrival: the last commit judged.
 
-    state_rows, remembered: what all shards keep, see `core.state.Held`. alerts: rows written, by rule; discarded: those of `late` that no rule took; by_rule: what each rule did that did
-    anything. run_ms: Spark reads, dispatches and judges; evaluate_ms: of that the slowest shard; write_ms: the tables.
-    required: what must be sent of the events from now on, where the batch changed the rules.
+    alerts: rows written, by rule_id. discarded: the late events that no rule took. by_rule: the counts of each rule that
+    did anything. state_rows, remembered: what all shards keep, see `core.state.Held`.
+    run_ms: the time in which Spark reads, dispatches and judges. evaluate_ms: the part of it that the slowest shard takes.
+    write_ms: the time for the tables. required: the coverage from now on, if the batch changed the rules.
     """
 
     batch_id: int
@@ -86,10 +87,10 @@ class BatchReport:
 
 @dataclass
 class Sink:
-    """Writes the answers of the shards.
+    """Writes the output of the shards.
 
-    query_id: of the checkpoint; check: search for marks of the next batch first; missing: where state is made anew, leaves
-    out of a table's rows those that it has already.
+    query_id: that of the checkpoint. check: first look whether the next batch is written already. missing: during a
+    rebuild, drops the rows that a table has already.
     """
 
     tables: Tables
@@ -105,36 +106,36 @@ class Sink:
         """
         started = dt.datetime.now(dt.timezone.utc)
         mark = f"{self.query_id}:{batch_id}"
-        alerts = _alerts(answers, started)
-        late = _late(answers, self.stream)
-        failures = _failures(answers)
-        log = _log(answers, failures, self.stream.name, batch_id, started)
+        alerts = _merge_alerts(answers, started)
+        late = _merge_late(answers, self.stream)
+        failures = _merge_failures(answers)
+        log = _make_log(answers, failures, self.stream.name, batch_id, started)
         if self.missing is not None:
             alerts, late, log = (
                 self.missing(name, rows)
                 for name, rows in (("alerts", alerts), ("late_events", late), ("rule_log", log))
             )
-        # The log first: when a rule came into force is then known of every alert that is written.
+        # The log goes first, so that every alert that is written has the log row of its rule's activation.
         for name, rows in (("rule_log", log), ("late_events", late), ("alerts", alerts)):
             if rows.num_rows and not (self.check and is_written(self.tables, name, mark)):
-                self.tables.append(self._frame(rows), name, mark)
+                self.tables.append(self._make_frame(rows), name, mark)
         self.check = False
         finished = dt.datetime.now(dt.timezone.utc)
-        report = _report(
+        report = _make_report(
             answers, batch_id, alerts, late, log, failures, run_ms, finished, (finished - started).total_seconds() * 1e3
         )
         _LOG.info("stream=%s %s", self.stream.name, report)
         return report
 
-    def _frame(self, rows: pa.Table) -> DataFrame:
+    def _make_frame(self, rows: pa.Table) -> DataFrame:
         return self.tables.spark.createDataFrame(rows).coalesce(1)
 
 
 def is_written(tables: Tables, name: str, mark: str) -> bool:
-    """Whether a commit of the table carries `mark` as its user metadata."""
+    """Returns whether a commit of the table carries `mark` as its user metadata."""
     if tables.is_unwritten(name):
         return False
-    limit = _HISTORY
+    limit = _FIRST_LIMIT
     while True:
         rows = tables.history(name, limit).select("userMetadata").collect()
         if any(row["userMetadata"] == mark for row in rows):
@@ -146,20 +147,20 @@ def is_written(tables: Tables, name: str, mark: str) -> bool:
         limit *= 8
 
 
-def _payloads(answers: pa.Table, kind: str) -> list[bytes]:
+def _list_payloads(answers: pa.Table, kind: str) -> list[bytes]:
     kinds, payloads = answers.column("kind").to_pylist(), answers.column("payload")
     return [payloads[at].as_py() for at, each in enumerate(kinds) if each == kind]
 
 
-def _alerts(answers: pa.Table, decided_at: dt.datetime) -> pa.Table:
-    alerts = merge_alerts(_payloads(answers, ALERTS))
+def _merge_alerts(answers: pa.Table, decided_at: dt.datetime) -> pa.Table:
+    alerts = merge_alerts(_list_payloads(answers, ALERTS))
     return alerts.append_column("decided_at", pa.array([decided_at] * alerts.num_rows, _TIME))
 
 
-def _late(answers: pa.Table, stream: Stream) -> pa.Table:
-    """One row per late event, in order of arrival: the most that any shard did with it."""
+def _merge_late(answers: pa.Table, stream: Stream) -> pa.Table:
+    """Returns one row per late event, in order of arrival, with the strongest action of any shard."""
     best: dict[tuple[str, int], dict[str, Any]] = {}
-    for payload in _payloads(answers, LATE):
+    for payload in _list_payloads(answers, LATE):
         for row in unpack_late(payload):
             known = best.get((row["event_id"], row["arrival"]))
             if known is None or _STRENGTH[row["action"]] > _STRENGTH[known["action"]]:
@@ -170,21 +171,21 @@ def _late(answers: pa.Table, stream: Stream) -> pa.Table:
     return pa.Table.from_pylist(ordered, schema=LATE_SCHEMA)
 
 
-def _failures(answers: pa.Table) -> list[Failure]:
-    """Errors while judging, one for each rule and version."""
-    return merge_failures([f for payload in _payloads(answers, FAILURES) for f in unpack_failures(payload)])
+def _merge_failures(answers: pa.Table) -> list[Failure]:
+    """Returns the errors while judging, one for each rule and version."""
+    return merge_failures([f for payload in _list_payloads(answers, FAILURES) for f in unpack_failures(payload)])
 
 
-def _said(answers: pa.Table, kind: str) -> list[dict[str, Any]]:
-    return [row for payload in _payloads(answers, kind) for row in json.loads(payload)]
+def _read_rows(answers: pa.Table, kind: str) -> list[dict[str, Any]]:
+    return [row for payload in _list_payloads(answers, kind) for row in json.loads(payload)]
 
 
-def _log(
+def _make_log(
     answers: pa.Table, failures: Sequence[Failure], stream: str, batch_id: int, logged_at: dt.datetime
 ) -> pa.Table:
-    # Equal commands of one batch have equal rows, each its own. Several shards may note the same of one rule and commit.
-    rows = _said(answers, LOG)
-    notes = {json.dumps(row): row for row in _said(answers, NOTES)}.values()
+    # Equal commands of one batch have a row each, while several shards may send the same note.
+    rows = _read_rows(answers, LOG)
+    notes = {json.dumps(row): row for row in _read_rows(answers, NOTES)}.values()
     rows += sorted(
         notes, key=lambda row: (row["arrival"], row["rule_id"], row["version"], row["action"], row["message"])
     )
@@ -200,15 +201,15 @@ def _log(
     return log.append_column("logged_at", pa.array([logged_at] * log.num_rows, _TIME))
 
 
-def _verdicts(alerts: pa.Table) -> dict[str, Counter[str]]:
-    """rule_id -> verdict -> rows of alerts."""
-    found: dict[str, Counter[str]] = {}
+def _count_verdicts(alerts: pa.Table) -> dict[str, Counter[str]]:
+    """Counts the rows of alerts: rule_id -> verdict -> rows."""
+    counts: dict[str, Counter[str]] = {}
     for row in alerts.group_by(["rule_id", "verdict"]).aggregate([([], "count_all")]).to_pylist():
-        found.setdefault(row["rule_id"], Counter())[row["verdict"]] = row["count_all"]
-    return found
+        counts.setdefault(row["rule_id"], Counter())[row["verdict"]] = row["count_all"]
+    return counts
 
 
-def _by_rule(
+def _count_by_rule(
     reports: Sequence[Mapping[str, Any]], verdicts: Mapping[str, Counter[str]], failures: Sequence[Failure]
 ) -> dict[str, RuleCounts]:
     evaluated: Counter[str] = Counter()
@@ -216,30 +217,30 @@ def _by_rule(
     for report in reports:
         evaluated.update(report["evaluated"])
     for failure in failures:
-        # A rule that broke has failed once more, whatever it was about to judge.
+        # A rule that broke has failed once more, besides the events that it counted.
         failed[failure.rule_id] += failure.count + bool(failure.reason)
     none: Counter[str] = Counter()
     return {
         rule_id: RuleCounts(
-            evaluated[rule_id], said["raised"] + said["suppressed"], said["suppressed"], failed[rule_id]
+            evaluated[rule_id], counts["raised"] + counts["suppressed"], counts["suppressed"], failed[rule_id]
         )
         for rule_id in sorted({*evaluated, *failed, *verdicts})
-        for said in (verdicts.get(rule_id, none),)
+        for counts in (verdicts.get(rule_id, none),)
     }
 
 
-def _report(
+def _make_report(
     answers: pa.Table, batch_id: int, alerts: pa.Table, late: pa.Table, log: pa.Table, failures: Sequence[Failure],
     run_ms: float, finished: dt.datetime, write_ms: float,
 ) -> BatchReport:  # fmt: skip
-    reports = [json.loads(payload) for payload in _payloads(answers, REPORT)]
-    verdicts = _verdicts(alerts)
+    reports = [json.loads(payload) for payload in _list_payloads(answers, REPORT)]
+    verdicts = _count_verdicts(alerts)
     log_rows = tuple(log.to_pylist())
     first: Mapping[str, Any] = reports[0] if reports else {}
     return BatchReport(
         batch_id=batch_id,
         events=sum(report["events"] for report in reports),
-        alerts={rule_id: sum(said.values()) for rule_id, said in verdicts.items()},
+        alerts={rule_id: sum(counts.values()) for rule_id, counts in verdicts.items()},
         late=late.num_rows,
         failed=sum(1 for row in log_rows if row["action"] == "failed"),
         log=log_rows,
@@ -257,5 +258,5 @@ def _report(
         failures=tuple(failures),
         remembered=sum(report["remembered"] for report in reports),
         discarded=late.column("action").to_pylist().count("discarded"),
-        by_rule=_by_rule(reports, verdicts, failures),
+        by_rule=_count_by_rule(reports, verdicts, failures),
     )

@@ -20,8 +20,9 @@ from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import WITH_STATE
+from lookback.core.values.texts import summarize_error
 from lookback.spark.stream.checkpoint import Checkpoint
-from lookback.spark.stream.dispatch import rule_rows
+from lookback.spark.stream.dispatch import select_rule_changes
 from lookback.spark.tables.lakehouse import commit_file
 
 if TYPE_CHECKING:
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("lookback")
 _COLUMNS = ["rule_id", "version", "status", "document"]
-# Looking for a file costs nothing; asking a catalog for a table's version takes a job. A rule that comes between two looks
-# and needs more than is sent costs a planning anew, some two seconds.
+# Looking for a file costs nothing; asking a catalog for a table's version takes a job. If a rule that needs more than is
+# sent arrives between two looks, a new query must be planned, which takes some two seconds.
 _REMOTE_SECONDS = 10.0
 
 
 class RulesWatch:
-    """Sees new commits of the rules table before the batch that admits them is dispatched, and widens the plan for them.
+    """Looks for new commits of the rules table before the batch that reads them is dispatched, and widens the plan.
 
-    It only saves time: a batch whose blocks lack something fails and is planned anew. So a look that fails, as in an outage
-    of the catalog, is logged and done again ten seconds later. The plan is narrowed to what is needed once a batch has
-    taken up a change.
+    It only saves time: a batch whose blocks lack something fails and is planned again. So a failed look, as in an outage
+    of the catalog, is logged and repeated ten seconds later. Once a batch has applied a change, the plan is narrowed to the
+    coverage that is still required.
     """
 
     def __init__(self, tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
@@ -54,11 +55,11 @@ class RulesWatch:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether looking asks nobody but the file system, so that it can be done many times a second."""
+        """True if a look reads only the file system, so that it can be repeated many times a second."""
         return self._folder is not None
 
-    def table_needs(self) -> Coverage:
-        """What dispatch must send for the last version of every rule in the table, as it stands now."""
+    def find_current_needs(self) -> Coverage:
+        """Returns the coverage that dispatch must send for the last version of every rule in the table."""
         texts = [F.make_valid_utf8(name).alias(name) for name in _COLUMNS if name != "version"]
         rows = [row.asDict() for row in self._tables.read("rules").select("version", *texts).collect()]
         last: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -66,15 +67,15 @@ class RulesWatch:
             version = 2**63 if row["version"] is None else row["version"]
             if row["rule_id"] is not None and version >= last.get(row["rule_id"], (-1, {}))[0]:
                 last[row["rule_id"]] = (version, row)
-        return self._needs(row for _, row in last.values())
+        return self._find_needs(row for _, row in last.values())
 
-    def past_needs(self, start: int) -> Coverage:
-        """What dispatch must send for all versions that rules had from a commit of the table on."""
-        rows = rule_rows(self._tables.read_changes("rules", start)).select(*_COLUMNS)
-        return self._needs(rows.toArrow().to_pylist())
+    def find_past_needs(self, start: int) -> Coverage:
+        """Returns the coverage that dispatch must send for all versions that rules had from a commit of the table on."""
+        rows = select_rule_changes(self._tables.read_changes("rules", start)).select(*_COLUMNS)
+        return self._find_needs(rows.toArrow().to_pylist())
 
-    def look(self, report: BatchReport | None) -> None:
-        """Called often; report: of the last batch."""
+    def follow_if_due(self, report: BatchReport | None) -> None:
+        """Brings the plan up to date if a look is due; called often. report: that of the last batch."""
         if time.monotonic() < self._next_look:
             return
         is_seen = False
@@ -82,58 +83,60 @@ class RulesWatch:
             self._follow(report)
             is_seen = True
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
-            told = str(error).partition("\n")[0][:300]
+            reason = summarize_error(error)
             _LOG.warning(
-                "stream=%s the rules table could not be looked at, it will be tried again: %s", self._stream.name, told
+                "stream=%s the rules table could not be looked at, it will be tried again: %s",
+                self._stream.name,
+                reason,
             )
         if self._folder is None or not is_seen:
             self._next_look = time.monotonic() + _REMOTE_SECONDS
 
     def _follow(self, report: BatchReport | None) -> None:
-        added = self._added()
+        added = self._find_added_needs()
         if added is not None:
             self._widen(added)
         if report is not self._seen and report is not None and report.required is not None:
-            self._record(report.required | self.table_needs())
+            self._record(report.required | self.find_current_needs())
         self._seen = report
 
-    def _added(self) -> Coverage | None:
-        """What the rows of new commits need; None without a new commit."""
+    def _find_added_needs(self) -> Coverage | None:
+        """Returns the coverage that the rows of new commits need; None without a new commit."""
         if self._folder is None:
             version = self._tables.version("rules")
             if version == self._version:
                 return None
-            needs = self.table_needs()
+            needs = self.find_current_needs()
             self._version = version
             return needs
         added: Coverage | None = None
-        while (rows := _rows_of_commit(self._folder, self._version + 1)) is not None:
+        while (rows := _read_commit_rows(self._folder, self._version + 1)) is not None:
             self._version += 1
-            added = self._needs(rows) | (added or Coverage())
+            added = self._find_needs(rows) | (added or Coverage())
         return added
 
-    def _needs(self, rows: Iterable[dict[str, Any]]) -> Coverage:
+    def _find_needs(self, rows: Iterable[dict[str, Any]]) -> Coverage:
         rules = []
         for row in rows:
             if row["status"] in WITH_STATE and row["document"]:
-                # A row that is not a valid rule, whatever is raised of it, is logged by the stream, which rejects it.
+                # A row that is not a valid rule is rejected and logged by the stream, whatever the error is.
                 with contextlib.suppress(Exception):
                     rules.append(compile_rule(read_document(row["document"]), self._stream))
         return find_coverage(rules)
 
     def _widen(self, coverage: Coverage) -> None:
-        plan = self._checkpoint.plan()
+        plan = self._checkpoint.read_plan()
         if plan is not None and not plan.coverage.covers(coverage):
-            self._checkpoint.record(replace(plan, coverage=plan.coverage | coverage))
+            self._checkpoint.write_plan(replace(plan, coverage=plan.coverage | coverage))
 
     def _record(self, coverage: Coverage) -> None:
-        plan = self._checkpoint.plan()
+        plan = self._checkpoint.read_plan()
         if plan is not None and plan.coverage != coverage:
-            self._checkpoint.record(replace(plan, coverage=coverage))
+            self._checkpoint.write_plan(replace(plan, coverage=coverage))
 
 
-def _rows_of_commit(table: Path, version: int) -> list[dict[str, Any]] | None:
-    """The rows of the files that a commit added to a local table; None where there is no such commit yet."""
+def _read_commit_rows(table: Path, version: int) -> list[dict[str, Any]] | None:
+    """Reads the rows of the files that a commit added to a local table; None if there is no such commit yet."""
     try:
         actions = [json.loads(line) for line in commit_file(table, version).read_text().splitlines()]
         files = [table / unquote(action["add"]["path"]) for action in actions if "add" in action]
@@ -141,5 +144,5 @@ def _rows_of_commit(table: Path, version: int) -> list[dict[str, Any]] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, pa.ArrowException):
-        # Half written, or of a layout that is not read here: the batch that admits it tells what it needs.
+        # Half written, or of another layout: the batch that reads it will find out what it needs.
         return []
