@@ -22,8 +22,8 @@ from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.declaration import Stream
 from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
 from lookback.spark.ingest.topics import TopicIngest
-from lookback.spark.operations.catalog import Step, Volume, _SetUp
-from lookback.spark.operations.grants import Place, Roles, grants
+from lookback.spark.operations.catalog import Step, Volume, _Setup
+from lookback.spark.operations.grants import Place, Roles, list_grants
 from lookback.spark.platform import session
 from lookback.spark.platform.session import _set_or_skip
 from lookback.spark.stream.pipeline import Evaluation, _Idle
@@ -72,22 +72,22 @@ class Unity:
         return []
 
 
-def part(unity: Unity) -> _SetUp:
+def part(unity: Unity) -> _Setup:
     nothing: Any = None
-    return _SetUp(Tables.catalog(nothing, "main", "fraud"), {}, unity)
+    return _Setup(Tables.catalog(nothing, "main", "fraud"), {}, unity)
 
 
 def test_the_page_on_threats_has_the_grants_that_set_up_gives() -> None:
     (block,) = re.findall(r"```sql\n(GRANT .*?)```", THREATS.read_text(encoding="utf-8"), re.DOTALL)
     shown = [line for line in block.splitlines() if line and not line.startswith("--")]
-    given = [f"{grant.statement};" for grant in grants(PLACE, ROLES, ["transactions"])]
+    given = [f"{grant.statement};" for grant in list_grants(PLACE, ROLES, ["transactions"])]
     assert shown == given
     # The stream that the engine writes itself is granted already.
-    assert [f"{grant.statement};" for grant in grants(PLACE, ROLES, ["transactions", "metrics"])] == given
+    assert [f"{grant.statement};" for grant in list_grants(PLACE, ROLES, ["transactions", "metrics"])] == given
 
 
 def test_only_the_service_writes_what_it_decides_and_analysts_see_no_raw_rows() -> None:
-    found = grants(PLACE, ROLES, ["transactions"])
+    found = list_grants(PLACE, ROLES, ["transactions"])
     writers = {grant.securable: grant.principal for grant in found if "MODIFY" in grant.privileges}
     assert writers == {
         "SCHEMA main.fraud": "lookback-service", "TABLE main.fraud.rules": "analysts", "TABLE main.fraud.reviews": "analysts",
@@ -96,10 +96,10 @@ def test_only_the_service_writes_what_it_decides_and_analysts_see_no_raw_rows() 
 
 
 def test_a_role_without_a_principal_gets_nothing_and_names_are_quoted_where_they_must_be() -> None:
-    assert grants(PLACE, Roles(), ["transactions"]) == []
-    (only, *_) = grants(Place("my-catalog", "fraud"), Roles(engineers="a`b"), [])
+    assert list_grants(PLACE, Roles(), ["transactions"]) == []
+    (only, *_) = list_grants(Place("my-catalog", "fraud"), Roles(engineers="a`b"), [])
     assert only.statement == "GRANT USE CATALOG ON CATALOG `my-catalog` TO `a``b`"
-    named = {grant.kind for grant in grants(Place("main", "fraud"), ROLES, [])}
+    named = {grant.kind for grant in list_grants(Place("main", "fraud"), ROLES, [])}
     assert named == {"CATALOG", "SCHEMA", "TABLE"}
 
 
@@ -115,16 +115,17 @@ def test_a_role_without_a_principal_gets_nothing_and_names_are_quoted_where_they
     ],
 )
 def test_a_path_is_in_a_volume(path: str, volume: Volume | None) -> None:
-    assert Volume.of(path) == volume
+    assert Volume.from_path(path) == volume
 
 
 def test_a_volume_is_made_once_and_one_of_another_schema_is_left_alone() -> None:
     unity = Unity()
     volume = Volume("main", "fraud", "checkpoints")
-    assert part(unity)._volume(volume, "checkpoints", unity).done == "created"
-    assert part(unity)._volume(volume, "checkpoints", unity).done == "as it should be"
+    assert part(unity)._create_volume(volume, "checkpoints", unity).done == "created"
+    assert part(unity)._create_volume(volume, "checkpoints", unity).done == "as it should be"
     assert (
-        part(unity)._volume(Volume("main", "raw", "files"), "landing", unity).done == "of another schema, left as it is"
+        part(unity)._create_volume(Volume("main", "raw", "files"), "landing", unity).done
+        == "of another schema, left as it is"
     )
     comment = "'Checkpoints of evaluations; nobody but the jobs reads or writes them'"
     assert unity.ran == [f"CREATE VOLUME IF NOT EXISTS `main`.`fraud`.`checkpoints` COMMENT {comment}"]
@@ -132,14 +133,14 @@ def test_a_volume_is_made_once_and_one_of_another_schema_is_left_alone() -> None
 
 def test_a_key_is_added_once_and_says_nothing_that_queries_may_count_on() -> None:
     unity = Unity()
-    (alerts,) = [table for table in part(unity)._all() if table.name == "alerts"]
-    assert part(unity)._key(alerts) == ["a primary key"]
-    assert part(unity)._key(alerts) == []
+    (alerts,) = [table for table in part(unity)._list_tables() if table.name == "alerts"]
+    assert part(unity)._add_key(alerts) == ["a primary key"]
+    assert part(unity)._add_key(alerts) == []
     assert unity.ran == [
         "ALTER TABLE `main`.`fraud`.`alerts` ADD CONSTRAINT `alerts_pk` PRIMARY KEY (`alert_id`, `revision`)"
     ]
-    (rules,) = [table for table in part(unity)._all() if table.name == "rules"]
-    assert part(unity)._key(rules) == []
+    (rules,) = [table for table in part(unity)._list_tables() if table.name == "rules"]
+    assert part(unity)._add_key(rules) == []
 
 
 def test_keys_are_columns_that_are_never_null() -> None:
@@ -153,7 +154,7 @@ def test_keys_are_columns_that_are_never_null() -> None:
 def test_what_is_granted_is_not_granted_again_and_what_is_refused_is_left_to_somebody_else() -> None:
     unity = Unity()
     for round_ in ("granted", "as it should be"):
-        steps = [part(unity)._grant(grant, unity) for grant in grants(PLACE, ROLES, ["transactions"])]
+        steps = [part(unity)._grant(grant, unity) for grant in list_grants(PLACE, ROLES, ["transactions"])]
         refused = [step for step in steps if step.to_do]
         assert [step.to_do for step in refused] == [
             f"GRANT USE CATALOG ON CATALOG main TO `{role}`" for role in ("analysts", "engineers", "lookback-service")
@@ -161,7 +162,7 @@ def test_what_is_granted_is_not_granted_again_and_what_is_refused_is_left_to_som
         assert {step.done for step in refused} == {"refused: PERMISSION_DENIED: User does not own Catalog 'main'."}
         # The service has SELECT on the schema, and what it was given before.
         assert {step.done for step in steps if not step.to_do} == {round_}
-    assert len(unity.ran) == len(set(unity.ran)) == len(grants(PLACE, ROLES, ["transactions"])) - 3
+    assert len(unity.ran) == len(set(unity.ran)) == len(list_grants(PLACE, ROLES, ["transactions"])) - 3
 
 
 def test_unity_catalog_is_every_catalog_but_those_that_came_before_it() -> None:

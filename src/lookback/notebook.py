@@ -357,11 +357,11 @@ def evaluate_stream(
 
 def show_health(workspace: Workspace) -> list[Finding]:
     """Whether the stream is healthy, in words, and what to do where it is not."""
-    from lookback.spark.operations.status import stream_figures
+    from lookback.spark.operations.status import read_stream_figures
     from lookback.spark.stream.checkpoint import Checkpoint
 
     checkpoint = Checkpoint(Path(workspace.checkpoint("evaluate")))
-    figures = stream_figures(workspace.tables, workspace.stream, checkpoint)
+    figures = read_stream_figures(workspace.tables, workspace.stream, checkpoint)
     findings = check_health(figures)
     show(text(describe_health(figures, findings)))
     if findings:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.values.times import to_utc
 from lookback.spark.ingest.files import ingest
 from lookback.spark.operations import status
-from lookback.spark.operations.status import recent_account, stream_status
+from lookback.spark.operations.status import find_recent_account, stream_status
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
@@ -111,5 +111,5 @@ def test_the_account_costs_the_same_however_long_the_stream_has_run(
         assert read == [4]
     # Of another day nothing is read.
     read.clear()
-    assert recent_account(judged, STREAM, 2, dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=2)) is None
+    assert find_recent_account(judged, STREAM, 2, dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=2)) is None
     assert read == []

@@ -169,7 +169,7 @@ class Killed(Exception):
 def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
     lived: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = forgetting._Request._retried, 0
+    real, left = forgetting._Request._retry, 0
 
     def stopping(self: Any, name: str, act: Any) -> None:
         nonlocal left
@@ -178,7 +178,7 @@ def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
         left -= 1
         real(self, name, act)
 
-    monkeypatch.setattr(forgetting._Request, "_retried", stopping)
+    monkeypatch.setattr(forgetting._Request, "_retry", stopping)
     deleted = 0
     for steps in (2, 3):
         left = steps
@@ -189,7 +189,7 @@ def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
     # Only the events are left; and, killed just after they went, what the evaluation wrote before it judged that commit.
     left = 1
     written = lived.read("alerts").where("event_id = 'e5'").withColumn("event_id", F.lit("e1")).collect()
-    dependents = forgetting._Request._dependents
+    dependents = forgetting._Request._find_dependents
     schema = lived.read("alerts").schema
 
     def killed_after_the_events(self: Any) -> Any:
@@ -197,11 +197,11 @@ def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
             raise Killed
         return dependents(self)
 
-    monkeypatch.setattr(forgetting._Request, "_dependents", killed_after_the_events)
+    monkeypatch.setattr(forgetting._Request, "_find_dependents", killed_after_the_events)
     with pytest.raises(Killed):
         forget(lived, STREAM, CUSTOMER)
-    monkeypatch.setattr(forgetting._Request, "_dependents", dependents)
-    monkeypatch.setattr(forgetting._Request, "_retried", real)
+    monkeypatch.setattr(forgetting._Request, "_find_dependents", dependents)
+    monkeypatch.setattr(forgetting._Request, "_retry", real)
     lived.append(lived.spark.createDataFrame(written, schema), "alerts")
     report = forget(lived, STREAM, CUSTOMER)
     assert report.rows["alerts"] == 4  # both rules' row of e5, whose id they were given, and what bears the same id
@@ -272,7 +272,7 @@ def test_a_literal_is_compared_and_never_run(created: Tables, shop: str) -> None
     frame = created.spark.createDataFrame([(shop,), ("other",)], "shop string")
     text = shop.replace("\\", "\\\\").replace("'", "\\'")
     condition = forgetting.forget_condition(STREAM, f"shop = '{text}'")
-    found = frame.where(F.expr(forgetting.spark_text(condition))).collect()
+    found = frame.where(F.expr(forgetting.to_spark_sql(condition))).collect()
     assert [row[0] for row in found] == [shop]
 
 

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 
 from lookback.cli import main
 from lookback.spark.operations import maintenance
-from lookback.spark.operations.maintenance import CheckpointHealth, Upkeep, checkpoint_health, maintain
+from lookback.spark.operations.maintenance import CheckpointHealth, TableUpkeep, check_checkpoint, maintain
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, stored_alerts
 
@@ -29,7 +29,7 @@ def publish(tables: Tables) -> None:
     tables.append(written, "rules")
 
 
-def kept_up(tables: Tables) -> dict[str, Upkeep]:
+def kept_up(tables: Tables) -> dict[str, TableUpkeep]:
     """What was done to the tables, by name."""
     done = maintain(tables, STREAMS, {STREAM.name: checkpoint_folder(tables, STREAM)})
     return {each.table: each for each in done.tables}
@@ -68,9 +68,9 @@ def test_an_evaluation_that_runs_notices_nothing_of_it(tables: Tables) -> None:
     alerts = stored_alerts(tables)
     assert len({row[-1] for row in alerts}) > 3
     assert alerts == replayed_alerts(replay_of_tables(tables))
-    again = maintenance._maintain(tables, STREAM.name)
+    again = maintenance._maintain_table(tables, STREAM.name)
     assert again.compacted == 3  # the one of before and the two since
-    third = maintenance._maintain(tables, STREAM.name)
+    third = maintenance._maintain_table(tables, STREAM.name)
     assert (third.compacted, third.written) == (0, 0)
 
 
@@ -81,12 +81,12 @@ def test_files_go_when_the_table_keeps_them_no_longer_and_not_before(tables: Tab
     files = {path.name for path in folder.glob("*.parquet")}
     assert len(files) == 3
 
-    assert maintenance._maintain(tables, STREAM.name).deleted == 0
+    assert maintenance._maintain_table(tables, STREAM.name).deleted == 0
     assert files < {path.name for path in folder.glob("*.parquet")}
 
     kept = "set tblproperties ('delta.deletedFileRetentionDuration' = 'interval 0 hours')"
     tables.spark.sql(f"alter table {tables.identifier(STREAM.name)} {kept}")
-    found = maintenance._maintain(tables, STREAM.name)
+    found = maintenance._maintain_table(tables, STREAM.name)
 
     assert (found.deleted, found.files, found.keeps) == (3, 1, "0 days")
     assert not files & {path.name for path in folder.glob("*.parquet")}
@@ -94,7 +94,7 @@ def test_files_go_when_the_table_keeps_them_no_longer_and_not_before(tables: Tab
 
 
 def health_of(tables: Tables) -> CheckpointHealth:
-    return checkpoint_health(tables, STREAM, checkpoint_folder(tables, STREAM))
+    return check_checkpoint(tables, STREAM, checkpoint_folder(tables, STREAM))
 
 
 @pytest.mark.long
@@ -142,7 +142,7 @@ def test_a_backlog_that_grows_as_old_as_the_history_is_told_in_time(
     day = 86_400.0
     for waiting, lag, level in ((1, 15 * day, "ok"), (1, 15 * day + 1, "warning"), (0, 20 * day, "ok")):
         figures = SimpleNamespace(waiting=waiting, lag=lag)
-        monkeypatch.setattr(maintenance, "stream_figures", lambda *_, figures=figures: figures)
+        monkeypatch.setattr(maintenance, "read_stream_figures", lambda *_, figures=figures: figures)
         found = health_of(tables)
         assert found.level == level, (waiting, lag)
     assert found.what == "payins needs a look."

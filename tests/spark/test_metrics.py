@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.config import load_rule_document, load_stream
 from lookback.core.operations.health import check_health
 from lookback.core.streams.metrics import COLUMNS, FIELDS, RuleCounts
-from lookback.spark.operations.status import stream_figures
+from lookback.spark.operations.status import read_stream_figures
 from lookback.spark.stream import metrics as module
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.metrics import Backlog, Metrics, read_backlog
@@ -101,7 +101,7 @@ def test_metrics_add_up_health_goes_by_them_and_a_rule_watches_them(
     assert read_backlog(tables, STREAM.name, folder.read_last_judged()).waiting == 0
     append(tables, [row for row in events if row["arrival"] > 4])
     now = dt.datetime.now(dt.timezone.utc)
-    figures = stream_figures(tables, STREAM, folder, now + dt.timedelta(minutes=10))
+    figures = read_stream_figures(tables, STREAM, folder, now + dt.timedelta(minutes=10))
     assert (figures.waiting, figures.committed, figures.rules) == (1, 6, 3)
     assert [(finding.level, finding.check) for finding in check_health(figures)] == [
         ("problem", "not_running"), ("warning", "failing"),

@@ -13,7 +13,7 @@ import pytest
 
 from lookback.core.streams.declaration import Stream
 from lookback.remote.figures import Query, Row, StreamTables, read_figures
-from lookback.spark.operations.status import stream_figures
+from lookback.spark.operations.status import read_stream_figures
 from lookback.spark.rules import RulesTable
 from lookback.spark.tables.lakehouse import quote_text
 from lookback.spark.tables.schemas import METRICS
@@ -87,7 +87,7 @@ def test_figures_of_a_workspace_are_those_of_local_status(tables: Tables) -> Non
 
     now = dt.datetime.now(dt.timezone.utc)
     found = read_figures(StreamTables("payments", tables.identifier), execute, now)
-    expected = stream_figures(tables, STREAM, None, now)
+    expected = read_stream_figures(tables, STREAM, None, now)
     # The history's times come to the millisecond.
     assert abs(found.lag - expected.lag) < 0.002
     assert {**vars(found), "lag": 0, "newest": 0} == {**vars(expected), "lag": 0, "newest": 0}

@@ -166,7 +166,7 @@ def test_where_others_keep_writing_old_rows_are_left_and_it_is_told(
 
     write(tables, "ingests", INGESTS, [("payments", 1, 1, 0, 0, 1, ago(400), ago(400))])
     monkeypatch.setattr(type(tables), "delta", refused)
-    monkeypatch.setattr(retention, "_PATIENCE", 0.5)
+    monkeypatch.setattr(retention, "_PATIENCE_SECONDS", 0.5)
     found = delete_old(tables, "ingests", YEAR)
     assert found == Deletion(0, 0, "others kept writing to it; old rows are left for the next time")
     assert len(attempts) > 1

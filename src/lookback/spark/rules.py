@@ -146,10 +146,8 @@ class RulesTable:
 
     def rows(self) -> list[RuleRow]:
         """The last version of each rule, by rule_id; commands and rows without an id are left out."""
-        if self.tables.is_unwritten("rules"):
-            return []
         found: dict[str, list[Row]] = {}
-        for row in self.tables.read("rules").collect():
+        for row in self.tables.query("rules", lambda rows: rows):
             if row["rule_id"] not in (None, "*"):
                 found.setdefault(row["rule_id"], []).append(row)
         last = [_last(rows) for _, rows in sorted(found.items())]
@@ -199,9 +197,7 @@ class RulesTable:
         )
 
     def _rows_of(self, rule_id: str) -> list[Row]:
-        if self.tables.is_unwritten("rules"):
-            return []
-        return self.tables.read("rules").where(F.col("rule_id") == rule_id).select(*RULES.names).collect()
+        return self.tables.query("rules", lambda rows: rows.where(F.col("rule_id") == rule_id).select(*RULES.names))
 
     def _insert(
         self, rows: list[Row], version: int, rule_id: str, status: str, document: str, author: str, comment: str

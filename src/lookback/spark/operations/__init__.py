@@ -1,1 +1,1 @@
-"""What a person or a nightly job does with a place: status, maintenance, grants, deletion on request, notifications."""
+"""The work of a person or a nightly job on a place: status, maintenance, grants, deletion on request, notifications."""

@@ -1,7 +1,7 @@
-"""Sets a place up: schema, volumes, tables with their comments, layout and keys, and who may do what.
+"""Sets a place up: schema, volumes, tables with their comments, layout and keys, and grants.
 
-Run again it changes nothing that is as it should be, so a release that knows more comments or grants is followed by
-running it once more.
+A second run changes nothing that is as it should be. Run it again after an upgrade, as a release may have new comments
+or grants.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 
 from lookback.core.errors import SetupError
-from lookback.core.values.texts import first_line
-from lookback.spark.operations.grants import Grant, Place, Roles, grants
+from lookback.core.values.texts import summarize_error
+from lookback.spark.operations.grants import Grant, Place, Roles, list_grants
 from lookback.spark.tables.lakehouse import STATISTICS, quote_name, quote_text
 from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
@@ -33,14 +33,13 @@ _VOLUMES = {
     "checkpoints": "Checkpoints of evaluations; nobody but the jobs reads or writes them",
     "landing": "Files of events on their way in",
 }
-_MOST_TEXT = 300
 
 
 @dataclass(frozen=True)
 class Step:
-    """What became of one thing. done: `as it should be`, what was changed, or `refused` and why.
+    """The result for one thing. done: `as it should be`, the changes, or `refused` and why.
 
-    to_do: the statement that somebody with more rights must run; empty where nothing is left.
+    to_do: the statement that somebody with more rights must run; empty if nothing is left.
     """
 
     thing: str
@@ -57,14 +56,14 @@ class Volume:
     name: str
 
     @classmethod
-    def of(cls, path: str) -> Volume | None:
-        """The volume that a path lies in, /Volumes/catalog/schema/volume/...; None where it lies in none."""
+    def from_path(cls, path: str) -> Volume | None:
+        """Returns the volume of a path, /Volumes/catalog/schema/volume/...; None for a path outside volumes."""
         match = _VOLUME.fullmatch(path)
         return None if match is None else cls(*match.groups())
 
     @property
     def identifier(self) -> str:
-        """The volume as SQL names it."""
+        """The volume's name in SQL."""
         return ".".join(map(quote_name, (self.catalog, self.schema, self.name)))
 
 
@@ -77,27 +76,27 @@ def set_up(
     roles: Roles | None = None,
     unity: Run | None = None,
 ) -> list[Step]:
-    """Makes what is missing of a place, and says of each thing what became of it.
+    """Creates the missing parts of a place, and returns a step for each part.
 
-    Everywhere: the product's tables and those of the streams, columns that tables of an earlier release lack, comments. In a catalog: the schema, and how files
-    are laid out. In Unity Catalog: the volumes of the folders `checkpoints` and `landing` (where they are of the same
-    schema), primary keys, which nothing enforces, and the grants of `roles`. What the caller has no right to grant is a
-    step with `to_do`.
-    unity: runs what only Unity Catalog understands; by default the session, where the tables are there.
-    A table that others write is left as it is; where it is missing or unfit, its step is `refused` and says why.
-    Raises SetupError where a table of Lookback's own does not fit its stream's declaration.
+    Everywhere: the product's tables and those of the streams, columns that tables of an earlier release lack, comments.
+    In a catalog: the schema, and the layout of files. In Unity Catalog: the volumes of the folders `checkpoints` and
+    `landing` (if they are of the same schema), primary keys, which nothing enforces, and the grants of `roles`. A grant
+    that the caller has no right to give is a step with `to_do`.
+    unity: runs the statements of Unity Catalog; by default the session, if the tables are there.
+    A table that others write is left as it is; if it is missing or does not fit, its step is `refused` and says why.
+    Raises SetupError if a table of Lookback's own does not fit its stream's declaration.
     """
     if unity is None and tables.is_unity:
 
         def unity(statement: str) -> Sequence[Mapping[str, Any]]:
             return [row.asDict() for row in tables.spark.sql(statement).collect()]
 
-    return _SetUp(tables.holding(*streams.values()), streams, unity).steps(checkpoints, landing, roles or Roles())
+    return _Setup(tables.holding(*streams.values()), streams, unity).run(checkpoints, landing, roles or Roles())
 
 
 @dataclass(frozen=True)
 class _Table:
-    """A table as it should be. key: the columns that tell rows apart, if any; event_time: of an events table."""
+    """A table as it should be. key: the columns that identify a row, if any. event_time: that of an events table."""
 
     name: str
     schema: StructType
@@ -106,30 +105,32 @@ class _Table:
     event_time: str | None = None
 
 
-class _SetUp:
+class _Setup:
     def __init__(self, tables: Tables, streams: Mapping[str, Stream], unity: Run | None) -> None:
         self._tables, self._streams, self._unity = tables, streams, unity
         self._own = {name: stream for name, stream in streams.items() if not stream.table}
 
-    def steps(self, checkpoints: str, landing: str, roles: Roles) -> list[Step]:
-        found: list[Step] = []
+    def run(self, checkpoints: str, landing: str, roles: Roles) -> list[Step]:
+        steps: list[Step] = []
         if self._tables.root is None:
-            found.append(self._schema())
-        volumes = {use: Volume.of(path) for use, path in (("checkpoints", checkpoints), ("landing", landing))}
+            steps.append(self._create_schema())
+        volumes = {use: Volume.from_path(path) for use, path in (("checkpoints", checkpoints), ("landing", landing))}
         if self._unity is not None:
-            found += [self._volume(volume, use, self._unity) for use, volume in volumes.items() if volume is not None]
-        there = {table.name for table in self._all() if self._tables.exists(table.name)}
+            steps += [
+                self._create_volume(volume, use, self._unity) for use, volume in volumes.items() if volume is not None
+            ]
+        existing = {table.name for table in self._list_tables() if self._tables.exists(table.name)}
         for stream in self._own.values():
             self._tables.create(stream)
-        found += [self._written_by_others(stream) for stream in self._streams.values() if stream.table]
-        found += [self._table(table, table.name not in there) for table in self._all()]
+        steps += [self._check_foreign_table(stream) for stream in self._streams.values() if stream.table]
+        steps += [self._update_table(table, table.name not in existing) for table in self._list_tables()]
         if self._unity is not None:
             own = {use: volume.name for use, volume in volumes.items() if volume is not None and self._is_own(volume)}
             place = Place(str(self._tables.catalog_name), str(self._tables.schema_name), **own)
-            found += [self._grant(grant, self._unity) for grant in grants(place, roles, list(self._own))]
-        return found
+            steps += [self._grant(grant, self._unity) for grant in list_grants(place, roles, list(self._own))]
+        return steps
 
-    def _all(self) -> list[_Table]:
+    def _list_tables(self) -> list[_Table]:
         product = [_Table(name, schema, COMMENTS[name], KEYS.get(name, ())) for name, schema in PRODUCT_TABLES.items()]
         return product + [
             _Table(
@@ -143,7 +144,7 @@ class _SetUp:
             if stream.name not in PRODUCT_TABLES
         ]
 
-    def _written_by_others(self, stream: Stream) -> Step:
+    def _check_foreign_table(self, stream: Stream) -> Step:
         thing = f"table {self._tables.identifier(stream.name)}"
         try:
             self._tables.create(stream)
@@ -151,9 +152,9 @@ class _SetUp:
             return Step(thing, f"{REFUSED}{error}")
         return Step(thing, "written by others, left as it is")
 
-    def _schema(self) -> Step:
+    def _create_schema(self) -> Step:
         name = f"{quote_name(str(self._tables.catalog_name))}.{quote_name(str(self._tables.schema_name))}"
-        # To make it if it is not there takes a right that the caller may lack where it is there.
+        # CREATE SCHEMA takes a right that the caller may lack, even if the schema exists.
         if self._tables.spark.catalog.databaseExists(name):
             return Step(f"schema {name}", AS_IT_SHOULD_BE)
         comment = quote_text("Lookback: events, rules, alerts and what became of them")
@@ -163,7 +164,7 @@ class _SetUp:
     def _is_own(self, volume: Volume) -> bool:
         return (volume.catalog, volume.schema) == (self._tables.catalog_name, self._tables.schema_name)
 
-    def _volume(self, volume: Volume, use: str, unity: Run) -> Step:
+    def _create_volume(self, volume: Volume, use: str, unity: Run) -> Step:
         thing = f"volume {volume.identifier}"
         if not self._is_own(volume):
             return Step(thing, "of another schema, left as it is")
@@ -173,30 +174,30 @@ class _SetUp:
         unity(f"CREATE VOLUME IF NOT EXISTS {volume.identifier} COMMENT {quote_text(_VOLUMES[use])}")
         return Step(thing, "created")
 
-    def _table(self, table: _Table, is_new: bool) -> Step:
+    def _update_table(self, table: _Table, is_new: bool) -> Step:
         detail = self._tables.spark.sql(f"DESCRIBE DETAIL {self._tables.identifier(table.name)}").collect()[0].asDict()
-        done = ["created"] if is_new else self._columns(table)
-        done += self._comments(table, detail) + self._statistics(table, detail)
-        done += self._layout(table, detail) + self._key(table)
+        done = ["created"] if is_new else self._add_columns(table)
+        done += self._set_comments(table, detail) + self._set_statistics(table, detail)
+        done += self._set_clustering(table, detail) + self._add_key(table)
         return Step(f"table {self._tables.identifier(table.name)}", ", ".join(done) or AS_IT_SHOULD_BE)
 
-    def _columns(self, table: _Table) -> list[str]:
-        """Adds the columns that a product's table of an earlier release lacks; rows that are there have NULL in them."""
+    def _add_columns(self, table: _Table) -> list[str]:
+        """Adds the columns that a product's table of an earlier release lacks; they are NULL in existing rows."""
         if table.name not in PRODUCT_TABLES:
             return []
-        there = set(self._tables.read(table.name).columns)
-        missing = [field for field in table.schema if field.name not in there]
+        existing = set(self._tables.read(table.name).columns)
+        missing = [field for field in table.schema if field.name not in existing]
         if not missing:
             return []
         columns = ", ".join(f"{quote_name(field.name)} {field.dataType.simpleString()}" for field in missing)
         self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} ADD COLUMNS ({columns})")
         return [f"added {', '.join(field.name for field in missing)}"]
 
-    def _comments(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
+    def _set_comments(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
         name, done = self._tables.identifier(table.name), []
-        found = {field.name: field.metadata.get("comment") for field in self._tables.read(table.name).schema}
-        wanted = {field.name: field.metadata["comment"] for field in table.schema if field.name in found}
-        changed = {column: comment for column, comment in wanted.items() if found[column] != comment}
+        before = {field.name: field.metadata.get("comment") for field in self._tables.read(table.name).schema}
+        after = {field.name: field.metadata["comment"] for field in table.schema if field.name in before}
+        changed = {column: comment for column, comment in after.items() if before[column] != comment}
         if changed:
             columns = ", ".join(
                 f"{quote_name(column)} COMMENT {quote_text(comment)}" for column, comment in changed.items()
@@ -209,8 +210,8 @@ class _SetUp:
             done.append("its comment")
         return done
 
-    def _statistics(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
-        """Has Delta keep the figures by which readers leave files out; files that are there keep theirs."""
+    def _set_statistics(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
+        """Makes Delta keep the figures by which readers skip files; existing files keep the figures that they have."""
         columns = self._tables.choose_statistics(table.name)
         if columns is None or detail["properties"].get(STATISTICS) == columns:
             return []
@@ -218,14 +219,14 @@ class _SetUp:
         self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} SET TBLPROPERTIES ({setting})")
         return [f"figures of {columns.replace(',', ', ')}"]
 
-    def _layout(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
+    def _set_clustering(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
         column = self._tables.choose_clustering(table.name, table.event_time)
         if column is None or detail.get("clusteringColumns"):
             return []
         self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} CLUSTER BY ({quote_name(column)})")
         return [f"clustered by {column}"]
 
-    def _key(self, table: _Table) -> list[str]:
+    def _add_key(self, table: _Table) -> list[str]:
         if self._unity is None or not table.key:
             return []
         schema, name = quote_text(str(self._tables.schema_name)), quote_text(table.name)
@@ -236,7 +237,7 @@ class _SetUp:
         if keys:
             return []
         columns = ", ".join(map(quote_name, table.key))
-        # Not RELY: who writes events may repeat an id, and queries must not count on it.
+        # Not RELY: the writers of events may repeat an id, so queries must not rely on it.
         self._unity(
             f"ALTER TABLE {self._tables.identifier(table.name)} ADD CONSTRAINT {quote_name(f'{table.name}_pk')} PRIMARY KEY ({columns})"
         )
@@ -246,15 +247,15 @@ class _SetUp:
         thing = f"{', '.join(grant.privileges)} on {grant.securable} to {grant.principal}"
         try:
             rows = unity(f"SHOW GRANTS {quote_name(grant.principal)} ON {grant.securable}")
-            if set(grant.privileges) <= {_privilege(row) for row in rows}:
+            if set(grant.privileges) <= {_read_privilege(row) for row in rows}:
                 return Step(thing, AS_IT_SHOULD_BE)
             unity(grant.statement)
         except PySparkException as error:
-            return Step(thing, f"{REFUSED}{first_line(error)[:_MOST_TEXT]}", grant.statement)
+            return Step(thing, f"{REFUSED}{summarize_error(error)}", grant.statement)
         return Step(thing, "granted")
 
 
-def _privilege(row: Mapping[str, Any]) -> str:
-    """What a row of SHOW GRANTS gives, as GRANT spells it."""
-    (given,) = [str(value) for name, value in row.items() if name.lower() == "actiontype"]
-    return given.replace("_", " ").upper()
+def _read_privilege(row: Mapping[str, Any]) -> str:
+    """Returns the privilege in a row of SHOW GRANTS, spelled as in GRANT."""
+    (privilege,) = [str(value) for name, value in row.items() if name.lower() == "actiontype"]
+    return privilege.replace("_", " ").upper()

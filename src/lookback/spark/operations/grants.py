@@ -1,4 +1,4 @@
-"""Who may do what in Unity Catalog: the grants of each role, of which docs/threats.md says why."""
+"""Lists the grants of each role in Unity Catalog; docs/threats.md gives the reasons."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lookback.core.streams import metrics
 from lookback.spark.tables.lakehouse import quote_name
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-# What an alert is explained by. Not rejected_events: raw rows, of anybody.
+# The tables that explain an alert. Not rejected_events, which has raw rows of anybody.
 _READ = ("alerts", "late_events", "rule_log", metrics.TABLE, "notifications", "ingests")
 _WRITTEN = ("rules", "reviews")
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The principals of the roles: groups of the account, and the service's application id. Empty: no grants to it."""
+    """The principals of the roles: groups of the account, and the service's application id; empty for no grants."""
 
     analysts: str = ""
     engineers: str = ""
@@ -26,7 +26,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the tables are, the volume of the checkpoints, and that in which files arrive, where it is of the schema."""
+    """The catalog and schema of the tables, the volume of the checkpoints, and that of arriving files, if in the schema."""
 
     catalog: str
     schema: str
@@ -45,26 +45,26 @@ class Grant:
 
     @property
     def securable(self) -> str:
-        """The thing as SQL names it, such as `TABLE main.fraud.rules`."""
+        """The thing's name in SQL, such as `TABLE main.fraud.rules`."""
         return f"{self.kind} {'.'.join(part if _PLAIN.fullmatch(part) else quote_name(part) for part in self.name)}"
 
     @property
     def statement(self) -> str:
-        """The GRANT that gives it."""
+        """The GRANT statement that gives the privileges."""
         return f"GRANT {', '.join(self.privileges)} ON {self.securable} TO {quote_name(self.principal)}"
 
 
-def grants(place: Place, roles: Roles, streams: Sequence[str]) -> list[Grant]:
-    """Every grant of every role that has a principal. streams: the names of the events tables."""
-    return [grant for grant in _all_grants(place, roles, streams) if grant.principal]
+def list_grants(place: Place, roles: Roles, streams: Sequence[str]) -> list[Grant]:
+    """Lists every grant of every role that has a principal. streams: the names of the events tables."""
+    return [grant for grant in _generate_grants(place, roles, streams) if grant.principal]
 
 
-def _all_grants(place: Place, roles: Roles, streams: Sequence[str]) -> Iterator[Grant]:
+def _generate_grants(place: Place, roles: Roles, streams: Sequence[str]) -> Iterator[Grant]:
     catalog, schema = (place.catalog,), (place.catalog, place.schema)
     everybody = (roles.analysts, roles.engineers, roles.service)
     yield from (Grant(("USE CATALOG",), "CATALOG", catalog, role) for role in everybody)
     yield from (Grant(("USE SCHEMA",), "SCHEMA", schema, role) for role in everybody)
-    # The jobs create tables and volumes and write all tables; rules too: commands while a stream is idle, and quarantine.
+    # The jobs create tables and volumes and write all tables. They also write rules: commands of an idle stream, quarantine.
     yield Grant(("CREATE TABLE", "CREATE VOLUME"), "SCHEMA", schema, roles.service)
     yield Grant(("SELECT", "MODIFY"), "SCHEMA", schema, roles.service)
     if place.checkpoints:

@@ -1,9 +1,9 @@
-"""Keeps tables quick to read and storage small, and looks at the checkpoints; safe beside whatever runs.
+"""Keeps tables quick to read and storage small, and checks the checkpoints; safe beside whatever runs.
 
-Rows that are older than the settings' retention go first, see `lookback.spark.operations.retention`; without such settings none do.
-
-OPTIMIZE moves rows and changes none, so its commits bring an evaluation nothing to judge. VACUUM deletes what was
-removed for longer than the table keeps it, which is what replays and questions about old alerts need.
+First it deletes rows that are older than the settings' retention, if there is one; see
+`lookback.spark.operations.retention`. OPTIMIZE moves rows and changes none, so its commits give an evaluation nothing to
+judge. VACUUM deletes files that were removed longer ago than the table keeps them; until then replays and questions about
+old alerts need them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from lookback.core.errors import SetupError
 from lookback.core.operations.health import NOTE, PROBLEM, WARNING, check_health, describe_health
 from lookback.spark.operations.retention import ORDER, Deletion, delete_old
-from lookback.spark.operations.status import stream_figures
+from lookback.spark.operations.status import read_stream_figures
 from lookback.spark.review import OlderAlerts, count_older
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.resume import require_sources
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-# An evaluation that waits for longer than this share of the history that is kept is in danger of losing commits.
-_MOST_WAITING = 0.5
+# An evaluation that lags behind by more than this share of the kept history is in danger of losing commits.
+_MAX_WAITING_SHARE = 0.5
 _ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class Upkeep:
-    """What was done to a table.
+class TableUpkeep:
+    """The work done on a table.
 
-    files: how many it has now; compacted: those that were put together, into `written`; deleted: files that VACUUM took
-    out of storage, None where the table's history does not tell; keeps: how long removed files stay. expired: rows that
-    were older than the settings keep them, and were deleted; open: alerts among them that waited for a person. note: what
-    was left, and why.
+    files: the number that it has now. compacted: files that were rewritten as `written` files. deleted: files that VACUUM
+    removed from storage; None if the table's history does not show it. keeps: how long removed files stay. expired: rows
+    deleted because they were older than the settings keep them. open: the alerts among them that waited for a review.
+    note: work that was left, and why.
     """
 
     table: str
@@ -56,7 +56,7 @@ class Upkeep:
 
 @dataclass(frozen=True)
 class CheckpointHealth:
-    """Whether an evaluation can go on from its checkpoint. level: `problem` (it cannot), `warning`, `note` or `ok`."""
+    """The health of a checkpoint. level: `problem` (the evaluation cannot go on from it), `warning`, `note` or `ok`."""
 
     stream: str
     level: str
@@ -65,18 +65,18 @@ class CheckpointHealth:
 
 @dataclass(frozen=True)
 class Maintenance:
-    """What was done to every table, how the checkpoint of every stream is, and which open alerts the queue leaves out.
+    """The work done on every table, the health of every stream's checkpoint, and the open alerts too old for the queue.
 
-    older: None where there is no table of alerts.
+    older: None if there is no table of alerts.
     """
 
-    tables: tuple[Upkeep, ...]
+    tables: tuple[TableUpkeep, ...]
     checkpoints: tuple[CheckpointHealth, ...]
     older: OlderAlerts | None = None
 
     @property
     def problems(self) -> list[str]:
-        """What is said of the checkpoints from which an evaluation cannot go on."""
+        """A sentence for each checkpoint from which an evaluation cannot go on."""
         return [each.what for each in self.checkpoints if each.level == PROBLEM]
 
 
@@ -86,40 +86,45 @@ def maintain(
     checkpoints: Mapping[str, str],
     retention: Mapping[str, dt.timedelta] | None = None,
 ) -> Maintenance:
-    """Deletes rows that are too old, then OPTIMIZE and VACUUM of every table that is there; looks at every checkpoint.
+    """Deletes rows that are too old, runs OPTIMIZE and VACUUM on every existing table, and checks every checkpoint.
 
-    checkpoints: stream -> folder of its evaluation's. retention: table -> how old its rows may be. VACUUM goes by each table's own `deletedFileRetentionDuration`,
-    never by less. A table whose writers keep coming first is left for the next time, and says so; one that others write
-    is left to them, and one that nothing was ever written to is left as it is.
+    checkpoints: stream -> the checkpoint folder of its evaluation. retention: table -> how old its rows may be.
+    VACUUM keeps files for at least each table's own `deletedFileRetentionDuration`. If other writers keep conflicting, the
+    table is left for the next time, and its note says so. Tables that others write, and tables to which nothing was ever
+    written, are left as they are.
     """
     tables, retention = tables.holding(*streams.values()), retention or {}
     names = [*PRODUCT_TABLES, *(name for name, s in streams.items() if name not in PRODUCT_TABLES and not s.table)]
-    there = [name for name in names if tables.exists(name)]
-    expired = {name: delete_old(tables, name, retention[name]) for name in ORDER if name in there and name in retention}
-    done = tuple(_maintain(tables, name, expired.get(name, Deletion())) for name in there)
-    looked = tuple(checkpoint_health(tables, stream, checkpoints[name]) for name, stream in streams.items())
+    existing = [name for name in names if tables.exists(name)]
+    expired = {
+        name: delete_old(tables, name, retention[name]) for name in ORDER if name in existing and name in retention
+    }
+    done = tuple(_maintain_table(tables, name, expired.get(name, Deletion())) for name in existing)
+    checked = tuple(check_checkpoint(tables, stream, checkpoints[name]) for name, stream in streams.items())
     has_alerts = tables.exists("alerts") and tables.exists("reviews")
-    return Maintenance(done, looked, count_older(tables) if has_alerts else None)
+    return Maintenance(done, checked, count_older(tables) if has_alerts else None)
 
 
-def _maintain(tables: Tables, name: str, expired: Deletion = Deletion()) -> Upkeep:  # noqa: B008 - it is frozen
+def _maintain_table(tables: Tables, name: str, expired: Deletion = Deletion()) -> TableUpkeep:  # noqa: B008 - it is frozen
     table = tables.identifier(name)
     if tables.is_unwritten(name):
-        return Upkeep(name, 0, 0, 0, 0, _span(_kept(tables, name)), expired.note, expired.rows, expired.open)
+        return TableUpkeep(
+            name, 0, 0, 0, 0, _format_span(_read_file_retention(tables, name)), expired.note, expired.rows, expired.open
+        )
     compacted, written, note = _optimize(tables, table)
     before = tables.version(name)
-    # No RETAIN: the table says how long.
+    # Without RETAIN the table's own setting counts.
     tables.spark.sql(f"VACUUM {table}")
     detail = tables.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
-    deleted = _vacuumed(tables, name, before)
+    deleted = _find_vacuumed(tables, name, before)
     note = "; ".join(filter(None, (expired.note, note)))
-    kept = _span(parse_file_retention(detail["properties"]))
+    kept = _format_span(parse_file_retention(detail["properties"]))
     files = int(detail["numFiles"])
-    return Upkeep(name, files, compacted, written, deleted, kept, note, expired.rows, expired.open)
+    return TableUpkeep(name, files, compacted, written, deleted, kept, note, expired.rows, expired.open)
 
 
 def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:
-    """How many files were put together, into how many, and what is to be said."""
+    """Runs OPTIMIZE. Returns the numbers of files that it removed and added, and a note if it gave up."""
     for _ in range(_ATTEMPTS):
         try:
             row = tables.spark.sql(f"OPTIMIZE {table}").collect()[0]
@@ -132,54 +137,54 @@ def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:
     return 0, 0, "others rewrote its files at the same time; left for the next time"
 
 
-def _vacuumed(tables: Tables, name: str, before: int) -> int | None:
-    """How many files the VACUUM since a commit has deleted, where the history tells."""
+def _find_vacuumed(tables: Tables, name: str, before: int) -> int | None:
+    """Finds how many files the VACUUM since a commit has deleted; None if the history does not show it."""
     for row in tables.history(name, 20).collect():
         if row["version"] > before and row["operation"] == "VACUUM END":
             return int((row["operationMetrics"] or {}).get("numDeletedFiles", 0))
     return None
 
 
-def _span(time: dt.timedelta) -> str:
+def _format_span(time: dt.timedelta) -> str:
     days, rest = divmod(round(time.total_seconds()), 86_400)
     return f"{days} days" if not rest else str(time)
 
 
-def checkpoint_health(tables: Tables, stream: Stream, folder: str) -> CheckpointHealth:
-    """Whether the evaluation of a stream can go on from its checkpoint, in words."""
+def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointHealth:
+    """Checks whether the evaluation of a stream can go on from its checkpoint, and says so in words."""
 
-    def said(level: str, what: str) -> CheckpointHealth:
+    def report(level: str, what: str) -> CheckpointHealth:
         return CheckpointHealth(stream.name, level, what)
 
     checkpoint = Checkpoint(Path(folder))
     if not tables.exists(stream.name) or not checkpoint.folder.exists() or checkpoint.is_new:
-        return said("ok", f"{stream.name}: no evaluation has begun in {folder}.")
+        return report("ok", f"{stream.name}: no evaluation has begun in {folder}.")
     try:
         checkpoint.require_fit(stream, None)
         require_sources(tables, stream, checkpoint)
-        figures = stream_figures(tables, stream, checkpoint)
+        figures = read_stream_figures(tables, stream, checkpoint)
     except SetupError as error:
-        return said(PROBLEM, str(error))
+        return report(PROBLEM, str(error))
     words = describe_health(figures, check_health(figures))
-    kept = _kept(tables, stream.name)
-    if figures.waiting and figures.lag > _MOST_WAITING * kept.total_seconds():
-        return said(
+    kept = _read_file_retention(tables, stream.name)
+    if figures.waiting and figures.lag > _MAX_WAITING_SHARE * kept.total_seconds():
+        return report(
             WARNING,
-            f"{words} Its history is kept for {_span(kept)}: start it before what waits cannot be read any more.",
+            f"{words} Its history is kept for {_format_span(kept)}: start it before what waits cannot be read any more.",
         )
-    if aside := _set_aside(checkpoint):
-        return said(
+    if aside := _list_moved_aside(checkpoint):
+        return report(
             NOTE, f"{words} Moved aside by --rebuild and without use once it has caught up: {', '.join(aside)}."
         )
-    return said("ok", words)
+    return report("ok", words)
 
 
-def _kept(tables: Tables, name: str) -> dt.timedelta:
+def _read_file_retention(tables: Tables, name: str) -> dt.timedelta:
     detail = tables.spark.sql(f"DESCRIBE DETAIL {tables.identifier(name)}").collect()[0]
     return parse_file_retention(detail["properties"])
 
 
-def _set_aside(checkpoint: Checkpoint) -> list[str]:
-    """Folders that `Checkpoint.move_aside` has made of it, which end in a time."""
+def _list_moved_aside(checkpoint: Checkpoint) -> list[str]:
+    """Lists the folders to which `Checkpoint.move_aside` has renamed this checkpoint; their names end in a time."""
     stamped = checkpoint.folder.parent.glob(f"{checkpoint.folder.name}.[0-9]*T[0-9]*Z*")
     return sorted(path.name for path in stamped if path.is_dir())

@@ -1,16 +1,16 @@
-"""Deletes rows that are older than the settings keep them, and none that anything still needs.
+"""Deletes rows that are older than the settings keep them, unless something still needs them.
 
-What a table loses, beyond a row's age:
+The rows that each table loses once they are old enough:
 
-    alerts         each row by its own `decided_at`, whatever a person found or did not find of it; reviews stay
-    late_events    events that were judged so long ago; those beyond max_future stay, as a rebuild leaves them out by these
-    rule_log       what failed, was cut, closed or limited; changes of rules stay, as rebuilds and explanations go by them
+    alerts         every row, by its own `decided_at`, whether reviewed or not; reviews stay
+    late_events    events that were judged before the limit; those beyond max_future stay, as a rebuild needs them
+    rule_log       failures, cuts, closed sessions and limits; changes of rules stay, as rebuilds and explanations need them
     notifications  rows on alerts before the mark of their receiver and stream, which no notifier reads again
-    metrics        each row
-    ingests        each row
+    metrics        every row
+    ingests        every row
 
-A rebuild writes rows that a table lacks. So that it leaves out what was deleted here, a row of rule_log says for each
-stream through which commit rows were deleted; it is written first, and a kill between the two costs nothing.
+A rebuild writes rows that a table lacks. So that it leaves deleted rows out, a row of rule_log names, for each stream, the
+commit up to which rows were deleted. It is written first, so a kill between the two does no harm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.engine.schedule import DELETED, NO_CHANGES
 from lookback.core.operations.notifications import SETTLED
 from lookback.core.streams import metrics
-from lookback.spark.operations.notify import CLOCKS_APART
+from lookback.spark.operations.notify import CLOCK_SKEW_SECONDS
 from lookback.spark.review import count_older
 from lookback.spark.tables.lakehouse import retry_on_conflict
 from lookback.spark.tables.schemas import RULE_LOG
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
     from lookback.spark.tables.lakehouse import Tables
 
-# What tells how old late events are comes after them.
+# late_events come first, as the tables after them date their commits.
 ORDER = ("late_events", "alerts", "rule_log", "notifications", metrics.TABLE, "ingests")
-# How long to try again where others keep writing to the same table, seconds.
-_PATIENCE = 60.0
+# For so long a deletion is tried again while others keep writing to the same table.
+_PATIENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """What was deleted of a table. rows: how many; open: alerts among them that waited for a person; note: what was left."""
+    """A deletion from a table: its rows, the open alerts among them, and a note if rows were left."""
 
     rows: int = 0
     open: int = 0
@@ -55,46 +55,46 @@ class Deletion:
 def delete_old(tables: Tables, name: str, age: dt.timedelta) -> Deletion:
     """Deletes the rows of a table that are older than `age`; see the module for which these are.
 
-    name: one of `config.RETAINED`. It may run while evaluations, notifiers and ingests do: where they write to the table
-    again and again for a minute, the rows are left for the next time, and `note` says so.
+    name: one of `config.RETAINED`. Evaluations, notifiers and ingests may run meanwhile. If they keep writing to the table
+    for a minute, the rows are left for the next time, and `note` says so.
     """
     limit = dt.datetime.now(dt.timezone.utc) - age
     is_old = _CONDITIONS[name](tables, limit)
     if is_old is None:
         return Deletion()
-    doomed = tables.read(name).where(is_old)
-    if name in DELETED:
-        rows = _record(tables, name, doomed, limit)
-    else:
-        rows = doomed.count()
+    old = tables.read(name).where(is_old)
+    rows = _log_deletions(tables, name, old, limit) if name in DELETED else old.count()
     if not rows:
         return Deletion()
     open_ = count_older(tables, limit).count if name == "alerts" else 0
-    if not retry_on_conflict(tables, name, lambda: tables.delta(name).delete(is_old), _PATIENCE):
+    if not retry_on_conflict(tables, name, lambda: tables.delta(name).delete(is_old), _PATIENCE_SECONDS):
         return Deletion(note="others kept writing to it; old rows are left for the next time")
     return Deletion(rows, open_)
 
 
-def _record(tables: Tables, name: str, doomed: DataFrame, limit: dt.datetime) -> int:
-    """Writes into rule_log through which commit rows of each stream are about to be deleted. Returns how many."""
-    found = doomed.groupBy("stream").agg(F.count("*").alias("rows"), F.max("arrival").alias("arrival")).collect()
+def _log_deletions(tables: Tables, name: str, old: DataFrame, limit: dt.datetime) -> int:
+    """Writes into rule_log, for each stream, the last commit of the rows to be deleted. Returns the number of rows."""
+    streams = old.groupBy("stream").agg(F.count("*").alias("rows"), F.max("arrival").alias("arrival")).collect()
     now = dt.datetime.now(dt.timezone.utc)
     log = []
-    for row in found:
+    for row in streams:
         through = f"from before {limit:%Y-%m-%dT%H:%M:%SZ}, through commit {row['arrival']}"
         message = f"{row['rows']:,} rows of {name} {through}, are deleted by the settings' retention"
         log.append((row["stream"], None, None, DELETED[name], message, None, row["arrival"], now))
     if log:
         tables.append(tables.spark.createDataFrame(log, RULE_LOG).coalesce(1), "rule_log")
-    return sum(row["rows"] for row in found)
+    return sum(row["rows"] for row in streams)
 
 
-def _before(column: str) -> Callable[[Tables, dt.datetime], Column]:
+def _is_before(column: str) -> Callable[[Tables, dt.datetime], Column]:
     return lambda _, limit: F.col(column) < F.lit(limit)
 
 
-def _old_late_events(tables: Tables, limit: dt.datetime) -> Column | None:
-    """Late events have no time of their own but the event's; the commits that were judged before the limit are told by others."""
+def _select_late_events(tables: Tables, limit: dt.datetime) -> Column | None:
+    """Selects late events of commits that were judged before the limit, by tables whose rows have a time and a commit.
+
+    A late event has no time of its own but the event's.
+    """
     judged: dict[str, int] = {}
     times = {
         "alerts": ("decided_at", "arrival"),
@@ -111,35 +111,33 @@ def _old_late_events(tables: Tables, limit: dt.datetime) -> Column | None:
     return (F.col("late_by_us") >= 0) & reduce(or_, ranges) if ranges else None
 
 
-def _old_log_rows(_: Tables, limit: dt.datetime) -> Column:
+def _select_log_rows(_: Tables, limit: dt.datetime) -> Column:
     return F.col("action").isin(sorted(NO_CHANGES)) & (F.col("logged_at") < F.lit(limit))
 
 
-def _old_notifications(tables: Tables, limit: dt.datetime) -> Column | None:
-    """Rows on alerts of a receiver and a stream that are settled up to a day after them.
+def _select_notifications(tables: Tables, limit: dt.datetime) -> Column | None:
+    """Selects rows on alerts that are at least a day older than the last mark of their receiver and stream.
 
-    Rows of an earlier release do not say which stream their alert is of, and stay; so do all marks, which are few.
+    Rows of an earlier release do not name their alert's stream, and stay; so do all marks, which are few.
     """
     notes = tables.read("notifications")
     if "stream" not in notes.columns:
         return None
-    marks: Mapping[tuple[str, str], dt.datetime] = {
-        (row[0], row[1]): row[2].astimezone(dt.timezone.utc)
-        for row in notes.where(F.col("status") == SETTLED).groupBy("receiver", "stream").agg(F.max("sent_at")).collect()
-    }
+    settled = notes.where(F.col("status") == SETTLED).groupBy("receiver", "stream").agg(F.max("sent_at").alias("at"))
+    marks = {(row["receiver"], row["stream"]): row["at"].astimezone(dt.timezone.utc) for row in settled.collect()}
     ranges = []
     for (receiver, stream), at in sorted(marks.items()):
-        until = min(limit, at - dt.timedelta(seconds=CLOCKS_APART))
+        until = min(limit, at - dt.timedelta(seconds=CLOCK_SKEW_SECONDS))
         same = (F.col("receiver") == receiver) & (F.col("stream") == stream)
         ranges.append(same & (F.col("sent_at") < F.lit(until)))
     return F.col("alert_id").isNotNull() & reduce(or_, ranges) if ranges else None
 
 
 _CONDITIONS: Mapping[str, Callable[[Tables, dt.datetime], Column | None]] = {
-    "late_events": _old_late_events,
-    "alerts": _before("decided_at"),
-    "rule_log": _old_log_rows,
-    "notifications": _old_notifications,
-    metrics.TABLE: _before(metrics.MEASURED_AT),
-    "ingests": _before("ended_at"),
+    "late_events": _select_late_events,
+    "alerts": _is_before("decided_at"),
+    "rule_log": _select_log_rows,
+    "notifications": _select_notifications,
+    metrics.TABLE: _is_before(metrics.MEASURED_AT),
+    "ingests": _is_before("ended_at"),
 }

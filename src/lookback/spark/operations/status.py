@@ -1,15 +1,14 @@
-"""What the tables hold of one stream, in figures, and whether it is healthy."""
+"""Describes a stream by figures from its tables, and whether it is healthy."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.errors import SetupError
 from lookback.core.operations.health import RECENT, Figures, Sample, check_health, describe_health, is_healthy
 from lookback.core.rules.rulebook import EVALUATED
 from lookback.core.streams import metrics
@@ -20,27 +19,27 @@ from lookback.spark.rules import RulesTable
 from lookback.spark.stream.metrics import read_backlog
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row
+    from pyspark.sql import DataFrame, Row
 
     from lookback.spark.stream.checkpoint import Checkpoint
     from lookback.spark.tables.lakehouse import Tables
 
-# Of a message of the log, in a sentence.
-_MOST_TEXT = 200
-# What the account in the status goes back over, at most.
+# At most so much of a logged message goes into a sentence.
+_MAX_CHARACTERS = 200
+# The account in the status covers at most this time, these rounds of ingest and these rows.
 _ACCOUNT_SPAN = dt.timedelta(days=1)
 _ACCOUNT_ROUNDS, _ACCOUNT_ROWS = 200, 1_000_000
-# Commits of maintenance among those of ingest.
+# So many commits of maintenance are expected among those of ingest.
 _OTHER_COMMITS = 50
 
 
 @dataclass(frozen=True)
 class EventAccount:
-    """What became of the events of a stream's table: ingested = evaluated + recorded + discarded + waiting.
+    """The outcomes of the events in a stream's table: ingested = evaluated + recorded + discarded + waiting.
 
-    evaluated: judged, or wanted by no rule; recorded: late, and only counts later; discarded: too late for every rule
-    that wanted it, or further ahead than max_future; waiting: not read yet. unknown: rows of late_events that stand for
-    no event that was judged, or for one a second time.
+    evaluated: judged, or needed by no rule. recorded: late, and only counted for later events. discarded: too late for
+    every rule that needed it, or further ahead than max_future. waiting: not read yet. unknown: rows of late_events about
+    an event that was not judged, or about one a second time.
     """
 
     ingested: int
@@ -52,7 +51,7 @@ class EventAccount:
 
     @property
     def closes(self) -> bool:
-        """Whether every event is accounted for, once."""
+        """True if every event is accounted for once."""
         parts = self.evaluated + self.recorded + self.discarded + self.waiting
         return self.ingested == parts and not self.unknown
 
@@ -60,10 +59,10 @@ class EventAccount:
 def event_account(
     tables: Tables, stream: Stream, through: int | None, since: int = 0, stamped: int | None = None
 ) -> EventAccount:
-    """The account of a stream's events by its tables.
+    """Counts the outcomes of a stream's events by its tables.
 
-    through: the last commit judged; None for none. since: the first commit that counts. stamped: in microseconds, leaves
-    out the events of that commit and later ones whose `ingested_at` is earlier.
+    through: the last commit judged; None for none. since: the first commit that counts. stamped: the earliest
+    `ingested_at` that counts, in microseconds.
     """
     last, tables = -1 if through is None else through, tables.holding(stream)
     inserts = tables.read_changes(stream.name, since).where("_change_type = 'insert'")
@@ -88,20 +87,24 @@ def event_account(
     return EventAccount(sum(row["count"] for row in rows if row["action"]), **counts, unknown=unknown)
 
 
-def recent_account(tables: Tables, stream: Stream, through: int | None, now: dt.datetime) -> dict[str, Any] | None:
-    """What became of the rows that the last rounds of ingest were offered, and of the events they made; None without one.
+def find_recent_account(tables: Tables, stream: Stream, through: int | None, now: dt.datetime) -> dict[str, Any] | None:
+    """Counts the outcomes of the rows that the last rounds of ingest took in, and of their events; None without a round.
 
-    offered = ingested + duplicates + rejected; ingested = evaluated + recorded + discarded + waiting. rounds, since: how
-    many, and the end of the first. closes: whether all of them are accounted for, by what ingest has written of itself,
-    the events table and late_events. Of the last day at most 200 rounds and about a million rows, so that it costs the
-    same however long the stream has run. through: the last commit judged. now: aware; the day ends there.
+    offered = ingested + duplicates + rejected; ingested = evaluated + recorded + discarded + waiting. rounds: their number.
+    since: the end of the first. closes: whether all rows are accounted for, by the tables ingests, events and late_events.
+    It covers at most a day, 200 rounds and about a million rows, so that its cost does not grow with the stream.
+    through: the last commit judged. now: aware; the end of the day.
     """
-    if stream.table or not tables.exists("ingests") or tables.is_unwritten("ingests"):
+    if stream.table or not tables.exists("ingests"):
         return None
-    own = (F.col("stream") == stream.name) & (F.col("ended_at") >= now - _ACCOUNT_SPAN)
-    newest = tables.read("ingests").where(own).orderBy(F.col("ended_at").desc()).limit(_ACCOUNT_ROUNDS)
+
+    def select_newest(rows: DataFrame) -> DataFrame:
+        own = (F.col("stream") == stream.name) & (F.col("ended_at") >= now - _ACCOUNT_SPAN)
+        newest = rows.where(own).orderBy(F.col("ended_at").desc()).limit(_ACCOUNT_ROUNDS)
+        return newest.withColumn("first", F.unix_micros("first_ingested_at"))
+
     rounds: list[Row] = []
-    for row in newest.withColumn("first", F.unix_micros("first_ingested_at")).collect():
+    for row in tables.query("ingests", select_newest):
         if rounds and sum(each["offered"] for each in rounds) + row["offered"] > _ACCOUNT_ROWS:
             break
         rounds.append(row)
@@ -111,12 +114,12 @@ def recent_account(tables: Tables, stream: Stream, through: int | None, now: dt.
     stamps = [row["first"] for row in rounds if row["first"] is not None]
     events = EventAccount(0, 0, 0, 0, 0, 0)
     if stamps:
-        first = _first_commit(tables, stream.name, min(stamps), sums["commits"])
+        first = _find_first_commit(tables, stream.name, min(stamps), sums["commits"])
         events = event_account(tables, stream, through, first, min(stamps))
     return {
         "rounds": len(rounds),
-        "since": _aware(rounds[-1]["ended_at"]),
-        # Events of a round that was killed are there, and ingest has not written of them.
+        "since": _to_utc(rounds[-1]["ended_at"]),
+        # A round that was killed has left events, but no row of its own.
         "offered": events.ingested + sums["duplicates"] + sums["rejected"],
         "duplicates": sums["duplicates"],
         "rejected": sums["rejected"],
@@ -125,8 +128,8 @@ def recent_account(tables: Tables, stream: Stream, through: int | None, now: dt.
     }
 
 
-def _first_commit(tables: Tables, name: str, stamp: int, commits: int) -> int:
-    """The first commit of the table that was made at this time, in microseconds, or later. commits: there are about."""
+def _find_first_commit(tables: Tables, name: str, stamp: int, commits: int) -> int:
+    """Finds the first commit of the table at or after a time in microseconds. commits: their estimated number since then."""
     limit = commits + _OTHER_COMMITS
     while True:
         rows = tables.history(name, limit).select("version", F.unix_micros("timestamp").alias("at")).collect()
@@ -139,12 +142,13 @@ _ACTIONS = ("evaluated", "recorded", "discarded", "waiting")
 
 
 def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
-    """Figures of a stream, from its tables; zeros before `init`.
+    """Returns the figures of a stream, from its tables; zeros before `init`.
 
-    events and commits of its table; judged: the last commit judged, so far as it is known; lag_commits, lag_seconds: the
-    commits that wait and for how long the oldest has; rules that raise alerts; alerts decided and rows rejected in the 90
-    days of the queue, and how many alerts are in the open queue; late events, of all that the table has; account: what became of what ingest was offered lately, see `recent_account`; healthy, health: a sentence; findings: level, check, what, remedy of each.
-    checkpoint: that of the stream's evaluation, where it can be reached.
+    events, commits: those of its table. judged: the last commit judged, if known. lag_commits, lag_seconds: the number of
+    waiting commits, and the time for which the oldest has waited. rules: those that raise alerts. alerts, rejected: alerts
+    and rejected rows of the 90 days of the queue. open: alerts in the open queue. late: all late events of the table.
+    account: see `find_recent_account`. healthy, health: a flag and a sentence. findings: level, check, what, remedy of each.
+    checkpoint: that of the stream's evaluation, if it can be reached.
     """
     tables = tables.holding(stream)
     zeros = dict.fromkeys(("events", "commits", "rules", "alerts", "open", "late", "rejected", "lag_commits"), 0)
@@ -155,26 +159,25 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         )
         return {**status, "healthy": True, "health": f"{stream.name} {missing}", "findings": []}
 
-    def count(name: str, time: str | None = None) -> int:
-        if tables.is_unwritten(name):
-            return 0
-        rows = tables.read(name).where(F.col("stream") == stream.name)
-        return (rows if time is None else rows.where(F.col(time) >= F.lit(queue_begins()))).count()
+    def count(name: str, select: Callable[[DataFrame], DataFrame]) -> int:
+        return sum(row["count"] for row in tables.query(name, lambda rows: select(rows).groupBy().count()))
 
-    figures = stream_figures(tables, stream, checkpoint)
+    own = F.col("stream") == stream.name
+    begin = F.lit(queue_begins())
+    figures = read_stream_figures(tables, stream, checkpoint)
     findings = check_health(figures)
     status.update(
-        events=0 if tables.is_unwritten(stream.name) else tables.read(stream.name).count(),
+        events=count(stream.name, lambda rows: rows),
         commits=figures.committed,
         judged=figures.judged,
         rules=figures.rules,
-        alerts=count("alerts", "decided_at"),
-        open=0 if tables.is_unwritten("alerts") else open_queue(tables, stream=stream.name).count(),
-        late=count("late_events"),
-        rejected=count("rejected_events", "ingested_at"),
+        alerts=count("alerts", lambda rows: rows.where(own & (F.col("decided_at") >= begin))),
+        open=count("alerts", lambda _: open_queue(tables, stream=stream.name)),
+        late=count("late_events", lambda rows: rows.where(own)),
+        rejected=count("rejected_events", lambda rows: rows.where(own & (F.col("ingested_at") >= begin))),
         lag_commits=figures.waiting,
         lag_seconds=round(figures.lag, 3),
-        account=recent_account(tables, stream, figures.judged, figures.now),
+        account=find_recent_account(tables, stream, figures.judged, figures.now),
         healthy=is_healthy(findings),
         health=describe_health(figures, findings),
         findings=[asdict(finding) for finding in findings],
@@ -182,18 +185,18 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
     return status
 
 
-def stream_figures(
+def read_stream_figures(
     tables: Tables, stream: Stream, checkpoint: Checkpoint | None = None, now: dt.datetime | None = None
 ) -> Figures:
-    """What health goes by, from the tables of a stream that is there. now: aware; the clock's time unless given."""
+    """Reads the figures that decide a stream's health, from its tables, which must exist. now: aware; default: the clock's."""
     now, tables = now or dt.datetime.now(dt.timezone.utc), tables.holding(stream)
     rows = RulesTable(tables, {stream.name: stream}).rows()
     own = [row for row in rows if row.document is not None and row.document.get("stream") == stream.name]
-    samples, last = _samples(tables, stream.name, now)
-    judged = _judged(tables, stream.name, checkpoint, last)
+    samples, last = _read_samples(tables, stream.name, now)
+    judged = _find_last_judged(tables, stream.name, checkpoint, last)
     waiting = read_backlog(tables, stream.name, judged)
-    rejected, reason = _rejected(tables, stream.name, now)
-    failing, refused = _logged(tables, stream.name, now)
+    rejected, reason = _count_rejected(tables, stream.name, now)
+    failing, refused = _read_failures(tables, stream.name, now)
     ingested = tables.read(stream.name).where(F.col("ingested_at") >= now - RECENT).count() if rejected else 0
     return Figures(
         stream.name, now,
@@ -201,78 +204,74 @@ def stream_figures(
         quarantined=[row.rule_id for row in own if row.status == "quarantined"],
         committed=waiting.committed, judged=judged, waiting=waiting.waiting, lag=waiting.seconds(now),
         newest=waiting.newest, samples=samples,
-        last_sample=None if last is None else _aware(last[metrics.MEASURED_AT]),
+        last_sample=None if last is None else _to_utc(last[metrics.MEASURED_AT]),
         failing=failing, refused=refused, rejected=rejected, reason=reason, ingested=ingested,
     )  # fmt: skip
 
 
-def _samples(tables: Tables, name: str, now: dt.datetime) -> tuple[list[Sample], Row | None]:
-    """The rows of `metrics` of the last hour, oldest first, and the last of all."""
-    if not tables.exists(metrics.TABLE) or tables.is_unwritten(metrics.TABLE):
+def _read_samples(tables: Tables, name: str, now: dt.datetime) -> tuple[list[Sample], Row | None]:
+    """Reads the rows of `metrics` of the last hour, oldest first, and the last row of all."""
+    if not tables.exists(metrics.TABLE):
         return [], None
-    at = F.col(metrics.MEASURED_AT)
-    rows = tables.read(metrics.TABLE).where(F.col("stream") == name)
-    recent = rows.where(at >= now - RECENT).orderBy(at).collect()
+    at, own = F.col(metrics.MEASURED_AT), F.col("stream") == name
+    recent = tables.query(metrics.TABLE, lambda rows: rows.where(own & (at >= now - RECENT)).orderBy(at))
     if recent:
-        return [_sample(row) for row in recent], recent[-1]
-    return [], rows.orderBy(at.desc()).limit(1).head()
+        return [_to_sample(row) for row in recent], recent[-1]
+    last = tables.query(metrics.TABLE, lambda rows: rows.where(own).orderBy(at.desc()).limit(1))
+    return [], last[0] if last else None
 
 
-def _sample(row: Row) -> Sample:
+def _to_sample(row: Row) -> Sample:
     return Sample(
-        at=_aware(row[metrics.MEASURED_AT]),
+        at=_to_utc(row[metrics.MEASURED_AT]),
         events=row["events"],
         late=row["late"],
         discarded=row["discarded"],
         lag=float(row["lag_seconds"]),
-        watermark=None if row["watermark"] is None else _aware(row["watermark"]),
+        watermark=None if row["watermark"] is None else _to_utc(row["watermark"]),
         state_rows=row["state_rows"],
         stages={stage: row[f"{stage}_ms"] for stage in ("run", "evaluate", "write")},
         rules={rule_id: RuleCounts(**counts.asDict()) for rule_id, counts in (row["by_rule"] or {}).items()},
     )
 
 
-def _judged(tables: Tables, name: str, checkpoint: Checkpoint | None, last: Row | None) -> int | None:
-    """The last commit judged: by the checkpoint and by the metrics; where neither knows, the last that brought an alert."""
-    known: list[int | None] = [None if last is None else last["judged"]]
-    if checkpoint is not None:
-        # A folder that cannot be read, or not as this release writes it, only says less.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, SetupError):
-            known.append(checkpoint.read_last_judged())
-    if all(commit is None for commit in known) and not tables.is_unwritten("alerts"):
-        alerts = tables.read("alerts").where(F.col("stream") == name)
-        known.append(alerts.agg(F.max("arrival").alias("arrival")).collect()[0]["arrival"])
+def _find_last_judged(tables: Tables, name: str, checkpoint: Checkpoint | None, last: Row | None) -> int | None:
+    """Finds the last commit judged, by the checkpoint and the metrics; if neither knows it, by the last alert."""
+    known: list[int | None] = [
+        None if last is None else last["judged"],
+        None if checkpoint is None else checkpoint.find_last_judged(),
+    ]
+    if all(commit is None for commit in known):
+        own, arrival = F.col("stream") == name, F.max("arrival").alias("arrival")
+        known += [row["arrival"] for row in tables.query("alerts", lambda rows: rows.where(own).agg(arrival))]
     return max((commit for commit in known if commit is not None), default=None)
 
 
-def _rejected(tables: Tables, name: str, now: dt.datetime) -> tuple[int, str]:
-    """How many rows ingest rejected within the last hour, and why the newest."""
-    if tables.is_unwritten("rejected_events"):
-        return 0, ""
-    rows = tables.read("rejected_events").where((F.col("stream") == name) & (F.col("ingested_at") >= now - RECENT))
-    found = rows.agg(F.count("*").alias("rows"), F.max_by("reason", "ingested_at").alias("reason")).collect()[0]
-    return found["rows"], (found["reason"] or "")[:_MOST_TEXT]
+def _count_rejected(tables: Tables, name: str, now: dt.datetime) -> tuple[int, str]:
+    """Counts the rows that ingest rejected within the last hour. Returns the reason of the newest, too."""
+    recent = (F.col("stream") == name) & (F.col("ingested_at") >= now - RECENT)
+    figures = (F.count("*").alias("rows"), F.max_by("reason", "ingested_at").alias("reason"))
+    for row in tables.query("rejected_events", lambda rows: rows.where(recent).agg(*figures)):
+        return row["rows"], (row["reason"] or "")[:_MAX_CHARACTERS]
+    return 0, ""
 
 
-def _logged(tables: Tables, name: str, now: dt.datetime) -> tuple[dict[str, str], dict[str, str]]:
-    """Rules that failed within the last hour, and rules of which the last row was rejected, with what rule_log says."""
-    if tables.is_unwritten("rule_log"):
-        return {}, {}
-    rows = tables.read("rule_log").where((F.col("stream") == name) & F.col("rule_id").isNotNull())
+def _read_failures(tables: Tables, name: str, now: dt.datetime) -> tuple[dict[str, str], dict[str, str]]:
+    """Reads the log messages of rules that failed within the last hour, and of rules whose last row was rejected."""
+    own = (F.col("stream") == name) & F.col("rule_id").isNotNull()
     newest = F.max_by(F.struct("action", "message"), F.struct("logged_at", "batch_id", "version")).alias("newest")
+    figures = (newest, F.max("logged_at").alias("at"))
     has_failed = (F.col("action") == "failed").alias("has_failed")
-    found = rows.groupBy("rule_id", has_failed).agg(newest, F.max("logged_at").alias("at")).collect()
-    failing = {
-        row["rule_id"]: row["newest"]["message"][:_MOST_TEXT]
-        for row in found
-        if row["has_failed"] and _aware(row["at"]) >= now - RECENT
-    }
-    refused = {
-        row["rule_id"]: row["newest"]["message"][:_MOST_TEXT] for row in found if row["newest"]["action"] == "rejected"
-    }
+    failing, refused = {}, {}
+    for row in tables.query("rule_log", lambda rows: rows.where(own).groupBy("rule_id", has_failed).agg(*figures)):
+        message = row["newest"]["message"][:_MAX_CHARACTERS]
+        if row["has_failed"] and _to_utc(row["at"]) >= now - RECENT:
+            failing[row["rule_id"]] = message
+        if row["newest"]["action"] == "rejected":
+            refused[row["rule_id"]] = message
     return failing, refused
 
 
-def _aware(time: dt.datetime) -> dt.datetime:
-    """A time as Spark hands it out: local, without a zone."""
+def _to_utc(time: dt.datetime) -> dt.datetime:
+    """Converts a time as Spark returns it, which is local and without a zone."""
     return time.astimezone(dt.timezone.utc)

@@ -149,10 +149,9 @@ class UnwrittenRows:
 
 def has_outputs(tables: Tables, stream: Stream) -> bool:
     """Returns whether an evaluation of the stream has written alerts, late events or log rows."""
+    own = F.col("stream") == stream.name
     return any(
-        not tables.is_unwritten(name)
-        and tables.exists(name)
-        and not tables.read(name).where(F.col("stream") == stream.name).isEmpty()
+        tables.exists(name) and tables.query(name, lambda rows: rows.where(own).limit(1))
         for name in ("rule_log", "alerts", "late_events")
     )
 

@@ -102,7 +102,7 @@ def _warn_about_shards(checkpoint: Checkpoint, stream: Stream, shards: int, defa
 
 
 def _find_starts(tables: Tables, stream: Stream) -> dict[str, int]:
-    return {EVENTS: readable_from(tables, stream.name), RULES: readable_from(tables, "rules")}
+    return {EVENTS: find_first_readable(tables, stream.name), RULES: find_first_readable(tables, "rules")}
 
 
 def _prepare_rebuild(tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint) -> None:
@@ -139,7 +139,7 @@ def require_sources(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> N
 
 
 def _warn_about_ignored_rows(tables: Tables, stream: Stream) -> None:
-    passed_over = tables.passed_over(stream)
+    passed_over = tables.count_passed_over(stream)
     if passed_over:
         _LOG.warning(
             f"{passed_over:,} rows of {tables.identifier(stream.name)} are no events and are passed over: {stream.event_id} is "

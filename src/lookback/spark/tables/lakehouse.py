@@ -25,7 +25,7 @@ from lookback.spark.tables.schemas import COMMENTS, PRODUCT_TABLES, describe_eve
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
     from pyspark.sql.types import StructField, StructType
 
@@ -277,6 +277,13 @@ class Tables:
         if folder is None:
             return False
         return commit_file(folder, 0).exists() and not commit_file(folder, 1).exists()
+
+    def query(self, name: str, query: Callable[[DataFrame], DataFrame]) -> list[Row]:
+        """Runs a query over a table's rows and returns its result.
+
+        If nothing was ever written to the table, the result is empty, also that of an aggregate, and no Spark job runs.
+        """
+        return [] if self.is_unwritten(name) else query(self.read(name)).collect()
 
     def history(self, name: str, limit: int | None = None) -> DataFrame:
         """Reads the last commits of the table, newest first: version, timestamp, operation, userMetadata and more."""
