@@ -30,7 +30,7 @@ import pytest
 import yaml
 
 import lookback
-from lookback.cli import _parser, main
+from lookback.cli import _make_parser, main
 from lookback.config import load_streams
 from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.errors import StreamError
@@ -309,7 +309,7 @@ def test_commands_of_a_page_are_those_of_the_command_line(page: str) -> None:
         for line in block.text.splitlines():
             words = shlex.split(line, comments=True)
             if words and words[0].endswith("lookback"):
-                _parser().parse_args(words[1:])
+                _make_parser().parse_args(words[1:])
 
 
 @pytest.mark.parametrize("page", PAGES)

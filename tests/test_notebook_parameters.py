@@ -317,13 +317,13 @@ def test_an_explanation_of_a_sequence_is_shown_step_by_step(capsys: pytest.Captu
 
 def test_a_relative_source_is_looked_for_beside_conf(tmp_path: Path):
     place = workspace(tmp_path / "conf")
-    assert notebook._source_path(place, "") == str(tmp_path / "samples/tx.csv")
-    assert notebook._source_path(place, "/data/x.csv") == "/data/x.csv"
-    assert notebook._source_path(place, "s3://bucket/x") == "s3://bucket/x"
+    assert notebook._find_source(place, "") == str(tmp_path / "samples/tx.csv")
+    assert notebook._find_source(place, "/data/x.csv") == "/data/x.csv"
+    assert notebook._find_source(place, "s3://bucket/x") == "s3://bucket/x"
     assert (
-        notebook._format(place, "", ""),
-        notebook._format(place, "x", ""),
-        notebook._format(place, "x", "json"),
+        notebook._find_format(place, "", ""),
+        notebook._find_format(place, "x", ""),
+        notebook._find_format(place, "x", "json"),
     ) == (
         "csv",
         None,

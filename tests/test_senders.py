@@ -333,7 +333,7 @@ def test_status_tells_the_receivers_that_want_it(
         (tmp_path / f"streams/{name}.yml").write_text(declared)
     found = {"payments": health_of("payments", "problem"), "logins": health_of("logins", "note")}
     monkeypatch.setattr(
-        "lookback.commands.upkeep.tables_of",
+        "lookback.commands.upkeep.open_tables",
         lambda *_: SimpleNamespace(root=str(tmp_path), files=str(tmp_path), reaches_files=True),
     )
     monkeypatch.setattr("lookback.spark.operations.status.stream_status", lambda tables, stream, *_: found[stream.name])
@@ -355,4 +355,4 @@ receivers:
         server.replies["POST /desk"] = Answer({}, status=503)
         capsys.readouterr()
         assert main([*status, "--tell"]) == 1
-    assert "desk was not told of payments: HTTP status 503" in capsys.readouterr().err
+    assert "desk could not be notified of payments: HTTP status 503" in capsys.readouterr().err

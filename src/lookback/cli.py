@@ -1,4 +1,4 @@
-"""The command line: what the notebooks do, for places without them."""
+"""The command line: the same work as the notebooks, for places without them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lookback.commands import alerts, remote, rules, streams, upkeep
-from lookback.commands.asked import FOUND_PROBLEMS, WRONG_USE, adding
+from lookback.commands.options import FOUND_PROBLEMS, WRONG_USE, make_adder
 from lookback.config import Settings
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
 
-# What `pip install lookback` alone leaves out: a cluster of Databricks has its own.
+# `pip install lookback` alone leaves these out, as a cluster of Databricks has its own.
 _SPARK = ("pyspark", "delta", "py4j")
 _NO_SPARK = "this command needs Spark and Delta, which are not installed here: pip install 'lookback[local]'"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns 0, 1 for "found problems", 2 for wrong use."""
-    parser = _parser()
+    """Runs one command. Returns 0, or 1 if it found problems, or 2 for wrong use."""
+    parser = _make_parser()
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options) or 0)
@@ -36,15 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_USE
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     places = argparse.ArgumentParser(add_help=False)
-    # Given before or after the command; SUPPRESS keeps the one from overwriting the other.
+    # These may stand before or after the command; SUPPRESS keeps one from overwriting the other.
     places.add_argument(
         "--root", default=argparse.SUPPRESS,
         help="folder of the tables (LOOKBACK_ROOT; ./lakehouse); with --catalog that of checkpoints (the schema's volume checkpoints)",
     )  # fmt: skip
     places.add_argument(
-        "--catalog", default=argparse.SUPPRESS, help="catalog of the tables, where they are not folders; with --schema"
+        "--catalog", default=argparse.SUPPRESS, help="catalog of the tables, if they are not folders; with --schema"
     )
     places.add_argument("--schema", default=argparse.SUPPRESS, help="schema of the tables in the catalog")
     places.add_argument("--conf", default=argparse.SUPPRESS, help="folder of streams/ and rules/ (./conf)")
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(prog="lookback", description=__doc__, parents=[places])
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    command = adding(commands, places)
+    command = make_adder(commands, places)
     upkeep.add_commands(command)
     rules.add_commands(command, places)
     streams.add_commands(command, places)

@@ -1,7 +1,7 @@
-"""The main job on real transactions, start to end: ingest, rules, streaming evaluation, review.
+"""Runs the main job on real transactions, start to end: ingest, rules, streaming evaluation, review.
 
-While the stream runs a rule is added that groups as none before, a limit is changed and a rule is paused; for each
-the first event is shown that the change applied to, and how long it took from the change's commit.
+While the stream runs, a rule with a new grouping key is added, a limit is changed and a rule is paused. For each change
+the demo shows the first event that it applied to, and the time since the change's commit.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from lookback.views.terminal import describe_change
 from lookback.views.timeline import plot_key_timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.stream.sink import BatchReport
 
-# The whole Handbook file, where it lies beside the repository; else the slice that the repository carries.
+# The whole Handbook file, if it lies beside the repository; else the slice in the repository.
 _FULL = Path("../shared/data/handbook_transactions.parquet")
 _SLICE = Path("samples/transactions.parquet")
 _MARKER = ".lookback-demo"
@@ -42,12 +42,12 @@ _RULES = ("customer-day-spend", "large-payment", "spend-against-usual")
 _ADDED, _CHANGED, _PAUSED = "same-terminal-again", "customer-day-spend", "large-payment"
 # The first part is there when the stream starts; the others arrive while it runs.
 _FIRST_PART, _PARTS = 0.6, 4
-_TIMEOUT = 120.0
+_TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Change:
-    """A rule change made while the stream ran. seconds: from its commit until the stream had taken it up."""
+    """A rule change made while the stream ran. seconds: from its commit until the stream had applied it."""
 
     what: str
     rule_id: str
@@ -63,7 +63,7 @@ def run_demo(settings: Settings, events: Path | None = None, say: Callable[[str]
     """
     started = time.monotonic()
     source = events or (_FULL if _FULL.exists() else settings.conf / _SLICE)
-    root = _fresh_folder(Path(settings.root))
+    root = _make_fresh_folder(Path(settings.root))
     stream = settings.stream("transactions")
     say(f"Starting Spark; tables go to {root}")
     tables = Tables.local(get_spark("lookback demo", settings=settings.spark), root)
@@ -87,7 +87,7 @@ class _Demo:
         self.changes: list[Change] = []
 
     def run(self, source: Path, started: float) -> Path:
-        parts = _parts(source, Path(str(self.tables.root)) / "_incoming")
+        parts = _write_parts(source, Path(str(self.tables.root)) / "_incoming")
         self.say(f"\n1. Ingest: {source.name}, the first {_FIRST_PART:.0%} now, the rest while the stream runs")
         self._ingest(next(parts))
         self.say("\n2. Rules: checked with their own tests, then published")
@@ -99,7 +99,7 @@ class _Demo:
         seconds, events = self._finish()
         self.say("\n4. Review")
         picture = self._review()
-        self._summary(events, seconds, picture, time.monotonic() - started)
+        self._print_summary(events, seconds, picture, time.monotonic() - started)
         return picture
 
     def _ingest(self, file: Path) -> None:
@@ -127,27 +127,27 @@ class _Demo:
 
     def _change(self, what: str, document: dict[str, Any], status: str = "active") -> None:
         version = self._publish(document, status)
-        committed = self._committed_at("rules")
+        committed = self._read_commit_time("rules")
         rule_id = document["rule_id"]
 
-        def taken_up(report: BatchReport) -> bool:
-            return any(row["rule_id"] == rule_id and row["version"] == version for row in report.log)
+        def find_rows(report: BatchReport) -> list[Mapping[str, Any]]:
+            return [row for row in report.log if row["rule_id"] == rule_id and row["version"] == version]
 
-        report = self._wait(taken_up, f"{rule_id} v{version} to be taken up")
-        row = next(row for row in report.log if row["rule_id"] == rule_id and row["version"] == version)
+        report = self._wait(lambda report: bool(find_rows(report)), f"{rule_id} v{version} to be applied")
+        row = find_rows(report)[0]
         seconds = (report.finished_at - committed).total_seconds()
         self.changes.append(Change(what, rule_id, version, seconds, row["arrival"]))
 
-    def _committed_at(self, table: str) -> dt.datetime:
+    def _read_commit_time(self, table: str) -> dt.datetime:
         row = self.tables.delta(table).history(1).select(F.col("timestamp").cast("double")).head()
         assert row is not None
         return dt.datetime.fromtimestamp(row[0], dt.timezone.utc)
 
     def _wait(self, condition: Callable[[BatchReport], bool], what: str) -> BatchReport:
         try:
-            return self.evaluation.wait_until(condition, _TIMEOUT)
+            return self.evaluation.wait_until(condition, _TIMEOUT_SECONDS)
         except TimeoutError as error:
-            raise SetupError(f"waited {_TIMEOUT:.0f} s for {what}: {error}") from error
+            raise SetupError(f"waited {_TIMEOUT_SECONDS:.0f} s for {what}: {error}") from error
 
     def _show_batch(self, report: BatchReport) -> None:
         seconds = (report.run_ms + report.write_ms) / 1_000
@@ -167,12 +167,15 @@ class _Demo:
         seconds = sum(report.run_ms + report.write_ms for report in reports) / 1_000
         return seconds, sum(report.events for report in reports)
 
-    def _first_event(self, change: Change) -> str:
-        """The first event, in order of arrival, that was judged after the change."""
+    def _find_first_event(self, change: Change) -> str:
+        """Finds the first event, in order of arrival, that was judged after the change."""
         feed = self.tables.read_changes(self.stream.name, (change.arrival or 0) + 1)
         order = ["_commit_version", self.stream.event_time, self.stream.event_id]
         row = feed.orderBy(*order).select(*order).head()
-        return "none yet" if row is None else f"{row[2]} ({row[1]:%Y-%m-%d %H:%M:%S}, commit {row[0]})"
+        if row is None:
+            return "none yet"
+        commit, at, event_id = row
+        return f"{event_id} ({at:%Y-%m-%d %H:%M:%S}, commit {commit})"
 
     def _review(self) -> Path:
         row = open_queue(self.tables).head()
@@ -187,11 +190,11 @@ class _Demo:
         plot_key_timeline(explanation).savefig(picture, dpi=120)
         return picture
 
-    def _summary(self, events: int, seconds: float, picture: Path, total: float) -> None:
+    def _print_summary(self, events: int, seconds: float, picture: Path, total: float) -> None:
         self.say("\nRule changes while the stream ran")
         self.say(f"   {'change':<32}{'rule':<22}{'seconds':>8}   first event judged under it")
         for change in self.changes:
-            event = self._first_event(change)
+            event = self._find_first_event(change)
             self.say(f"   {change.what:<32}{change.rule_id:<22}{change.seconds:>8.1f}   {event}")
         self.say("\nAlerts")
         counts = self.tables.read("alerts").groupBy("rule_id", "rule_version", "verdict").count()
@@ -210,29 +213,29 @@ class _Demo:
         )
 
 
-def _fresh_folder(root: Path) -> Path:
+def _make_fresh_folder(root: Path) -> Path:
     if root.exists() and any(root.iterdir()):
         if not (root / _MARKER).exists():
-            raise SetupError(f"{root} holds something that no demo made; name another folder with --root")
+            raise SetupError(f"{root} has files that no demo made; name another folder with --root")
         shutil.rmtree(root)
     root.mkdir(parents=True, exist_ok=True)
     (root / _MARKER).touch()
     return root.resolve()
 
 
-def _parts(source: Path, folder: Path) -> Iterator[Path]:
-    """The file's rows as one large and some smaller files, in their order."""
+def _write_parts(source: Path, folder: Path) -> Iterator[Path]:
+    """Writes the rows of a file as one large and some smaller files, in their order, and yields these."""
     if not source.exists():
         raise SetupError(f"{source} is not there; name a Parquet file of transactions with --events")
     folder.mkdir(parents=True, exist_ok=True)
     table = pq.read_table(source)
-    for number, part in enumerate(_slices(table)):
+    for number, part in enumerate(_slice(table)):
         file = folder / f"part-{number}.parquet"
         pq.write_table(part, file)
         yield file
 
 
-def _slices(table: pa.Table) -> Sequence[pa.Table]:
+def _slice(table: pa.Table) -> Sequence[pa.Table]:
     first = int(table.num_rows * _FIRST_PART)
     size = -(-(table.num_rows - first) // _PARTS)
     return [table.slice(0, first), *(table.slice(first + at * size, size) for at in range(_PARTS))]

@@ -1,6 +1,6 @@
-"""What the notebooks call, one function a cell: parameters, the workspace, and a thing to show for every step.
+"""The functions that notebooks call, one a cell: parameters, the workspace, and a result to show for every step.
 
-The same notebooks run in Jupyter and on Databricks. Whatever is shown is an ordinary display object, escaped.
+The same notebooks run in Jupyter and on Databricks. All results are shown as ordinary display objects, escaped.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from lookback.spark.stream.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
-_MOST_ROWS = 50
-_COUNTED = 1_000
-_MOST_DRAWN = 100_000
+_MAX_LISTED_EVENTS = 50
+_MAX_READ_ALERTS = 1_000
+_MAX_DRAWN_ROWS = 100_000
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where a notebook works: its tables, the declared streams by name, the stream chosen, the settings of a run."""
+    """The place of a notebook's work: its tables, the declared streams by name, the chosen stream, the settings."""
 
     tables: Tables
     streams: Mapping[str, Stream]
@@ -68,14 +68,14 @@ class Workspace:
         return RulesTable(self.tables, self.streams)
 
     def checkpoint(self, step: str) -> str:
-        """The checkpoint folder of a step for the chosen stream; that of `evaluate` is the command line's too."""
+        """Returns the checkpoint folder of a step for the chosen stream; the command line shares that of `evaluate`."""
         return f"{self.tables.files}/_checkpoints/{step}_{self.stream.name}"
 
 
 def open_workspace(
     root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", profile: str = ""
 ) -> Workspace:
-    """Starts or finds Spark, reads conf/, and checks the tables; in local folders those that are missing are made.
+    """Starts or finds Spark, reads conf/, and checks the tables; in local folders it creates missing ones.
 
     With catalog and schema the tables are catalog.schema.<table> and `root` (a volume) holds checkpoints; without them
     they are folders below `root`. stream: one of conf/streams. profile: one of conf/profiles; empty: that of
@@ -102,36 +102,36 @@ def ingest_files(
     every: str = "1 second",
     minutes: float = 0,
 ) -> IngestReport | None:
-    """Takes in the files at `path` (empty: where the stream's `source` says, also a Kafka topic); shows the account.
+    """Takes in the files at `path` (empty: the stream's `source`, which may be a Kafka topic), and shows the account.
 
-    mode `once`: what is there; of a topic what came since the last run; `new`: files that came since the last run in
-    mode new or continuous; `continuous`: files or records as they appear, for `minutes` (0: until interrupted); `retry`:
-    rejected rows and files that can be read by now. A relative path that is not here is looked for beside conf/.
-    Returns the report of modes once and retry. Raises SetupError for an unknown mode, and where new files of a single
-    file are asked for.
+    mode `once`: the files that are there, or the records of a topic since the last run; `new`: files that came since the
+    last run in mode new or continuous; `continuous`: files or records as they appear, for `minutes` (0: until
+    interrupted); `retry`: rejected rows and files that can be read by now. A relative path that does not exist here is
+    searched beside conf/. Returns the report of modes once and retry. Raises SetupError for an unknown mode, and for mode
+    new or continuous with a single file.
     """
     from lookback.spark.ingest.fields import reads_kafka
     from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
 
     if check_mode(mode, "once", "new", "continuous", "retry") != "retry" and reads_kafka(workspace.stream) and not path:
         return _ingest_topic(workspace, every if mode == "continuous" else None, minutes)
-    found = _source_path(workspace, path)
+    source = _find_source(workspace, path)
     if mode in ("once", "retry"):
         report = (
             retry_rejected(workspace.tables, workspace.stream, progress=None)
             if mode == "retry"
             else ingest(
-                workspace.tables, workspace.stream, found, format=_format(workspace, path, format), progress=None
+                workspace.tables, workspace.stream, source, format=_find_format(workspace, path, format), progress=None
             )
         )
         _show_account(report)
         return report
-    if Path(found).is_file():
-        raise SetupError(f"mode {mode} watches a folder for new files, and {found} is one file; name its folder")
+    if Path(source).is_file():
+        raise SetupError(f"mode {mode} watches a folder for new files, and {source} is one file; name its folder")
     query = ingest_continuously(
-        workspace.tables, workspace.stream, found, checkpoint=workspace.checkpoint("ingest"),
+        workspace.tables, workspace.stream, source, checkpoint=workspace.checkpoint("ingest"),
         every=every if mode == "continuous" else None,
-        format=_format(workspace, path, format), progress=lambda report: show(text(str(report))),
+        format=_find_format(workspace, path, format), progress=lambda report: show(text(str(report))),
     )  # fmt: skip
     try:
         query.awaitTermination(round(minutes * 60) or None)
@@ -166,7 +166,7 @@ def _ingest_topic(workspace: Workspace, every: str | None, minutes: float) -> In
 
 
 def _show_account(report: IngestReport) -> None:
-    """Shows the counts, what was assumed, and by kind of reason what was rejected, with an example."""
+    """Shows the counts, the assumptions, and the rejected rows by kind of reason, with an example."""
     counts = {name: getattr(report, name) for name in ("offered", "ingested", "duplicates", "rejected", "commits")}
     account = pd.DataFrame([{**counts, "adds_up": report.balanced, "seconds": round(report.seconds, 1)}])
     show(account, text(str(report)), *([text(report.assumptions)] if report.assumptions else []))
@@ -177,20 +177,20 @@ def _show_account(report: IngestReport) -> None:
         )
 
 
-def _source_path(workspace: Workspace, path: str) -> str:
+def _find_source(workspace: Workspace, path: str) -> str:
     chosen = path or str(workspace.stream.source.get("path") or "")
     beside = workspace.conf.resolve().parent / chosen
     is_local = "://" not in chosen and not chosen.startswith(("/", "dbfs:"))
     return str(beside) if chosen and is_local and not Path(chosen).exists() else chosen
 
 
-def _format(workspace: Workspace, path: str, format_: str) -> str | None:
+def _find_format(workspace: Workspace, path: str, format_: str) -> str | None:
     declared = workspace.stream.source.get("format") if not path else None
     return format_ or (None if declared is None else str(declared))
 
 
 def show_rejected(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
-    """The newest rows that could not be used, raw, with every reason."""
+    """Shows the newest rejected rows, unchanged, with every reason."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = workspace.tables.read("rejected_events").where(F.col("stream") == workspace.stream.name)
@@ -200,7 +200,7 @@ def show_rejected(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
 
 
 def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
-    """The newest events of the stream as its table holds them, and when the newest 100,000 happened."""
+    """Shows the newest events of the stream's table, and a picture of the times of the newest 100,000."""
     from pyspark.sql import functions as F  # noqa: N812
 
     time = workspace.stream.event_time
@@ -209,18 +209,18 @@ def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
     if not len(frame):
         show(text("The table holds no event yet."))
         return frame
-    times = to_frame(newest.select(time).limit(_MOST_DRAWN))[time]
-    title = "Events over time" if len(times) < _MOST_DRAWN else "The newest events over time"
+    times = to_frame(newest.select(time).limit(_MAX_DRAWN_ROWS))[time]
+    title = "Events over time" if len(times) < _MAX_DRAWN_ROWS else "The newest events over time"
     show(pictures.plot_events_over_time(times, title), frame)
     return frame
 
 
 def rule_form(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
-    """The rule document that the parameters describe, or that of `rule_file`.
+    """Makes the rule document that the parameters describe, or reads `rule_file`, and shows it.
 
     form: rule_file, or rule_id, description, severity, group_by (names with commas), where, window, measures (`name:
     aggregate`, several with semicolons or lines), when, message. The fields make a lookback rule, whose window ends at
-    each event; a rule of any other kind comes from a rule_file, which is looked for here, then in conf/rules.
+    each event; a rule of any other kind comes from a rule_file, which is searched here, then in conf/rules.
     """
     if form.rule_file:
         here, there = Path(form.rule_file), workspace.conf / "rules" / form.rule_file
@@ -230,23 +230,23 @@ def rule_form(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
         document = {
             "rule_id": form.rule_id, "stream": workspace.stream.name, "severity": form.severity, **texts,
             "group_by": [name.strip() for name in form.group_by.split(",") if name.strip()],
-            "window": form.window, "measures": _measures(form.measures), "when": form.when,
+            "window": form.window, "measures": _parse_measures(form.measures), "when": form.when,
         }  # fmt: skip
     show(code(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)))
     return document
 
 
-def _measures(listed: str) -> dict[str, str]:
-    """`total: sum(amount); n: count(*)` -> name -> aggregate."""
+def _parse_measures(listed: str) -> dict[str, str]:
+    """Parses measures such as `total: sum(amount); n: count(*)` into name -> aggregate."""
     parts = [part.partition(":") for part in listed.replace(";", "\n").splitlines() if part.strip()]
     return {name.strip(): aggregate.strip() for name, _, aggregate in parts}
 
 
 def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRule:
-    """Checks a rule against its stream and runs its own tests; says it in words.
+    """Checks a rule against its stream, runs its own tests, and describes it in words.
 
-    Where something is wrong all of it is shown as a table, place by place with what to do, and RuleError is raised.
-    Remarks, which stop nothing, are shown too.
+    All problems are shown as a table of places and remedies, and RuleError is raised. Remarks, which stop nothing, are
+    shown too.
     """
     try:
         rule = workspace.rules.check(document)
@@ -260,7 +260,7 @@ def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRul
 
 
 def _show_remarks(remarks: Sequence[Remark]) -> None:
-    """What a person should look at, as a table; nothing where there is none."""
+    """Shows the remarks as a table, if there are any."""
     if remarks:
         show(pd.DataFrame([{"place": each.place or "the document", "remark": each.message} for each in remarks]))
 
@@ -270,8 +270,8 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
 
     The evaluator is the stream's own; events go in the order in which they were ingested. A window that begins before
     the first of these events is incomplete. Windows, sessions and waits that are still open at the last of them have
-    given no result yet. What was retracted again is not drawn. Remarks say what none of the events bears out, such as a
-    text that was never seen in its field.
+    given no result yet. Retracted alerts are not drawn. Remarks name conditions that no event meets, such as a text that
+    was never seen in its field.
     """
     from lookback.spark.tables.history import read_recent_events
 
@@ -294,7 +294,7 @@ def publish_rule(
     workspace: Workspace, document: Mapping[str, Any], status: str = "active", publish: bool = True,
     author: str = "", comment: str = "",
 ) -> int | None:  # fmt: skip
-    """Appends the rule's next version with a status, if `publish` says so; a running stream obeys it in seconds."""
+    """Appends the rule's next version with a status, if `publish` is true; a running stream applies it in seconds."""
     if not publish:
         show(text("Not published: set the parameter publish to true."))
         return None
@@ -304,7 +304,7 @@ def publish_rule(
 
 
 def list_rules(workspace: Workspace) -> pd.DataFrame:
-    """The last version of every rule."""
+    """Shows the last version of every rule."""
     rows = [
         {
             "rule_id": row.rule_id, "version": row.version, "status": row.status,
@@ -323,15 +323,15 @@ def evaluate_stream(
     workspace: Workspace, mode: str = "once", every: str = "", minutes: float = 0, idle_after: str = "", shards: int = 0,
     view: str = "auto",
 ) -> list[BatchReport]:  # fmt: skip
-    """Judges the stream's events by the rules in force and shows how it goes; returns the reports of its batches.
+    """Judges the stream's events by the rules in force and shows the progress; returns the reports of its batches.
 
-    mode `once`: what has arrived, then ends; `rebuild`: the same, with the state made anew from the tables (see
-    docs/operations.md); `continuous`: for `minutes`, 0 without end. every: the pause between two
-    micro-batches; empty: as the profile says. idle_after: a duration; for each
-    such time without a new commit a continuous evaluation moves the watermark on by as much. shards: of a new checkpoint;
-    0: as the stream or conf/settings.yml says, else as many as the cluster has cores, at most 48. view: `live`, a picture
-    that is refreshed every second; `lines`, for jobs; `auto`, see `lookback.views.live.watch`. An interrupt of the cell ends it
-    cleanly: what is half done is done again at the next start.
+    mode `once`: all events that have arrived, then end; `rebuild`: the same, with the state rebuilt from the tables (see
+    docs/operations.md); `continuous`: for `minutes`, 0 without end. every: the pause between two micro-batches; empty: as
+    the profile says. idle_after: a duration; for each such time without a new commit a continuous evaluation moves the
+    watermark on by as much. shards: the number for a new checkpoint; 0: as the stream or conf/settings.yml says, else as
+    many as the cluster has cores, at most 48. view: `live`, a picture that is refreshed every second; `lines`, for jobs;
+    `auto`, see `lookback.views.live.watch`. An interrupt of the cell ends it cleanly; a half-done batch is repeated at the
+    next start.
     """
     from lookback.spark.stream.checkpoint import Checkpoint
     from lookback.spark.stream.metrics import Metrics
@@ -356,7 +356,7 @@ def evaluate_stream(
 
 
 def show_health(workspace: Workspace) -> list[Finding]:
-    """Whether the stream is healthy, in words, and what to do where it is not."""
+    """Shows in words whether the stream is healthy, and what to do if it is not."""
     from lookback.spark.operations.status import read_stream_figures
     from lookback.spark.stream.checkpoint import Checkpoint
 
@@ -371,9 +371,9 @@ def show_health(workspace: Workspace) -> list[Finding]:
 
 
 def show_alerts(workspace: Workspace, rule_id: str = "", days: float = 90) -> pd.DataFrame:
-    """Alerts per rule, mode and verdict (of the newest 100,000), and when they fell; of one rule or of all.
+    """Shows the alerts per rule, mode and verdict (of the newest 100,000), and their times; of one rule or of all.
 
-    days: how long ago an alert was decided at most.
+    days: alerts decided longer ago are left out.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -383,14 +383,14 @@ def show_alerts(workspace: Workspace, rule_id: str = "", days: float = 90) -> pd
     alerts = alerts.where(F.col("decided_at") >= F.lit(queue_begins(days)))
     alerts = alerts.where(F.col("rule_id") == rule_id) if rule_id else alerts
     kinds = ["rule_id", "mode", "verdict", "severity"]
-    newest = to_frame(alerts.orderBy(F.col("event_time").desc()).limit(_MOST_DRAWN).select("event_time", *kinds))
+    newest = to_frame(alerts.orderBy(F.col("event_time").desc()).limit(_MAX_DRAWN_ROWS).select("event_time", *kinds))
     counts = newest.groupby(kinds).size().rename("alerts").reset_index().sort_values("alerts", ascending=False)
     show(pictures.plot_alerts_over_time(newest), counts if len(counts) else text("There are no alerts yet."))
     return counts
 
 
 def show_log(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
-    """The newest rows of rule_log: what was activated, paused or rejected, and what failed."""
+    """Shows the newest rows of rule_log: rules activated, paused or rejected, and failures."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = workspace.tables.read("rule_log").where(F.col("stream") == workspace.stream.name)
@@ -401,16 +401,16 @@ def show_log(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
 
 
 def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: float = 90) -> pd.DataFrame:
-    """The first alerts of the stream's open queue, by severity, and how many wait in all.
+    """Shows the first alerts of the stream's open queue, by severity, and how many wait in all.
 
-    days: how long ago an alert was decided at most; a sentence says where older ones are left out.
+    days: alerts decided longer ago are left out, and a sentence says so.
     """
     from lookback.spark.review import note_on_older, open_queue
 
     queue = open_queue(workspace.tables, rule_id or None, workspace.stream.name, days)
-    # One pass over the tables is enough where few alerts wait.
-    frame = to_frame(queue.limit(_COUNTED))
-    waiting = len(frame) if len(frame) < _COUNTED else queue.count()
+    # One pass over the tables is enough if few alerts wait.
+    frame = to_frame(queue.limit(_MAX_READ_ALERTS))
+    waiting = len(frame) if len(frame) < _MAX_READ_ALERTS else queue.count()
     show(text(f"{waiting:,} alerts wait for review" + (f"; the first {limit}:" if waiting > limit else ".")))
     if note := note_on_older(workspace.tables, days):
         show(text(note))
@@ -426,10 +426,10 @@ def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: f
 def explain_alert(
     workspace: Workspace, alert_id: str = "", queue: pd.DataFrame | None = None, revision: str = ""
 ) -> Explanation | None:
-    """Explains one alert (empty: the first of `queue`): rule in words, measures, the events that counted, a picture.
+    """Explains one alert (empty: the first of `queue`): the rule in words, its measures, the events that counted, a picture.
 
-    revision: which row of the alert that is named, a number; empty: its last. None, and a sentence, where there is none
-    to explain. Raises ReviewError for an unknown one, SetupError where `revision` is no number.
+    revision: the number of the alert's row; empty: its last. Returns None, and shows a sentence, if the queue is empty.
+    Raises ReviewError for an unknown alert, SetupError if `revision` is not a number.
     """
     from lookback.spark.review import explain
 
@@ -437,20 +437,20 @@ def explain_alert(
     if not chosen:
         show(text("There is no alert to explain: the queue is empty."))
         return None
-    seen = _revision(revision) if alert_id else None
-    explanation = explain(workspace.tables, workspace.streams, chosen, revision=seen)
+    number = _parse_revision(revision) if alert_id else None
+    explanation = explain(workspace.tables, workspace.streams, chosen, revision=number)
     show_explanation(explanation)
     return explanation
 
 
-def _revision(given: str) -> int | None:
-    if given and not given.isdecimal():
-        raise SetupError(f"parameter revision must be a whole number or empty, got {given!r}")
-    return int(given) if given else None
+def _parse_revision(revision: str) -> int | None:
+    if revision and not revision.isdecimal():
+        raise SetupError(f"parameter revision must be a whole number or empty, got {revision!r}")
+    return int(revision) if revision else None
 
 
 def show_explanation(explanation: Explanation) -> None:
-    """The explanation as text, tables and picture; of the events that counted the newest 50 are listed."""
+    """Shows the explanation as text, tables and a picture; it lists the newest 50 events that counted."""
     alert, rule = explanation.alert, explanation.rule
     author = f" by {rule['author']}" if rule.get("author") else ""
     key = ", ".join(f"{name} = {value}" for name, value in explanation.key.items()) or "all events together"
@@ -459,22 +459,22 @@ def show_explanation(explanation: Explanation) -> None:
             f"Alert {alert['alert_id']}, revision {alert['revision']} ({alert['severity']}): {alert['message'] or 'the rule has no message'}"
         ),
         text(f"Rule {alert['rule_id']}, version {alert['rule_version']}{author}. {explanation.sentence}"),
-        text(" ".join([f"Key: {key}.", *explanation.notes, _verdict(explanation)])),
+        text(" ".join([f"Key: {key}.", *explanation.notes, _describe_check(explanation)])),
     )
     if explanation.measures:
-        show(pd.DataFrame([_measure_row(measure) for measure in explanation.measures]))
+        show(pd.DataFrame([_make_measure_row(measure) for measure in explanation.measures]))
     show(plot_key_timeline(explanation))
     for measure in explanation.measures:
         if measure.name == explanation.main:
-            shown = measure.events.tail(_MOST_ROWS).iloc[::-1]
+            shown = measure.events.tail(_MAX_LISTED_EVENTS).iloc[::-1]
             show(text(f"Events that counted for {measure.name}: {len(measure.events):,}"), shown)
     for step in explanation.steps:
-        show(text(f"Step {step.name}, {step.words}: {_taken(step)}"))
+        show(text(f"Step {step.name}, {step.words}: {_describe_taken(step)}"))
         if len(step.events):
-            show(step.events.head(_MOST_ROWS))
+            show(step.events.head(_MAX_LISTED_EVENTS))
 
 
-def _measure_row(measure: Any) -> dict[str, Any]:
+def _make_measure_row(measure: Any) -> dict[str, Any]:
     return {
         "measure": measure.name, "is": measure.words, "from": measure.window_start,
         "to" if measure.end_included else "to before": measure.window_end,
@@ -482,32 +482,33 @@ def _measure_row(measure: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _taken(step: StepEvidence) -> str:
+def _describe_taken(step: StepEvidence) -> str:
     number = count_noun(len(step.events), "event")
     return f"{number} came" if step.absent else f"{number}, in the order taken"
 
 
-def _verdict(explanation: Explanation) -> str:
-    gone = (
+def _describe_check(explanation: Explanation) -> str:
+    """Says whether the alert's values could be recomputed, and how many of its events are missing."""
+    missing = (
         f" {explanation.missing} of its events have been deleted since and are not shown."
         if explanation.missing
         else ""
     )
-    what = "The steps" if explanation.steps else "The measures"
+    values = "The steps" if explanation.steps else "The measures"
     if explanation.consistent:
-        return f"{what}, recomputed from the events as they stood, equal those of the alert.{gone}"
-    return f"{what} could not be reproduced from the events that are there now.{gone}"
+        return f"{values}, recomputed from the events as they stood, equal those of the alert.{missing}"
+    return f"{values} could not be reproduced from the events that are there now.{missing}"
 
 
 def review_alert(
     workspace: Workspace, explanation: Explanation | None, alert_id: str = "", disposition: str = "",
     reviewer: str = "", note: str = "",
 ) -> None:  # fmt: skip
-    """Records what a person decided about the alert that was explained, by the revision that was shown.
+    """Records a person's decision about the explained alert, with the revision that was shown.
 
-    explanation: what `explain_alert` returned; None where the queue is empty. alert_id: the alert that the decision is
-    about; empty: nothing is recorded, so that no decision falls on whatever comes first in the queue. disposition:
-    confirmed, false_positive or unclear; empty: nothing is recorded. reviewer: default is who runs the notebook.
+    explanation: the result of `explain_alert`; None if the queue is empty. alert_id: the alert that the decision is about;
+    empty: nothing is recorded, so that no decision falls on an alert that merely comes first in the queue. disposition:
+    confirmed, false_positive or unclear; empty: nothing is recorded. reviewer: default: the user who runs the notebook.
     Raises ReviewError.
     """
     from lookback.spark.review import record_review
@@ -526,7 +527,7 @@ def review_alert(
 
 
 def show_precision(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:
-    """What people decided about the alerts of the stream, by rule; of each alert its last review. Of one rule or of all."""
+    """Shows, by rule, the decisions about the stream's alerts; the last review of each alert counts. For one rule or all."""
     from pyspark.sql import functions as F  # noqa: N812
 
     from lookback.spark.review import decisions

@@ -1,4 +1,7 @@
-"""What people who look after a place call: set-up, maintenance, alerts out, privacy requests; by notebooks and command line."""
+"""The functions for people who look after a place: set-up, maintenance, notifications, privacy requests.
+
+Notebooks call them, and the command line calls some.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def open_place(settings: Settings) -> tuple[Tables, dict[str, Stream]]:
-    """Starts or finds Spark. Returns where the tables are or are to be, and the declared streams by name.
+    """Starts or finds Spark. Returns the tables, which may not exist yet, and the declared streams by name.
 
-    Nothing is made. Raises SetupError.
+    It creates nothing. Raises SetupError.
     """
     from lookback.spark.platform.session import get_spark
     from lookback.spark.tables.lakehouse import Tables
@@ -44,11 +47,11 @@ def set_up(
     root: str, catalog: str = "", schema: str = "", conf: str = "../conf", landing: str = "",
     analysts: str = "", engineers: str = "", service: str = "",
 ) -> list[Step]:  # fmt: skip
-    """Makes what is missing of a place, and shows what became of each thing.
+    """Creates the missing parts of a place, and shows the result for each part.
 
-    root: the folder of local tables; with catalog and schema the folder in a volume, /Volumes/catalog/schema/volume, in
-    which checkpoints are. landing: the folder that files of events arrive in; empty: none is made. analysts, engineers,
-    service: principals that get the grants of their role, in Unity Catalog; empty: none.
+    root: the folder of local tables; with catalog and schema the folder of the checkpoints in a volume,
+    /Volumes/catalog/schema/volume. landing: the folder in which files of events arrive; empty: none is created. analysts,
+    engineers, service: principals that get the grants of their role, in Unity Catalog; empty: none.
     """
     from lookback.spark.operations.catalog import set_up as make
     from lookback.spark.operations.grants import Roles
@@ -66,9 +69,9 @@ def set_up(
 
 
 def maintain(root: str, catalog: str = "", schema: str = "", conf: str = "../conf") -> Maintenance:
-    """Deletes rows older than the settings keep; OPTIMIZE and VACUUM of every table, the health of every checkpoint; shown.
+    """Deletes rows older than the settings keep, runs OPTIMIZE and VACUUM on every table, checks every checkpoint.
 
-    Raises SetupError, at the end, where an evaluation cannot go on from its checkpoint.
+    The results are shown. Raises SetupError, at the end, if an evaluation cannot go on from its checkpoint.
     """
     from lookback.spark.operations.maintenance import maintain as run
     from lookback.spark.stream.pipeline import checkpoint_folder
@@ -90,10 +93,10 @@ def forget(
     root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", where: str = "",
     dry_run: bool = True,
 ) -> ForgetReport:  # fmt: skip
-    """Deletes what the tables hold of the events of a stream that satisfy `where`, for good, and shows what it did.
+    """Deletes all rows about the events of a stream that satisfy `where`, for good, and shows the report.
 
     where: a condition over the stream's fields, such as `customer_id = 17`. dry_run: rows are counted, and nothing is
-    deleted. Raises ExpressionError where `where` is no such condition, and SetupError.
+    deleted. Raises ExpressionError if `where` is no such condition, and SetupError.
     """
     from lookback.spark.operations.forget import forget as run
     from lookback.spark.operations.forget import forget_condition
@@ -109,11 +112,11 @@ def forget(
     return report
 
 
-def notifier(settings: Settings, stream: str = "", since: str = "") -> Notifier:
-    """What sends alerts to the receivers of CONF/notifiers.yml; it makes the tables that are missing.
+def make_notifier(settings: Settings, stream: str = "", since: str = "") -> Notifier:
+    """Makes the notifier that sends alerts to the receivers of CONF/notifiers.yml; creates missing tables.
 
-    stream: whose alerts; empty: of all declared streams. since: from when on a receiver that is new hears of alerts, UTC
-    without a zone; empty: from now on. Raises SetupError.
+    stream: the stream whose alerts are sent; empty: all declared streams. since: the time from which on a new receiver
+    gets alerts, UTC without a zone; empty: now. Raises SetupError.
     """
     from lookback.spark.operations.notify import Notifier
 
@@ -130,7 +133,7 @@ def notifier(settings: Settings, stream: str = "", since: str = "") -> Notifier:
 
 
 def show_receivers(conf: str = "../conf") -> None:
-    """Who hears of which alerts, by CONF/notifiers.yml, as a table. Raises SetupError."""
+    """Shows, as a table, which alerts each receiver of CONF/notifiers.yml gets. Raises SetupError."""
     rows = [
         {
             "receiver": each.name,
@@ -152,16 +155,16 @@ def notify(
 ) -> Counts:  # fmt: skip
     """Sends alerts, and shows how many.
 
-    mode `once`: what is there; `continuous`: as alerts come, looking so often, until `minutes` are over (0: no limit) or
-    an interrupt, after which what was just being sent may be sent again. The rest as `notifier`. Raises SetupError; in
-    mode `once` also, at the end, where an alert could not be sent.
+    mode `once`: the alerts that are there; `continuous`: alerts as they come, looking every `every`, until `minutes` are
+    over (0: no limit) or an interrupt, after which the last alerts may be sent again. stream, since: as in
+    `make_notifier`. Raises SetupError; in mode `once` also, at the end, if an alert could not be sent.
     """
     from lookback.spark.operations.notify import Counts
 
     once = check_mode(mode, "once", "continuous") == "once"
     pause = parse_duration(every) / 1_000_000
     settings = Settings.local(root, conf, catalog=catalog, schema=schema)
-    sending, total, stop = notifier(settings, stream, since), Counts(), Event()
+    sending, total, stop = make_notifier(settings, stream, since), Counts(), Event()
 
     def report(counts: Counts) -> None:
         total.add(counts)
@@ -180,5 +183,5 @@ def notify(
     clear()
     show(text(f"{total}."))
     if once and (total.failed or total.given_up):
-        raise SetupError(f"{total}: the table notifications says why; what failed is tried again by the next run")
+        raise SetupError(f"{total}: the table notifications says why; the next run tries again")
     return total

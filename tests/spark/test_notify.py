@@ -187,7 +187,7 @@ def test_command_sends_by_the_file_and_goes_on_until_it_is_stopped(
     (conf / "notifiers.yml").write_text("receivers: [{name: calls, webhook: {url_env: CALLS_URL}, timeout: 2 seconds}]")
     command = ["notify", "--root", str(tables.root), "--conf", str(conf), "--since", "2026-03-01", "--json"]
     monkeypatch.setattr("lookback.spark.platform.session.get_spark", lambda *_, **__: tables.spark)
-    monkeypatch.setattr("lookback.commands.asked.signal.signal", lambda *_: None)
+    monkeypatch.setattr("lookback.commands.options.signal.signal", lambda *_: None)
     with WorkspaceServer() as server:
         monkeypatch.setenv("CALLS_URL", f"{server.url}/alerts")
         server.replies["POST /alerts"] = [Answer({}, 500), Answer({})]
@@ -196,7 +196,7 @@ def test_command_sends_by_the_file_and_goes_on_until_it_is_stopped(
         assert capsys.readouterr().out == '{"sent": 0, "failed": 1, "given_up": 0, "waiting": 1}\n'
         # Another process, so another pause; the alert's own has passed when it looks again.
         stopped: list[Callable[..., Any]] = []
-        monkeypatch.setattr("lookback.commands.asked.signal.signal", lambda _, stop: stopped.append(stop))
+        monkeypatch.setattr("lookback.commands.options.signal.signal", lambda _, stop: stopped.append(stop))
         real = Notifier.send
 
         def send(self: Notifier) -> Counts:

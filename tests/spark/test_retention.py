@@ -64,7 +64,7 @@ def test_every_table_of_the_settings_has_its_order_and_maintain_deletes_by_them(
     done: list[Any] = []
     monkeypatch.setattr(maintenance, "delete_old", lambda _, *chosen: done.append(chosen) or Deletion(7, 2, "left"))
     monkeypatch.setattr(maintenance, "_optimize", lambda *_: (0, 0, ""))
-    monkeypatch.setattr(maintenance, "_vacuumed", lambda *_: 0)
+    monkeypatch.setattr(maintenance, "_find_vacuumed", lambda *_: 0)
     monkeypatch.setattr(maintenance, "PRODUCT_TABLES", ["alerts"])
     found: Maintenance = maintain(tables, {}, {}, {"alerts": YEAR, "metrics": YEAR})
     (alerts,) = found.tables

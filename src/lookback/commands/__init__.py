@@ -1,1 +1,1 @@
-"""What the command line runs, by what it is about; all that needs Spark imports it when it runs."""
+"""The commands of the command line, by subject. A command that needs Spark imports it when it runs."""

@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from lookback.commands.asked import FOUND_PROBLEMS, Command, on_signals, settings_of, tables_of, wants_json
+from lookback.commands.options import FOUND_PROBLEMS, Command, load_settings, open_tables, stop_on_signals, wants_json
 from lookback.core.errors import SetupError
 from lookback.core.values.durations import parse_duration
 from lookback.views.terminal import as_json, print_json, print_table
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
 def add_commands(command: Command) -> None:
     """Adds these commands."""
     alerts = command("alerts", _alerts, "list alerts")
-    alerts.add_argument("--rule", help="of this rule only")
-    alerts.add_argument("--stream", help="of this stream only")
-    alerts.add_argument("--queue", action="store_true", help="the open queue: what nobody reviewed yet")
+    alerts.add_argument("--rule", help="only those of this rule")
+    alerts.add_argument("--stream", help="only those of this stream")
+    alerts.add_argument("--queue", action="store_true", help="the open queue: alerts that nobody has reviewed yet")
     alerts.add_argument(
-        "--days", type=float, metavar="N", help="of --queue: alerts decided within so many days (default: 90)"
+        "--days", type=float, metavar="N", help="with --queue: alerts decided within so many days (default: 90)"
     )
-    review = command("review", _review, "record what an alert was")
+    review = command("review", _review, "record what a person decided about an alert")
     review.add_argument("alert_id")
     review.add_argument("--disposition", required=True, choices=["confirmed", "false_positive", "unclear"])
     review.add_argument(
         "--revision",
         type=int,
         metavar="N",
-        help="of the alert, the one that was seen (default: the last, which is shown)",
+        help="the revision of the alert that was seen (default: the last, which is shown)",
     )
     review.add_argument("--note", default="")
-    review.add_argument("--reviewer", help="who looked at it (default: who works here)")
+    review.add_argument("--reviewer", help="the person who decided (default: the current user)")
     notify = command("notify", _notify, "send alerts to the receivers of CONF/notifiers.yml")
     which = notify.add_mutually_exclusive_group(required=True)
-    which.add_argument("stream", nargs="?", help="of this stream")
-    which.add_argument("--all", action="store_true", help="of all declared streams")
-    notify.add_argument("--once", action="store_true", help="send what is there, then end; 1 where some of it failed")
+    which.add_argument("stream", nargs="?", help="the stream whose alerts are sent")
+    which.add_argument("--all", action="store_true", help="send those of all declared streams")
+    notify.add_argument("--once", action="store_true", help="send what is there, then end; 1 if some of it failed")
     notify.add_argument("--every", metavar="DURATION", default="10 seconds", help="how often to look (10 seconds)")
-    notify.add_argument("--since", metavar="TIME", help="from when on a receiver that is new hears of alerts (now)")
+    notify.add_argument("--since", metavar="TIME", help="the time from which on a new receiver gets alerts (now)")
 
 
 def _alerts(options: argparse.Namespace) -> None:
-    settings = settings_of(options)
+    settings = load_settings(options)
     if options.stream:
-        settings.stream(options.stream)  # raises where there is none
+        settings.stream(options.stream)  # raises if there is none
     if options.days is not None and not options.queue:
         raise SetupError(
             "--days says how far back the queue goes: give --queue too, or leave it out to list every alert"
         )
-    tables = tables_of(settings)
+    tables = open_tables(settings)
     note = ""
     if options.queue:
         from lookback.spark.review import QUEUE_DAYS, note_on_older, open_queue
@@ -72,27 +72,29 @@ def _alerts(options: argparse.Namespace) -> None:
     else:
         print_table(rows, ("alert_id", "revision", "event_time", "severity", "rule_id", "verdict", "message"))
     if note:
-        # Beside the rows, so that a program that reads them need not know it.
+        # On stderr, so that programs that read the rows do not see it.
         print(note, file=sys.stderr)
 
 
 def _review(options: argparse.Namespace) -> None:
     from lookback.spark.review import record_review
 
-    chosen = (options.alert_id, options.disposition, options.reviewer, options.note, options.revision)
-    print(record_review(tables_of(settings_of(options)), *chosen))
+    tables = open_tables(load_settings(options))
+    print(record_review(
+        tables, options.alert_id, options.disposition, options.reviewer, options.note, options.revision
+    ))  # fmt: skip
 
 
 def _notify(options: argparse.Namespace) -> int:
-    from lookback.upkeep import notifier
+    from lookback.upkeep import make_notifier
 
-    settings, every = settings_of(options), parse_duration(options.every) / 1_000_000
-    sending = notifier(settings, options.stream or "", options.since or "")
+    settings, every = load_settings(options), parse_duration(options.every) / 1_000_000
+    sending = make_notifier(settings, options.stream or "", options.since or "")
 
     def show(counts: Counts) -> None:
         print(as_json(vars(counts)) if wants_json(options) else counts, flush=True)
 
     stop = threading.Event()
-    on_signals(stop.set)
+    stop_on_signals(stop.set)
     total = sending.run(once=options.once, every=every, stop=stop, report=show)
     return FOUND_PROBLEMS if options.once and (total.failed or total.given_up) else 0

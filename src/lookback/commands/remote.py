@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from lookback.commands.asked import FOUND_PROBLEMS, Run, adding, wants_json
+from lookback.commands.options import FOUND_PROBLEMS, Run, make_adder, wants_json
 from lookback.core.errors import RemoteError, SetupError
 from lookback.core.operations.health import PROBLEM, check_health, describe_health, is_healthy
 from lookback.core.values.durations import parse_duration
@@ -25,7 +25,7 @@ _DESCRIPTION = "Jobs of a Databricks workspace that the bundle has deployed ther
 def add_commands(commands: Any, places: argparse.ArgumentParser) -> None:
     """Adds `remote` with its sub-commands to the sub-parsers `commands`. places: the options that all commands have."""
     parser = commands.add_parser("remote", help="jobs of a Databricks workspace", description=_DESCRIPTION)
-    add = adding(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)
+    add = make_adder(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)
 
     def command(name: str, run: Run, text: str) -> Any:
         sub = add(name, run, text)

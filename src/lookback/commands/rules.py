@@ -1,19 +1,20 @@
-"""Commands on rules: publish, check, list, and what is told to all rules of a stream."""
+"""Commands on rules: publish, check, list, and commands for all rules of a stream."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lookback.commands.asked import FOUND_PROBLEMS, Command, adding, settings_of, tables_of, wants_json
+from lookback.commands.options import FOUND_PROBLEMS, Command, load_settings, make_adder, open_tables, wants_json
 from lookback.config import load_rule_document
 from lookback.core.errors import RuleError
 from lookback.core.rules.remarks import Remark, find_remarks
+from lookback.core.values.texts import count_noun, join_words
 from lookback.data_remarks import find_data_remarks
 from lookback.testing.rule_tests import check_rule
 from lookback.views.terminal import print_json, print_table, visible
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 
 
 def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
-    """Adds `rules` with its sub-commands, and what moves time on for all rules. places: the options that all commands have."""
+    """Adds `rules` with its sub-commands, and `advance`. places: the options that all commands have."""
     parser = command("rules", _rules_list, "publish, check and list rules")
-    _add_verbs(adding(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places))
-    advance = command("advance", _advance, "move a stream's watermark on where no events come")
+    _add_subcommands(make_adder(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places))
+    advance = command("advance", _advance, "move a stream's watermark on while no events come")
     advance.add_argument("stream")
-    advance.add_argument("time", help="the time that it is to reach, such as 2026-01-31T12:00:00Z; UTC without a zone")
+    advance.add_argument("time", help="the time to move it to, such as 2026-01-31T12:00:00Z; UTC without a zone")
 
 
-def _add_verbs(command: Command) -> None:
+def _add_subcommands(command: Command) -> None:
     push = command("push", _rules_push, "check rules and publish their next versions")
     push.add_argument("files", nargs="+")
     push.add_argument("--status", default="active", choices=["active", "draft", "shadow", "paused"])
@@ -45,7 +46,7 @@ def _add_verbs(command: Command) -> None:
     check.add_argument("files", nargs="+")
     check.add_argument(
         "--against-data", action="store_true",
-        help="remark on what none of the stream's events bears out, such as a text that was never seen in its field",
+        help="remark on conditions that no event of the stream meets, such as a text that was never seen in its field",
     )  # fmt: skip
     check.add_argument(
         "--events",
@@ -73,12 +74,12 @@ def _add_verbs(command: Command) -> None:
     export.add_argument("rule_id", nargs="?")
 
 
-def _rules_table(options: argparse.Namespace) -> RulesTable:
+def _open_rules_table(options: argparse.Namespace) -> RulesTable:
     from lookback.spark.rules import RulesTable
 
-    settings = settings_of(options)
+    settings = load_settings(options)
     streams = settings.streams()
-    tables = tables_of(settings)
+    tables = open_tables(settings)
     if tables.root is None:
         tables.require_table("rules")
     elif not tables.exists("rules"):
@@ -87,51 +88,43 @@ def _rules_table(options: argparse.Namespace) -> RulesTable:
     return RulesTable(tables, streams)
 
 
-def _documents(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    return [(file, load_rule_document(file)) for file in options.files]
-
-
 def _rules_check(options: argparse.Namespace) -> int:
-    settings = settings_of(options)
-    streams, tables = settings.streams(), None
+    settings = load_settings(options)
+    streams, tables, events = settings.streams(), None, 0
+    # `push` checks too, and has neither option.
     if getattr(options, "against_data", False):
-        tables = tables_of(settings, *streams.values())
-    findings = [_findings(document, streams, tables, options) for _, document in _documents(options)]
-    for file, (document, found, tests) in zip(options.files, findings, strict=True):
-        if wants_json(options):
-            rule_id = str(document.get("rule_id"))
-            listed: list[dict[str, Any]] = [
-                {name: each[name] for name in ("level", "place", "message")} for each in found
-            ]
-            print_json(
-                {"file": file, "rule_id": rule_id, **each} for each in listed or [{"level": "fine", "tests": tests}]
-            )
-        else:
-            _print_findings(file, document, found, tests)
-    return FOUND_PROBLEMS if any(each["level"] == "problem" for _, found, _ in findings for each in found) else 0
+        tables, events = open_tables(settings, *streams.values()), options.events
+    checked = [_check_file(file, streams, tables, events) for file in options.files]
+    for each in checked:
+        (_print_findings_json if wants_json(options) else _print_findings)(each)
+    return FOUND_PROBLEMS if any(each.problems for each in checked) else 0
 
 
-def _findings(
-    document: dict[str, Any], streams: Mapping[str, Stream], tables: Tables | None, options: argparse.Namespace
-) -> tuple[dict[str, Any], list[dict[str, str]], int]:
-    """A rule's document, its problems or else its remarks (level, place, message, text), and how many tests it has."""
+@dataclass(frozen=True)
+class _CheckedFile:
+    """A rule's file, with its document, its problems or else its remarks, and the number of its own tests."""
+
+    file: str
+    document: Mapping[str, Any]
+    problems: Sequence[Problem] = ()
+    remarks: Sequence[Remark] = ()
+    tests: int = 0
+    name: str = ""
+
+
+def _check_file(file: str, streams: Mapping[str, Stream], tables: Tables | None, events: int) -> _CheckedFile:
+    document = load_rule_document(file)
     try:
         rule = check_rule(document, streams)
     except RuleError as error:
-        return document, [_finding("problem", each, f"Rule {error.name!r}: {each}") for each in error.problems], 0
+        return _CheckedFile(file, document, error.problems, name=error.name)
     remarks = find_remarks(rule)
     if tables is not None:
-        stream = streams[rule.spec.stream]
-        remarks += _against_data(rule, stream, tables, options.events)
-    found = [_finding("remark", each, f"remark: rule {rule.spec.rule_id!r}: {each}") for each in remarks]
-    return document, found, len(rule.spec.tests)
+        remarks += _check_against_data(rule, streams[rule.spec.stream], tables, events)
+    return _CheckedFile(file, document, (), remarks, len(rule.spec.tests), rule.spec.rule_id)
 
 
-def _finding(level: str, found: Problem | Remark, text: str) -> dict[str, str]:
-    return {"level": level, "place": found.place, "message": found.message, "text": text}
-
-
-def _against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Remark]:
+def _check_against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Remark]:
     from lookback.spark.tables.history import read_recent_events
 
     recent = read_recent_events(tables, stream, events) if tables.exists(stream.name) else ()
@@ -140,41 +133,49 @@ def _against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: in
     return find_data_remarks(rule, stream, recent)
 
 
-def _print_findings(file: str, document: dict[str, Any], found: list[dict[str, str]], tests: int) -> None:
-    texts = [each["text"] for each in found]
-    if any(each["level"] == "problem" for each in found):
-        print("\n".join([f"{file}:", *texts]), file=sys.stderr)
+def _print_findings(checked: _CheckedFile) -> None:
+    if checked.problems:
+        lines = [f"Rule {checked.name!r}: {problem}" for problem in checked.problems]
+        print("\n".join([f"{checked.file}:", *lines]), file=sys.stderr)
         return
-    print(f"{file}: rule {document['rule_id']!r} is fine ({tests} {'test' if tests == 1 else 'tests'} of its own)")
-    for text in texts:
-        print(visible(text))
+    print(f"{checked.file}: rule {checked.name!r} is fine ({count_noun(checked.tests, 'test')} of its own)")
+    for remark in checked.remarks:
+        print(visible(f"remark: rule {checked.name!r}: {remark}"))
+
+
+def _print_findings_json(checked: _CheckedFile) -> None:
+    rule = {"file": checked.file, "rule_id": str(checked.document.get("rule_id"))}
+    found = [("problem", each) for each in checked.problems] + [("remark", each) for each in checked.remarks]
+    rows: list[dict[str, Any]] = [
+        {"level": level, "place": each.place, "message": each.message} for level, each in found
+    ]
+    print_json({**rule, **row} for row in rows or [{"level": "fine", "tests": checked.tests}])
 
 
 def _rules_push(options: argparse.Namespace) -> int:
-    # What can be found wrong without Spark is found before it starts, and before anything is published.
+    # The check needs no Spark and comes before anything is published.
     if _rules_check(options):
         return FOUND_PROBLEMS
-    rules = _rules_table(options)
-    for _, document in _documents(options):
+    rules = _open_rules_table(options)
+    for document in map(load_rule_document, options.files):
         if cold := rules.cold_measures(document):
-            names = " and ".join([", ".join(cold[:-1]), cold[-1]] if len(cold) > 1 else cold)
             text = "no rule keeps the rows yet; window_complete is false until the longest window has filled"
-            begins = "starts" if len(cold) == 1 else "start"
-            print(f"warning: {document['rule_id']}: {names} {begins} empty, since {text}", file=sys.stderr)
+            verb = "starts" if len(cold) == 1 else "start"
+            print(f"warning: {document['rule_id']}: {join_words(cold)} {verb} empty, since {text}", file=sys.stderr)
         version = rules.push(document, status=options.status, author=options.author, comment=options.comment)
         print(f"published {document['rule_id']} version {version} ({options.status})")
     return 0
 
 
 def _rules_status(options: argparse.Namespace) -> None:
-    version = _rules_table(options).set_status(
+    version = _open_rules_table(options).set_status(
         options.rule_id, options.status, author=options.author, comment=options.comment
     )
     print(f"published {options.rule_id} version {version} ({options.status})")
 
 
 def _rules_list(options: argparse.Namespace) -> None:
-    rows = [asdict(row) for row in _rules_table(options).rows()]
+    rows = [asdict(row) for row in _open_rules_table(options).rows()]
     if wants_json(options):
         print_json(rows)
         return
@@ -185,12 +186,12 @@ def _rules_list(options: argparse.Namespace) -> None:
 
 
 def _rules_export(options: argparse.Namespace) -> None:
-    documents = _rules_table(options).export(options.rule_id)
+    documents = _open_rules_table(options).export(options.rule_id)
     print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
 
 
 def _rules_command(options: argparse.Namespace) -> None:
-    _rules_table(options).command(options.action, options.stream)
+    _open_rules_table(options).command(options.action, options.stream)
     print(f"published {options.action} for {options.stream}")
 
 
@@ -201,5 +202,5 @@ def _rules_schema(options: argparse.Namespace) -> None:
 
 
 def _advance(options: argparse.Namespace) -> None:
-    _rules_table(options).command("advance", options.stream, time=options.time)
+    _open_rules_table(options).command("advance", options.stream, time=options.time)
     print(f"published advance of {options.stream} to {options.time}")

@@ -7,18 +7,18 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
-from lookback.commands.asked import (
+from lookback.commands.options import (
     FOUND_PROBLEMS,
     Command,
-    adding,
-    on_signals,
-    say,
-    settings_of,
-    tables_of,
+    load_settings,
+    make_adder,
+    open_tables,
+    print_line,
+    stop_on_signals,
     wants_json,
 )
 from lookback.core.errors import SetupError, StreamError
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
 def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
     """Adds these commands. places: the options that all commands have."""
     stream = command("stream", _stream_new, "declare a stream")
-    new = adding(stream.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)(
+    new = make_adder(stream.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)(
         "new", _stream_new, "draft the declaration of a stream from a file of its events, to be edited"
     )
-    new.add_argument("file", help="a CSV, JSON lines or Parquet file, or a folder of such")
-    new.add_argument("--name", default="", help="of the stream (default: the file's)")
-    new.add_argument("--format", choices=["parquet", "csv", "json"], default="", help="where the suffix tells none")
-    new.add_argument("--write", action="store_true", help="write CONF/streams/NAME.yml, if it is not there; else print")
+    new.add_argument("file", help="a CSV, JSON lines or Parquet file, or a folder of them")
+    new.add_argument("--name", default="", help="the stream's name (default: the file's)")
+    new.add_argument("--format", choices=["parquet", "csv", "json"], default="", help="needed if the suffix shows none")
+    new.add_argument("--write", action="store_true", help="write CONF/streams/NAME.yml, unless it exists; else print")
     ingest = command("ingest", _ingest, "take files, or a Kafka topic, into a stream's events table")
     ingest.add_argument("stream")
     ingest.add_argument("path", nargs="?", help="file or folder (default: the stream's source, which may be a topic)")
     ingest.add_argument("--format", choices=["parquet", "csv", "json"])
     ingest.add_argument(
         "--retry-rejected", action="store_true",
-        help="take in the rows of rejected_events, and the files, that can be read by now; they leave that table",
+        help="take in rows of rejected_events, and files, that can be read by now; they leave that table",
     )  # fmt: skip
-    going = ingest.add_mutually_exclusive_group()
-    going.add_argument("--every", metavar="DURATION", help="go on, looking so often for new files or records")
-    going.add_argument(
+    mode = ingest.add_mutually_exclusive_group()
+    mode.add_argument("--every", metavar="DURATION", help="go on, looking so often for new files or records")
+    mode.add_argument(
         "--new", action="store_true", help="only files that have come since the last run with --new or --every"
     )
     ingest.add_argument(
         "--checkpoint",
-        help="folder that remembers files or offsets of --new, --every and topics (default: below the root)",
+        help="folder that keeps the files or offsets of --new, --every and topics (default: below the root)",
     )
     ingest.add_argument(
         "--skip-lost", action="store_true", help="go on where Kafka has deleted records that were not read yet"
@@ -75,21 +75,21 @@ def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
     )
     evaluate.add_argument(
         "--idle-after", metavar="DURATION",
-        help="after so much time without a new commit, and again each time, move the watermark on by as much",
+        help="each time that so much time passes without a new commit, move the watermark on by as much",
     )  # fmt: skip
     evaluate.add_argument("--checkpoint", help="folder of the checkpoint (default: below the root)")
     evaluate.add_argument(
         "--shards", type=int, metavar="N",
-        help="of a new checkpoint: into how many parts the keys are divided, for good (default: as the stream or the settings say, else one for each core, at most 48)",
+        help="the number of parts that the keys of a new checkpoint are divided into, for good (default: as the stream or the settings say, else one for each core, at most 48)",
     )  # fmt: skip
     begin = evaluate.add_mutually_exclusive_group()
     begin.add_argument(
         "--rebuild", action="store_true",
-        help="move the checkpoint aside and make the state anew from the tables; what they have is not written again",
+        help="move the checkpoint aside and rebuild the state from the tables; rows that they have are not written again",
     )  # fmt: skip
     begin.add_argument(
         "--fresh", action="store_true",
-        help="let a new checkpoint begin where alerts are already: all of them are written once more",
+        help="begin a new checkpoint although there are alerts already: all of them are written once more",
     )  # fmt: skip
     spread = command("repartition", _repartition, "divide the state of a stopped evaluation among more or fewer cores")
     spread.add_argument("stream")
@@ -101,38 +101,42 @@ def _ingest(options: argparse.Namespace) -> None:
     from lookback.spark.ingest.fields import reads_kafka
     from lookback.spark.ingest.files import ingest, retry_rejected
 
-    settings = settings_of(options)
+    settings = load_settings(options)
     stream = settings.stream(options.stream)
     progress = None if wants_json(options) else print
     if options.retry_rejected and (options.path or options.format):
         raise SetupError("--retry-rejected reads what rejected_events names; leave PATH and --format out")
     if options.retry_rejected:
-        report = retry_rejected(tables_of(settings), stream, progress=progress)
+        report = retry_rejected(open_tables(settings), stream, progress=progress)
     elif reads_kafka(stream) and not (options.path or options.format):
-        report = _ingest_topic(options, tables_of(settings, kafka=True), stream)
+        report = _ingest_topic(options, open_tables(settings, kafka=True), stream)
     elif options.skip_lost:
         raise SetupError(f"--skip-lost is for Kafka topics, and stream {stream.name!r} is to read files")
     elif options.new or options.every:
-        _ingest_new_files(options, tables_of(settings), stream)
+        _ingest_new_files(options, open_tables(settings), stream)
         return
     else:
-        report = ingest(tables_of(settings), stream, options.path, format=options.format, progress=progress)
+        report = ingest(open_tables(settings), stream, options.path, format=options.format, progress=progress)
     if wants_json(options):
         print(as_json(asdict(report)))
         return
     print(report)
-    if report.why_rejected:
-        # It quotes what files hold.
-        print("\n".join(map(visible, report.why_rejected.splitlines())))
+    _print_rejections(report)
     if report.assumptions:
         print(report.assumptions)
+
+
+def _print_rejections(report: IngestReport) -> None:
+    if report.why_rejected:
+        # It quotes the contents of files.
+        print_line("\n".join(map(visible, report.why_rejected.splitlines())))
 
 
 def _rejected(options: argparse.Namespace) -> None:
     from lookback.spark.ingest.rejected import Rejected
 
-    settings = settings_of(options)
-    stream, tables = settings.stream(options.stream), tables_of(settings)
+    settings = load_settings(options)
+    stream, tables = settings.stream(options.stream), open_tables(settings)
     rejected = Rejected(tables, stream) if tables.exists("rejected_events") else None
     if rejected is None or rejected.rows().isEmpty():
         if not wants_json(options):
@@ -145,7 +149,7 @@ def _rejected(options: argparse.Namespace) -> None:
         print(f"the newest {options.limit}:")
         rows = [row.asDict() for row in rejected.rows().limit(options.limit).collect()]
         print_table(rows, ("ingested_at", "reason", "source", "raw"))
-        print(f"mend the stream's declaration or `raw`, then: lookback ingest {stream.name} --retry-rejected")
+        print(f"correct the stream's declaration or `raw`, then: lookback ingest {stream.name} --retry-rejected")
 
 
 def _stream_new(options: argparse.Namespace) -> int:
@@ -161,7 +165,7 @@ def _stream_new(options: argparse.Namespace) -> int:
     if not options.write:
         print(text, end="")
     else:
-        file = settings_of(options).conf / "streams" / f"{name}.yml"
+        file = load_settings(options).conf / "streams" / f"{name}.yml"
         if file.exists():
             raise SetupError(f"{file} is there already; give the new stream another --name, or edit that file")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -177,9 +181,9 @@ def _ingest_topic(options: argparse.Namespace, tables: Tables, stream: Stream) -
 
     run = TopicIngest(
         tables, stream, options.checkpoint, every=options.every, skip_lost=options.skip_lost,
-        progress=None if wants_json(options) else say,
+        progress=None if wants_json(options) else print_line,
     )  # fmt: skip
-    on_signals(run.request_stop)
+    stop_on_signals(run.request_stop)
     return run.run()
 
 
@@ -187,23 +191,24 @@ def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Strea
     from lookback.spark.ingest.files import ingest_continuously
 
     checkpoint = options.checkpoint or f"{tables.files}/_checkpoints/ingest_{stream.name}"
-
-    told = False
+    has_shown_assumptions = False
 
     def show(report: IngestReport) -> None:
-        nonlocal told
-        say(as_json(asdict(report)) if wants_json(options) else str(report))
-        if report.why_rejected and not wants_json(options):
-            say("\n".join(map(visible, report.why_rejected.splitlines())))
-        if report.assumptions and not (told or wants_json(options)):
-            told = True
-            say(report.assumptions)
+        nonlocal has_shown_assumptions
+        if wants_json(options):
+            print_line(as_json(asdict(report)))
+            return
+        print_line(str(report))
+        _print_rejections(report)
+        if report.assumptions and not has_shown_assumptions:
+            has_shown_assumptions = True
+            print_line(report.assumptions)
 
     query = ingest_continuously(
         tables, stream, options.path, checkpoint=checkpoint, every=options.every, format=options.format, progress=show
     )
     stopping = threading.Event()
-    on_signals(stopping.set)
+    stop_on_signals(stopping.set)
     while not (query.awaitTermination(0.2) or stopping.is_set()):  # type: ignore[arg-type]
         pass
     query.stop()
@@ -214,13 +219,13 @@ def _evaluate(options: argparse.Namespace) -> None:
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 
-    settings = settings_of(options)
+    settings = load_settings(options)
     streams = settings.streams()
     stream = settings.stream(options.stream)
     idle_after = None if options.idle_after is None else parse_duration(options.idle_after)
     if idle_after is not None and options.once:
         raise SetupError("--idle-after waits for time to pass, and --once does not wait; leave one of them out")
-    tables = tables_of(settings, *streams.values())
+    tables = open_tables(settings, *streams.values())
     tables.require(stream)
 
     checkpoint = options.checkpoint or checkpoint_folder(tables, stream)
@@ -228,7 +233,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     def show(report: BatchReport) -> None:
         metrics.add(report)
-        print(as_json(_batch(report)) if wants_json(options) else _batch_line(report), flush=True)
+        print_line(as_json(asdict(report)) if wants_json(options) else _format_batch(report))
 
     evaluation = Evaluation(
         tables, stream, streams, checkpoint,
@@ -236,7 +241,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         idle_after=idle_after, shards=options.shards, default_shards=stream.shards or settings.shards, rebuild=options.rebuild,
         fresh=options.fresh, accept_unknown=settings.accept_unknown_checkpoint,
     )  # fmt: skip
-    on_signals(evaluation.request_stop)
+    stop_on_signals(evaluation.request_stop)
     with metrics:
         evaluation.run()
 
@@ -245,18 +250,14 @@ def _repartition(options: argparse.Namespace) -> None:
     from lookback.spark.stream.checkpoint import repartition
     from lookback.spark.stream.pipeline import checkpoint_folder
 
-    settings = settings_of(options)
-    stream, tables = settings.stream(options.stream), tables_of(settings)
+    settings = load_settings(options)
+    stream, tables = settings.stream(options.stream), open_tables(settings)
     folder = options.checkpoint or checkpoint_folder(tables, stream)
     repartition(tables.spark, folder, options.partitions)
     print(f"the state in {folder} has {options.partitions} partitions now")
 
 
-def _batch(report: BatchReport) -> dict[str, Any]:
-    return asdict(report)
-
-
-def _batch_line(report: BatchReport) -> str:
+def _format_batch(report: BatchReport) -> str:
     alerts = ", ".join(f"{rule} {count}" for rule, count in sorted(report.alerts.items())) or "none"
     changes = "".join(f"\n  {describe_change(row)} {row['message']}".rstrip() for row in report.log)
     seconds = (report.run_ms + report.write_ms) / 1_000

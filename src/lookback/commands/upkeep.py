@@ -1,4 +1,4 @@
-"""Commands of who looks after a place: init, status, maintain, forget."""
+"""Commands for people who look after a place: init, status, maintain, forget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lookback.commands.asked import FOUND_PROBLEMS, Command, settings_of, tables_of, wants_json
+from lookback.commands.options import FOUND_PROBLEMS, Command, load_settings, open_tables, wants_json
 from lookback.core.errors import SetupError
 from lookback.views.terminal import as_json, print_health, print_json, print_table, visible
 
@@ -18,17 +18,17 @@ from lookback.views.terminal import as_json, print_health, print_json, print_tab
 def add_commands(command: Command) -> None:
     """Adds these commands."""
     command("init", _init, "create the tables of all declared streams; add comments that are missing")
-    status = command("status", _status, "what the tables hold, and whether each stream is healthy")
-    status.add_argument("--check", action="store_true", help="end with 1 where a stream needs a look, for a monitor")
+    status = command("status", _status, "show figures of each stream, and whether it is healthy")
+    status.add_argument("--check", action="store_true", help="end with 1 if a stream is not healthy, for a monitor")
     status.add_argument(
-        "--tell", action="store_true", help="send what is found to the receivers of CONF/notifiers.yml that want it"
+        "--tell", action="store_true", help="send findings to the receivers of CONF/notifiers.yml that want them"
     )
     command(
         "maintain",
         _maintain,
-        "delete rows older than the settings keep, OPTIMIZE and VACUUM all tables, look at the checkpoints",
+        "delete rows older than the settings keep, OPTIMIZE and VACUUM all tables, check the checkpoints",
     )
-    forget = command("forget", _forget, "delete what the tables hold of some events, for a privacy request")
+    forget = command("forget", _forget, "delete all rows about some events, for a privacy request")
     forget.add_argument("stream")
     forget.add_argument(
         "--where", required=True, help="a condition over the stream's fields, such as 'customer_id = 17'"
@@ -41,16 +41,16 @@ def add_commands(command: Command) -> None:
 def _init(options: argparse.Namespace) -> int:
     from lookback.spark.operations.catalog import REFUSED, set_up
 
-    settings = settings_of(options)
+    settings = load_settings(options)
     streams = settings.streams()
-    tables = tables_of(settings, *streams.values())
+    tables = open_tables(settings, *streams.values())
     checkpoints = settings.root if settings.catalog else ""
     steps = set_up(tables, streams, checkpoints=checkpoints)
     refused = [step for step in steps if step.done.startswith(REFUSED)]
     for name, stream in streams.items():
         print(f"{name}: {tables.path_or_name(name)}{' (others write it)' if stream.table else ''}")
     for step in refused:
-        # Of a table that others write; the others are made.
+        # This is a table that others write; all others have been created.
         print(f"{step.thing}: {step.done}", file=sys.stderr)
     return FOUND_PROBLEMS if refused else 0
 
@@ -60,9 +60,9 @@ def _status(options: argparse.Namespace) -> int:
     from lookback.spark.stream.checkpoint import Checkpoint
     from lookback.spark.stream.pipeline import checkpoint_folder
 
-    settings = settings_of(options)
+    settings = load_settings(options)
     streams = settings.streams()
-    tables = tables_of(settings, *streams.values())
+    tables = open_tables(settings, *streams.values())
     reaches = tables.reaches_files
     rows = [
         stream_status(tables, stream, Checkpoint(Path(checkpoint_folder(tables, stream))) if reaches else None)
@@ -88,12 +88,12 @@ def _status(options: argparse.Namespace) -> int:
         for row in rows:
             print_health(row)
     unhealthy = [row for row in rows if not row["healthy"]]
-    not_told = options.tell and not _tell(settings.conf, unhealthy)
-    return FOUND_PROBLEMS if not_told or (options.check and unhealthy) else 0
+    is_unsent = options.tell and not _send_notices(settings.conf, unhealthy)
+    return FOUND_PROBLEMS if is_unsent or (options.check and unhealthy) else 0
 
 
-def _tell(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
-    """Sends the state of streams to the receivers that want it. Returns whether all of it was sent."""
+def _send_notices(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
+    """Sends a notice on each unhealthy stream to the receivers that want it. Returns whether all of them were sent."""
     from lookback.config import load_receivers
     from lookback.core.operations.notifications import SENT, make_health_notice
     from lookback.senders import make_sender
@@ -108,7 +108,8 @@ def _tell(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
             outcome = send(notice)
             if outcome.status != SENT:
                 is_sent = False
-                print(visible(f"{receiver.name} was not told of {row['stream']}: {outcome.error}"), file=sys.stderr)
+                text = f"{receiver.name} could not be notified of {row['stream']}: {outcome.error}"
+                print(visible(text), file=sys.stderr)
     return is_sent
 
 
@@ -116,8 +117,8 @@ def _maintain(options: argparse.Namespace) -> int:
     from lookback.spark.operations.maintenance import maintain
     from lookback.spark.stream.pipeline import checkpoint_folder
 
-    settings = settings_of(options)
-    tables, streams = tables_of(settings), settings.streams()
+    settings = load_settings(options)
+    tables, streams = open_tables(settings), settings.streams()
     checkpoints = {name: checkpoint_folder(tables, stream) for name, stream in streams.items()}
     done = maintain(tables, streams, checkpoints, settings.retention)
     rows = [asdict(each) for each in done.tables]
@@ -137,23 +138,23 @@ def _forget(options: argparse.Namespace) -> None:
     from lookback.spark.operations.forget import forget, forget_condition
     from lookback.spark.stream.pipeline import checkpoint_folder
 
-    settings = settings_of(options)
+    settings = load_settings(options)
     stream = settings.stream(options.stream)
     forget_condition(stream, options.where)
     if not (options.dry_run or options.yes or sys.stdin.isatty()):
-        raise SetupError("forget deletes for good: say --yes, or --dry-run to see what it would delete")
-    tables = tables_of(settings, stream)
+        raise SetupError("forget deletes for good: add --yes, or --dry-run to see what it would delete")
+    tables = open_tables(settings, stream)
     checkpoint = options.checkpoint or (checkpoint_folder(tables, stream) if tables.reaches_files else None)
     dry_run = not options.yes or options.dry_run
     report = forget(tables, stream, options.where, dry_run=dry_run, checkpoint=checkpoint)
     if dry_run and not options.dry_run:
         print(report, file=sys.stderr if wants_json(options) else sys.stdout)
-        if not _confirmed("Delete these rows for good? [y/N] "):
+        if not _confirm("Delete these rows for good? [y/N] "):
             print("nothing was deleted")
             return
         report = forget(tables, stream, options.where, checkpoint=checkpoint)
     print(as_json(asdict(report)) if wants_json(options) else report)
 
 
-def _confirmed(question: str) -> bool:
+def _confirm(question: str) -> bool:
     return input(question).strip().lower() in ("y", "yes")

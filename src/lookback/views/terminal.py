@@ -52,16 +52,16 @@ def print_health(status: Mapping[str, Any]) -> None:
 
 
 def describe_account(account: Mapping[str, Any]) -> str:
-    """Describes the account of a stream's events in a sentence; see `lookback.spark.operations.status.recent_account`."""
+    """Describes the account of a stream's events in a sentence; see `lookback.spark.operations.status.find_recent_account`."""
 
-    def sum_of(*names: str) -> str:
+    def format_sum(*names: str) -> str:
         return " + ".join(f"{account[name]:,} {name}" for name in names)
 
     rounds = "the last round" if account["rounds"] == 1 else f"the last {account['rounds']:,} rounds"
     return (
         f"{rounds} of ingest, since {format_cell(account['since'])}: "
-        f"{account['offered']:,} offered = {sum_of('ingested', 'duplicates', 'rejected')}; "
-        f"{account['ingested']:,} ingested = {sum_of('evaluated', 'recorded', 'discarded', 'waiting')}"
+        f"{account['offered']:,} offered = {format_sum('ingested', 'duplicates', 'rejected')}; "
+        f"{account['ingested']:,} ingested = {format_sum('evaluated', 'recorded', 'discarded', 'waiting')}"
         f"{'' if account['closes'] else '. This does not add up: rows were deleted, or written by others'}"
     )
 

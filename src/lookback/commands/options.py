@@ -1,4 +1,4 @@
-"""What all commands share: what is asked for, where it is, and how a command ends."""
+"""Reads the options that all commands share, opens the place that they name, and ends a command on a signal."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Command(Protocol):
     """Adds a command of this name, which runs `run`, and returns its parser."""
 
     def __call__(self, name: str, run: Run, text: str) -> Any:
-        """text: what it does, for --help."""
+        """Adds the command. text: its description, for --help."""
 
 
-def adding(commands: Any, places: argparse.ArgumentParser) -> Command:
-    """What adds commands to the sub-parsers `commands`. places: the options that all commands have."""
+def make_adder(commands: Any, places: argparse.ArgumentParser) -> Command:
+    """Returns a function that adds commands to the sub-parsers `commands`. places: the options that all commands have."""
 
     def command(name: str, run: Run, text: str) -> Any:
         sub = commands.add_parser(name, help=text, description=text, parents=[places])
@@ -37,30 +37,30 @@ def adding(commands: Any, places: argparse.ArgumentParser) -> Command:
 
 
 def wants_json(options: argparse.Namespace) -> bool:
-    """Whether --json was given, before or after the command."""
+    """Returns whether --json was given, before or after the command."""
     return bool(getattr(options, "json", False))
 
 
-def settings_of(options: argparse.Namespace) -> Settings:
-    """The settings of --root or --catalog and --schema, --conf and --profile. Raises SetupError."""
-    named = (getattr(options, name, None) for name in ("root", "conf", "profile", "catalog", "schema"))
-    return Settings.local(*named)
+def load_settings(options: argparse.Namespace) -> Settings:
+    """Loads the settings of --root or --catalog and --schema, --conf and --profile. Raises SetupError."""
+    given = (getattr(options, name, None) for name in ("root", "conf", "profile", "catalog", "schema"))
+    return Settings.local(*given)
 
 
-def tables_of(settings: Settings, *streams: Stream, kafka: bool = False) -> Tables:
-    """Starts or finds Spark. Returns the tables of the place. kafka: with what reads topics."""
+def open_tables(settings: Settings, *streams: Stream, kafka: bool = False) -> Tables:
+    """Starts or finds Spark. Returns the tables of the place. kafka: load the library that reads topics, too."""
     from lookback.spark.platform.session import get_spark
     from lookback.spark.tables.lakehouse import Tables
 
     return Tables.of(get_spark(settings=settings.spark, kafka=kafka), settings).holding(*streams)
 
 
-def say(line: str) -> None:
-    """A line that is seen at once, also through a pipe."""
+def print_line(line: str) -> None:
+    """Prints a line that is seen at once, also through a pipe."""
     print(line, flush=True)
 
 
-def on_signals(stop: Callable[[], None]) -> None:
-    """Both ways of ending a command let it finish what cannot be cut; a batch that is half done is left to the next start."""
+def stop_on_signals(stop: Callable[[], None]) -> None:
+    """Calls `stop` on SIGTERM and SIGINT, so that a command ends in order; a half-done batch is left to the next start."""
     signal.signal(signal.SIGTERM, lambda *_: stop())
     signal.signal(signal.SIGINT, lambda *_: stop())
