@@ -28,7 +28,7 @@ from sqlglot import exp
 
 import dev.bench.__main__
 import dev.soak.__main__
-from lookback.cli import _parser
+from lookback.cli import _make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -142,7 +142,7 @@ def databricks(words: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "lookback": lambda words: parse(_parser(), words),
+    "lookback": lambda words: parse(_make_parser(), words),
     "make": made,
     "python": python,
     "databricks": databricks,
@@ -251,7 +251,7 @@ def spoken(text: str) -> None:
     if words[0] == "make":
         made([word for word in words[1:] if word.strip(".…")])
     else:
-        known(_parser(), words[1:])
+        known(_make_parser(), words[1:])
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name != "CHANGELOG.md" and inline_commands(name)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lookback.cli import _parser
+from lookback.cli import _make_parser
 from lookback.config import load_rule_document, load_streams
 from lookback.core.errors import RuleError
 from lookback.testing.rule_tests import check_rule
@@ -44,7 +44,7 @@ def test_commands_are_those_of_the_command_line() -> None:
     ]
     assert len(commands) >= 8
     for command in commands:
-        _parser().parse_args(command)
+        _make_parser().parse_args(command)
 
 
 def test_pictures_of_the_notebooks_are_those_that_make_pictures_draws() -> None:

@@ -160,7 +160,10 @@ def forget(
 
 
 def forget_condition(stream: Stream, where: str) -> Expression:
-    """Compiles the condition of a request. Raises ExpressionError if it is not a condition over the stream's fields."""
+    """Compiles the condition `where` of a request.
+
+    Raises ExpressionError if it is not a condition over the stream's fields.
+    """
     condition = compile_expression(where, stream.fields)
     if condition.type != BOOLEAN:
         raise ExpressionError([f"a condition is needed, but {condition.sql!r} is of type {condition.type}; compare it"])
