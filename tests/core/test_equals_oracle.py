@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.judging import matching
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.state import keyed
 from lookback.core.state import shard as state_module
@@ -103,13 +104,14 @@ def as_stored(column: Any, at: int) -> Any:
 
 @contextmanager
 def small_pages() -> Iterator[None]:
-    """As if a state store took 150 bytes at once, and a page no more than that of each array."""
+    """As if a state store took 150 bytes at once, a page no more than that of each array, and a match two rows at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keyed, "MAX_PIECE_BYTES", 150)
         patch.setattr(keyed, "_MAX_ROW_CHARACTERS", 20)
         patch.setattr(state_module, "_MAX_ROW_CHARACTERS", 20)
         patch.setattr(pages_module, "_MAX_BYTES", 150)
         patch.setattr(pages_module, "_MAX_ROWS", 18)
+        patch.setattr(matching, "_FIRST_ROWS", 2)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -134,6 +135,78 @@ def test_c8_waits_of_an_absence_grow_with_the_events_alone(expiry: str, wait: st
     assert large[1] <= 2.2 * small[1]
     assert large[2] <= 2.2 * small[2] + 0.2
     assert small[1] < 150 * 2_000
+
+
+_OTHER_ADDRESS = "n = 1 and ip <> element_at(a.ip, -1)"
+
+
+@pytest.mark.parametrize(
+    ("events", "last", "message"),
+    [
+        # Every event asks the rows of the step before, and none answers.
+        (500, _OTHER_ADDRESS, ""),
+        (500, "n = 1 and not array_contains(a.ip, ip)", ""),
+        # Every event alerts.
+        (500, "n = 1 and array_contains(a.ip, ip) and a.count < 1000", "{a.count} {b.count}"),
+        (1_500, "n = 1", "{a.count} and {b.count}"),
+    ],
+)
+@pytest.mark.parametrize("expiry", ["sliding", "fixed"])
+def test_c8_a_sequence_takes_time_in_proportion_to_the_events_of_a_key(
+    events: int, last: str, message: str, expiry: str
+) -> None:
+    steps = [{"name": "a", "where": "n = 1", "at_least": 2}, {"name": "b", "where": last}]
+    judged(100, steps, message, expiry=expiry)
+    found: dict[int, list[float]] = {events: [], 2 * events: []}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(4):
+            for count, seconds in found.items():
+                seconds.append(judged(count, steps, message, expiry=expiry)[2])
+    finally:
+        gc.enable()
+    assert min(found[2 * events]) <= 2.2 * min(found[events])
+
+
+@pytest.mark.parametrize("expiry", ["sliding", "fixed"])
+def test_c4_a_match_goes_back_to_the_place_of_an_event_that_comes_late(expiry: str) -> None:
+    """
+    arrival  1  2  3  4         5       6
+    minute   0  2  4  6         3       8
+    n        1  1  2  2         2       2
+    ip       a  b  b  a         a       b
+                 [ab]b [ab]a  [ab]a   [ab]b     the late event ends step one earlier than the third did
+    """
+    steps = [{"name": "f", "where": "n = 1"}, {"name": "s", "where": "n = 2 and array_contains(f.ip, ip)"}]
+    harness = lookback.Harness(STREAM)
+    harness.rule(rule(steps, "{f.ip} {s.ip}", expiry=expiry))
+    harness.events([row(1, 0, 1, "a"), row(2, 2, 1, "b"), row(3, 4, 2, "b"), row(4, 6, 2, "a")])
+    harness.events([row(5, 3, 2, "a"), row(6, 8, 2, "b"), row(7, 1, 2, "b"), row(8, 9, 2, "b")])
+    assert [(alert.event_id, alert.message) for alert in harness.alerts] == [
+        ("3", "[a, b] [b]"),
+        ("4", "[a, b] [b, a]"),
+        ("5", "[a, b] [a]"),
+        ("6", "[a, b] [a, b, a, b]"),
+        ("8", "[a, b] [a, b, a, b, b]"),
+    ]
+
+
+def test_c4_a_step_that_takes_fewer_rows_again_finds_no_value_of_the_others() -> None:
+    """The rows before the first success are offered at once: step one takes b and c after a, then b and c are s."""
+    steps = [
+        {"name": "f", "where": "n >= 1"},
+        {"name": "s", "where": "n >= 1 and not array_contains(f.ip, ip)"},
+        {"name": "t", "where": "n = 2 and not array_contains(f.ip, ip)"},
+    ]
+    harness = lookback.Harness(STREAM)
+    harness.rule(rule(steps, "{f.ip} {s.ip}"))
+    harness.events([row(at, at, 1, ip) for at, ip in enumerate("abbcc")])
+    harness.events([row(5, 5, 2, "c"), row(6, 6, 2, "a"), row(7, 7, 2, "b")])
+    assert [(alert.event_id, alert.message) for alert in harness.alerts] == [
+        ("5", "[a] [b, b, c, c]"),
+        ("7", "[a] [b, b, c, c]"),
+    ]
 
 
 def test_c8_sequences_of_release_0_1_0_are_gone_on_with() -> None:

@@ -7,40 +7,24 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookback.core.expressions.compiling import Expression
+from lookback.core.judging.matching import Index, Match, Row, SortKey, Steps, TakenRows, row_key
 from lookback.core.judging.segment import Order, RuleRun
 from lookback.core.judging.verdicts import Subject, texts_of
-from lookback.core.rules.compiled import COUNT, CompiledRule, CompiledStep
+from lookback.core.rules.compiled import CompiledRule
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Mask, from_values, to_python
+from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Int64s, Keys
-from lookback.core.values.types import BIGINT, DataType, array
 
-# The time and the number of a row: rows and waits are sorted by it.
-SortKey = tuple[int, int]
 _MAX_EVIDENCE_IDS = 100
-
-
-class Row(NamedTuple):
-    """An event that some condition may take.
-
-    bits: the conditions that it may satisfy; values: of the fields that are kept; number: counts the rows of a key as
-    they arrive.
-    """
-
-    time: int
-    id: str
-    bits: int
-    values: list[Any]
-    number: int
 
 
 @dataclass(eq=False)
@@ -245,169 +229,10 @@ def delete_from_sequences(state: ShardState, rule: CompiledRule, keys: Keys, del
             table.change(key, key_state.to_value())
 
 
-class _Steps:
-    """The conditions of a sequence, evaluated on rows.
-
-    reads_event_alone: whether no condition reads the rows that earlier steps took. last, absent, until: the bits of the last
-    step, of the absence and of `until`; the others are those of the steps.
-    """
-
-    def __init__(self, rule_run: RuleRun) -> None:
-        assert rule_run.rule.sequence is not None
-        self.compiled = rule_run.rule.sequence
-        self.steps = self.compiled.steps
-        self.reads_event_alone = all(step.own for step in self.steps)
-        self._fields = rule_run.stream.fields
-        # The position of each field among the values of a row.
-        self._kept = {name: at for at, name in enumerate(self.compiled.kept)}
-        self.last, self.absent, self.until = len(self.steps) - 1, len(self.steps), len(self.steps) + 1
-        self.last_failed = False
-
-    def find_bits(self, events: Events) -> tuple[Int64s, Mask]:
-        """Finds the conditions that each event may satisfy, and where one that reads the event alone has an error."""
-        bits = np.zeros(len(events), dtype=np.int64)
-        errors = np.zeros(len(events), dtype=bool)
-        gates: list[tuple[int, Expression | None]] = [(1 << at, step.gate) for at, step in enumerate(self.steps)]
-        if self.compiled.absent is not None:
-            gates.append((1 << self.absent, self.compiled.absent.gate))
-        if self.compiled.until is not None:
-            gates.append((1 << self.until, self.compiled.until))
-        for bit, gate in gates:
-            if gate is None:
-                bits |= bit
-                continue
-            value = events.value(gate)
-            bits |= np.where(value.is_true(), bit, 0)
-            if value.error is not None:
-                errors |= value.error
-        return bits, errors
-
-    def takes(self, at: int, row: Row, taken: Sequence[Sequence[Row]]) -> bool:
-        """Returns whether a step takes a row. taken: the rows of the steps before.
-
-        Sets `last_failed` if the last step's condition has an error.
-        """
-        if not row.bits >> at & 1:
-            return False
-        step = self.steps[at]
-        if step.own:
-            return True
-        holds, failed = self._evaluate(step, row, taken)
-        self.last_failed |= failed and at == self.last
-        return holds
-
-    def ends(self, row: Row, taken: Sequence[Sequence[Row]]) -> bool:
-        """Returns whether a row is the event that was to be absent."""
-        absent = self.compiled.absent
-        assert absent is not None
-        return bool(row.bits >> self.absent & 1) and (absent.own or self._evaluate(absent, row, taken)[0])
-
-    def _evaluate(self, step: CompiledStep, row: Row, taken: Sequence[Sequence[Row]]) -> tuple[bool, bool]:
-        """Returns whether the step's condition holds, and whether it has an error."""
-        columns = {}
-        for name in step.condition.fields:
-            value, type_ = self._look_up(name, row, taken)
-            columns[name] = from_values(type_, [value])
-        result = step.condition.evaluate(columns, 1)
-        return bool(result.is_true()[0]), result.error is not None and bool(result.error[0])
-
-    def _look_up(self, name: str, row: Row, taken: Sequence[Sequence[Row]]) -> tuple[Any, DataType]:
-        """Returns the stored value of a name, and its type: a field of the row, or an array or number of a step's rows."""
-        before, _, own = name.partition(".")
-        if not own:
-            return row.values[self._kept[name]], self._fields[name]
-        rows = taken[next(at for at, step in enumerate(self.steps) if step.step.name == before)]
-        if own == COUNT:
-            return len(rows), BIGINT
-        at = self._kept[own]
-        return [each.values[at] for each in rows], array(self._fields[own])
-
-    def message_values(self, names: Sequence[str], row: Row, taken: Sequence[Sequence[Row]]) -> dict[str, Any]:
-        """Returns the values of names in a message."""
-        values = {}
-        for name in names:
-            value, type_ = self._look_up(name, row, taken)
-            values[name] = None if value is None else to_python(type_, value)
-        return values
-
-
-@dataclass
-class _Match:
-    """The rows that the steps took so far. rows: per step; current: the step that is being filled; is_dead: it took too many."""
-
-    rows: list[list[Row]]
-    current: int = 0
-    is_dead: bool = False
-
-    def offer(self, steps: _Steps, row: Row) -> bool:
-        """Offers a row to the step that is being filled, and to the next one. Returns whether one takes it."""
-        if self.is_dead:
-            return False
-        at, listed = self.current, steps.steps
-        if at < steps.last and len(self.rows[at]) >= listed[at].step.at_least and steps.takes(at + 1, row, self.rows):
-            at += 1
-        elif not steps.takes(at, row, self.rows):
-            return False
-        self.current = at
-        self.rows[at].append(row)
-        most = listed[at].step.at_most
-        self.is_dead = most is not None and len(self.rows[at]) > most
-        return True
-
-    def is_complete(self, steps: _Steps) -> bool:
-        """Returns whether the last step has enough rows."""
-        least = steps.steps[steps.last].step.at_least
-        return not self.is_dead and self.current == steps.last and len(self.rows[steps.last]) >= least
-
-
-class _Index:
-    """The sort keys of rows, per condition that they may satisfy, so that finding a step's row takes one search."""
-
-    def __init__(self, steps: _Steps, rows: Sequence[Row]) -> None:
-        self._steps = steps
-        self.sort_keys: list[list[SortKey]] = [[] for _ in range(steps.until + 1)]
-        for row in rows:
-            for condition, sort_keys in enumerate(self.sort_keys):
-                if row.bits >> condition & 1:
-                    sort_keys.append(_sort_key(row))
-
-    def add(self, row: Row) -> None:
-        """Adds a row."""
-        for condition, sort_keys in enumerate(self.sort_keys):
-            if row.bits >> condition & 1:
-                insort(sort_keys, _sort_key(row))
-
-    def find_begins(self, low: SortKey, last: SortKey) -> list[SortKey] | None:
-        """Finds where each step begins, among the rows in [low, last]; None if the last row does not complete the steps.
-
-        For steps whose conditions read the event alone. The last row may satisfy the last step.
-        """
-        at = bisect_left(self.sort_keys[0], low)
-        begins: list[SortKey] = []
-        for number, each in enumerate(self._steps.steps):
-            sort_keys, spec = self.sort_keys[number], each.step
-            enough = at + spec.at_least - 1
-            if enough >= len(sort_keys) or sort_keys[enough] > last:
-                return None
-            begins.append(sort_keys[at])
-            if number < self._steps.last:
-                following = self.sort_keys[number + 1]
-                after = bisect_right(following, sort_keys[enough])
-                if after == len(following):
-                    return None
-                end, following_at = bisect_left(sort_keys, following[after]), after
-            else:
-                end, following_at = bisect_right(sort_keys, last), 0
-            if spec.at_most is not None and end - at > spec.at_most:
-                return None
-            at = following_at
-        return begins
-
-
 class _Judge:
     def __init__(self, rule_run: RuleRun) -> None:
         assert rule_run.spec.sequence is not None
-        self._rule_run, self._spec, self._steps = rule_run, rule_run.spec.sequence, _Steps(rule_run)
+        self._rule_run, self._spec, self._steps = rule_run, rule_run.spec.sequence, Steps(rule_run)
         self._lateness = rule_run.rule.allowed_lateness
         self._absent = self._steps.compiled.absent
         # How long an absence is waited for.
@@ -461,6 +286,8 @@ class _Judge:
             self._end_waits(row, at)
             insort(self._state.rows, row, key=_sort_key)
             self._live.add(row)
+            if self._match is not None:
+                self._match.rewind(row_key(row))
             if self._spec.expiry == "fixed":
                 self._judge_fixed(row, at)
             else:
@@ -475,9 +302,10 @@ class _Judge:
 
     def _index_rows(self) -> None:
         """Indexes the rows that count and, with fixed expiry, those of the match."""
-        self._live = _Index(self._steps, self._state.rows)
+        self._match: Match | None = None
+        self._live = Index(self._steps, self._state.rows)
         is_fixed = self._spec.expiry == "fixed"
-        self._members = _Index(self._steps, self._state.match_rows(self._spec.within)) if is_fixed else self._live
+        self._members = Index(self._steps, self._state.match_rows(self._spec.within)) if is_fixed else self._live
 
     def _judge_sliding(self, row: Row, at: int) -> None:
         """Judges an event with the rows of the time before it, after the last one that satisfies `until`."""
@@ -500,7 +328,7 @@ class _Judge:
                 state.match = None if is_until else state.match
                 return
             state.match = FixedMatch(row.time, row.number)
-            self._members = _Index(self._steps, ())
+            self._members = Index(self._steps, ())
         self._members.add(row)
         self._judge(row, at, (state.match.begin, -1), state.match.since)
         if is_until:
@@ -508,41 +336,50 @@ class _Judge:
 
     def _judge(self, row: Row, at: int, low: SortKey, since: int) -> None:
         """Judges whether an event completes the steps, with the rows from `low` up to itself, of numbers from `since` on."""
-        steps = self._steps
+        steps, key = self._steps, row_key(row)
         if not (row.bits >> steps.last & 1 and self._judgeable[at]):
             return
         if steps.reads_event_alone:
-            begins = self._members.find_begins(low, _sort_key(row))
-            if begins is not None:
-                self._complete_steps(row, at, since, begins)
+            found = self._members.find_taken(low, key)
+            if found is not None:
+                self._complete_steps(row, at, since, found)
             return
-        match, rows = _Match([[] for _ in steps.steps]), self._state.rows
-        for each in rows[bisect_left(rows, low, key=_sort_key) : bisect_left(rows, _sort_key(row), key=_sort_key)]:
-            if each.number >= since:
-                match.offer(steps, each)
-            if match.is_dead:
-                return
-        steps.last_failed = False
-        is_taken = match.offer(steps, row)
-        if steps.last_failed and self._alerting[at]:
+        match = self._find_match(low, key, since)
+        if match is None or match.is_over:
+            return
+        if match.offer([row]) and self._alerting[at]:
             self._rule_run.failed[at] = True
-        if is_taken and match.is_complete(steps):
-            self._complete_steps(row, at, since, [_sort_key(rows[0]) for rows in match.rows], match.rows)
+        if match.is_completed_by(row):
+            self._complete_steps(row, at, since, match.rows)
 
-    def _complete_steps(
-        self, row: Row, at: int, since: int, begins: list[SortKey], taken: list[list[Row]] | None = None
-    ) -> None:
-        """Writes the alert of an event that completes the steps, or begins a wait. taken: the steps' rows, if known."""
+    def _find_match(self, low: SortKey, key: SortKey, since: int) -> Match | None:
+        """Finds the match of the rows from `low` to before `key`, of numbers from `since` on; None if it has no row.
+
+        The match of the event before goes on while it begins with the same row.
+        """
+        begin = self._members.find_first(0, low)
+        if begin is None or begin >= key:
+            return None
+        if self._match is None or (self._match.begin, self._match.since) != (begin, since):
+            self._match = Match(self._steps, begin, since)
+        match, rows = self._match, self._state.rows
+        match.rewind(key)
+        between = rows[bisect_left(rows, match.next, key=_sort_key) : bisect_left(rows, key, key=_sort_key)]
+        match.offer([each for each in between if each.number >= since])
+        return match
+
+    def _complete_steps(self, row: Row, at: int, since: int, taken: Sequence[Sequence[Row]]) -> None:
+        """Writes the alert of an event that completes the steps, or begins a wait. taken: the rows that each step took."""
         bound = self._complete_from
         is_complete = bound is None or row.time - self._spec.within >= bound
-        wait = Wait(row.time, row.number, since, begins, None, is_complete)
+        wait = Wait(row.time, row.number, since, [row_key(rows[0]) for rows in taken], None, is_complete)
         if self._absent is not None:
             self._begin_wait(wait, at)
         elif self._alerting[at]:
-            self._write_alert(row, at, wait, self._find_taken(wait) if taken is None else taken)
+            self._write_alert(row, at, wait, taken)
             self._reset_rows()
 
-    def _write_alert(self, row: Row, at: int, wait: Wait, taken: list[list[Row]]) -> None:
+    def _write_alert(self, row: Row, at: int, wait: Wait, taken: Sequence[Sequence[Row]]) -> None:
         rule_run = self._rule_run
         evidence = _list_evidence(taken)
         subject = Subject(rule_run.key_texts(at), self._key, row.id, row.time, wait.first_time, row.time, evidence)
@@ -569,14 +406,14 @@ class _Judge:
 
     def _has_ended(self, wait: Wait) -> bool:
         """Returns whether an event that ends the wait has come already."""
-        sort_keys, rows, absent = self._live.sort_keys[self._steps.absent], self._state.rows, self._absent
+        absent = self._absent
         assert absent is not None
-        low, high = bisect_right(sort_keys, _sort_key(wait)), bisect_left(sort_keys, (wait.time + self._wait + 1, -1))
-        if low >= high or absent.own:
-            return low < high
+        ending = self._live.iterate(self._steps.absent, (wait.time, wait.number + 1), (wait.time + self._wait + 1, -1))
+        first = next(ending, None)
+        if first is None or absent.own:
+            return first is not None
         taken = self._find_taken(wait)
-        ending = (rows[bisect_left(rows, each, key=_sort_key)] for each in sort_keys[low:high])
-        return any(self._steps.ends(row, taken) for row in ending)
+        return any(self._steps.ends(row, taken) for row in (first, *ending))
 
     def _end_waits(self, row: Row, at: int) -> None:
         """Ends the waits for this event, and retracts the alerts of those that were over."""
@@ -630,27 +467,35 @@ class _Judge:
         rows = self._find_rows(wait)
         return rows[bisect_left(rows, _sort_key(wait), key=_sort_key)]
 
-    def _find_taken(self, wait: Wait) -> list[list[Row]]:
+    def _find_taken(self, wait: Wait) -> list[TakenRows]:
         """Finds the rows that each step took; no more than evidence needs where nothing else reads them."""
         if wait.taken is not None:
-            return wait.taken
+            return [TakenRows(rows) for rows in wait.taken]
         absent = self._absent
-        only_evidence = self._steps.reads_event_alone and not self._step_names and (absent is None or absent.own)
-        rows = self._find_rows(wait)
+        only_evidence = not self._step_names and (absent is None or absent.own)
         ends = [*wait.begins[1:], (wait.time, wait.number + 1)]
-        taken: list[list[Row]] = []
-        left = _MAX_EVIDENCE_IDS if only_evidence else len(rows)
+        taken: list[TakenRows] = []
+        left = _MAX_EVIDENCE_IDS if only_evidence else len(self._find_rows(wait))
         for step, (begin, end) in enumerate(zip(wait.begins, ends, strict=True)):
-            listed: list[Row] = []
-            for at in range(bisect_left(rows, begin, key=_sort_key), len(rows)):
-                row = rows[at]
-                if _sort_key(row) >= end or not left:
-                    break
-                if wait.since <= row.number <= wait.number and self._steps.takes(step, row, taken):
-                    listed.append(row)
-                    left -= 1
+            rows = self._iterate_rows(wait, step, begin, end)
+            listed = TakenRows()
+            while len(listed) < left and (some := list(islice(rows, left))):
+                are_taken, _ = self._steps.find_taken(step, some, taken)
+                listed.extend(row for row, is_taken in zip(some, are_taken, strict=True) if is_taken)
+            listed.cut(left)
             taken.append(listed)
+            left -= len(listed)
         return taken
+
+    def _iterate_rows(self, wait: Wait, step: int, begin: SortKey, end: SortKey) -> Iterator[Row]:
+        """Yields the rows in [begin, end) that counted for a wait when it began and that a step may have taken."""
+        if wait.since >= self._state.since:
+            rows = self._live.iterate(step, begin, end)
+        else:
+            held = self._state.held
+            low, high = bisect_left(held, begin, key=_sort_key), bisect_left(held, end, key=_sort_key)
+            rows = (row for row in held[low:high] if row.bits >> step & 1)
+        return (row for row in rows if wait.since <= row.number <= wait.number)
 
     def _find_rows(self, wait: Wait) -> list[Row]:
         """Finds the rows among which are those that a wait names."""
@@ -659,4 +504,7 @@ class _Judge:
 
 def _list_evidence(taken: Sequence[Sequence[Row]]) -> list[str]:
     """Returns the ids of the first rows that the steps took."""
-    return [row.id for rows in taken for row in rows][:_MAX_EVIDENCE_IDS]
+    ids: list[str] = []
+    for rows in taken:
+        ids += [row.id for row in rows[: _MAX_EVIDENCE_IDS - len(ids)]]
+    return ids

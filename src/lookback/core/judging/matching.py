@@ -1,0 +1,360 @@
+"""Matches the rows of a key, in order, against the steps of a sequence."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lookback.core.expressions.compiling import Expression
+from lookback.core.judging.segment import RuleRun
+from lookback.core.rules.compiled import COUNT, CompiledStep
+from lookback.core.streams.events import Events
+from lookback.core.values.columns import Column, Mask, from_values, replace_nan, to_python
+from lookback.core.values.keys import Int64s
+from lookback.core.values.types import BIGINT, DataType, array
+
+# The time and the number of a row: rows and waits are sorted by it.
+SortKey = tuple[int, int]
+# So many rows are offered at once at first; each time twice as many, since a step may end soon.
+_FIRST_ROWS, _MOST_ROWS = 16, 1024
+
+
+class Row(NamedTuple):
+    """An event that some condition may take.
+
+    bits: the conditions that it may satisfy; values: of the fields that are kept; number: counts the rows of a key as
+    they arrive.
+    """
+
+    time: int
+    id: str
+    bits: int
+    values: list[Any]
+    number: int
+
+
+def row_key(row: Row) -> SortKey:
+    """Returns the sort key of a row."""
+    return row.time, row.number
+
+
+class _Array:
+    """The values of a field over the rows that a step took, in order. first: where each value is found first."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.first: dict[Any, int] = {}
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Adds values at the end."""
+        for value in values:
+            self.first.setdefault(replace_nan(value), len(self.values))
+            self.values.append(value)
+
+    def cut(self, count: int) -> None:
+        """Keeps the first `count` values."""
+        for at, value in enumerate(self.values[count:], count):
+            if self.first.get(replace_nan(value)) == at:
+                del self.first[replace_nan(value)]
+        del self.values[count:]
+
+
+class _Part(Sequence[Any]):
+    """The first `length` values of an array, without a copy; a value is found in it without a search."""
+
+    __slots__ = ("_array", "_length")
+
+    def __init__(self, array: _Array, length: int) -> None:
+        self._array, self._length = array, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._array.values[at + self._length if at < 0 else at]
+
+    def __contains__(self, value: object) -> bool:
+        at = self._array.first.get(replace_nan(value))
+        return at is not None and at < self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._array.values[: self._length])
+
+
+class TakenRows(list[Row]):
+    """The rows that a step took, in order, and the arrays of their fields that conditions read."""
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        super().__init__(rows)
+        self._arrays: dict[int, _Array] = {}
+
+    def array(self, at: int) -> _Array:
+        """Returns the array of a field; at: its position among the values of a row."""
+        found = self._arrays.setdefault(at, _Array())
+        found.extend(row.values[at] for row in self[len(found.values) :])
+        return found
+
+    def cut(self, count: int) -> None:
+        """Keeps the first `count` rows."""
+        for each in self._arrays.values():
+            each.cut(count)
+        del self[count:]
+
+
+class Steps:
+    """The conditions of a sequence, evaluated on rows.
+
+    reads_event_alone: whether no condition reads the rows that earlier steps took. last, absent, until: the bits of the last
+    step, of the absence and of `until`; the others are those of the steps.
+    """
+
+    def __init__(self, rule_run: RuleRun) -> None:
+        assert rule_run.rule.sequence is not None
+        self.compiled = rule_run.rule.sequence
+        self.steps = self.compiled.steps
+        self.reads_event_alone = all(step.own for step in self.steps)
+        self._fields = rule_run.stream.fields
+        # The position of each field among the values of a row.
+        self._kept = {name: at for at, name in enumerate(self.compiled.kept)}
+        self._numbers = {step.step.name: at for at, step in enumerate(self.steps)}
+        self.last, self.absent, self.until = len(self.steps) - 1, len(self.steps), len(self.steps) + 1
+
+    def find_bits(self, events: Events) -> tuple[Int64s, Mask]:
+        """Finds the conditions that each event may satisfy, and where one that reads the event alone has an error."""
+        bits = np.zeros(len(events), dtype=np.int64)
+        errors = np.zeros(len(events), dtype=bool)
+        gates: list[tuple[int, Expression | None]] = [(1 << at, step.gate) for at, step in enumerate(self.steps)]
+        if self.compiled.absent is not None:
+            gates.append((1 << self.absent, self.compiled.absent.gate))
+        if self.compiled.until is not None:
+            gates.append((1 << self.until, self.compiled.until))
+        for bit, gate in gates:
+            if gate is None:
+                bits |= bit
+                continue
+            value = events.value(gate)
+            bits |= np.where(value.is_true(), bit, 0)
+            if value.error is not None:
+                errors |= value.error
+        return bits, errors
+
+    def find_taken(
+        self, at: int, rows: Sequence[Row], taken: Sequence[TakenRows], counts: Sequence[int] | None = None
+    ) -> tuple[list[bool], bool]:
+        """Finds the rows that a step takes, and whether its condition has an error for the last of them.
+
+        taken: the rows of the steps before. counts: for each row, how many rows of the step just before it sees; None: all.
+        """
+        step = self.steps[at]
+        able = [bool(row.bits >> at & 1) for row in rows]
+        if step.own or not any(able):
+            return able, False
+        seen = [n for n, is_able in enumerate(able) if is_able]
+        counted = None if counts is None else [counts[n] for n in seen]
+        holds, errors = self._evaluate(step, [rows[n] for n in seen], taken, counted)
+        for n, does_hold in zip(seen, holds.tolist(), strict=True):
+            able[n] = does_hold
+        return able, seen[-1] == len(rows) - 1 and errors is not None and bool(errors[-1])
+
+    def ends(self, row: Row, taken: Sequence[TakenRows]) -> bool:
+        """Returns whether a row is the event that was to be absent."""
+        absent = self.compiled.absent
+        assert absent is not None
+        return bool(row.bits >> self.absent & 1) and (absent.own or bool(self._evaluate(absent, [row], taken)[0][0]))
+
+    def _evaluate(
+        self, step: CompiledStep, rows: Sequence[Row], taken: Sequence[TakenRows], counts: Sequence[int] | None = None
+    ) -> tuple[Mask, Mask | None]:
+        """Returns where the step's condition holds, and where it has an error. taken, counts: as of `find_taken`."""
+        columns = {}
+        for name in step.condition.fields:
+            before, _, own = name.partition(".")
+            if not own:
+                at = self._kept[name]
+                columns[name] = from_values(self._fields[name], [row.values[at] for row in rows])
+                continue
+            number = self._numbers[before]
+            listed = taken[number]
+            lengths = [len(listed)] * len(rows) if counts is None or number < len(taken) - 1 else counts
+            if own == COUNT:
+                columns[name] = Column(BIGINT, np.array(lengths, dtype=np.int64))
+                continue
+            values, parts = listed.array(self._kept[own]), np.empty(len(rows), dtype=object)
+            parts[:] = [_Part(values, length) for length in lengths]
+            columns[name] = Column(array(self._fields[own]), parts)
+        result = step.condition.evaluate(columns, len(rows))
+        return result.is_true(), result.error
+
+    def message_values(self, names: Sequence[str], row: Row, taken: Sequence[Sequence[Row]]) -> dict[str, Any]:
+        """Returns the values of names in a message: fields of the row, or arrays and numbers of the steps' rows."""
+        values = {}
+        for name in names:
+            value, type_ = self._look_up(name, row, taken)
+            values[name] = None if value is None else to_python(type_, value)
+        return values
+
+    def _look_up(self, name: str, row: Row, taken: Sequence[Sequence[Row]]) -> tuple[Any, DataType]:
+        """Returns the stored value of a name in a message, and its type."""
+        before, _, own = name.partition(".")
+        if not own:
+            return row.values[self._kept[name]], self._fields[name]
+        rows = taken[self._numbers[before]]
+        if own == COUNT:
+            return len(rows), BIGINT
+        at = self._kept[own]
+        return [each.values[at] for each in rows], array(self._fields[own])
+
+
+class Match:
+    """The rows that the steps take, of the rows of a key from the first one of step one on.
+
+    begin: the sort key of that row; since: rows with a lower number do not count; rows: per step that is reached; next: rows
+    before this sort key were offered. Rows are offered in order; a row that arrives late takes the match back to its place.
+    """
+
+    def __init__(self, steps: Steps, begin: SortKey, since: int) -> None:
+        self._steps, self.begin, self.since = steps, begin, since
+        self.rows = [TakenRows()]
+        self.next = begin
+        # The sort key of the row with which a step took too many.
+        self._ended: SortKey | None = None
+
+    def rewind(self, key: SortKey) -> None:
+        """Takes the match back to where no row from this sort key on was offered."""
+        if not self.begin <= key < self.next:
+            return
+        for rows in self.rows:
+            rows.cut(bisect_left(rows, key, key=row_key))
+        while len(self.rows) > 1 and not self.rows[-1]:
+            del self.rows[-1]
+        if self._ended is not None and self._ended >= key:
+            self._ended = None
+        self.next = key
+
+    def offer(self, rows: Sequence[Row]) -> bool:
+        """Offers the next rows. Returns whether the last step's condition has an error for the last of them."""
+        failed, start, size = False, 0, _FIRST_ROWS
+        while start < len(rows) and not self.is_over:
+            count, failed = self._offer_some(rows[start : start + size])
+            start, size = start + count, min(2 * size, _MOST_ROWS)
+        if rows:
+            time, number = row_key(rows[-1])
+            self.next = time, number + 1
+        return failed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a step took more rows than it may."""
+        return self._ended is not None
+
+    def is_completed_by(self, row: Row) -> bool:
+        """Returns whether the last step took this row, and has enough."""
+        last = self.rows[-1]
+        if self.is_over or len(self.rows) <= self._steps.last or not last or last[-1] is not row:
+            return False
+        return len(last) >= self._steps.steps[-1].step.at_least
+
+    def _offer_some(self, rows: Sequence[Row]) -> tuple[int, bool]:
+        """Offers rows until one is taken by the next step. Returns how many, and the error as `offer` does."""
+        steps, at, listed = self._steps, len(self.rows) - 1, self.rows[-1]
+        takes, failed = steps.find_taken(at, rows, self.rows[:-1])
+        counts, count = [], len(listed)
+        for is_taken in takes:
+            counts.append(count)
+            count += is_taken
+        listed.extend(row for row, is_taken in zip(rows, takes, strict=True) if is_taken)
+        moved, spec = None, steps.steps[at].step
+        if at < steps.last:
+            enough = bisect_left(counts, spec.at_least)
+            # The step sees the rows that the one before it had taken when the row came.
+            nexts, failed = steps.find_taken(at + 1, rows[enough:], self.rows, counts[enough:])
+            failed = failed and at + 1 == steps.last
+            if True in nexts:
+                moved = enough + nexts.index(True)
+                count = counts[moved]
+                listed.cut(count)
+        if spec.at_most is not None and count > spec.at_most:
+            self._ended = row_key(listed[spec.at_most])
+        elif moved is not None:
+            self.rows.append(TakenRows([rows[moved]]))
+        return len(rows) if moved is None else moved + 1, failed
+
+
+class Index:
+    """Rows in order, per condition that they may satisfy, so that finding a step's row takes one search."""
+
+    def __init__(self, steps: Steps, rows: Sequence[Row]) -> None:
+        self._steps = steps
+        self.rows: list[list[Row]] = [[] for _ in range(steps.until + 1)]
+        self.sort_keys: list[list[SortKey]] = [[] for _ in self.rows]
+        for row in rows:
+            for condition, listed in enumerate(self.rows):
+                if row.bits >> condition & 1:
+                    listed.append(row)
+                    self.sort_keys[condition].append(row_key(row))
+
+    def add(self, row: Row) -> None:
+        """Adds a row."""
+        key = row_key(row)
+        for condition, sort_keys in enumerate(self.sort_keys):
+            if row.bits >> condition & 1:
+                at = bisect_left(sort_keys, key)
+                sort_keys.insert(at, key)
+                self.rows[condition].insert(at, row)
+
+    def find_first(self, condition: int, low: SortKey) -> SortKey | None:
+        """Returns the sort key of the first row from `low` on that may satisfy a condition; None if there is none."""
+        at = bisect_left(self.sort_keys[condition], low)
+        return self.sort_keys[condition][at] if at < len(self.sort_keys[condition]) else None
+
+    def iterate(self, condition: int, low: SortKey, high: SortKey) -> Iterator[Row]:
+        """Yields the rows in [low, high) that may satisfy a condition."""
+        rows, sort_keys = self.rows[condition], self.sort_keys[condition]
+        return (rows[at] for at in range(bisect_left(sort_keys, low), bisect_left(sort_keys, high)))
+
+    def find_taken(self, low: SortKey, last: SortKey) -> list[RowRange] | None:
+        """Finds what each step takes of the rows in [low, last]; None if the last row does not complete the steps.
+
+        For steps whose conditions read the event alone. The last row may satisfy the last step.
+        """
+        at = bisect_left(self.sort_keys[0], low)
+        taken: list[RowRange] = []
+        for number, each in enumerate(self._steps.steps):
+            sort_keys, spec = self.sort_keys[number], each.step
+            enough = at + spec.at_least - 1
+            if enough >= len(sort_keys) or sort_keys[enough] > last:
+                return None
+            if number < self._steps.last:
+                following = self.sort_keys[number + 1]
+                after = bisect_right(following, sort_keys[enough])
+                if after == len(following):
+                    return None
+                end, following_at = bisect_left(sort_keys, following[after]), after
+            else:
+                end, following_at = bisect_right(sort_keys, last), 0
+            if spec.at_most is not None and end - at > spec.at_most:
+                return None
+            taken.append(RowRange(self.rows[number], at, end))
+            at = following_at
+        return taken
+
+
+class RowRange(Sequence[Row]):
+    """The rows from `begin` to before `end` of a list, without a copy; valid until the list changes."""
+
+    def __init__(self, rows: list[Row], begin: int, end: int) -> None:
+        self._rows, self._begin, self._end = rows, begin, end
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self._rows[each] for each in range(self._begin, self._end)[at]]
+        return self._rows[range(self._begin, self._end)[at]]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows[self._begin : self._end])
