@@ -22,7 +22,7 @@ _DAY = MICROSECONDS["day"]
 
 @dataclass(frozen=True)
 class Limit:
-    """What one number limits, and the range in which a stream can set it; microseconds if it is a duration."""
+    """One limit: its meaning, and the range in which a stream can set it, in microseconds if it is a duration."""
 
     about: str
     least: int
