@@ -15,91 +15,28 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from dev.bench.producer import append as append_commit
+from dev.soak import scenario
+from dev.soak.verdict import AlertRow, list_alerts, read_alerts
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.columns import to_text
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-STREAM = Stream.from_dict(
-    {
-        "stream": "payins",
-        "event_id": "id",
-        "event_time": "at",
-        "fields": {"id": "string", "at": "timestamp", "customer": "int", "shop": "string", "amount": "decimal(18,2)"},
-        "max_out_of_orderness": "20 seconds",
-        "allowed_lateness": "1 minute",
-    }
-)
+rule, window, sequence = scenario.make_rule, scenario.make_window_rule, scenario.make_sequence_rule
+# Tests append commits of any size.
+STREAM = Stream.from_dict({key: value for key, value in scenario.STREAM.to_dict().items() if key != "commit_rows"})
 STREAMS = {STREAM.name: STREAM}
 START = 1_700_000_000_000_000
 TIME = pa.timestamp("us", tz="UTC")
-
-
-def rule(rule_id: str, **more: Any) -> dict[str, Any]:
-    return {
-        "rule_id": rule_id,
-        "stream": STREAM.name,
-        "group_by": ["customer"],
-        "window": "5 minutes",
-        "measures": {"n": "count(*)", "total": "sum(amount)", "top": "max(amount)"},
-        "when": "n >= 4 and total > 100",
-        "message": "{total} by {customer}",
-        **more,
-    }
-
-
-RULES = [
-    rule("by-customer"),
-    rule("by-shop", group_by=["shop"], window={"lookback": "2 minutes", "delay": "10 seconds"}, when="n > 5"),
-    rule("all", group_by=[], when="top >= 49 or n = 1", suppress="30 seconds", late="record"),
-    rule(
-        "pair",
-        group_by=["shop", "customer"],
-        where="amount <> 13",
-        when="window_complete and n > 1 and total / (n - 3) > 2",
-    ),
-]
-
-
-def window(rule_id: str, window: dict[str, str], **more: Any) -> dict[str, Any]:
-    """A rule of a tumbling, sliding or session window: every window gives a result."""
-    document = rule(rule_id, **{"window": window, "message": "{total}", **more})
-    if "when" not in more:
-        del document["when"]
-    return document
-
-
-def sequence(rule_id: str, steps: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    own = {name: more.pop(name) for name in ("until", "expiry") if name in more}
-    document = rule(rule_id, sequence={"within": "2 minutes", "steps": steps, **own}, **more)
-    return {name: value for name, value in document.items() if name not in ("window", "measures", "when")}
-
-
-LARGE = {"name": "large", "where": "amount > 40", "at_least": 2}
+_BY_ID = {document["rule_id"]: document for document in scenario.RULES}
+RULES = [rule("by-customer"), _BY_ID["by-shop"], _BY_ID["all"], {**_BY_ID["pair"], "where": "amount <> 13"}]
 # One rule of every kind that RULES has not.
+_KINDS = ("revised", "emptied", "shops", "minutes", "tens", "sessions", "large-small", "fixed")
 MORE_RULES = [
-    rule("revised", late="revise", when="n >= 3 and total < 150", message="{n} by {customer}"),
-    rule("emptied", group_by=["shop"], reset_on_alert=True, when="n >= 3 or total > 90", message=""),
-    rule("shops", measures={"n": "count(distinct shop) filter (where amount > 20)"}, when="n >= 3", message="{n}"),
-    window("minutes", {"tumbling": "1 minute", "offset": "7 seconds"}, group_by=["shop"]),
-    window("tens", {"sliding": "30 seconds", "slide": "10 seconds"}, when="n > 2", early=True, suppress="20 seconds"),
-    window("sessions", {"session": "15 seconds"}, when="n > 1", message="{customer}"),
-    sequence(
-        "large-small",
-        [LARGE, {"name": "small", "where": "amount < 30 and not array_contains(large.shop, shop)"}],
-        until="amount > 50",
-        message="{large.count} of {large.amount} in {large.shop}, then {amount} in {shop}",
-    ),
-    sequence("fixed", [LARGE, {"name": "next", "where": "amount > 20"}], expiry="fixed", message="{next.count}"),
-    sequence(
-        "silent",
-        [{"name": "seen", "where": "amount > 20"}, {"name": "none", "absent": "amount > 20", "within": "20 seconds"}],
-        group_by=["shop"],
-        message="{seen.count} {shop}",
-    ),
+    *(_BY_ID[rule_id] for rule_id in _KINDS),
+    {key: value for key, value in _BY_ID["silent"].items() if key != "reset_on_alert"},
 ]
 
 
@@ -170,33 +107,12 @@ def relocate(folder: Path, before: str, now: str) -> None:
             (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
 
 
-def stored_alerts(tables: Tables) -> list[tuple[Any, ...]]:
-    micros = {"at": "event_time", "start": "window_start", "end": "window_end"}
-    rows = tables.read("alerts").withColumns({name: F.unix_micros(time) for name, time in micros.items()}).collect()
-    return sorted(
-        (
-            row["alert_id"], row["revision"], row["verdict"], row["rule_id"], row["rule_version"], row["mode"],
-            tuple(sorted(row["key"].items())), str(row["event_id"]), row["at"], row["window_complete"],
-            tuple(sorted(row["measures"].items())), row["message"], tuple(row["evidence"]), row["start"], row["end"],
-            row["arrival"],
-        )
-        for row in rows
-    )  # fmt: skip
+def stored_alerts(tables: Tables) -> list[AlertRow]:
+    return sorted(read_alerts(tables))
 
 
-def replayed_alerts(result: lookback.Result) -> list[tuple[Any, ...]]:
-    def micros(time: dt.datetime) -> int:
-        return (time - dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)) // dt.timedelta(microseconds=1)
-
-    return sorted(
-        (
-            alert.alert_id, alert.revision, alert.verdict, alert.rule_id, alert.rule_version, alert.mode,
-            tuple(sorted(alert.key.items())), str(alert.event_id), micros(alert.event_time), alert.window_complete,
-            tuple(sorted((name, to_text(value)) for name, value in alert.measures.items())), alert.message,
-            tuple(alert.evidence), micros(alert.window_start), micros(alert.window_end), alert.arrival,
-        )
-        for alert in result.alerts
-    )  # fmt: skip
+def replayed_alerts(result: lookback.Result) -> list[AlertRow]:
+    return sorted(list_alerts(result))
 
 
 def replay_of_tables(tables: Tables) -> lookback.Result:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from dev.soak.__main__ import parser
-from dev.soak.killing import OUTPUTS, Moment, Place, Torn, end, tear
-from dev.soak.scenario import RULES, STREAM, Feed, is_usable, next_version
+from dev.soak.killing import OUTPUTS, Moment, Place, Torn, kill_session, tear
+from dev.soak.scenario import RULES, STREAM, Feed, is_usable, make_next_version
 from dev.soak.tally import Tally
-from dev.soak.verdict import difference
+from dev.soak.verdict import find_differences
 from lookback.core.rules.compiled import compile_rule
 
 
@@ -41,8 +41,8 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_the_same_seed_feeds_the_same() -> None:
-    lines = Feed(random.Random(3)).lines(2_000)
-    assert lines == Feed(random.Random(3)).lines(2_000)
+    lines = Feed(random.Random(3)).make_lines(2_000)
+    assert lines == Feed(random.Random(3)).make_lines(2_000)
     ids = [json.loads(line)["id"] for line in lines if is_usable(line)]
     assert 20 < len(ids) - len(set(ids)) < 80, "duplicates"
     assert 5 < sum(not is_usable(line) for line in lines) < 60, "broken lines"
@@ -54,17 +54,17 @@ def test_rules_and_all_that_becomes_of_them_are_valid() -> None:
     for document in RULES:
         for _ in range(20):
             compile_rule(document, STREAM)
-            document = next_version(document, chance)  # noqa: PLW2901 - one version after another
+            document = make_next_version(document, chance)  # noqa: PLW2901 - one version after another
 
 
 def test_what_a_kill_left_is_told_by_the_files(place: Place) -> None:
-    assert place.waiting() == 7 - 2
-    assert place.interrupted() == "in a batch"
+    assert place.count_waiting() == 7 - 2
+    assert place.describe_kill() == "in a batch"
     newest = place.root / "alerts/_delta_log" / f"{8:020}.json"
     newest.write_text(json.dumps({"commitInfo": {"userMetadata": "query:1"}}))
-    assert place.interrupted() == "after output, before the batch's commit"
+    assert place.describe_kill() == "after output, before the batch's commit"
     (place.checkpoint / "commits/1").write_text("v1\n{}")
-    assert place.interrupted() == "between batches"
+    assert place.describe_kill() == "between batches"
 
 
 def test_a_moment_is_met_by_a_new_name_and_by_the_end_of_the_process(place: Place) -> None:
@@ -72,8 +72,8 @@ def test_a_moment_is_met_by_a_new_name_and_by_the_end_of_the_process(place: Plac
     chance = random.Random(1)
     assert Moment("new", lambda: next(seen), 0).wait(chance, lambda: False, 10)
     assert next(seen) == {"b", "c"}
-    assert not Moment("never", place.planned, 0).wait(chance, lambda: True, 10)
-    assert not Moment("never", place.planned, 0).wait(chance, lambda: False, 0.01)
+    assert not Moment("never", place.list_planned, 0).wait(chance, lambda: True, 10)
+    assert not Moment("never", place.list_planned, 0).wait(chance, lambda: False, 0.01)
 
 
 def test_the_newest_file_of_a_kind_is_torn_and_can_be_mended(place: Place) -> None:
@@ -89,7 +89,7 @@ def _torn_and_mended(place: Place, seed: int) -> Torn | None:
     torn = tear(place, random.Random(seed))
     if torn is not None:
         assert torn.file.stat().st_size == torn.left < len(torn.content)
-        torn.mend()
+        torn.restore()
         assert torn.file.read_bytes() == torn.content
     return torn
 
@@ -99,7 +99,7 @@ def test_a_process_is_ended_with_those_of_its_session() -> None:
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     child = int(process.stdout.readline())
-    end(process)
+    kill_session(process)
     process.stdout.close()
     deadline = time.monotonic() + 10
     while _runs(child):
@@ -115,8 +115,8 @@ def _runs(process: int) -> bool:
 
 
 def test_one_side_having_a_row_more_is_a_difference() -> None:
-    assert difference([1, 1, 2], [2, 1]) == ["only in the table: 1"]
-    assert difference([1], [1, 3]) == ["only in the replay: 3"]
+    assert find_differences([1, 1, 2], [2, 1]) == ["only in the table: 1"]
+    assert find_differences([1], [1, 3]) == ["only in the replay: 3"]
 
 
 def test_a_run_fails_by_a_difference_by_no_comparison_and_by_a_process_that_ended() -> None:
@@ -132,7 +132,7 @@ def test_a_run_fails_by_a_difference_by_no_comparison_and_by_a_process_that_ende
         if ended:
             tally.add("ended by itself", "evaluate")
         tally.close(verdict)
-        assert tally.failed is failed
+        assert tally.has_failed is failed
         assert tally.kills == 3
         assert "kills: 3" in str(tally)
 

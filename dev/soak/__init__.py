@@ -1,1 +1,1 @@
-"""Soak: ingest, rule changes and evaluation as processes of their own, killed again and again, then compared with a replay."""
+"""The soak run: kills processes of ingest, authors and evaluation again and again, then compares tables with a replay."""

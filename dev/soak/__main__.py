@@ -1,7 +1,7 @@
-"""Kills ingest, authors and evaluation again and again, then compares what the tables hold with a replay.
+"""Kills ingest, authors and evaluation again and again, then compares the tables with a replay.
 
-In rounds: each has tables of its own, so many kills, and ends with a comparison. Exit code 1 where anything differs.
-Ctrl-C ends the round, which is compared still, and the run.
+It runs in rounds: each has its own tables and a number of kills, and ends with a comparison. The exit code is 1 if
+anything differs. Ctrl-C ends the run after the comparison of the current round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dev.soak.tally import Tally
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs rounds until there were so many kills or so many seconds have passed."""
+    """Runs rounds until the number of kills or of seconds is reached. Returns 1 if a round failed."""
     options = parser().parse_args(arguments)
     folder = Path(options.folder or tempfile.mkdtemp(prefix="lookback-soak-"))
     tally, started = Tally(options.seed), time.monotonic()
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shutil.rmtree(folder / f"round-{number}")
         _write(options.report, tally)
     sys.stdout.write(f"{tally}\n")
-    if tally.failed:
-        sys.stderr.write(f"What differs is left in {folder}.\n")
+    if tally.has_failed:
+        sys.stderr.write(f"The tables that differ are left in {folder}.\n")
         return 1
     if options.folder is None:
         shutil.rmtree(folder)
@@ -57,7 +57,7 @@ def _write(report: Path | None, tally: Tally) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the parser of the command line."""
     top = argparse.ArgumentParser(prog="python -m dev.soak", description=__doc__)
     top.add_argument("--kills", type=int, default=200, help="in all; default: %(default)s")
     top.add_argument("--round-kills", type=int, default=50, help="between two comparisons; default: %(default)s")

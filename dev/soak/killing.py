@@ -1,4 +1,4 @@
-"""Starts the processes of a soak run and ends them by SIGKILL at moments that are seen from outside, in their files."""
+"""Starts the processes of a soak run and ends them by SIGKILL at moments that their files show."""
 
 from __future__ import annotations
 
@@ -22,56 +22,56 @@ from dev.soak.scenario import STREAM
 
 OUTPUTS = ("alerts", "late_events", "rule_log")
 _POLL_SECONDS = 0.002
-_LONGEST_START = 400.0
+_MAX_START_SECONDS = 400.0
 _PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of one round, and what can be told from its files while others write them."""
+    """The folder of one round. Its files are read while others write them."""
 
     folder: Path
 
     @property
     def root(self) -> Path:
-        """The tables."""
+        """The folder of the tables."""
         return self.folder / "lakehouse"
 
     @property
     def checkpoint(self) -> Path:
-        """That of the evaluation."""
+        """The checkpoint of the evaluation."""
         return self.root / "_checkpoints" / f"evaluate_{STREAM.name}"
 
-    def planned(self) -> set[str]:
-        """The batches that were begun."""
-        return {name for name in _names(self.checkpoint / "offsets") if name.isdigit()}
+    def list_planned(self) -> set[str]:
+        """Lists the batches that were begun."""
+        return {name for name in _list_names(self.checkpoint / "offsets") if name.isdigit()}
 
-    def finished(self) -> set[str]:
-        """The batches that were ended."""
-        return {name for name in _names(self.checkpoint / "commits") if name.isdigit()}
+    def list_finished(self) -> set[str]:
+        """Lists the batches that were finished."""
+        return {name for name in _list_names(self.checkpoint / "commits") if name.isdigit()}
 
-    def taken_in(self) -> int:
-        """How many times ingest has looked and found files."""
-        return max((int(name) + 1 for name in _names(self.folder / "ingest/commits") if name.isdigit()), default=0)
+    def count_ingest_rounds(self) -> int:
+        """Counts the rounds in which ingest has found files."""
+        return max((int(name) + 1 for name in _list_names(self.folder / "ingest/commits") if name.isdigit()), default=0)
 
-    def pages(self) -> set[str]:
-        """The files of the state store, those being written too."""
+    def list_pages(self) -> set[str]:
+        """Lists the files of the state store, those being written included."""
         state = self.checkpoint / "state" / "0"
-        return {f"{part}/{name}" for part in _names(state) if part.isdigit() for name in _names(state / part)}
+        return {f"{part}/{name}" for part in _list_names(state) if part.isdigit() for name in _list_names(state / part)}
 
-    def data(self, *tables: str) -> set[str]:
-        """The data files of tables, those being written too."""
-        return {f"{table}/{name}" for table in tables for name in _names(self.root / table) if "parquet" in name}
+    def list_data_files(self, *tables: str) -> set[str]:
+        """Lists the data files of tables, those being written included."""
+        return {f"{table}/{name}" for table in tables for name in _list_names(self.root / table) if "parquet" in name}
 
-    def commits(self, *tables: str) -> set[str]:
-        """The commits of tables."""
+    def list_commits(self, *tables: str) -> set[str]:
+        """Lists the commits of tables."""
         logs = ((table, self.root / table / "_delta_log") for table in tables)
-        return {f"{table}/{name}" for table, log in logs for name in _names(log) if name.endswith(".json")}
+        return {f"{table}/{name}" for table, log in logs for name in _list_names(log) if name.endswith(".json")}
 
-    def waiting(self) -> int:
-        """Commits of the events table that no finished batch has read yet."""
-        known = [int(Path(name).stem) for name in self.commits(STREAM.name)]
-        newest = self.finished()
+    def count_waiting(self) -> int:
+        """Counts the commits of the events table that no finished batch has read yet."""
+        known = [int(Path(name).stem) for name in self.list_commits(STREAM.name)]
+        newest = self.list_finished()
         if not newest or not known:
             return max(known, default=0)
         try:
@@ -81,9 +81,9 @@ class Place:
             return 0
         return max(known) - (0 if read is None else int(read["reservoirVersion"]) - 1)
 
-    def interrupted(self) -> str:
-        """What a kill of the evaluation left: nothing, a batch half done, or one with some of its output written."""
-        half_done = {int(name) for name in self.planned()} - {int(name) for name in self.finished()}
+    def describe_kill(self) -> str:
+        """Describes the moment of a kill by its traces: no open batch, a half-done one, or one with output written."""
+        half_done = {int(name) for name in self.list_planned()} - {int(name) for name in self.list_finished()}
         if not half_done:
             return "between batches"
         mark = f":{max(half_done)}"
@@ -91,7 +91,7 @@ class Place:
 
     def _is_written(self, mark: str) -> bool:
         for table in OUTPUTS:
-            newest = max(self.commits(table), default=None)
+            newest = max(self.list_commits(table), default=None)
             if newest is None:
                 continue
             name = newest.partition("/")[2]
@@ -104,7 +104,7 @@ class Place:
         return False
 
 
-def _names(folder: Path) -> list[str]:
+def _list_names(folder: Path) -> list[str]:
     try:
         return [entry.name for entry in os.scandir(folder)]
     except OSError:
@@ -113,9 +113,9 @@ def _names(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Moment:
-    """When to kill: as soon as `look` sees a name that it did not see before, and up to `spread` seconds later.
+    """A moment to kill at: when `look` returns a new name, or up to `spread` seconds later.
 
-    Without `look`: up to `spread` seconds after the process began to work.
+    Without `look` it is up to `spread` seconds after the process began to work.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Moment:
     spread: float
 
     def wait(self, chance: random.Random, ended: Callable[[], bool], longest: float) -> bool:
-        """Waits for the moment. False if the process ended by itself or nothing was seen for so many seconds."""
+        """Waits for the moment. Returns False if the process ended by itself or nothing was seen for `longest` seconds."""
         deadline = time.monotonic() + longest
         if self.look is not None:
             before = self.look()
@@ -148,52 +148,52 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
 
     def begin(self, order: dict[str, Any]) -> None:
-        """Waits until it is warm, then tells it what to do. Raises RuntimeError where it does not get there."""
+        """Waits until the process is warm, then sends its order. Raises RuntimeError if it did not start."""
         try:
-            line = self._lines.get(timeout=_LONGEST_START)
+            line = self._lines.get(timeout=_MAX_START_SECONDS)
         except queue.Empty:
             line = ""
         if line != "ready":
             self.kill()
-            raise RuntimeError(f"{self.role} did not start: {self.complaint()}")
+            raise RuntimeError(f"{self.role} did not start: {self.read_errors()}")
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
-    def ended(self) -> bool:
-        """Whether it ended by itself."""
+    def has_ended(self) -> bool:
+        """Returns whether the process has ended."""
         return self._process.poll() is not None
 
     def finish(self, seconds: float) -> int:
-        """Waits until it ends by itself. Returns its exit code; kills it after so many seconds."""
+        """Waits until the process ends by itself, and kills it after `seconds`. Returns its exit code."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
             return -signal.SIGKILL
 
-    def said(self) -> list[dict[str, Any]]:
-        """The lines of JSON since it was last asked."""
-        found = []
+    def read_output(self) -> list[dict[str, Any]]:
+        """Reads the lines of JSON that the process has written since the last call."""
+        output = []
         while not self._lines.empty():
             line = self._lines.get()
             if line.startswith("{"):
-                found.append(json.loads(line))
-        return found
+                output.append(json.loads(line))
+        return output
 
-    def complaint(self) -> str:
-        """The errors that it wrote to its standard error, and the end of it."""
+    def read_errors(self) -> str:
+        """Reads the errors from the standard error, and its last lines."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line[:400] for line in lines if re.match(r"(Caused by: )?[\w.]+(Error|Exception)\b", line)]
         return "\n".join([*errors[:8], *(line[:200] for line in lines[-5:])])
 
     def kill(self) -> None:
-        """Ends it with its JVM and its Python workers."""
-        end(self._process)
+        """Kills the process with its JVM and its Python workers."""
+        kill_session(self._process)
 
     def kill_workers(self) -> int:
-        """Ends the Python workers of Spark alone, as a machine does that runs out of memory. Returns how many."""
-        workers = [process for process in _session(self._process.pid) if _is_worker(process)]
+        """Kills only Spark's Python workers, as a machine does that runs out of memory. Returns their number."""
+        workers = [process for process in _list_session(self._process.pid) if _is_worker(process)]
         for process in workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -205,31 +205,31 @@ class Worker:
             self._lines.put(line.rstrip("\n"))
 
 
-def end(leader: subprocess.Popen[str]) -> None:
-    """Ends all processes of a session at once, as a machine that dies does; none where its leader has ended already."""
+def kill_session(leader: subprocess.Popen[str]) -> None:
+    """Kills all processes of a session at once, as if the machine died; none if the leader has ended already."""
     if leader.poll() is not None:
-        # Its number may be another's by now; what it started ends by itself when its pipes do.
+        # Another process may have its id by now. Its children end by themselves when their pipes close.
         return
-    for process in [leader.pid, *_session(leader.pid)]:
+    for process in [leader.pid, *_list_session(leader.pid)]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     leader.wait()
 
 
-def _session(leader: int) -> list[int]:
-    """The processes of a session; Spark's Python workers have a process group of their own."""
-    found = []
-    for entry in _names(_PROC):
+def _list_session(leader: int) -> list[int]:
+    """Lists the processes of a session; Spark's Python workers have a process group of their own."""
+    processes = []
+    for entry in _list_names(_PROC):
         if not entry.isdigit():
             continue
         try:
-            # After the name, which may hold anything: state, parent, group, session.
+            # After the name, which may have any characters: state, parent, group, session.
             fields = (_PROC / entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[3]) == leader and int(entry) != leader:
-            found.append(int(entry))
-    return found
+            processes.append(int(entry))
+    return processes
 
 
 def _is_worker(process: int) -> bool:
@@ -249,20 +249,20 @@ class Torn:
 
     @property
     def kind(self) -> str:
-        """offsets, commits, or the file's suffix."""
+        """The kind of file: offsets, commits, or its suffix."""
         return self.file.suffix.lstrip(".") or self.file.parent.name
 
-    def mend(self) -> None:
-        """Puts the file back."""
+    def restore(self) -> None:
+        """Writes the whole file back."""
         self.file.write_bytes(self.content)
 
 
 def tear(place: Place, chance: random.Random) -> Torn | None:
-    """Cuts off the end of the newest file of one kind, as a crash leaves it that came before the disk had it all."""
+    """Cuts off the end of the newest file of one kind, as a crash does before the whole file is on disk."""
     kinds = [
-        [place.checkpoint / "offsets" / name for name in place.planned()],
-        [place.checkpoint / "commits" / name for name in place.finished()],
-        [place.checkpoint / "state" / "0" / name for name in place.pages() if _is_state(name)],
+        [place.checkpoint / "offsets" / name for name in place.list_planned()],
+        [place.checkpoint / "commits" / name for name in place.list_finished()],
+        [place.checkpoint / "state" / "0" / name for name in place.list_pages() if _is_state(name)],
     ]
     files = [file for file in chance.choice(kinds) if file.exists()]
     if not files:
@@ -271,7 +271,7 @@ def tear(place: Place, chance: random.Random) -> Torn | None:
     content = newest.read_bytes()
     left = chance.choice([0, chance.randrange(max(1, len(content)))])
     newest.write_bytes(content[:left])
-    # The checksum beside it may be lost as well.
+    # The checksum beside it may be lost, too.
     if chance.random() < 0.5:
         (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
     return Torn(newest, content, left)

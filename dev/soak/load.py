@@ -1,8 +1,8 @@
-"""Loads that must stay within bounds: 1,000 rules, an alert for every event, a key with a million events, a burst.
+"""Drains loads that must stay within bounds: 1,000 rules, an alert for every event, a key with a million events, a burst.
 
-Each is drained in a process of its own: `python -m dev.soak.load NAME`. It prints a line of JSON: peaks of memory in MiB (of
-the JVM and of all Python workers together), batches, the largest of them, seconds, alerts. Exit code 1 where memory passed
-the bound or the alerts are not as many as they must be.
+Each runs in its own process: `python -m dev.soak.load NAME`. It prints a line of JSON: the peaks of memory in MiB (of the
+JVM and of all Python workers together), batches, the largest of them, seconds, alerts. The exit code is 1 if memory
+passed the bound or the number of alerts is wrong.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 import pyarrow as pa
 
 from dev.bench.processes import MemorySampler
-from dev.soak.scenario import STREAM, STREAMS
+from dev.soak.scenario import STREAM, STREAMS, make_rule
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
-# A machine of 8 GB with something else on it.
-_MOST_MIB = 6_500
+# The memory of a machine of 8 GB that also runs other things.
+_MAX_MIB = 6_500
 _COMMIT_ROWS = 100_000
 _CALM_COMMITS = 20
 _START = 1_704_067_200_000_000
@@ -38,9 +38,10 @@ _SECOND = 1_000_000
 
 @dataclass(frozen=True)
 class Load:
-    """events: how many; customers: of how many keys; step: microseconds between two events; rules: documents.
+    """The events and rules of a load.
 
-    calm: of how many events each commit is before the burst, of 20 commits; none without. alerts: how many there must be.
+    events: their number. customers: the number of keys. step: microseconds between two events. rules: documents. alerts:
+    the right number. calm: the events of each of the 20 commits before a burst; 0 without a burst.
     """
 
     events: int
@@ -50,8 +51,8 @@ class Load:
     alerts: int
     calm: int = 0
 
-    def commits(self) -> Iterator[pa.Table]:
-        """The rows of the events table, commit by commit."""
+    def make_commits(self) -> Iterator[pa.Table]:
+        """Makes the rows of the events table, commit by commit."""
         starts = [*range(0, _CALM_COMMITS * self.calm, self.calm or 1)]
         starts += range(_CALM_COMMITS * self.calm, self.events, _COMMIT_ROWS)
         for first, end in pairwise([*starts, self.events]):
@@ -69,42 +70,34 @@ class Load:
             )
 
 
-def rule_of(rule_id: str, **more: Any) -> dict[str, Any]:
-    """A rule over an hour of a customer's events. more: further keys of its document."""
-    return {
-        "rule_id": rule_id,
-        "stream": STREAM.name,
-        "group_by": ["customer"],
-        "window": "1 hour",
-        "measures": {"n": "count(*)", "total": "sum(amount)"},
-        "message": "{total} by {customer}",
-        **more,
-    }
+def make_hour_rule(rule_id: str, **more: Any) -> dict[str, Any]:
+    """Makes a rule over an hour of a customer's events. more: further keys of its document."""
+    return make_rule(rule_id, window="1 hour", measures={"n": "count(*)", "total": "sum(amount)"}, **more)
 
 
 LOADS = {
-    # Each with state of its own: nothing is shared between them. 2,000 keys have 100 events each.
+    # Each rule has its own state. The 2,000 keys have 100 events each.
     "rules": Load(
-        200_000, 2_000, _SECOND // 10, [rule_of(f"r{at}", where=f"amount >= {at}", when="n > 200") for at in range(1_000)], 0
+        200_000, 2_000, _SECOND // 10, [make_hour_rule(f"r{at}", where=f"amount >= {at}", when="n > 200") for at in range(1_000)], 0
     ),
-    "storm": Load(1_000_000, 5_000, _SECOND // 10, [rule_of("every", when="n > 0")], 1_000_000),
-    # In an hour the one key has some 1,080,100 events; once it has exactly so many.
-    "key": Load(3_000_000, 1, _SECOND // 300, [rule_of("hot", when="n = 1080000")], 1),
+    "storm": Load(1_000_000, 5_000, _SECOND // 10, [make_hour_rule("every", when="n > 0")], 1_000_000),
+    # In an hour the key has some 1,080,100 events; once it has exactly 1,080,000.
+    "key": Load(3_000_000, 1, _SECOND // 300, [make_hour_rule("hot", when="n = 1080000")], 1),
     # Commits of 2,000 events, then of fifty times as many.
-    "burst": Load(2_040_000, 5_000, _SECOND // 1_000, [rule_of("every", when="n > 0 and amount = 999")], 2_040, calm=2_000),
+    "burst": Load(2_040_000, 5_000, _SECOND // 1_000, [make_hour_rule("every", when="n > 0 and amount = 999")], 2_040, calm=2_000),
 }  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one load. Returns 1 where it took more memory than a machine of 8 GB can give, or judged wrongly."""
+    """Runs one load. Returns 1 if it took more memory than a machine of 8 GB has, or raised a wrong number of alerts."""
     parser = argparse.ArgumentParser(prog="python -m dev.soak.load", description=__doc__)
     parser.add_argument("name", choices=LOADS)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="lookback-load-") as folder:
         figures = _run(LOADS[options.name], Path(folder))
     sys.stdout.write(json.dumps({"load": options.name, **figures}) + "\n")
-    too_much = figures["jvm_peak_mib"] + figures["workers_peak_mib"] > _MOST_MIB
-    return 1 if too_much or figures["alerts"] != LOADS[options.name].alerts else 0
+    is_too_large = figures["jvm_peak_mib"] + figures["workers_peak_mib"] > _MAX_MIB
+    return 1 if is_too_large or figures["alerts"] != LOADS[options.name].alerts else 0
 
 
 def _run(load: Load, folder: Path) -> dict[str, Any]:
@@ -115,7 +108,7 @@ def _run(load: Load, folder: Path) -> dict[str, Any]:
     tables = Tables.local(get_spark("lookback load", settings={"spark.driver.memory": "3g"}), folder / "lakehouse")
     tables.create(STREAM)
     _publish(tables, load.rules)
-    for rows in load.commits():
+    for rows in load.make_commits():
         tables.append(tables.spark.createDataFrame(rows).coalesce(1), STREAM.name)
     evaluation = Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True)
     started = time.monotonic()
@@ -136,7 +129,7 @@ def _run(load: Load, folder: Path) -> dict[str, Any]:
 
 
 def _publish(tables: Tables, documents: list[dict[str, Any]]) -> None:
-    """All rules in one commit."""
+    """Publishes all rules in one commit."""
     from lookback.spark.tables.schemas import RULES  # noqa: PLC0415
     from lookback.testing.rule_tests import check_rule  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""The processes of a soak run, each with a JVM of its own: what they do between two kills.
+"""Runs one process of a soak run, with its own JVM, until it is killed.
 
-A process says `ready` when it is warm and then waits for a line with what to do, so that the next one can warm up
-while the one before it works. What a killed process was doing is not told to the next one: it has to find out.
+A process prints `ready` when it is warm and then waits for a line with its order, so that the next one can warm up while
+the one before it works. The next process is not told what a killed one was doing; it has to find out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dev.soak.scenario import RULES, STREAM, STREAMS, next_version
+from dev.soak.scenario import RULES, STREAM, STREAMS, make_next_version
 from lookback.config import Settings
 
 if TYPE_CHECKING:
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 LANDING = "landing"
-_MOST_SAID = 3_000
-_MOST_FAILURES = 3
+_MAX_ERROR_CHARACTERS = 3_000
+_MAX_FAILURES = 3
 _HIGHEST = "max(unix_micros(at)) filter (where at < '2090-01-01')"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one process until it is killed or has done what there was to do."""
+    """Runs one process until it is killed or has done its work."""
     parser = argparse.ArgumentParser(prog="python -m dev.soak.processes", description=__doc__)
     parser.add_argument("role", choices=ROLES)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
     settings = Settings.local(options.folder / "lakehouse", options.folder / "conf")
-    tables = _warm(settings)
-    _say("ready")
+    tables = _open_tables(settings)
+    _print_line("ready")
     line = sys.stdin.readline()
     if not line.strip():
         return 0
@@ -48,18 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end_with_parent() -> None:
-    """Nothing more is written to a process; its standard input ends when whoever started it does."""
+    """Ends this process with its parent: its standard input, to which nothing more is written, is closed then."""
     sys.stdin.read()
     os._exit(1)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def _warm(settings: Settings) -> Tables:
-    """The tables, after Spark has started and has read something."""
+def _open_tables(settings: Settings) -> Tables:
+    """Opens the tables, after Spark has started and has read something."""
     from lookback.spark.platform.session import get_spark  # noqa: PLC0415 - Spark is imported where it is needed
     from lookback.spark.tables.lakehouse import Tables  # noqa: PLC0415
 
@@ -70,9 +70,9 @@ def _warm(settings: Settings) -> Tables:
 
 
 def _evaluate(tables: Tables, folder: Path, order: dict[str, list[str]]) -> int:
-    """Runs the command, and runs it again where a batch failed, as its Python workers may be killed.
+    """Runs the command, and runs it again if a batch failed, as its Python workers may be killed.
 
-    Says each failure: whoever kills knows how many there may be.
+    Prints each failure: the killing process knows how many there may be.
     """
     from pyspark.errors import StreamingQueryException  # noqa: PLC0415
 
@@ -85,23 +85,23 @@ def _evaluate(tables: Tables, folder: Path, order: dict[str, list[str]]) -> int:
         try:
             return cli.main([*places, "evaluate", STREAM.name, "--json", *options])
         except StreamingQueryException as error:  # noqa: PERF203 - once in a life
-            # What fails again and again without a batch in between is no worker that was killed.
-            known, finished = finished, _finished(tables)
+            # Failures in a row without a batch between them do not come from killed workers.
+            known, finished = finished, _find_last_batch(tables)
             failures = failures + 1 if finished == known else 1
-            if failures > _MOST_FAILURES:
+            if failures > _MAX_FAILURES:
                 raise
-            _say(json.dumps({"broken": _reasons(str(error))}))
+            _print_line(json.dumps({"broken": _find_error_lines(str(error))}))
             options = [option for option in options if option != "--rebuild"]
 
 
-def _reasons(text: str) -> str:
-    """The lines of a failed query's text that name an error, Java's as well as Python's."""
+def _find_error_lines(text: str) -> str:
+    """Finds the lines of a failed query's text that name an error, of Java or of Python."""
     lines = (line.strip() for line in text.splitlines())
-    return "\n".join(line for line in lines if re.search(r"(Error|Exception)\b", line))[:_MOST_SAID]
+    return "\n".join(line for line in lines if re.search(r"(Error|Exception)\b", line))[:_MAX_ERROR_CHARACTERS]
 
 
-def _finished(tables: Tables) -> int:
-    """The last batch of the evaluation that was ended; -1 before the first."""
+def _find_last_batch(tables: Tables) -> int:
+    """Finds the last finished batch of the evaluation; -1 before the first."""
     from lookback.spark.stream.pipeline import checkpoint_folder  # noqa: PLC0415
 
     commits = Path(checkpoint_folder(tables, STREAM), "commits").glob("[0-9]*")
@@ -119,7 +119,7 @@ def _ingest(tables: Tables, folder: Path, order: dict[str, bool]) -> int:
 
 
 def _author(tables: Tables, _folder: Path, order: dict[str, str]) -> int:
-    """Publishes the rules that are not there yet, then changes one after another."""
+    """Publishes the missing rules, then changes one after another."""
     from lookback.spark.rules import RulesTable  # noqa: PLC0415
 
     chance, rules = random.Random(order["seed"]), RulesTable(tables, STREAMS)  # noqa: S311 - repeatable, no secret
@@ -132,17 +132,17 @@ def _author(tables: Tables, _folder: Path, order: dict[str, str]) -> int:
         chance.choices(list(_CHANGES), weights=list(_CHANGES.values()))[0](rules, chance)
 
 
-def _new_version(rules: RulesTable, chance: random.Random) -> None:
-    document = next_version(chance.choice(RULES), chance)
+def _publish_version(rules: RulesTable, chance: random.Random) -> None:
+    document = make_next_version(chance.choice(RULES), chance)
     rules.push(document, status=chance.choice(["active"] * 4 + ["shadow", "draft"]))
 
 
-def _new_status(rules: RulesTable, chance: random.Random) -> None:
+def _publish_status(rules: RulesTable, chance: random.Random) -> None:
     rule_id = str(chance.choice(RULES)["rule_id"])
     rules.set_status(rule_id, chance.choice(["active", "active", "paused", "shadow", "retired"]))
 
 
-def _back(rules: RulesTable, chance: random.Random) -> None:
+def _publish_original(rules: RulesTable, chance: random.Random) -> None:
     rules.push(chance.choice(RULES))
 
 
@@ -152,7 +152,7 @@ def _advance(rules: RulesTable, chance: random.Random) -> None:
         rules.command("advance", STREAM.name, time=highest + chance.choice([-20_000_000, 1_000_000]))
 
 
-def _clear(rules: RulesTable, _chance: random.Random) -> None:
+def _clear_state(rules: RulesTable, _chance: random.Random) -> None:
     rules.command("clear_state", STREAM.name)
 
 
@@ -160,14 +160,14 @@ def _optimize(rules: RulesTable, _chance: random.Random) -> None:
     rules.tables.spark.sql(f"OPTIMIZE {rules.tables.identifier(STREAM.name)}")
 
 
-# What an author does, and how often.
+# The actions of an author, with their weights.
 _CHANGES: dict[Callable[[RulesTable, random.Random], None], int] = {
-    _new_version: 8, _back: 4, _new_status: 4, _advance: 2, _clear: 1, _optimize: 1,
+    _publish_version: 8, _publish_original: 4, _publish_status: 4, _advance: 2, _clear_state: 1, _optimize: 1,
 }  # fmt: skip
 
 
 def _close(tables: Tables, folder: Path, order: dict[str, list[str]]) -> int:
-    """Takes in and judges what is left, then says how the tables compare with a replay."""
+    """Takes in and judges the rest of the events, then prints how the tables compare with a replay."""
     from dev.soak.verdict import compare  # noqa: PLC0415
     from lookback.spark.ingest.files import ingest_continuously  # noqa: PLC0415
 
@@ -177,7 +177,7 @@ def _close(tables: Tables, folder: Path, order: dict[str, list[str]]) -> int:
     query.awaitTermination()
     code = _evaluate(tables, folder, {"options": ["--once", *order["options"]]})
     if not code:
-        _say(json.dumps({"verdict": compare(tables, folder / LANDING)}))
+        _print_line(json.dumps({"verdict": compare(tables, folder / LANDING)}))
     return code
 
 

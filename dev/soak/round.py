@@ -1,4 +1,4 @@
-"""One round of a soak run: tables of its own, processes that are killed and started again, and a comparison."""
+"""Runs one round of a soak run: it has its own tables, kills and restarts processes, and ends with a comparison."""
 
 from __future__ import annotations
 
@@ -20,71 +20,74 @@ from dev.soak.tally import Tally
 
 _EVALUATE = ["--every", "100 milliseconds"]
 _REBUILD = "--rebuild"
-# Events wait for evaluation, not evaluation for events; more than that would only make batches large.
-_MOST_WAITING = 40
-# For each time that ingest looks.
-_MOST_FILES = 3
-_LONGEST_WAIT = 120.0
-_LONGEST_CLOSE = 600.0
-_MOST_FAILURES = 3
-# Spark takes up workers that wait for work before it sees that they are gone, one a task.
-_FAILURES_OF_A_KILL = 3
-# In one life of the evaluation: a batch that fails costs seconds, a JVM that starts ten times as many.
+# Some commits should always wait for the evaluation; more than that would only make batches large.
+_MAX_WAITING_COMMITS = 40
+# At most so many files per round of ingest.
+_MAX_FILES_PER_ROUND = 3
+_MAX_WAIT_SECONDS = 120.0
+_MAX_CLOSE_SECONDS = 600.0
+_MAX_FAILURES = 3
+# Spark tries to use idle workers before it sees that they are gone, one a task.
+_FAILURES_PER_KILL = 3
+# Kills of workers for each evaluation: a failed batch costs seconds, the start of a JVM ten times as many.
 _WORKER_KILLS = (0, 2, 4, 8)
 
 
 class Round:
-    """tear: after which part of the kills of an evaluation a file of its checkpoint is cut off."""
+    """A round. tear: the share of the kills of an evaluation after which a file of its checkpoint is cut off."""
 
     def __init__(self, folder: Path, chance: random.Random, tally: Tally, tear: float) -> None:
         self._place, self._chance, self._tally, self._tear = Place(folder), chance, tally, tear
         self._stopping = threading.Event()
         self._failures = self._started = 0
-        # Since the last start that went well for longer than a torn file can stay unread.
+        # The files torn since the last start that went on for longer than a torn file can stay unread.
         self._torn: list[Torn] = []
         self._rebuilds = _can_rebuild()
 
     def run(self, kills: int, deadline: float) -> dict[str, Any]:
-        """Kills so many processes, or until `deadline` (monotonic seconds). Returns the comparison, or an `error`."""
+        """Kills processes until there were `kills`, or until `deadline` (monotonic seconds).
+
+        Returns the comparison, or an `error`.
+        """
         self._prepare()
         goal = self._tally.kills + kills
 
-        def enough() -> bool:
+        def is_over() -> bool:
             over = self._tally.kills >= goal or time.monotonic() > deadline or self._tally.stopping
-            return over or self._stopping.is_set() or self._failures >= _MOST_FAILURES
+            return over or self._stopping.is_set() or self._failures >= _MAX_FAILURES
 
         others = [
-            self._thread(self._feed),
-            self._thread(lambda chance: self._others("ingest", chance, enough)),
-            self._thread(lambda chance: self._others("author", chance, enough)),
+            self._start_thread(self._feed),
+            self._start_thread(lambda chance: self._run_others("ingest", chance, is_over)),
+            self._start_thread(lambda chance: self._run_others("author", chance, is_over)),
         ]
         try:
-            self._evaluations(enough)
+            self._run_evaluations(is_over)
         except RuntimeError as error:
-            self._failed("evaluate", str(error))
+            self._record_failure("evaluate", str(error))
         finally:
             self._stopping.set()
             for thread in others:
                 thread.join()
         return self._close()
 
-    def _thread(self, work: Callable[[random.Random], None]) -> threading.Thread:
+    def _start_thread(self, work: Callable[[random.Random], None]) -> threading.Thread:
         chance = random.Random(self._chance.random())  # noqa: S311 - repeatable, no secret
         thread = threading.Thread(target=work, args=(chance,), daemon=True)
         thread.start()
         return thread
 
     def _prepare(self) -> None:
-        """Makes the tables; as that process ends, its JVM writes down the classes that the others then read faster."""
+        """Creates the tables; when that process ends, its JVM archives its classes, which the others then load faster."""
         folder = self._place.folder
         (folder / "conf/streams").mkdir(parents=True)
         (folder / LANDING).mkdir()
         (folder / "conf/streams" / f"{STREAM.name}.yml").write_text(yaml.safe_dump(STREAM.to_dict()))
         archive = folder / "classes.jsa"
         self._configure(f"-XX:ArchiveClassesAtExit={archive}")
-        worker = self._worker("prepare")
+        worker = self._start_worker("prepare")
         worker.begin({})
-        worker.finish(_LONGEST_WAIT)
+        worker.finish(_MAX_WAIT_SECONDS)
         self._configure(f"-XX:SharedArchiveFile={archive}" if archive.exists() else "")
 
     def _configure(self, flags: str) -> None:
@@ -98,96 +101,98 @@ class Round:
         }
         (self._place.folder / "conf/settings.yml").write_text(yaml.safe_dump(settings))
 
-    def _worker(self, role: str) -> Worker:
+    def _start_worker(self, role: str) -> Worker:
         self._started += 1
         return Worker(role, self._place, self._place.folder / f"{role}-{self._started}.log")
 
     def _feed(self, chance: random.Random) -> None:
-        """Drops files for ingest, whole ones, as long as evaluation keeps up."""
+        """Writes whole files for ingest, as long as the evaluation keeps up."""
         feed, number = Feed(chance), 0
         while not self._stopping.wait(chance.uniform(0.3, 1.5)):
-            if self._place.waiting() > _MOST_WAITING or number > _MOST_FILES * (1 + self._place.taken_in()):
+            if self._place.count_waiting() > _MAX_WAITING_COMMITS or number > _MAX_FILES_PER_ROUND * (
+                1 + self._place.count_ingest_rounds()
+            ):
                 continue
             number += 1
-            text = "\n".join(feed.lines(chance.randint(1, 80)))
+            text = "\n".join(feed.make_lines(chance.randint(1, 80)))
             draft = self._place.folder / f"{number}.draft"
             draft.write_text(text + "\n", encoding="utf-8")
             draft.rename(self._place.folder / LANDING / f"{number:06}.json")
             self._tally.add("offered", "files")
 
-    def _others(self, role: str, chance: random.Random, enough: Callable[[], bool]) -> None:
-        """Lives and deaths of the ingest or of the author."""
+    def _run_others(self, role: str, chance: random.Random, is_over: Callable[[], bool]) -> None:
+        """Starts and kills the ingest or the author again and again."""
         table = STREAM.name if role == "ingest" else "rules"
         moments = [
             Moment("while it starts", None, 3),
-            Moment("while a file is written", lambda: self._place.data(table), 0.02),
-            Moment("at a commit", lambda: self._place.commits(table), 0.02),
-            Moment("at any time", lambda: self._place.commits(table), 3),
+            Moment("while a file is written", lambda: self._place.list_data_files(table), 0.02),
+            Moment("at a commit", lambda: self._place.list_commits(table), 0.02),
+            Moment("at any time", lambda: self._place.list_commits(table), 3),
         ]
-        while not enough():
-            worker = self._worker(role)
+        while not is_over():
+            worker = self._start_worker(role)
             try:
-                self._life(worker, chance.choices(moments, weights=[1, 3, 3, 3])[0], chance)
+                self._run_until_killed(worker, chance.choices(moments, weights=[1, 3, 3, 3])[0], chance)
             except RuntimeError as error:
-                self._failed(role, str(error))
+                self._record_failure(role, str(error))
             finally:
                 worker.kill()
                 worker.log.unlink(missing_ok=True)
 
-    def _life(self, worker: Worker, moment: Moment, chance: random.Random) -> None:
-        """Of an ingest or of an author, up to the moment that it is killed at."""
+    def _run_until_killed(self, worker: Worker, moment: Moment, chance: random.Random) -> None:
+        """Lets an ingest or an author work until the moment at which it is to be killed."""
         worker.begin({"seed": str(chance.random())})
         if moment.look is not None:
             self._stopping.wait(chance.uniform(15, 90))
-        if moment.wait(chance, lambda: worker.ended() or self._stopping.is_set(), _LONGEST_WAIT):
+        if moment.wait(chance, lambda: worker.has_ended() or self._stopping.is_set(), _MAX_WAIT_SECONDS):
             self._tally.kill(f"{worker.role}, {moment.name}")
-        elif worker.ended():
-            self._failed(worker.role, worker.complaint())
+        elif worker.has_ended():
+            self._record_failure(worker.role, worker.read_errors())
 
-    def _evaluations(self, enough: Callable[[], bool]) -> None:
-        """Lives and deaths of the evaluation."""
+    def _run_evaluations(self, is_over: Callable[[], bool]) -> None:
+        """Starts and kills the evaluation again and again."""
         options: list[str] = []
-        worker = self._worker("evaluate")
-        while not enough():
+        worker = self._start_worker("evaluate")
+        while not is_over():
             worker.begin({"options": [*_EVALUATE, *options]})
             # The next one warms up meanwhile.
-            standby = self._worker("evaluate")
+            standby = self._start_worker("evaluate")
             # A torn file may be read at any later start.
             killed = 1_000 if self._torn else 0
             for _ in range(self._chance.choice(_WORKER_KILLS)):
-                if self._met(worker) and not enough():
+                if self._wait_for_moment(worker) and not is_over():
                     worker.kill_workers()
-                    killed += _FAILURES_OF_A_KILL
+                    killed += _FAILURES_PER_KILL
                     self._tally.kill("Python workers of the evaluation")
-                    self._batches(worker, 1)
-            met = self._met(worker)
-            if worker.ended():
-                options = self._remedy(worker)
+                    self._wait_for_batches(worker, 1)
+            met = self._wait_for_moment(worker)
+            if worker.has_ended():
+                options = self._handle_failure(worker)
             else:
                 worker.kill()
                 self._tally.kill(f"evaluation, {met or 'after a long wait'}")
-                self._tally.add("left by kills of the evaluation", self._place.interrupted())
+                self._tally.add("left by kills of the evaluation", self._place.describe_kill())
                 options = []
                 if self._chance.random() < self._tear:
                     self._tear_a_file()
-            self._look(worker, killed)
+            self._count_output(worker, killed)
             worker = standby
         worker.kill()
 
-    def _met(self, worker: Worker) -> str:
+    def _wait_for_moment(self, worker: Worker) -> str:
         """Waits for a moment to kill at. Returns its name; empty if the process ended or nothing happened for long."""
         moments = [
             (1, Moment("at any time", None, 4)),
-            (2, Moment("in a batch", self._place.planned, 1.0)),
-            (2, Moment("while a page is written", self._place.pages, 0.03)),
-            (2, Moment("while output is written", lambda: self._place.data(*OUTPUTS), 0.03)),
-            (3, Moment("at a commit of output", lambda: self._place.commits(*OUTPUTS), 0.02)),
-            (1, Moment("at the end of a batch", self._place.finished, 0.2)),
+            (2, Moment("in a batch", self._place.list_planned, 1.0)),
+            (2, Moment("while a page is written", self._place.list_pages, 0.03)),
+            (2, Moment("while output is written", lambda: self._place.list_data_files(*OUTPUTS), 0.03)),
+            (3, Moment("at a commit of output", lambda: self._place.list_commits(*OUTPUTS), 0.02)),
+            (1, Moment("at the end of a batch", self._place.list_finished, 0.2)),
         ]
         moment = self._chance.choices([moment for _, moment in moments], [weight for weight, _ in moments])[0]
         if moment.look is not None:
-            self._batches(worker, self._chance.choice([0, 0, 0, 1, 2]))
-        return moment.name if moment.wait(self._chance, worker.ended, _LONGEST_WAIT) else ""
+            self._wait_for_batches(worker, self._chance.choice([0, 0, 0, 1, 2]))
+        return moment.name if moment.wait(self._chance, worker.has_ended, _MAX_WAIT_SECONDS) else ""
 
     def _tear_a_file(self) -> None:
         torn = tear(self._place, self._chance)
@@ -195,63 +200,65 @@ class Round:
             self._torn.append(torn)
             self._tally.add("torn", torn.kind)
 
-    def _batches(self, worker: Worker, count: int) -> None:
-        """Lets it end so many batches, if it does."""
-        before, deadline = self._place.finished(), time.monotonic() + _LONGEST_WAIT
-        while len(self._place.finished() - before) < count and time.monotonic() < deadline and not worker.ended():
+    def _wait_for_batches(self, worker: Worker, count: int) -> None:
+        """Waits until the evaluation has finished `count` more batches, or the longest wait is over."""
+        before, deadline = self._place.list_finished(), time.monotonic() + _MAX_WAIT_SECONDS
+        while (
+            len(self._place.list_finished() - before) < count and time.monotonic() < deadline and not worker.has_ended()
+        ):
             time.sleep(0.02)
 
-    def _remedy(self, worker: Worker) -> list[str]:
-        """What the next evaluation must be told after this one ended by itself."""
-        complaint = worker.complaint()
+    def _handle_failure(self, worker: Worker) -> list[str]:
+        """Records why the evaluation ended by itself. Returns the options that the next one needs."""
+        errors = worker.read_errors()
         if not self._torn:
-            self._failed(worker.role, complaint)
+            self._record_failure(worker.role, errors)
             return []
         for torn in self._torn:
             self._tally.remark(f"{torn.file.parent.name}/{torn.file.name} cut to {torn.left} bytes")
-        self._tally.remark(complaint[:1_500])
-        self._tally.add("torn, then", "refused and made anew" if self._rebuilds else "refused")
+        self._tally.remark(errors[:1_500])
+        self._tally.add("torn, then", "refused and rebuilt" if self._rebuilds else "refused")
         if not self._rebuilds:
             for torn in self._torn:
-                torn.mend()
+                torn.restore()
         self._torn.clear()
         return [_REBUILD] if self._rebuilds else []
 
-    def _failed(self, role: str, complaint: str) -> None:
+    def _record_failure(self, role: str, errors: str) -> None:
         self._failures += 1
         self._tally.add("ended by itself", role)
-        self._tally.remark(f"{role}: {complaint[:2_000]}")
+        self._tally.remark(f"{role}: {errors[:2_000]}")
 
-    def _look(self, worker: Worker, killed: int) -> None:
-        """Takes what an evaluation said into the figures. killed: how many failures are no wonder."""
+    def _count_output(self, worker: Worker, killed: int) -> None:
+        """Adds the output of an evaluation to the figures. killed: how many failures the kills explain."""
         failures = 0
-        for said in worker.said():
-            if "broken" in said:
+        for line in worker.read_output():
+            if "broken" in line:
                 failures += 1
                 self._tally.add("evaluated", "batches that failed as Python workers were gone")
                 if failures > killed:
-                    self._failed(worker.role, said["broken"])
-            if "batch_id" in said:
+                    self._record_failure(worker.role, line["broken"])
+            if "batch_id" in line:
                 self._tally.add("evaluated", "batches")
-                self._tally.add("evaluated", "events, those judged again too", said["events"])
+                self._tally.add("evaluated", "events, those judged again too", line["events"])
         worker.log.unlink(missing_ok=True)
 
     def _close(self, options: Sequence[str] = ()) -> dict[str, Any]:
-        """Lets what is left be taken in and judged. Returns the comparison."""
-        worker = self._worker("close")
+        """Has the rest of the events taken in and judged. Returns the comparison."""
+        worker = self._start_worker("close")
         try:
             worker.begin({"options": options})
         except RuntimeError as error:
             return {"error": str(error)}
-        code = worker.finish(_LONGEST_CLOSE)
+        code = worker.finish(_MAX_CLOSE_SECONDS)
         # The reader of its output may be a moment behind.
         time.sleep(0.5)
-        verdicts: list[dict[str, Any]] = [said["verdict"] for said in worker.said() if "verdict" in said]
+        verdicts: list[dict[str, Any]] = [line["verdict"] for line in worker.read_output() if "verdict" in line]
         if verdicts:
             return verdicts[0]
         if self._torn:
-            return self._close(self._remedy(worker))
-        return {"error": f"exit code {code}: {worker.complaint()}"}
+            return self._close(self._handle_failure(worker))
+        return {"error": f"exit code {code}: {worker.read_errors()}"}
 
 
 def _can_rebuild() -> bool:

@@ -1,4 +1,7 @@
-"""What a soak run is fed: a small stream with every kind of disorder, rules of every kind, and what authors do to them."""
+"""The input of a soak run: a small stream with every kind of disorder, rules of every kind, and changes of rules.
+
+The Spark tests use the same stream and most of the rules.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ STREAM = Stream.from_dict(
 )
 STREAMS = {STREAM.name: STREAM}
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
-# Seconds that an event comes behind the newest: in order, in disorder, late, too late.
+# The seconds by which an event is behind the newest: in order, out of order, late, too late.
 _DELAYS = [0] * 12 + [5, 15, 40, 200]
 _FUTURE = "2099-01-01T00:00:00Z"
 
@@ -34,43 +37,44 @@ class Feed:
     """Makes lines of JSON, as a source writes them: late events, some of the far future, duplicates and broken ones."""
 
     chance: random.Random
-    made: int = 0
+    count: int = 0
     now: dt.datetime = _START
     _recent: list[str] = field(default_factory=list)
 
-    def lines(self, count: int) -> list[str]:
-        """The next lines."""
-        return [self._line() for _ in range(count)]
+    def make_lines(self, count: int) -> list[str]:
+        """Makes the next lines."""
+        return [self._make_line() for _ in range(count)]
 
-    def _line(self) -> str:
+    def _make_line(self) -> str:
         kind = self.chance.random()
         if kind < 0.02 and self._recent:
             return self.chance.choice(self._recent)
-        self.made += 1
+        self.count += 1
         self.now += dt.timedelta(microseconds=self.chance.choice([0, 1, 1_000_000, 3_000_000]))
         at = (self.now - dt.timedelta(seconds=self.chance.choice(_DELAYS))).isoformat().replace("+00:00", "Z")
         row: dict[str, Any] = {
-            "id": f"e{self.made}",
+            "id": f"e{self.count}",
             "at": _FUTURE if kind > 0.995 else at,
             "customer": self.chance.choice([None, 1, 2, 3, 3]),
             "shop": self.chance.choice(["a", "ü", "", None]),
             "amount": f"{self.chance.choice([1, 13, 25, 49, 50])}.{self.chance.randrange(100):02}",
         }
         if 0.02 <= kind < 0.03:
-            # Each broken in a way of its own, and each line different, so that every one of them is counted.
-            row |= self.chance.choice([{"id": None, "shop": f"s{self.made}"}, {"at": "yesterday"}, {"at": None}])
+            # The lines are broken in several ways, and no two are equal, so that each of them is counted.
+            row |= self.chance.choice([{"id": None, "shop": f"s{self.count}"}, {"at": "yesterday"}, {"at": None}])
         line = json.dumps(row, ensure_ascii=False)
         self._recent = [*self._recent[-50:], line]
         return line
 
 
 def is_usable(line: str) -> bool:
-    """Whether ingest can make an event of a line of `Feed`."""
+    """Returns whether ingest can make an event of a line of `Feed`."""
     row = json.loads(line)
     return row["id"] is not None and row["at"] not in (None, "yesterday")
 
 
-def _rule(rule_id: str, **more: Any) -> dict[str, Any]:
+def make_rule(rule_id: str, **more: Any) -> dict[str, Any]:
+    """Makes a lookback rule. more: keys of its document that are added or replaced."""
     return {
         "rule_id": rule_id,
         "stream": STREAM.name,
@@ -83,43 +87,47 @@ def _rule(rule_id: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def _windowed(rule_id: str, window: dict[str, str], **more: Any) -> dict[str, Any]:
-    document = _rule(rule_id, **{"window": window, "message": "{total}", **more})
+def make_window_rule(rule_id: str, window: dict[str, str], **more: Any) -> dict[str, Any]:
+    """Makes a rule of a tumbling, sliding or session window; without `when` every window gives a result."""
+    document = make_rule(rule_id, **{"window": window, "message": "{total}", **more})
     return document if "when" in more else {key: value for key, value in document.items() if key != "when"}
 
 
-def _sequence(rule_id: str, steps: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+def make_sequence_rule(rule_id: str, steps: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """Makes a rule of a sequence. more: as in `make_rule`; until and expiry become keys of the sequence."""
     own = {name: more.pop(name) for name in ("until", "expiry") if name in more}
-    document = _rule(rule_id, sequence={"within": "2 minutes", "steps": steps, **own}, **more)
+    document = make_rule(rule_id, sequence={"within": "2 minutes", "steps": steps, **own}, **more)
     return {name: value for name, value in document.items() if name not in ("window", "measures", "when")}
 
 
 _LARGE = {"name": "large", "where": "amount > 40", "at_least": 2}
-_UNWATCHED = {"name": "none", "absent": "amount > 20", "within": "20 seconds"}
+_NONE = {"name": "none", "absent": "amount > 20", "within": "20 seconds"}
 RULES = [
-    _rule("by-customer", suppress="2 minutes"),
-    _rule("by-shop", group_by=["shop"], window={"lookback": "2 minutes", "delay": "10 seconds"}, when="n > 5"),
-    _rule("all", group_by=[], when="top >= 49 or n = 1", suppress="30 seconds", late="record"),
+    make_rule("by-customer", suppress="2 minutes"),
+    make_rule("by-shop", group_by=["shop"], window={"lookback": "2 minutes", "delay": "10 seconds"}, when="n > 5"),
+    make_rule("all", group_by=[], when="top >= 49 or n = 1", suppress="30 seconds", late="record"),
     # Divides by zero now and then.
-    _rule("pair", group_by=["shop", "customer"], when="window_complete and n > 1 and total / (n - 3) > 2"),
-    _rule("revised", late="revise", when="n >= 3 and total < 150", message="{n} by {customer}"),
-    _rule("emptied", group_by=["shop"], reset_on_alert=True, when="n >= 3 or total > 90", message=""),
-    _rule("shops", measures={"n": "count(distinct shop) filter (where amount > 20)"}, when="n >= 3", message="{n}"),
-    _windowed("minutes", {"tumbling": "1 minute", "offset": "7 seconds"}, group_by=["shop"]),
-    _windowed(
+    make_rule("pair", group_by=["shop", "customer"], when="window_complete and n > 1 and total / (n - 3) > 2"),
+    make_rule("revised", late="revise", when="n >= 3 and total < 150", message="{n} by {customer}"),
+    make_rule("emptied", group_by=["shop"], reset_on_alert=True, when="n >= 3 or total > 90", message=""),
+    make_rule("shops", measures={"n": "count(distinct shop) filter (where amount > 20)"}, when="n >= 3", message="{n}"),
+    make_window_rule("minutes", {"tumbling": "1 minute", "offset": "7 seconds"}, group_by=["shop"]),
+    make_window_rule(
         "tens", {"sliding": "30 seconds", "slide": "10 seconds"}, when="n > 2", early=True, suppress="20 seconds"
     ),
-    _windowed("sessions", {"session": "15 seconds"}, when="n > 1", message="{customer}"),
-    _sequence(
+    make_window_rule("sessions", {"session": "15 seconds"}, when="n > 1", message="{customer}"),
+    make_sequence_rule(
         "large-small",
         [_LARGE, {"name": "small", "where": "amount < 30 and not array_contains(large.shop, shop)"}],
         until="amount > 50",
         message="{large.count} of {large.amount} in {large.shop}, then {amount} in {shop}",
     ),
-    _sequence("fixed", [_LARGE, {"name": "next", "where": "amount > 20"}], expiry="fixed", message="{next.count}"),
-    _sequence(
+    make_sequence_rule(
+        "fixed", [_LARGE, {"name": "next", "where": "amount > 20"}], expiry="fixed", message="{next.count}"
+    ),
+    make_sequence_rule(
         "silent",
-        [{"name": "seen", "where": "amount > 20"}, _UNWATCHED],
+        [{"name": "seen", "where": "amount > 20"}, _NONE],
         group_by=["shop"],
         reset_on_alert=True,
         message="{seen.count} {shop}",
@@ -128,16 +136,16 @@ RULES = [
 _GROUPINGS = [[], ["customer"], ["shop"], ["shop", "customer"]]
 
 
-def next_version(document: dict[str, Any], chance: random.Random) -> dict[str, Any]:
-    """Another version of a rule: other keys, another condition, a longer or a shorter memory."""
+def make_next_version(document: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    """Makes another version of a rule: with other keys, another condition, a longer or a shorter memory."""
     changed = dict(document)
-    what = chance.choice(["group_by", "where", "suppress", "within"])
-    if what == "group_by":
+    key = chance.choice(["group_by", "where", "suppress", "within"])
+    if key == "group_by":
         changed["group_by"] = chance.choice(_GROUPINGS)
         changed["message"] = ""
-    elif what == "where":
+    elif key == "where":
         changed["where"] = chance.choice(["amount <> 13", "customer is not null", "shop <> ''", "amount > 5"])
-    elif what == "suppress":
+    elif key == "suppress":
         changed["suppress"] = chance.choice(["10 seconds", "1 minute", "5 minutes"])
     elif "sequence" in changed:
         changed["sequence"] = changed["sequence"] | {"within": chance.choice(["1 minute", "2 minutes", "4 minutes"])}

@@ -1,4 +1,4 @@
-"""The figures of a soak run."""
+"""Counts the figures of a soak run."""
 
 from __future__ import annotations
 
@@ -8,57 +8,57 @@ import time
 from collections import Counter
 from typing import Any
 
-_SHOWN = 10
+_MAX_SHOWN = 10
 
 
 class Tally:
-    """Counts what was done and what was found; its methods may be called from several threads."""
+    """Counts kills, batches and differences; several threads may call its methods."""
 
     def __init__(self, seed: int) -> None:
         self._seed, self._lock, self._started = seed, threading.Lock(), time.monotonic()
         self._counts: dict[str, Counter[str]] = {}
         self._verdicts: list[dict[str, Any]] = []
         self._remarks: list[str] = []
-        # Set by who wants no more kills; what was done up to then is compared still.
+        # Set to end the run: there are no more kills, and the current round is still compared.
         self.stopping = False
 
     def add(self, what: str, name: str, count: int = 1) -> None:
-        """Counts something."""
+        """Adds to the count of a name under a heading."""
         with self._lock:
             self._counts.setdefault(what, Counter())[name] += count
 
     def kill(self, name: str) -> None:
-        """Counts a kill, and says so: a run takes long."""
+        """Counts a kill, and prints it, as a run takes long."""
         self.add("kills", name)
         sys.stderr.write(f"kill {self.kills} after {time.monotonic() - self._started:.0f} s: {name}\n")
 
     def remark(self, text: str) -> None:
-        """Keeps a sentence for whoever reads the figures."""
+        """Keeps a sentence for the reader of the figures."""
         with self._lock:
             self._remarks.append(text)
 
     def close(self, verdict: dict[str, Any]) -> None:
-        """Ends a round."""
+        """Adds the verdict on a round."""
         with self._lock:
             self._verdicts.append(verdict)
 
     @property
     def kills(self) -> int:
-        """Of all processes."""
+        """The number of kills of all processes."""
         return self._counts.get("kills", Counter()).total()
 
     @property
-    def failed(self) -> bool:
-        """Whether anything differed, or a process ended that nothing had been done to."""
+    def has_failed(self) -> bool:
+        """True if anything differed, or a process ended that had not been killed."""
         return any(map(self.differs, self._verdicts)) or bool(self._counts.get("ended by itself"))
 
     @staticmethod
     def differs(verdict: dict[str, Any]) -> bool:
-        """Whether a round's tables differ from the replay, or could not be compared."""
+        """Returns whether a round's tables differ from the replay, or could not be compared."""
         return "differences" not in verdict or any(verdict["differences"].values())
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures."""
+        """Returns all figures."""
         totals: Counter[str] = Counter()
         differences: Counter[str] = Counter()
         for verdict in self._verdicts:
@@ -73,7 +73,7 @@ class Tally:
             "differences": dict(differences),
             "examples": [verdict["examples"] for verdict in self._verdicts if verdict.get("examples")],
             "not compared": [verdict["error"] for verdict in self._verdicts if "error" in verdict],
-            "remarks": self._remarks[-_SHOWN:],
+            "remarks": self._remarks[-_MAX_SHOWN:],
         }
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from connect_evaluation import connected
 
 from dev.bench.processes import MemorySampler
-from dev.soak.load import Load, rule_of
+from dev.soak.load import Load, make_hour_rule
 from dev.soak.scenario import STREAM, STREAMS
 from lookback.config import Settings
 from lookback.spark.operations.catalog import set_up
@@ -35,7 +35,7 @@ def main(
     os.environ["LOOKBACK_WORKER_MIB"] = mib
     spark = connected(folder, limited if int(mib) else {})
     documents = [
-        rule_of(f"r{at}", where=f"amount >= {at}", when="amount < 100" if at == 0 else "n > 200")
+        make_hour_rule(f"r{at}", where=f"amount >= {at}", when="amount < 100" if at == 0 else "n > 200")
         for at in range(int(rules))
     ]
     # The hour holds nine tenths of 400,000 events.
@@ -43,7 +43,7 @@ def main(
     tables = Tables.catalog(spark, "spark_catalog", "lookback_memory", volume=str(folder))
     set_up(tables, STREAMS)
     publish(tables, load.rules)
-    for rows in load.commits():
+    for rows in load.make_commits():
         tables.append(spark.createDataFrame(rows).coalesce(1), STREAM.name)
     checkpoint = folder / "checkpoint"
     admission = Settings.local(conf=ROOT / "conf", profile=profile).admission

@@ -171,9 +171,9 @@ def test_c8_executors_workers_and_drivers_may_die_in_mid_batch_and_the_alerts_ar
 
     found = stored_alerts(tables)
     assert found == replayed_alerts(replay_of_tables(tables))
-    identities = [(row[0], row[1]) for row in found]
+    identities = [(row.alert_id, row.revision) for row in found]
     assert len(set(identities)) == len(identities) > 20
-    assert {row[3] for row in found} >= {"by-amount", "by-customer", "sessions", "large-small"}
+    assert {row.rule_id for row in found} >= {"by-amount", "by-customer", "sessions", "large-small"}
     plan = Checkpoint(checkpoint).read_plan()
     assert plan is not None
     assert plan.shards == 4

@@ -85,7 +85,7 @@ def test_c8_killed_runs_and_a_last_one_give_what_one_run_gives(ready: Tables, tm
     assert last.reports
     found = stored_alerts(ready)
     assert found == replayed_alerts(replay_of_tables(ready))
-    identities = [(row[0], row[1]) for row in found]
+    identities = [(row.alert_id, row.revision) for row in found]
     assert len(set(identities)) == len(identities) > 20
     activated = ready.read("rule_log").where("action = 'activated'").collect()
     assert sorted(row["rule_id"] for row in activated) == sorted(

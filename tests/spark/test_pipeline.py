@@ -90,8 +90,8 @@ def test_c3_every_kind_of_rule_gives_what_replay_gives_for_any_cut_and_shard_cou
     spark.sql(f"UPDATE {ready.identifier('rules')} SET version = NULL WHERE rule_id = '*'")
     found = stored_alerts(ready)
     assert found == replayed_alerts(replay_of_tables(ready))
-    assert {row[3] for row in found} == {document["rule_id"] for document in MORE_RULES}
-    assert {row[2] for row in found} == {"raised", "suppressed", "retracted"}
+    assert {row.rule_id for row in found} == {document["rule_id"] for document in MORE_RULES}
+    assert {row.verdict for row in found} == {"raised", "suppressed", "retracted"}
 
 
 def test_c3_2_idle_after_moves_the_watermark_and_silence_raises_alerts(ready: Tables) -> None:
@@ -118,7 +118,7 @@ def test_c3_2_idle_after_moves_the_watermark_and_silence_raises_alerts(ready: Ta
     harness.events(events)
     harness.watermark("2023-11-15T00:00:00Z")
     assert stored_alerts(ready) == replayed_alerts(lookback.Result(alerts=harness.alerts))
-    assert {row[3] for row in stored_alerts(ready)} == {"minutes", "silent"}
+    assert {row.rule_id for row in stored_alerts(ready)} == {"minutes", "silent"}
 
 
 @pytest.mark.long
@@ -264,7 +264,7 @@ def test_c8_a_batch_repeated_after_its_output_was_written_writes_nothing_twice(r
     assert {name: ready.version(name) for name in versions} == versions
     append(ready, [{**row, "id": f"more-{row['id']}", "arrival": 9} for row in events[-5:]])
     evaluate(ready)
-    assert [row for row in stored_alerts(ready) if row[-1] <= 4] == before
+    assert [row for row in stored_alerts(ready) if row.arrival <= 4] == before
     assert stored_alerts(ready) == replayed_alerts(replay_of_tables(ready))
 
 

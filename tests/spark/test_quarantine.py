@@ -183,7 +183,7 @@ def test_c4_a_rule_that_fails_too_often_or_breaks_is_quarantined_once_and_comes_
     append(ready, [row for row in events if row["arrival"] > 3])
     evaluate(ready, STRICT)
     found = stored_alerts(ready)
-    counts = Counter(row[3] for row in found)
+    counts = Counter(row.rule_id for row in found)
     assert counts["breaks"] == 0
     assert counts["divides"] > 30
     assert found == replayed_alerts(replay_of_tables(ready))

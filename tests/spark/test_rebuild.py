@@ -105,7 +105,7 @@ def test_c8_state_made_anew_goes_on_as_if_it_had_not_been_lost(
     assert not expected["twice"]
     assert outputs(tables) == expected
     assert len(expected["alerts"]) > 200
-    assert {row[2] for row in expected["alerts"]} == {"raised", "suppressed", "retracted"}
+    assert {row.verdict for row in expected["alerts"]} == {"raised", "suppressed", "retracted"}
 
     # A state file is torn: refused, and made anew from a checkpoint that is kept.
     torn = folder.with_name("torn")

@@ -191,7 +191,7 @@ def test_what_was_deleted_beside_an_evaluation_stays_away_also_after_a_rebuild(r
     # A rule of these suppresses some.
     assert everything["alerts"].rows > everything["alerts"].open > 3
     assert everything["late_events"].rows > 3
-    replayed = [row for row in replayed_alerts(replay_of_tables(tables)) if row[-1] > 3]
+    replayed = [row for row in replayed_alerts(replay_of_tables(tables)) if row.arrival > 3]
     assert stored_alerts(tables) == replayed
     late, log = (sorted(texts(tables, name, "*")) for name in ("late_events", "rule_log"))
     account = event_account(tables, STREAM, 6, since=4)

@@ -72,7 +72,7 @@ def test_c8_the_checkpoint_of_an_earlier_release_is_gone_on_with(
 ) -> None:
     tables = unpack(spark, stored, tmp_path / "lakehouse")
     before = stored_alerts(tables)
-    assert {row[3] for row in before} >= {document["rule_id"] for document in MORE_RULES}
+    assert {row.rule_id for row in before} >= {document["rule_id"] for document in MORE_RULES}
     RulesTable(tables, STREAMS).push({**MORE_RULES[3], "message": "{n}"})
     append(tables, [row for row in EVENTS if row["arrival"] > JUDGED])
     try:
@@ -82,10 +82,10 @@ def test_c8_the_checkpoint_of_an_earlier_release_is_gone_on_with(
         go_on(tables, rebuild=True)
     found = stored_alerts(tables)
     assert judged_alike(found) == judged_alike(replayed_alerts(replay_of_tables(tables)))
-    assert [row for row in found if row[-1] <= JUDGED and row in before] == before
+    assert [row for row in found if row.arrival <= JUDGED and row in before] == before
     assert len(found) > len(before)
 
 
 def judged_alike(alerts: list[Any]) -> list[Any]:
     """All but what release 0.1.0 wrote of fixed expiry: its steps took events in order of arrival."""
-    return [row for row in alerts if row[3] != "fixed" or row[-1] > JUDGED]
+    return [row for row in alerts if row.rule_id != "fixed" or row.arrival > JUDGED]

@@ -104,22 +104,22 @@ def test_c3_1_a_history_that_does_not_reach_back(
     append(tables, [row for row in later if row["arrival"] > 11])
     evaluate(tables)
     found = stored_alerts(tables)
-    assert [row for row in found if row[-1] < 9] == before
+    assert [row for row in found if row.arrival < 9] == before
     assert max(Counter(row[:2] for row in found).values()) == 1
 
     # As a run would have given that lost no event but those: less what begins before what was read.
     cut = max(row["at"] for row in later if row["arrival"] < 9)
-    expected = [row for row in replayed_alerts(lookback.replay(RULES, later, STREAM)) if row[-1] >= 9]
-    new = [row for row in found if row[-1] >= 9]
-    whole = [row for row in expected if row[13] >= cut]
+    expected = [row for row in replayed_alerts(lookback.replay(RULES, later, STREAM)) if row.arrival >= 9]
+    new = [row for row in found if row.arrival >= 9]
+    whole = [row for row in expected if row.window_start >= cut]
 
     def told_of(rows: list[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
-        return {(row[3], row[13] - cut, row[-1], *row[:2]) for row in rows}
+        return {(row.rule_id, row.window_start - cut, row.arrival, *row[:2]) for row in rows}
 
     assert not told_of(new) - told_of(whole), sorted(told_of(new) - told_of(whole))
     assert not told_of(whole) - told_of(new), sorted(told_of(whole) - told_of(new))
-    assert {row[3] for row in new} == {"short", "tens"}
-    assert not [row for row in new if not row[9]]
+    assert {row.rule_id for row in new} == {"short", "tens"}
+    assert not [row for row in new if not row.window_complete]
     late = tables.read("late_events").where("arrival >= 9").withColumn("at", F.unix_micros("event_time")).collect()
     told = [row for row in lookback.replay(RULES, later, STREAM).late_events if row.arrival >= 9]
     assert {(row["event_id"], row["late_by_us"]) for row in late} == {(row.event_id, row.late_by_us) for row in told}

@@ -84,7 +84,7 @@ def test_rows_that_others_write_in_commits_of_several_files_are_judged_where_the
 
     there = tables.holding(stream)
     assert stored_alerts(tables) == replayed_alerts(replay_of_tables(there))
-    assert {row[3] for row in stored_alerts(tables)} >= {"by-customer", "by-shop", "minutes"}
+    assert {row.rule_id for row in stored_alerts(tables)} >= {"by-customer", "by-shop", "minutes"}
     assert f"2 rows of delta.`{place}` are no events and are passed over" in caplog.text
 
     before = stored_alerts(tables)
@@ -100,8 +100,8 @@ def test_rows_that_others_write_in_commits_of_several_files_are_judged_where_the
     # Whatever looks for the events finds them there.
     status = stream_status(tables, stream, Checkpoint(Path(checkpoint_folder(tables, stream))))
     assert (status["events"], status["commits"], status["judged"]) == (101, 5, 5)
-    alert = next(row for row in stored_alerts(tables) if row[3] == "by-customer")
-    told = explain(tables, {stream.name: stream}, alert[0])
+    alert = next(row for row in stored_alerts(tables) if row.rule_id == "by-customer")
+    told = explain(tables, {stream.name: stream}, alert.alert_id)
     assert told.consistent
     assert forget(tables, stream, "customer = 3", dry_run=True).rows[stream.name] == sum(
         row["customer"] == 3 for row in [*events, again]
@@ -146,7 +146,7 @@ def test_a_table_that_cannot_be_followed_is_refused_with_what_to_run_and_then_fo
     assert plan is not None
     assert plan.starts[EVENTS] == 1
     assert "can be read from commit 1 on: what was written before is not judged" in caplog.text
-    assert {row[-1] for row in stored_alerts(tables)} == {2}
+    assert {row.arrival for row in stored_alerts(tables)} == {2}
 
     spark.sql(f"CREATE TABLE default.pay_ins ({COLUMNS}) USING delta TBLPROPERTIES ({PROPERTIES})")
     try:
