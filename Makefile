@@ -14,7 +14,7 @@ BROKER = $(VENV)/.broker
 TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-cluster test-runtimes test-core fuzz fuzz-coverage soak soak-load bench bench-peers pictures audit docs links release-check check fix clean java
+.PHONY: help setup demo test test-long test-cluster test-runtimes test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs links release-check check fix clean java
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -60,6 +60,9 @@ bench: setup ## throughput, latency and state against the goals, about an hour; 
 
 bench-peers: setup $(PEERS) ## the same beside other engines on the same events, about an hour
 	@$(BIN)/python -m dev.bench --peers all
+
+bench-shapes: $(INSTALLED) ## rules and events that are easily slow, by the core alone: within their bounds? a minute, no Java
+	@LOOKBACK_BENCH_RESULTS=build/bench $(BIN)/python -m dev.bench shapes
 
 pictures: setup ## the pictures of the notebooks in docs/pictures, drawn anew from the sample, some minutes
 	@$(BIN)/python dev/tools/pictures.py

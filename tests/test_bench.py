@@ -6,6 +6,8 @@ import copy
 import datetime as dt
 import json
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dev.bench import goals, plan, report, sets
+from dev.bench import goals, plan, report, sets, shapes
 from dev.bench.__main__ import parser
 from dev.bench.drain import throughput
 from dev.bench.lakehouse import STREAMS, rows_of
@@ -210,7 +212,7 @@ def test_every_step_of_a_run_is_a_command(quick: bool) -> None:
     assert {step.part for step in steps} == set(plan.PARTS)
     for step in steps:
         options = parser().parse_args(step.arguments)
-        assert options.command in ("drain", "latency", "changes", "peer")
+        assert options.command in ("shapes", "drain", "latency", "changes", "peer")
         if options.command == "peer":
             assert (options.peer, options.variant, options.durable) in {(p.name, p.variant, p.durable) for p in PEERS}
 
@@ -252,6 +254,24 @@ def sample() -> dict[str, dict[str, Any]]:
         missing,
     ]
     return {each["name"]: each for each in listed}
+
+
+def test_a_shape_beyond_its_bound_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dev.bench.results.RESULTS", tmp_path)
+    slow = shapes.Shape("slow", 10, lambda: iter([2.0, 1.0]), bound=1e9)
+    twice = shapes.Shape("twice", 10, lambda: iter([2.0]), bound=2.5, against="slow")
+    monkeypatch.setattr(shapes, "SHAPES", (slow, twice))
+    assert shapes.run() == 0
+    assert re.search(
+        r"twice +200,000.00 us an event +2.0 times slow, at most 2.5$", capsys.readouterr().out, re.MULTILINE
+    )
+    page = report.render({"shapes": json.loads((tmp_path / "shapes.json").read_text())}, {})
+    assert "| twice | 200,000 us an event | 2 | slow | 2.5 |" in page
+    monkeypatch.setattr(shapes, "SHAPES", (slow, replace(twice, bound=1.9)))
+    assert shapes.run() == 1
+    assert "BEYOND" in capsys.readouterr().out
 
 
 def test_goals_are_judged_by_the_results(sample: dict[str, dict[str, Any]]) -> None:

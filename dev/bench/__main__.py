@@ -28,6 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "report":
         report.write(options.baseline)
         return 0
+    if options.command == "shapes":
+        from dev.bench import shapes  # noqa: PLC0415
+
+        return shapes.run()
     if options.command in ("latency", "changes"):
         return _live(options)
     events = EventSet(options.set, options.rows)
@@ -80,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     prepare = commands.add_parser("prepare", help="an events table, for those that measure")
     _set_arguments(prepare)
     prepare.add_argument("--commits", type=int, required=True)
+    commands.add_parser("shapes", help="rules and events that are easily slow, by the core alone, against a kernel")
     written = commands.add_parser("report", help="dev/bench/results.md and its pictures from dev/bench/results/*.json")
     written.add_argument("--baseline", type=Path, help="a folder of results; default: those last committed")
     return top

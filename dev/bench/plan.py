@@ -14,9 +14,9 @@ from dev.bench.sets import COMMIT_ROWS, REPOSITORY, ROWS
 from dev.bench.versus import PEERS
 from dev.bench.watching import say
 
-PARTS = ("drain", "rules", "windows", "sequence", "cluster", "latency", "changes", "peers")
+PARTS = ("shapes", "drain", "rules", "windows", "sequence", "cluster", "latency", "changes", "peers")
 # What `python -m dev.bench` runs unless told otherwise.
-DEFAULT_PARTS = ("drain", "rules", "windows", "sequence", "cluster", "latency", "changes")
+DEFAULT_PARTS = ("shapes", "drain", "rules", "windows", "sequence", "cluster", "latency", "changes")
 _QUICK_ROWS = 300_000
 # What one batch takes by the profile `throughput`: ten commits of handbook, nine of the others. Twenty batches are to follow
 # the first two, and a rest; where many rules make that long and no goal depends on it, half as many.
@@ -35,7 +35,8 @@ class Step:
 
 def steps(*, quick: bool, peers: Sequence[str], limit_seconds: float) -> list[Step]:
     """Every measurement. quick: small sets and short times, to see that everything works. peers: names of engines."""
-    return [*_drains(quick=quick), *_live(quick=quick), *_peers(peers, limit_seconds, quick=quick)]
+    shapes = Step("shapes", "zipf", ("shapes",))
+    return [shapes, *_drains(quick=quick), *_live(quick=quick), *_peers(peers, limit_seconds, quick=quick)]
 
 
 def run(chosen: Iterable[Step]) -> int:

@@ -34,6 +34,7 @@ def render(now: Results, before: Results, pictures: Sequence[str] = ()) -> str:
     by_name = named(now.values())
     sections = [
         ("Goals", _goals(by_name)),
+        ("Shapes", _shapes(by_name)),
         ("Throughput", _drains(by_name)),
         ("Other engines", _peers(by_name)),
         ("Latency", _latencies(by_name)),
@@ -92,6 +93,21 @@ def _goals(now: Results) -> str:
 
 def _of(now: Results, *parts: str) -> list[tuple[str, Result]]:
     return [(name, result) for name, result in now.items() if result["part"] in parts]
+
+
+def _shapes(now: Results) -> str:
+    rows = [
+        (
+            shape,
+            f"{number(each['value'])} {each['unit']}",
+            number(each["ratio"]),
+            each["against"],
+            number(each["bound"]),
+        )
+        for _, result in _of(now, "shapes")
+        for shape, each in result["figures"]["shapes"].items()
+    ]
+    return table(("shape", "value", "times", "against", "at most"), rows)
 
 
 def _drains(now: Results) -> str:

@@ -1,0 +1,243 @@
+"""Shapes of rules and events that are easily slow: the core alone, each beside a reference kernel of the same run.
+
+The kernel is what any engine does at least: it sorts rows by key and time, and adds their values up. A ratio of 100 says
+that an event of the shape costs as much processor time as 100 rows of the kernel. Ratios compare machines and days that
+seconds do not, so a shape that was mended has a bound on its ratio, three times what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dev.bench.results import record
+from dev.bench.watching import say
+from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.arrival import find_marks
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import Events
+from lookback.core.values.columns import Column
+
+SECOND, MINUTE, HOUR, DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
+_KERNEL_ROWS = 200_000
+_REPEATS = 3
+_STREAM = Stream.from_dict(
+    {
+        "stream": "shapes", "event_id": "id", "event_time": "at", "max_out_of_orderness": "1 minute",
+        "allowed_lateness": "1 hour", "fields": {"id": "bigint", "at": "timestamp", "k": "bigint", "n": "int", "amount": "decimal(18,2)"},
+    }
+)  # fmt: skip
+
+
+class Shard:
+    """One shard with its rules and a store in memory. Each batch of events is a commit, later than those before."""
+
+    def __init__(self, *rules: dict[str, Any]) -> None:
+        self._pages: dict[str, bytes] = {}
+        self._state, self._evaluator = ShardState(RuleBook(_STREAM, {_STREAM.name: _STREAM})), Evaluator(_STREAM)
+        self._changes = [
+            RuleChange(
+                "insert", at, f"r{at}", 1, "active", json.dumps({"rule_id": f"r{at}", "stream": "shapes", **rule})
+            )
+            for at, rule in enumerate(rules)
+        ]
+        self._commit = self._ids = 0
+
+    def get(self, name: str) -> bytes | None:
+        """Returns a page of the store."""
+        return self._pages.get(name)
+
+    def put(self, name: str, page: bytes) -> None:
+        """Keeps a page."""
+        self._pages[name] = page
+
+    def remove(self, name: str) -> None:
+        """Removes a page."""
+        del self._pages[name]
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of all pages."""
+        return sum(map(len, self._pages.values()))
+
+    def judge(self, times: Any, keys: Any, numbers: Any | None = None) -> float:
+        """Judges a batch and saves the state. Returns the seconds of the processor."""
+        rows, self._commit = len(times), self._commit + 1
+        zeros = np.zeros(rows, dtype=np.int32)
+        values = {
+            "id": np.arange(self._ids, self._ids + rows), "at": times, "k": keys,
+            "n": zeros if numbers is None else numbers, "amount": 100 + np.arange(rows) * 7919 % 10_000,
+        }  # fmt: skip
+        self._ids += rows
+        columns = {
+            name: Column(type_, np.asarray(values[name]).astype(type_.storage))
+            for name, type_ in _STREAM.fields.items()
+        }
+        events = Events(columns, np.full(rows, self._commit, dtype=np.int64), "id", "at")
+        changes, self._changes = self._changes, []
+        batch = Batch(events, None, find_marks(events, events.commits), changes)
+        start = time.process_time()
+        self._state.begin(self)
+        output = self._evaluator.process(self._state, batch)
+        self._state.save()
+        spent = time.process_time() - start
+        if output.failures or any(row.action == "rejected" for row in output.log):
+            raise RuntimeError(f"the rules of a shape cannot be judged: {output.failures or output.log}")
+        return spent
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape and how to measure it.
+
+    measure: yields seconds of runs that are alike, of which the least counts. events: judged in each run. bound: the most
+    that the ratio may be; None where the shape is still slow. against: where another shape is the reference in place of
+    the kernel. unit: of a millionth of what `measure` yields.
+    """
+
+    name: str
+    events: int
+    measure: Callable[[], Iterator[float]]
+    bound: float | None = None
+    against: str | None = None
+    unit: str = "us an event"
+
+
+def run() -> int:
+    """Measures all shapes, prints and records them. Returns 1 where a ratio is beyond its bound, else 0."""
+    figures: dict[str, dict[str, Any]] = {}
+    kernel, failed = _time_kernel(), False
+    for shape in SHAPES:
+        value = min(shape.measure()) / shape.events * 1e6
+        kernel = min(kernel, _time_kernel())
+        ratio = value / (kernel if shape.against is None else figures[shape.against]["value"])
+        is_beyond = shape.bound is not None and ratio > shape.bound
+        failed |= is_beyond
+        bound = "" if shape.bound is None else f", at most {shape.bound:,}{': BEYOND' if is_beyond else ''}"
+        say(
+            f"{shape.name:<56} {value:10,.2f} {shape.unit:<12} {ratio:8,.1f} times {shape.against or 'the kernel'}{bound}"
+        )
+        figures[shape.name] = {
+            "value": round(value, 3), "unit": shape.unit, "against": shape.against or "the kernel",
+            "ratio": round(ratio, 2), "bound": shape.bound,
+        }  # fmt: skip
+    say(f"the kernel: {kernel:.3f} us a row")
+    record("shapes", "shapes", {"kernel_rows": _KERNEL_ROWS}, {"kernel_us_a_row": round(kernel, 4), "shapes": figures})
+    return int(failed)
+
+
+def _time_kernel() -> float:
+    """Returns the microseconds a row of a sort by key and time with prefix sums."""
+    random = np.random.default_rng(1)
+    keys, times = random.integers(0, 1_000, _KERNEL_ROWS), random.integers(0, DAY, _KERNEL_ROWS)
+    spent = []
+    for _ in range(5):
+        start = time.process_time()
+        order = np.lexsort((times, keys))
+        np.cumsum(times[order])
+        spent.append(time.process_time() - start)
+    return min(spent) / _KERNEL_ROWS * 1e6
+
+
+def _rule(window: Any, when: str, **more: Any) -> dict[str, Any]:
+    return {"group_by": ["k"], "window": window, "measures": {"m": "sum(amount)"}, "when": when, **more}
+
+
+def _spread_times(rows: int, span: int, begin: int = 0) -> Any:
+    return begin + np.arange(rows) * span // rows
+
+
+def _zipf_keys(rows: int) -> Any:
+    return np.random.default_rng(2).zipf(1.3, rows) % 10_000
+
+
+def _judge_once(rules: Sequence[dict[str, Any]], times: Any, keys: Any, numbers: Any = None) -> Iterator[float]:
+    """Judges one batch by rules that are new, again and again."""
+    for _ in range(_REPEATS):
+        yield Shard(*rules).judge(times, keys, numbers)
+
+
+def _judge_after(
+    rule: dict[str, Any], known: tuple[Any, Any], rows: int, step: int, numbers: Sequence[int] = (0, 0)
+) -> Iterator[float]:
+    """Judges small batches after large ones of events (times and keys).
+
+    step: microseconds from batch to batch; numbers: the field n of each large batch and, last, of the small ones.
+    """
+    times, keys = known
+    shard, last = Shard(rule), int(times.max())
+    for number in numbers[:-1]:
+        shard.judge(times, keys, np.full(len(times), number))
+    for at in range(1, 1 + _REPEATS):
+        few = keys[:: max(1, len(keys) // rows)][:rows]
+        yield shard.judge(_spread_times(len(few), step, last + at * step), few, np.full(len(few), numbers[-1]))
+
+
+def _sequence(steps: list[dict[str, Any]], message: str = "") -> dict[str, Any]:
+    return {"group_by": ["k"], "message": message, "sequence": {"within": "1 hour", "steps": steps}}
+
+
+def _judge_sequence(events: int, where: str, message: str = "") -> Iterator[float]:
+    rule = _sequence([{"name": "a", "where": "n = 0", "at_least": 2}, {"name": "b", "where": where}], message)
+    return _judge_once([rule], _spread_times(events, 50 * MINUTE), np.zeros(events))
+
+
+def _judge_many(events: int, rules: list[dict[str, Any]]) -> Iterator[float]:
+    return _judge_once(rules, _spread_times(events, DAY), _zipf_keys(events), np.arange(events) % 200)
+
+
+def _judge_aggregate(text: str) -> Iterator[float]:
+    rule = {**_rule("1 hour", "m < 0"), "measures": {"m": text}}
+    return _judge_once([rule], _spread_times(50_000, DAY), np.arange(50_000) % 100)
+
+
+def _measure_bytes(aggregates: Sequence[str]) -> Iterator[float]:
+    """Yields the megabytes of state, once."""
+    shard = Shard({**_rule("1 day", "m0 < 0"), "measures": {f"m{at}": text for at, text in enumerate(aggregates)}})
+    shard.judge(_spread_times(50_000, HOUR), np.arange(50_000) % 100)
+    yield shard.stored_bytes / 1e6
+
+
+_SIX = ("sum(amount)", "avg(amount)", "min(amount)", "max(amount)", "stddev_samp(amount)", "count(amount)")
+_LARGE = 50_000
+_KNOWN = (_spread_times(_LARGE, MINUTE), np.arange(_LARGE))
+_DAYS = (_spread_times(200_000, 5 * MINUTE - 2 * SECOND, DAY), np.arange(200_000) % 1_000)
+
+SHAPES = (
+    Shape("100 rules, tumbling, Zipf", 10_000, lambda: _judge_many(10_000, [
+        _rule({"tumbling": "1 hour"}, f"m > {200_000 + 10 * at}") for at in range(100)])),
+    Shape("100 rules, different where, same measure", 10_000, lambda: _judge_many(10_000, [
+        _rule("1 hour", "m > 200000", where=f"n <> {at}") for at in range(100)])),
+    Shape("sliding 1 day / 5 min, 400,000 rows, no window ends", 1_000, lambda: _judge_after(
+        _rule({"sliding": "1 day", "slide": "5 minutes"}, "m < 0"), _DAYS, 1_000, SECOND // 2)),
+    Shape("sliding early, 600 windows an event", 1_000, lambda: _judge_once(
+        [_rule({"sliding": "10 hours", "slide": "1 minute"}, "m < 0", early=True)],
+        _spread_times(1_000, HOUR), np.arange(1_000) % 50)),
+    Shape("sequence, one key, a condition on earlier steps", 2_000, lambda: _judge_sequence(
+        2_000, "n = 0 and amount < element_at(a.amount, 1) - 1000"), 1_800),
+    Shape("sequence, one key, own conditions, every event alerts", 4_000, lambda: _judge_sequence(
+        4_000, "n = 0", "{a.count} and {b.count}"), 900),
+    Shape("500 events over 50,000 keys, session", 500, lambda: _judge_after(
+        _rule({"session": "1 hour"}, "m < 0"), _KNOWN, 500, MINUTE)),
+    Shape("500 events over 50,000 keys, sequence", 500, lambda: _judge_after(
+        _sequence([{"name": "a", "where": "n = 0"}, {"name": "b", "where": "n = 1"}]), _KNOWN, 500, MINUTE)),
+    Shape("suppress, 50,000 alerted keys, batch of 100", 100, lambda: _judge_after(
+        _rule("1 hour", "m > 0", suppress="1 day"), _KNOWN, 100, MINUTE)),
+    Shape("reset_on_alert, 50,000 alerted keys, batch of 100", 100, lambda: _judge_after(
+        _rule("1 hour", "m > 0 and n = 1", reset_on_alert=True), _KNOWN, 100, MINUTE, (0, 1, 0))),
+    Shape("avg", 50_000, lambda: _judge_aggregate("avg(amount)")),
+    Shape("stddev_samp", 50_000, lambda: _judge_aggregate("stddev_samp(amount)"), against="avg"),
+    Shape("state of one aggregate, 50,000 rows", 50_000, lambda: _measure_bytes(_SIX[:1]), unit="bytes a row"),
+    Shape("state of six aggregates, 50,000 rows", 50_000, lambda: _measure_bytes(_SIX),
+          against="state of one aggregate, 50,000 rows", unit="bytes a row"),
+    Shape("every event alerts with 12 measures", 4_000, lambda: _judge_once(
+        [{**_rule("1 hour", "m0 > 0"), "measures": {f"m{at}": f"sum(amount + {at})" for at in range(12)}}],
+        _spread_times(4_000, HOUR), np.arange(4_000) % 100)),
+)  # fmt: skip
