@@ -1,4 +1,4 @@
 """Brings rows of files and Kafka topics into the table of a stream, and sets apart those that cannot be used.
 
-It must not know rules.
+This package must not know rules.
 """

@@ -1,7 +1,7 @@
-"""Makes a value of a declared type, says whether that is exactly the value that there was, and what to do where not.
+"""Casts values to a declared type by SQL that also tells whether the result is exact, and suggests a remedy if not.
 
-Spark's casts round a decimal, cut a fraction or a time of day, and make infinity of what is too large, all without a
-word. A float or double alone may be the nearest one to a number: that is what the type means.
+Spark's casts round a decimal, cut a fraction or a time of day, and make infinity of a number that is too large, all
+without an error. Only a float or double may be the nearest one to a number: the type means that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lookback.core.values.types import DataType as FieldType
 
-# What may stand around a number in a text.
+# Characters that may surround a number in a text.
 _BLANKS = " \t\r\n"
 _NUMBER = "^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]{1,6})?$"
 _NOT_FINITE = "^([+-]?(inf|infinity)|nan)$"
@@ -36,93 +36,101 @@ _DAY = "^[+-]?[0-9]+-[0-9]{1,2}-[0-9]{1,2}([T ]00:00(:00([.]0+)?)?(Z|[+]00:?00)?
 _DAY_ALONE = "^[+-]?[0-9]+(-[0-9]+){0,2}$"
 _NO_ZONE = "[T ][0-9:.]+$"
 _INFINITY = "double('Infinity')"
+# Formats that remedies show.
+_DAY_FORMAT, _TIME_FORMAT = "'dd.MM.yyyy'", "'dd.MM.yyyy HH:mm:ss'"
 
 
-def cast_sql(made: str, source: DataType, target: FieldType, *, json: bool) -> str:
-    """The value of type `target` that `made`, SQL of type `source`, gives; NULL where there is none.
+def write_cast(sql: str, source: DataType, target: FieldType, *, json: bool) -> str:
+    """Writes the cast of `sql`, an expression of type `source`, to `target`; it gives NULL if there is no such value.
 
-    json: whether an array stands in a text as JSON.
+    json: an array is in a text as JSON.
     """
-    if target.name == "array" and json and isinstance(source, StringType):
-        return f"try_cast({json_array(made, target)} as {target})"
-    return f"try_cast({made} as {target})"
+    if _is_json_array(source, target, json):
+        sql = _write_json_array(sql, target)
+    return f"try_cast({sql} as {target})"
 
 
-def json_array(made: str, target: FieldType) -> str:
-    """A text that holds a JSON array, as an array of texts; NULL where it holds none. Long numbers keep their digits."""
-    texts = _texts_of(target)
-    return f"coalesce(try_variant_get(try_parse_json({made}), '$', '{texts}'), from_json({made}, '{texts}'))"
+def _write_json_array(sql: str, target: FieldType) -> str:
+    """Writes the cast of a text with a JSON array to an array of texts, or to NULL. Long numbers keep their digits."""
+    texts = _write_text_type(target)
+    return f"coalesce(try_variant_get(try_parse_json({sql}), '$', '{texts}'), from_json({sql}, '{texts}'))"
 
 
-def exact_sql(made: str, source: DataType, target: FieldType, *, json: bool) -> str:
-    """A condition on what is not NULL: whether its value of type `target` is exactly what `made` says."""
-    if target.name == "array" and json and isinstance(source, StringType):
-        return _exact(json_array(made, target), _array_of_texts(target), target, 0)
-    return _exact(made, source, target, 0)
+def write_exactness(sql: str, source: DataType, target: FieldType, *, json: bool) -> str:
+    """Writes a condition: the value of type `target` is exactly that of `sql`, which is not NULL."""
+    if _is_json_array(source, target, json):
+        return _write_exactness(_write_json_array(sql, target), _make_text_type(target), target, 0)
+    return _write_exactness(sql, source, target, 0)
 
 
-def is_day_alone(made: str, source: DataType) -> str:
-    """Whether a time is made of a day without a time of day."""
+def _is_json_array(source: DataType, target: FieldType, json: bool) -> bool:
+    return json and target.name == "array" and isinstance(source, StringType)
+
+
+def write_is_day_alone(sql: str, source: DataType) -> str:
+    """Writes a condition: the value of `sql` is a day without a time of day."""
     if isinstance(source, StringType):
-        return f"{_trimmed(made)} rlike '{_DAY_ALONE}'"
+        return f"{_write_trim(sql)} rlike '{_DAY_ALONE}'"
     return "true" if source.typeName() == "date" else "false"
 
 
-def lacks_zone(made: str, source: DataType) -> str:
-    """Whether a time is made of a time of day that names no zone."""
+def write_lacks_zone(sql: str, source: DataType) -> str:
+    """Writes a condition: the value of `sql` is a time of day that names no zone."""
     if isinstance(source, StringType):
-        return f"{_trimmed(made)} rlike '{_NO_ZONE}'"
+        return f"{_write_trim(sql)} rlike '{_NO_ZONE}'"
     return "true" if isinstance(source, TimestampNTZType) else "false"
 
 
-def _texts_of(target: FieldType) -> str:
-    return f"array<{_texts_of(target.element)}>" if target.element is not None else "string"
+def _write_text_type(target: FieldType) -> str:
+    return f"array<{_write_text_type(target.element)}>" if target.element is not None else "string"
 
 
-def _array_of_texts(target: FieldType) -> DataType:
-    return ArrayType(_array_of_texts(target.element)) if target.element is not None else StringType()
+def _make_text_type(target: FieldType) -> DataType:
+    return ArrayType(_make_text_type(target.element)) if target.element is not None else StringType()
 
 
-def _exact(made: str, source: DataType, target: FieldType, level: int) -> str:
+def _write_exactness(sql: str, source: DataType, target: FieldType, level: int) -> str:
     if target.name == "array":
         if not isinstance(source, ArrayType) or target.element is None:
             return "true"
         item = f"__x{level}"
-        inner = _exact(item, source.elementType, target.element, level + 1)
+        inner = _write_exactness(item, source.elementType, target.element, level + 1)
         there = f"try_cast({item} as {target.element}) is not null"
-        return f"forall({made}, {item} -> {item} is null or ({there} and {inner}))"
+        return f"forall({sql}, {item} -> {item} is null or ({there} and {inner}))"
     if isinstance(source, StringType):
-        return _exact_text(made, target)
-    value = f"try_cast({made} as {target})"
+        return _write_text_exactness(sql, target)
+    value = f"try_cast({sql} as {target})"
     if isinstance(source, BooleanType):
         return "false" if target.is_numeric else "true"
     if target.is_float:
         if isinstance(source, (FloatType, DoubleType)):
-            return f"(abs({value}) < {_INFINITY} or isnan({made}) or abs({made}) = {_INFINITY})"
+            return f"(abs({value}) < {_INFINITY} or isnan({sql}) or abs({sql}) = {_INFINITY})"
         return f"abs({value}) < {_INFINITY}"
     numeric = isinstance(source, (IntegralType, DecimalType, FloatType, DoubleType))
     timed = isinstance(source, (TimestampType, TimestampNTZType))
     if (numeric and (target.is_integer or target.is_decimal or target.name == "boolean")) or (
         timed and (target.is_integer or target.is_decimal or target.name == "date")
     ):
-        return f"coalesce(try_cast({value} as {source.simpleString()}) = {made}, false)"
+        return f"coalesce(try_cast({value} as {source.simpleString()}) = {sql}, false)"
     return "true"
 
 
-def _exact_text(made: str, target: FieldType) -> str:
-    text = _trimmed(made)
+def _write_text_exactness(sql: str, target: FieldType) -> str:
+    text = _write_trim(sql)
     if target.is_decimal:
-        return f"({text} rlike '^[+-]?[0-9]*[.]?[0-9]{{0,{target.scale}}}0*$' or {_few_digits(text, target.scale)})"
+        return (
+            f"({text} rlike '^[+-]?[0-9]*[.]?[0-9]{{0,{target.scale}}}0*$' or {_write_digit_limit(text, target.scale)})"
+        )
     if target.is_float:
-        finite = f"({text} rlike '{_NUMBER}' and abs(try_cast({made} as {target})) < {_INFINITY})"
+        finite = f"({text} rlike '{_NUMBER}' and abs(try_cast({sql} as {target})) < {_INFINITY})"
         return f"({finite} or lower({text}) rlike '{_NOT_FINITE}')"
     if target.name == "date":
         return f"{text} rlike '{_DAY}'"
     return "true"
 
 
-def _few_digits(text: str, scale: int) -> str:
-    """Whether a number with an exponent needs at most `scale` digits after the point."""
+def _write_digit_limit(text: str, scale: int) -> str:
+    """Writes a condition: a number with an exponent needs at most `scale` digits after the point."""
     whole, fraction = f"regexp_extract({text}, '^[+-]?([0-9]*)', 1)", f"regexp_extract({text}, '[.]([0-9]*)', 1)"
     power = f"try_cast(regexp_extract({text}, '[eE]([+-]?[0-9]+)$', 1) as int)"
     digits = f"concat({whole}, {fraction})"
@@ -132,12 +140,12 @@ def _few_digits(text: str, scale: int) -> str:
     return f"if({text} rlike '^[+-]?[0-9]*[.]?[0-9]*[eE][+-]?[0-9]{{1,6}}$', {few}, false)"
 
 
-def _trimmed(made: str) -> str:
-    return f"btrim({made}, '{_BLANKS}')"
+def _write_trim(sql: str) -> str:
+    return f"btrim({sql}, '{_BLANKS}')"
 
 
-def remedy(name: str, type_: FieldType, text: Column, is_inexact: bool) -> Column:
-    """What to do about a text that is not of a field's type. is_inexact: it could be made one, but another value."""
+def suggest_remedy(name: str, type_: FieldType, text: Column, is_inexact: bool) -> Column:
+    """Suggests a remedy for a text that is not of a field's type. is_inexact: a cast succeeds, but changes the value."""
 
     def columns(expression: str) -> str:
         return f'columns: {{{name}: "{expression}"}}'
@@ -174,6 +182,3 @@ def remedy(name: str, type_: FieldType, text: Column, is_inexact: bool) -> Colum
             "array": "write a list of such values, in text as JSON",
         }.get(type_.name, "write a text")
     )
-
-
-_DAY_FORMAT, _TIME_FORMAT = "'dd.MM.yyyy'", "'dd.MM.yyyy HH:mm:ss'"

@@ -1,6 +1,6 @@
-"""Makes a stream's fields of the columns of a source, and tells of each row what is wrong with it.
+"""Makes a stream's fields from the columns of a source, and finds the problems of each row.
 
-No row stops anything: what does not fit becomes NULL, and `REASON` says why.
+No row stops the others: a value that does not fit becomes NULL, and `REASON` says why.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlglot
 from pyspark.errors import AnalysisException
@@ -18,7 +18,13 @@ from sqlglot import exp
 from lookback.core.errors import SetupError
 from lookback.core.streams.source_keys import KAFKA
 from lookback.core.values.texts import first_line
-from lookback.spark.ingest.casting import cast_sql, exact_sql, is_day_alone, lacks_zone, remedy
+from lookback.spark.ingest.casting import (
+    suggest_remedy,
+    write_cast,
+    write_exactness,
+    write_is_day_alone,
+    write_lacks_zone,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +35,13 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
 
 # Columns beside the stream's fields. REASON is NULL for a usable row; FILE, BLOCK, ROW give the order in the files;
-# READ_AS says how to read RAW again; ASSUMED what a time did not say: NO_ZONE, NO_TIME or NULL.
+# READ_AS says how to read RAW again; ASSUMED names the part that a time lacks: NO_ZONE, NO_TIME or NULL.
 REASON, RAW, READ_AS, FILE, BLOCK, ROW = "__reason", "__raw", "__read_as", "__file", "__block", "__row"
 ASSUMED, NO_ZONE, NO_TIME = "__assumed", "zone", "time"
-# Beside the source's columns: the whole of a row that is not made of them.
+# A column beside the source's: the whole of a row that cannot be split into them.
 CORRUPT = "__corrupt"
-# Of a stream that reads Kafka: what its fields may be made of besides the keys of a record's value. A value's own keys of
-# these names are not seen. Of headers that repeat the last.
+# The columns that a stream's fields can be made from besides the keys of a Kafka record's value. They hide the value's
+# own keys of these names. If a header repeats, the last one counts.
 BESIDE = {
     "kafka_key": "string",
     "kafka_timestamp": "timestamp",
@@ -46,21 +52,21 @@ BESIDE = {
 }
 # Characters of a value that a reason quotes; the row itself is kept whole.
 QUOTED_CHARACTERS = 100
-# Functions that raise an error for a value that they cannot read, and have a try_ form that gives NULL.
+# Functions that raise an error for a value that they cannot read, and have a try_ form, which gives NULL.
 _RAISING = frozenset(
     {
         "TO_DATE", "TO_TIMESTAMP", "TO_NUMBER", "TO_BINARY", "ELEMENT_AT", "URL_DECODE", "PARSE_JSON",
         "MAKE_TIMESTAMP", "MAKE_TIMESTAMP_LTZ", "MAKE_TIMESTAMP_NTZ",
     }
 )  # fmt: skip
-# Those that have none, and the greatest number whose microseconds fit into 64 bits.
+# Such functions without a try_ form, and the greatest number whose microseconds fit into 64 bits.
 _EPOCH = {
     "TIMESTAMP_SECONDS": 9_223_372_036_854,
     "TIMESTAMP_MILLIS": 9_223_372_036_854_775,
 }
 # First and last day of Python's calendar.
 _EDGES = ("0001-01-01", "9999-12-31")
-# What sqlglot calls the base of these changes with its version.
+# Any: the name of the operators' base class differs between versions of sqlglot.
 _OPERATORS: dict[Any, str] = {
     exp.Add: "try_add",
     exp.Sub: "try_subtract",
@@ -70,104 +76,107 @@ _OPERATORS: dict[Any, str] = {
 }
 
 
-def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malformed: Column | None = None) -> DataFrame:
-    """Rows of source columns with RAW, READ_AS, FILE, BLOCK, ROW -> the stream's fields as declared, these, REASON, ASSUMED.
+class _FieldSql(NamedTuple):
+    """SQL of a field before its value is cast. failed: a condition, that a part of the value could not be computed."""
 
-    A value that is not exactly one of the field's type is a REASON; only an expression in `columns` rounds. Columns that
-    the fields are made of and that are not there count as NULL. Where there is a column CORRUPT, a row in which it is not
-    NULL is malformed; malformed: the reason. text: arrays stand in text columns as JSON. place: what messages name.
-    Raises SetupError where Spark cannot make a field of such columns.
+    value: str
+    failed: str
+
+
+def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malformed: Column | None = None) -> DataFrame:
+    """Casts rows of source columns to the stream's fields as declared, and adds REASON and ASSUMED.
+
+    The rows have RAW, READ_AS, FILE, BLOCK and ROW, which stay. A value that is not exactly one of the field's type is a
+    REASON; only an expression in `columns` rounds. Source columns that are missing count as NULL. If there is a column
+    CORRUPT, a row in which it is not NULL is malformed, for the reason `malformed`. text: arrays are in text columns as
+    JSON. place: the source's name for messages. Raises SetupError if Spark cannot make a field from such columns.
     """
     there = {name.lower() for name in rows.columns}
-    lacking = dict.fromkeys(source_columns(stream), "string") | (BESIDE if reads_kafka(stream) else {})
+    lacking = dict.fromkeys(list_source_columns(stream), "string") | (BESIDE if reads_kafka(stream) else {})
     if not text:
-        # No text becomes an array by a cast, not even one that is NULL.
+        # No text can be cast to an array, not even one that is NULL.
         lacking |= {name: str(type_) for name, type_ in stream.fields.items() if name in lacking}
     nulls = [F.lit(None).cast(type_).alias(name) for name, type_ in lacking.items() if name.lower() not in there]
     rows = rows.select("*", *nulls)
-    fields = _fields(rows, stream, text, place)
+    fields = _build_fields(rows, stream, text, place)
     try:
         problems = F.concat_ws("; ", *[field.problem for field in fields])
         reason = F.when(problems != "", problems)
         if CORRUPT in rows.columns:
-            unread = F.lit("malformed line") if malformed is None else malformed
+            unreadable = F.lit("malformed line") if malformed is None else malformed
             twice = F.lit("a key stands twice in the line, and only one value can count; send it once")
-            unread = F.when(repeats_key(F.col(RAW)), twice).otherwise(unread)
-            reason = F.when(F.col(CORRUPT).isNotNull(), unread).otherwise(reason)
+            unreadable = F.when(repeats_key(F.col(RAW)), twice).otherwise(unreadable)
+            reason = F.when(F.col(CORRUPT).isNotNull(), unreadable).otherwise(reason)
         others = [READ_AS, FILE, BLOCK, ROW]
         values = [field.value for field in fields]
-        return rows.select(*values, reason.alias(REASON), _assumed(fields).alias(ASSUMED), RAW, *others)
+        return rows.select(*values, reason.alias(REASON), _choose_assumption(fields).alias(ASSUMED), RAW, *others)
     except AnalysisException:
         for field in fields:
             field.check(rows, place)
         raise
 
 
-def _fields(rows: DataFrame, stream: Stream, text: bool, place: str) -> list[_Field]:
-    """The declared fields over source columns, whose types say how a value is made and when it is exact."""
-    made = {name: _made(stream, name) for name in stream.fields}
+def _build_fields(rows: DataFrame, stream: Stream, text: bool, place: str) -> list[_Field]:
+    """Builds the declared fields over source columns, whose types decide how a value is cast and when it is exact."""
+    fields = {name: _write_field_sql(stream, name) for name in stream.fields}
     try:
-        types = rows.select(*[F.expr(sql).alias(name) for name, (sql, _) in made.items()]).schema
+        types = rows.select(*[F.expr(sql.value).alias(name) for name, sql in fields.items()]).schema
     except AnalysisException:
-        for name, (sql, _) in made.items():
-            _require_made(rows, stream, name, [F.expr(sql)], place)
+        for name, sql in fields.items():
+            _require_castable(rows, stream, name, [F.expr(sql.value)], place)
         raise
     sources = [field.dataType for field in types.fields]
     return [
-        _Field(stream, name, text, sql, failing, source)
-        for (name, (sql, failing)), source in zip(made.items(), sources, strict=True)
+        _Field(stream, name, text, sql, source) for (name, sql), source in zip(fields.items(), sources, strict=True)
     ]
 
 
-def _made(stream: Stream, name: str) -> tuple[str, str]:
-    """What a field is made of before it has its type, and whether a part of that failed, as SQL."""
+def _write_field_sql(stream: Stream, name: str) -> _FieldSql:
     expression = stream.columns.get(name)
-    return (quote_column(name), "false") if expression is None else _lenient(expression)
+    return _FieldSql(quote_column(name), "false") if expression is None else _make_lenient(expression)
 
 
-def _require_made(rows: DataFrame, stream: Stream, name: str, columns: Sequence[Column], place: str) -> None:
-    """Raises SetupError where Spark cannot make these columns of a field."""
+def _require_castable(rows: DataFrame, stream: Stream, name: str, columns: Sequence[Column], place: str) -> None:
+    """Raises SetupError if Spark cannot compute these columns of a field."""
     try:
         rows.select(*columns)
     except AnalysisException as error:
-        made = f"columns.{name}" if name in stream.columns else name
-        raise SetupError(f"{place}: {made} cannot become {stream.fields[name]}: {first_line(error)}") from error
+        source = f"columns.{name}" if name in stream.columns else name
+        raise SetupError(f"{place}: {source} cannot become {stream.fields[name]}: {first_line(error)}") from error
 
 
-def _assumed(fields: Sequence[_Field]) -> Column:
-    """What the row's times do not say, and UTC and midnight are taken for."""
+def _choose_assumption(fields: Sequence[_Field]) -> Column:
+    """Names the part that a time of the row lacks, which is assumed to be midnight or UTC; NULL if none does."""
     times = [field for field in fields if field.is_time]
-    no_time, no_zone = (
-        [F.coalesce(condition, F.lit(False)) for condition in conditions]
-        for conditions in ([field.is_day_alone for field in times], [field.lacks_zone for field in times])
-    )
-    return F.when(reduce(or_, no_time), F.lit(NO_TIME)).when(reduce(or_, no_zone), F.lit(NO_ZONE))
+    lacks_time = reduce(or_, [F.coalesce(field.is_day_alone, F.lit(False)) for field in times])
+    lacks_zone = reduce(or_, [F.coalesce(field.lacks_zone, F.lit(False)) for field in times])
+    return F.when(lacks_time, F.lit(NO_TIME)).when(lacks_zone, F.lit(NO_ZONE))
 
 
 def repeats_key(line: Column) -> Column:
-    """Whether a line is a JSON object in which a key stands twice; false for what is none."""
+    """Returns a condition: a line is a JSON object that contains a key twice; false for a line that is no object."""
     keys = F.json_object_keys(line)
     return F.coalesce(F.size(keys) > F.size(F.array_distinct(keys)), F.lit(False))
 
 
-def source_columns(stream: Stream) -> list[str]:
-    """The columns that the stream's fields are made of, in order, without those BESIDE a record's value."""
-    names = sorted({name for field in stream.fields for name in read_by(stream, field)})
+def list_source_columns(stream: Stream) -> list[str]:
+    """Lists the columns that the stream's fields are made from, in order, without those BESIDE a record's value."""
+    names = sorted({name for field in stream.fields for name in find_source_columns(stream, field)})
     return [name for name in names if name.lower() not in BESIDE] if reads_kafka(stream) else names
 
 
 def reads_kafka(stream: Stream) -> bool:
-    """Whether the stream's `source` is a Kafka topic."""
+    """Returns whether the stream's `source` is a Kafka topic."""
     return stream.source.get("format") == KAFKA
 
 
-def require(stream: Stream, there: set[str], place: str) -> None:
-    """Raises SetupError where a column that makes the id or the time is not among `there` (lower case)."""
+def require_columns(stream: Stream, there: set[str], place: str) -> None:
+    """Raises SetupError if a column that the id or the time is made from is not in `there` (lower case)."""
     for field in (stream.event_id, stream.event_time):
-        for name in read_by(stream, field):
+        for name in find_source_columns(stream, field):
             if name.lower() not in there:
                 role = "event_id" if field == stream.event_id else "event_time"
-                if separator := _separator_of(there):
+                if separator := _find_separator(there):
                     raise SetupError(
                         f"{place}: the header is one column, {min(there)!r:.100}; where {separator!r} separates the values, "
                         f"write it into the source of stream {stream.name!r}: `options: {{sep: {json.dumps(separator)}}}`"
@@ -179,150 +188,159 @@ def require(stream: Stream, there: set[str], place: str) -> None:
                 )
 
 
-def _separator_of(there: set[str]) -> str:
-    """The separator that stands in the only column's name; empty where there are more columns, or none stands there."""
+def _find_separator(there: set[str]) -> str:
+    """Returns the separator in the only column's name; empty if there are more columns, or the name contains none."""
     return next((mark for mark in (";", "\t", "|", ",") if len(there) == 1 and mark in min(there)), "")
 
 
-def read_by(stream: Stream, field: str) -> list[str]:
-    """The source columns that a field is made of."""
+def find_source_columns(stream: Stream, field: str) -> list[str]:
+    """Returns the source columns that a field is made from."""
     expression = stream.columns.get(field)
     if expression is None:
         return [field]
-    columns = _parsed(expression).find_all(exp.Column)
+    columns = _parse(expression).find_all(exp.Column)
     return list(dict.fromkeys(column.parts[0].name for column in columns))
 
 
 def quote_column(name: str) -> str:
-    """A column as SQL names it."""
+    """Writes a column's name as SQL has it, in backticks."""
     return "`" + name.replace("`", "``") + "`"
 
 
 class _Field:
-    """A declared field as Spark columns: its value, and what is wrong where there is none.
+    """A declared field as Spark columns: its value, and the problem of a row that has none.
 
-    made, failing: see `_made`; source: the type of what is made.
+    sql: the field before its value is cast; source: its type then; text: see `cast_rows`.
     """
 
-    def __init__(self, stream: Stream, name: str, text: bool, made: str, failing: str, source: SparkType) -> None:
+    def __init__(self, stream: Stream, name: str, text: bool, sql: _FieldSql, source: SparkType) -> None:
         self._stream, self._name, self._type = stream, name, stream.fields[name]
         self._expression = stream.columns.get(name)
         self._required = name in (stream.event_id, stream.event_time)
-        self._reads = read_by(stream, name)
-        self._made, self._failing, self._source = made, failing, source
+        self._reads = find_source_columns(stream, name)
+        self._uncast, self._source = sql, source
         json = text and self._expression is None
-        self._sql = cast_sql(made, source, self._type, json=json)
-        self._exact = exact_sql(made, source, self._type, json=json)
+        self._cast = write_cast(sql.value, source, self._type, json=json)
+        self._exact = write_exactness(sql.value, source, self._type, json=json)
         if self._type.name == "string" and not text:
-            # Text files were decoded as they were read. Bytes that are no text would stop whoever reads the table in Python.
-            self._sql = f"make_valid_utf8({self._sql})"
+            # Text files were decoded when they were read. Bytes that are no text would stop readers of the table in Python.
+            self._cast = f"make_valid_utf8({self._cast})"
 
     def check(self, rows: DataFrame, place: str) -> None:
-        """Raises SetupError where Spark cannot make the field of these columns."""
-        _require_made(rows, self._stream, self._name, [self.value, self.problem], place)
+        """Raises SetupError if Spark cannot make the field from these columns."""
+        _require_castable(rows, self._stream, self._name, [self.value, self.problem], place)
 
     @property
     def value(self) -> Column:
-        return F.expr(self._sql).alias(self._name)
+        return F.expr(self._cast).alias(self._name)
 
     @property
     def is_time(self) -> bool:
-        """Whether the field is a timestamp."""
         return self._type.name == "timestamp"
 
     @property
     def is_day_alone(self) -> Column:
-        return F.expr(is_day_alone(self._made, self._source))
+        return F.expr(write_is_day_alone(self._uncast.value, self._source))
 
     @property
     def lacks_zone(self) -> Column:
-        return F.expr(lacks_zone(self._made, self._source))
+        return F.expr(write_lacks_zone(self._uncast.value, self._source))
 
     @property
     def problem(self) -> Column:
-        """What is wrong with the row's value, else NULL."""
-        value = F.expr(self._sql)
-        unusable = value.isNull() & F.expr(f"({self._made}) is not null or {self._failing}")
+        """The problem of the row's value, else NULL."""
+        value = F.expr(self._cast)
+        unusable = value.isNull() & F.expr(f"({self._uncast.value}) is not null or {self._uncast.failed}")
         inexact = value.isNotNull() & ~F.coalesce(F.expr(self._exact), F.lit(False))
-        problem = F.when(unusable, self._told(False)).when(inexact, self._told(True))
-        if self._type.name == "timestamp":
+        problem = F.when(unusable, self._describe_value(False)).when(inexact, self._describe_value(True))
+        if self.is_time:
             # Python knows no other years, and durations can be added to these without an overflow.
             year = F.year(value)
             problem = problem.when((year < 1) | (year > 9999), F.lit(f"{self._name} is not in the years 1 to 9999"))
-            # Nor, in zones off UTC, all of these; a reader that collects such a time would fail.
+            # In zones off UTC it lacks a part of these, too; a reader that collects such a time would fail.
             edge = value.cast("date").isin(*[F.lit(day).cast("date") for day in _EDGES])
             problem = problem.when(
                 edge, F.lit(f"{self._name} is on {_EDGES[0]} or {_EDGES[1]}, which not every zone has")
             )
         if self._required and self._type.name == "string":
             # Different ids would become one, and all but the first of them duplicates.
-            told = F.concat(F.lit(f"{self._name}: '"), _quoted(value), F.lit("' holds bytes that are not UTF-8"))
-            problem = problem.when(F.contains(value, F.lit("\ufffd")), told)
+            not_text = F.concat(
+                F.lit(f"{self._name}: '"), _shorten_value(value), F.lit("' holds bytes that are not UTF-8")
+            )
+            problem = problem.when(F.contains(value, F.lit("\ufffd")), not_text)
         return problem.when(value.isNull(), F.lit(f"{self._name} is NULL")) if self._required else problem
 
-    def _told(self, is_inexact: bool) -> Column:
-        found = [F.coalesce(_quoted(F.col(quote_column(name)).cast("string")), F.lit("NULL")) for name in self._reads]
+    def _describe_value(self, is_inexact: bool) -> Column:
+        read = [
+            F.coalesce(_shorten_value(F.col(quote_column(name)).cast("string")), F.lit("NULL")) for name in self._reads
+        ]
         if self._expression is None:
             text = F.btrim(F.col(quote_column(self._name)).cast("string"))
-            advice = remedy(self._name, self._type, text, is_inexact)
-            return F.concat(F.lit(f"{self._name}: '"), found[0], F.lit(f"' is not {self._type}: "), advice)
+            advice = suggest_remedy(self._name, self._type, text, is_inexact)
+            return F.concat(F.lit(f"{self._name}: '"), read[0], F.lit(f"' is not {self._type}: "), advice)
         values = [
-            F.concat(F.lit(f"{name} = '"), value, F.lit("'")) for name, value in zip(self._reads, found, strict=True)
+            F.concat(F.lit(f"{name} = '"), value, F.lit("'")) for name, value in zip(self._reads, read, strict=True)
         ]
-        told = F.lit(f"{self._name}: `{self._expression}` is not {self._type} where ")
+        failure = F.lit(f"{self._name}: `{self._expression}` is not {self._type} where ")
         mend = f": cast it to {self._type} there, which rounds" if is_inexact else ": mend the expression or the row"
-        return F.concat(told, F.concat_ws(", ", *values), F.lit(mend))
+        return F.concat(failure, F.concat_ws(", ", *values), F.lit(mend))
 
 
-def _quoted(value: Column) -> Column:
-    """The text as a reason quotes it: the beginning of a long one, and how long it is."""
+def _shorten_value(value: Column) -> Column:
+    """Shortens a text for a reason: of a long one it keeps the beginning, and adds the length."""
     value = F.make_valid_utf8(value)
     length = F.format_number(F.length(value), 0)
     short = F.concat(F.left(value, F.lit(QUOTED_CHARACTERS)), F.lit("... ("), length, F.lit(" characters)"))
     return F.when(F.length(value) > QUOTED_CHARACTERS, short).otherwise(value)
 
 
-def _parsed(expression: str) -> Any:
+def _parse(expression: str) -> Any:
     try:
         return sqlglot.parse_one(expression, read="spark")
     except sqlglot.errors.SqlglotError as error:
         raise SetupError(f"{expression!r} is not a SQL expression: {first_line(error)}") from error
 
 
-def _lenient(expression: str) -> tuple[str, str]:
-    """The expression with NULL where Spark would raise an error, and a condition: whether any part of it did so.
+def _make_lenient(expression: str) -> _FieldSql:
+    """Makes an expression give NULL where Spark would raise an error, and adds the condition that a part of it did so.
 
-    A NULL that goes in is no error, so `nullif(x, '')` stays what it says.
+    A NULL among the inputs is no error, so `nullif(x, '')` keeps its meaning.
     """
-    tree, failing = _parsed(expression), []
+    tree, failing = _parse(expression), []
     # Innermost first: an outer part is written in terms of the inner one's lenient form.
     for node in reversed(list(tree.walk())):
-        tried = _tried(node)
-        if tried is None:
+        part = _write_try(node)
+        if part is None:
             continue
-        text, inputs = tried
-        failing.append(f"({text} is null and {' and '.join(f'({given}) is not null' for given in inputs)})")
-        lenient = exp.Var(this=text)
+        failing.append(f"({part.sql} is null and {' and '.join(f'({text}) is not null' for text in part.inputs)})")
+        lenient = exp.Var(this=part.sql)
         if node is tree:
             tree = lenient
         else:
             node.replace(lenient)
-    return tree.sql("spark"), " or ".join(failing) or "false"
+    return _FieldSql(tree.sql("spark"), " or ".join(failing) or "false")
 
 
-def _tried(node: Any) -> tuple[str, Sequence[str]] | None:
-    """The try_ form of a part that can raise an error, and what goes into it."""
+class _TryForm(NamedTuple):
+    """A part of an expression that gives NULL in place of an error, as SQL, and its inputs."""
+
+    sql: str
+    inputs: Sequence[str]
+
+
+def _write_try(node: Any) -> _TryForm | None:
+    """Writes the try_ form of a part; None if the part cannot raise an error."""
     function = _OPERATORS.get(type(node))
     if function is not None:
         inputs = [node.this.sql("spark"), node.expression.sql("spark")]
-        return f"{function}({', '.join(inputs)})", inputs
+        return _TryForm(f"{function}({', '.join(inputs)})", inputs)
     text = node.sql("spark")
     name = text.partition("(")[0].upper()
     if name in _EPOCH and isinstance(node, exp.Anonymous):
-        given = node.expressions[0].sql("spark")
-        return f"if(({given}) between -{_EPOCH[name]} and {_EPOCH[name]}, {text}, null)", [given]
+        number = node.expressions[0].sql("spark")
+        return _TryForm(f"if(({number}) between -{_EPOCH[name]} and {_EPOCH[name]}, {text}, null)", [number])
     if name in _RAISING and isinstance(node, exp.TimestampFromParts | exp.Anonymous):
-        return f"try_{text}", [part.sql("spark") for part in node.iter_expressions()]
+        return _TryForm(f"try_{text}", [part.sql("spark") for part in node.iter_expressions()])
     if (isinstance(node, exp.Cast) and name == "CAST") or name in _RAISING:
-        return f"try_{text}", [node.this.sql("spark")]
+        return _TryForm(f"try_{text}", [node.this.sql("spark")])
     return None

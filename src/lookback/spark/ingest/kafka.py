@@ -28,7 +28,7 @@ from lookback.spark.ingest.fields import (
     REASON,
     ROW,
     cast_rows,
-    source_columns,
+    list_source_columns,
 )
 from lookback.spark.ingest.sources import JSON_FORMATS, Source
 from lookback.spark.platform.jars import fetch_kafka_jars
@@ -124,7 +124,9 @@ class Topic:
         )
         lines = lines.withColumn(READ_AS, self._read_as())
         rows = (
-            self.values.split(lines, self.fields) if self.fields else self.values.parsed(lines, source_columns(stream))
+            self.values.split(lines, self.fields)
+            if self.fields
+            else self.values.parsed(lines, list_source_columns(stream))
         )
         rows = rows.withColumn(CORRUPT, F.when(F.col(RAW).isNull(), F.lit("")).otherwise(F.col(CORRUPT)))
         rows = cast_rows(rows, stream, text=True, place=str(self), malformed=F.col("__why"))

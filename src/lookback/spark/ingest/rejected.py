@@ -20,9 +20,9 @@ from lookback.spark.ingest.fields import (
     REASON,
     ROW,
     cast_rows,
+    list_source_columns,
     quote_column,
     reads_kafka,
-    source_columns,
 )
 from lookback.spark.ingest.kafka import alike, beside_value, is_record, source_of
 from lookback.spark.ingest.sources import CSV_DEFAULTS, FORMATS, JSON_FORMATS, Files, Source
@@ -219,7 +219,7 @@ def _opened(rows: DataFrame, read_as: _ReadAs, stream: Stream) -> DataFrame:
     )
     source, columns = read_as.source, read_as.columns
     if columns is None or source.format == "json":
-        opened = source.parsed(rows, source_columns(stream))
+        opened = source.parsed(rows, list_source_columns(stream))
     elif source.format == "csv":
         opened = _csv(source.parsed(rows, columns.names), columns.names, source.options)
     else:

@@ -29,11 +29,11 @@ from lookback.spark.ingest.fields import (
     REASON,
     ROW,
     cast_rows,
+    find_source_columns,
+    list_source_columns,
     quote_column,
-    read_by,
     repeats_key,
-    require,
-    source_columns,
+    require_columns,
 )
 from lookback.spark.platform.session import on_databricks
 
@@ -211,7 +211,7 @@ class Files:
         """
         schema = self._schema(self.names)
         if schema is not None:
-            require(self.stream, {name.lower() for name in schema.names}, self.source.path)
+            require_columns(self.stream, {name.lower() for name in schema.names}, self.source.path)
         elif self.names is None:
             self._require_keys()
         return self._judged(self.names, schema)
@@ -267,7 +267,7 @@ class Files:
         """The rows of files with the same columns, judged; where the stream cannot be made of these, `broken` gets them."""
         try:
             if schema is not None:
-                require(self.stream, {name.lower() for name in schema.names}, self.source.path)
+                require_columns(self.stream, {name.lower() for name in schema.names}, self.source.path)
             yield self._judged(names, schema)
         except SetupError as error:
             broken.update(dict.fromkeys(names, str(error)))
@@ -295,7 +295,7 @@ class Files:
         rows = rows.withColumn(READ_AS, F.lit(source.read_as(schema)))
         if schema is None:
             rows = rows.where(F.trim(F.col(_LINE)) != "").withColumn(RAW, F.make_valid_utf8(_LINE)).drop(_LINE)
-            return source.parsed(rows, source_columns(self.stream))
+            return source.parsed(rows, list_source_columns(self.stream))
         raw = source.line(F.struct(*[F.col(quote_column(name)) for name in schema.names]))
         return rows.withColumn(RAW, F.coalesce(F.col(CORRUPT), raw) if source.format == "csv" else raw)
 
@@ -332,12 +332,12 @@ class Files:
         keys = lines.select(F.explode(F.json_object_keys(F.col(_LINE))).alias("key"))
         sample = {str(row[0]).lower() for row in keys.limit(_JSON_SAMPLE).distinct().collect()}
         roles = (self.stream.event_id, self.stream.event_time)
-        needed = {name.lower() for field in roles for name in read_by(self.stream, field)}
+        needed = {name.lower() for field in roles for name in find_source_columns(self.stream, field)}
         if sample and not needed <= sample:
             # The first lines need not be like the others.
             lowered = keys.select(F.lower("key").alias("key"))
             sample |= {str(row[0]) for row in lowered.where(F.col("key").isin(*needed)).distinct().collect()}
-            require(self.stream, sample, self.source.path)
+            require_columns(self.stream, sample, self.source.path)
 
 
 def planned(spark: SparkSession, checkpoint: str, batch_id: int) -> list[str]:
