@@ -260,7 +260,7 @@ def test_continuous_ingest_goes_on_without_files_that_are_torn_or_gone(
     written(folder / "torn.parquet", half((folder / "a.parquet").read_bytes()))
     with monkeypatch.context() as patch:
         # As if it were killed: the batch is planned and not done.
-        patch.setattr(module.Step, "take", lambda *_: 1 / 0)
+        patch.setattr(module.IngestRound, "take", lambda *_: 1 / 0)
         with pytest.raises(Exception, match="division by zero"):
             run()
     (folder / "gone.parquet").unlink()

@@ -26,7 +26,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.source_keys import READER_OPTIONS
 from lookback.spark.ingest import fields
 from lookback.spark.ingest import files as module
-from lookback.spark.ingest.files import IngestReport, existing, ingest, ingest_continuously
+from lookback.spark.ingest.files import IngestReport, ingest, ingest_continuously, read_possible_duplicates
 from lookback.stream_draft import draft_stream
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def test_c4_looking_for_duplicates_skips_files_outside_the_window(tables: Tables
 
     def files(first: float, last: float, ids: tuple[str, str] = ("", "f")) -> int:
         bounds = (start + int(first * second), start + int(last * second))
-        return len(existing(tables, declared, *bounds, *ids).inputFiles())
+        return len(read_possible_duplicates(tables, declared, *bounds, *ids).inputFiles())
 
     # files:  0..90  100..190  200..290  300..390; the batch's times widened by 10 s on either side, ends included
     assert files(150, 160) == 1
@@ -432,13 +432,13 @@ def test_the_samples_that_are_shipped_are_ingested_whole(
 def test_rows_of_a_commit_are_cut_across_partitions():
     base = 1 << 33
 
-    assert list(module._cuts({0: 3, 1: 6, 2: 0, 3: 1}, 4)) == [
-        [(0, 2), (base, base)],
-        [(base + 1, base + 4)],
-        [(base + 5, base + 5), (3 * base, 3 * base)],
+    assert list(module._cut_commits({0: 3, 1: 6, 2: 0, 3: 1}, 4)) == [
+        [range(3), range(base, base + 1)],
+        [range(base + 1, base + 5)],
+        [range(base + 5, base + 6), range(3 * base, 3 * base + 1)],
     ]
-    assert list(module._cuts({0: 4}, 4)) == [[(0, 3)]]
-    assert list(module._cuts({}, 4)) == []
+    assert list(module._cut_commits({0: 4}, 4)) == [[range(4)]]
+    assert list(module._cut_commits({}, 4)) == []
 
 
 @pytest.mark.parametrize(

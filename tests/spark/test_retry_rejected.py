@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback import cli
 from lookback.core.streams.declaration import Stream
 from lookback.spark.ingest.files import IngestReport, ingest, retry_rejected
-from lookback.spark.ingest.rejected import Rejected
+from lookback.spark.ingest.rejected import RejectedRows
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
@@ -77,7 +77,7 @@ def test_mended_rows_of_every_format_go_in_and_leave_and_the_others_stay(
 
     # Killed when the events are in the table, and run again: they are duplicates now, and leave.
     with monkeypatch.context() as patch:
-        patch.setattr(Rejected, "delete", lambda *_: 1 / 0)
+        patch.setattr(RejectedRows, "delete", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             retry(tables, MENDED)
     assert tables.read("rejected_events").count() == 8
@@ -144,7 +144,7 @@ def test_the_command_takes_no_path(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"columns": "no type ("}', '{"columns": "int"}', '{"format": "jdbc"}'])
 def test_what_a_stranger_writes_into_read_as_counts_as_absent(tables: Tables, text: str):
-    from lookback.spark.ingest.rejected import _ReadAs
+    from lookback.spark.ingest.rejected import _Reading
 
-    read_as = _ReadAs.of(text, {})
-    assert (read_as.source.format, read_as.columns) == ("json", None)
+    reading = _Reading.from_json(text, {})
+    assert (reading.source.format, reading.columns) == ("json", None)

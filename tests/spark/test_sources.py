@@ -17,10 +17,10 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.source_keys import KAFKA_KEYS
 from lookback.spark.ingest.fields import BESIDE, reads_kafka
 from lookback.spark.ingest.files import ingest, retry_rejected
-from lookback.spark.ingest.kafka import DEFAULT_MOST, Topic, require_kafka
+from lookback.spark.ingest.kafka import DEFAULT_BATCH_RECORDS, Topic, require_kafka
 from lookback.spark.ingest.kafka_faults import BrokersAway, explain_kafka_failure
 from lookback.spark.ingest.sources import Source
-from lookback.spark.ingest.topics import TopicIngest, is_reachable, topics_of
+from lookback.spark.ingest.topics import TopicIngest, is_reachable, read_checkpoint_topics
 from lookback.spark.platform.secrets import Secrets, find_plain_secrets
 
 FIELDS = {"id": "string", "at": "timestamp"}
@@ -107,7 +107,7 @@ def test_elsewhere_a_plain_file_stream_does_and_knows_nothing_of_auto_loader(mon
 def test_what_auto_loader_finds_and_a_batch_read_does_not_take_is_left_out(
     path: str, name: str, options: dict[str, str], meant: bool
 ):
-    assert Source(path, "csv", options).means(name) is meant
+    assert Source(path, "csv", options).covers(name) is meant
 
 
 # Kafka ---------------------------------------------------------------------------------------------------------------
@@ -253,8 +253,8 @@ def test_a_checkpoint_of_another_topic_is_refused_before_anything_is_written(tmp
     (offsets / "9").write_text('v1\n{"batchWatermarkMs":0}\n{"orders":{"0":5}}')
     (offsets / "10").write_text('v1\n{"batchWatermarkMs":0}\n{"payments":{"0":5},"orders":{"0":7}}')
     (offsets / ".10.crc").write_bytes(b"crc")
-    assert topics_of(str(offsets.parent)) == {"payments", "orders"}
-    assert topics_of(str(tmp_path / "none")) == set()
+    assert read_checkpoint_topics(str(offsets.parent)) == {"payments", "orders"}
+    assert read_checkpoint_topics(str(tmp_path / "none")) == set()
     run = TopicIngest(SimpleNamespace(root=str(tmp_path), spark=None), stream(**KAFKA), offsets.parent)  # type: ignore[arg-type]
     with pytest.raises(
         SetupError, match="is of topic orders, and stream 'events' now reads payments: begin with another"
@@ -329,4 +329,4 @@ def test_the_guide_has_every_key_and_column_of_a_topic():
     named = set(re.findall(r"`(\w+)`", page))
     assert {*KAFKA_KEYS} - {"format"} <= named
     assert {*BESIDE} <= named
-    assert f"{DEFAULT_MOST:,}" in page
+    assert f"{DEFAULT_BATCH_RECORDS:,}" in page

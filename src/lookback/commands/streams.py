@@ -133,21 +133,21 @@ def _print_rejections(report: IngestReport) -> None:
 
 
 def _rejected(options: argparse.Namespace) -> None:
-    from lookback.spark.ingest.rejected import Rejected
+    from lookback.spark.ingest.rejected import RejectedRows
 
     settings = load_settings(options)
     stream, tables = settings.stream(options.stream), open_tables(settings)
-    rejected = Rejected(tables, stream) if tables.exists("rejected_events") else None
-    if rejected is None or rejected.rows().isEmpty():
+    rejected = RejectedRows(tables, stream) if tables.exists("rejected_events") else None
+    if rejected is None or rejected.read().isEmpty():
         if not wants_json(options):
             print(f"{stream.name}: no row is rejected")
     elif wants_json(options):
-        print_json(row.asDict() for row in rejected.rows().toLocalIterator())
+        print_json(row.asDict() for row in rejected.read().toLocalIterator())
     else:
-        for each in rejected.by_reason():
+        for each in rejected.count_by_reason():
             print(visible(str(each)))
         print(f"the newest {options.limit}:")
-        rows = [row.asDict() for row in rejected.rows().limit(options.limit).collect()]
+        rows = [row.asDict() for row in rejected.read().limit(options.limit).collect()]
         print_table(rows, ("ingested_at", "reason", "source", "raw"))
         print(f"correct the stream's declaration or `raw`, then: lookback ingest {stream.name} --retry-rejected")
 

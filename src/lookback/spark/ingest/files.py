@@ -1,14 +1,15 @@
-"""Takes files into a stream's events table: typed, each event once, in order, in commits that no batch boundary cuts."""
+"""Brings files into a stream's events table: typed, each event once, in order, in commits that no batch boundary cuts."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
 import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark import StorageLevel
 from pyspark.sql import Window
@@ -17,9 +18,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import SetupError
 from lookback.core.values.times import to_utc
 from lookback.spark.ingest.fields import ASSUMED, BLOCK, FILE, NO_TIME, NO_ZONE, RAW, REASON, ROW, reads_kafka
-from lookback.spark.ingest.kafka import source_of
-from lookback.spark.ingest.rejected import Rejected, Rejection, options_key, rejections_of
-from lookback.spark.ingest.sources import Files, Source, planned, same_place
+from lookback.spark.ingest.kafka import name_source
+from lookback.spark.ingest.rejected import RejectedRows, Rejection, count_rejections, name_options_key
+from lookback.spark.ingest.sources import Files, Source, normalize_slashes, read_planned_files
 from lookback.spark.platform.session import is_connect
 from lookback.spark.tables.locks import find_local_root, lock_ingest
 from lookback.spark.tables.schemas import INGESTS
@@ -43,9 +44,9 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What became of the rows offered.
+    """Counts of the rows that ingest was offered, took in, found again and rejected.
 
-    Versions are those of the events table; None where nothing was committed, and in the reports of continuous ingest.
+    Versions are those of the events table; None if nothing was committed, and in the reports of continuous ingest.
     without_zone, without_time: usable rows with a time that names no zone, or with a day alone for a time; they are
     taken as UTC and as midnight UTC.
     """
@@ -65,20 +66,20 @@ class IngestReport:
 
     @property
     def balanced(self) -> bool:
-        """Whether every row offered is accounted for."""
+        """Returns whether every row offered is accounted for."""
         return self.offered == self.ingested + self.duplicates + self.rejected
 
     def plus(self, more: IngestReport) -> IngestReport:
-        """This and a further round together, their versions left out."""
+        """Returns the sum of this report and the report `more` of a further round, without versions."""
         counts = (
             "offered", "ingested", "duplicates", "rejected", "commits", "seconds", "without_zone", "without_time",
         )  # fmt: skip
         sums = {name: getattr(self, name) + getattr(more, name) for name in counts}
-        return IngestReport(self.stream, **sums, rejections=_merged(self.rejections + more.rejections))
+        return IngestReport(self.stream, **sums, rejections=_merge_rejections(self.rejections + more.rejections))
 
     @property
     def why_rejected(self) -> str:
-        """The most frequent reasons of rejected rows, a line each with an example, and the command that lists all rows."""
+        """The most frequent reasons for rejected rows, a line each with an example, and the command that lists all rows."""
         if not self.rejections:
             return ""
         lines = [f"  {rejection}" for rejection in self.rejections[:_MOST_REASONS]]
@@ -96,31 +97,31 @@ class IngestReport:
 
     @property
     def assumptions(self) -> str:
-        """What was assumed about times that do not say it, and how to say it; empty where nothing was."""
-        told = []
+        """The assumptions about times without a zone or a time of day, and how to avoid them; empty if there are none."""
+        assumed = []
         if self.without_zone:
-            told.append(f"{_rows_have(self.without_zone)} a time without a zone, taken as UTC")
+            assumed.append(f"{_describe_rows(self.without_zone)} a time without a zone, taken as UTC")
         if self.without_time:
-            told.append(f"{_rows_have(self.without_time)} a day without a time, taken as midnight UTC")
-        if not told:
+            assumed.append(f"{_describe_rows(self.without_time)} a day without a time, taken as midnight UTC")
+        if not assumed:
             return ""
         return (
-            f"{self.stream}: {'; '.join(told)}. Write times as 2026-01-31T12:00:00Z, or say the zone in `columns`, such as "
+            f"{self.stream}: {'; '.join(assumed)}. Write times as 2026-01-31T12:00:00Z, or say the zone in `columns`, such as "
             "to_utc_timestamp(at, 'Europe/Berlin')"
         )
 
 
-def _rows_have(count: int) -> str:
+def _describe_rows(count: int) -> str:
     return "1 row has" if count == 1 else f"{count:,} rows have"
 
 
-def _merged(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
-    """One for each kind of reason, rows added, the first example kept; the most frequent first."""
-    found: dict[str, Rejection] = {}
+def _merge_rejections(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
+    """Merges the rejections for each kind of reason: adds rows, keeps the first example; the most frequent come first."""
+    merged: dict[str, Rejection] = {}
     for each in rejections:
-        known = found.get(each.reason)
-        found[each.reason] = each if known is None else replace(known, rows=known.rows + each.rows)
-    return tuple(sorted(found.values(), key=lambda each: (-each.rows, each.reason)))
+        known = merged.get(each.reason)
+        merged[each.reason] = each if known is None else replace(known, rows=known.rows + each.rows)
+    return tuple(sorted(merged.values(), key=lambda each: (-each.rows, each.reason)))
 
 
 def ingest(
@@ -132,17 +133,17 @@ def ingest(
     options: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = print,
 ) -> IngestReport:
-    """Takes in the files at `path` (default: where the stream's `source` says) once.
+    """Takes in the files at `path` (default: the path in the stream's `source`) once.
 
-    format: parquet, csv or json; default: told by the files' names. options: Spark's reader options.
-    progress: is given a line per commit. Events that the table has already, from an earlier run or one that was
-    killed, are duplicates. Raises SetupError where the files or the table do not fit, or another ingest is running.
+    format: parquet, csv or json; default: by the files' names. options: Spark's reader options.
+    progress: called with a line for each commit. Events that the table has already, from an earlier run or one that was
+    killed, are duplicates. Raises SetupError if the files or the table do not fit, or another ingest is running.
     """
-    source = _source(tables, stream, path, format, options)
+    source = _find_source(tables, stream, path, format, options)
     with lock_ingest(tables, stream):
         tables.require(stream)
-        step = Step(tables, stream, progress)
-        return step.versions(step.take(source.files(tables.spark, stream)))
+        ingest_round = IngestRound(tables, stream, progress)
+        return ingest_round.add_versions(ingest_round.take(source.select_files(tables.spark, stream)))
 
 
 def retry_rejected(
@@ -152,19 +153,19 @@ def retry_rejected(
     options: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = print,
 ) -> IngestReport:
-    """Takes in the stream's rows of rejected_events that can be used by now, as `ingest` would, and out of that table.
+    """Moves the stream's rows of rejected_events that can be used by now into the events table, as `ingest` would.
 
-    They can be used when the stream's declaration was mended, or a person corrected `raw`; a file that could not be
-    read is read again. What still cannot be used stays as it is and counts as rejected. options: Spark's reader options
-    that were wrong before. Killed at any moment and run again, it loses nothing and takes nothing in twice.
-    Raises SetupError where the table does not fit, or another ingest is running.
+    They can be used after the stream's declaration was mended, or a person corrected `raw`; a file that could not be
+    read is read again. A row that still cannot be used stays as it is and counts as rejected. options: Spark's reader
+    options that were wrong before. progress: called with a line for each commit. Killed at any moment and run again, it
+    loses nothing and takes nothing in twice. Raises SetupError if the table does not fit, or another ingest is running.
     """
     require_ingest(tables, stream)
     with lock_ingest(tables, stream):
         tables.require(stream)
-        step = Step(tables, stream, progress)
-        changed = {**dict(stream.source.get(options_key(stream)) or {}), **dict(options or {})}
-        return step.versions(step.take_again(changed))
+        ingest_round = IngestRound(tables, stream, progress)
+        changed = {**dict(stream.source.get(name_options_key(stream)) or {}), **dict(options or {})}
+        return ingest_round.add_versions(ingest_round.take_rejected(changed))
 
 
 def ingest_continuously(
@@ -180,21 +181,21 @@ def ingest_continuously(
 ) -> StreamingQuery:
     """Takes in files as they appear at `path`, those that are there first; files taken once are not read again.
 
-    A file that cannot be read is a row of rejected_events, for `retry_rejected`; the others go in. Move files to `path`
-    when they are complete. checkpoint: the folder that remembers them. every: how often to look; None: take what is there, then end.
-    progress: is given the report of each batch. Raises SetupError as `ingest` does.
+    A file that cannot be read becomes a row of rejected_events, for `retry_rejected`; the others are taken in. Move files
+    to `path` when they are complete. checkpoint: the folder that records the files taken. every: the interval between two
+    looks; None: take the files that are there, then end. progress: called with the report of each batch. Raises
+    SetupError as `ingest` does.
     """
-    source = _source(tables, stream, path, format, options)
-    lock = lock_ingest(tables, stream)
-    lock.__enter__()
-    try:
+    source = _find_source(tables, stream, path, format, options)
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(lock_ingest(tables, stream))
         tables.require(stream)
-        step = Step(tables, stream, None)
+        ingest_round = IngestRound(tables, stream, None)
 
         def take(rows: DataFrame, batch_id: int) -> None:
-            names = {same_place(row[0]) for row in rows.collect()}
-            names |= {same_place(name) for name in planned(tables.spark, str(checkpoint), batch_id)}
-            report = step.take(Files(tables.spark, source, stream, sorted(filter(source.means, names))))
+            names = {normalize_slashes(row[0]) for row in rows.collect()}
+            names |= {normalize_slashes(name) for name in read_planned_files(tables.spark, str(checkpoint), batch_id)}
+            report = ingest_round.take(Files(tables.spark, source, stream, sorted(filter(source.covers, names))))
             if progress is not None:
                 progress(report)
 
@@ -202,15 +203,13 @@ def ingest_continuously(
         writer = writer.option("checkpointLocation", str(checkpoint)).queryName(f"ingest {stream.name}")
         writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)
         query = writer.start()
-    except BaseException:
-        lock.__exit__(None, None, None)
-        raise
+        lock = opened.pop_all()
     threading.Thread(target=_release_after, args=(query, lock), daemon=True).start()
     return query
 
 
 def require_ingest(tables: Tables, stream: Stream) -> None:
-    """Raises SetupError where others write the stream's events table, or this compute cannot take events in."""
+    """Raises SetupError if others write the stream's events table, or this compute cannot take events in."""
     if is_connect(tables.spark):
         raise SetupError(
             "ingest keeps the rows that it found in memory while it writes them, commit by commit, for which Spark Connect "
@@ -223,114 +222,103 @@ def require_ingest(tables: Tables, stream: Stream) -> None:
         )
 
 
-def _source(
+def _find_source(
     tables: Tables, stream: Stream, path: str | Path | None, format_: str | None, options: Mapping[str, str] | None
 ) -> Source:
     require_ingest(tables, stream)
     if path is None and reads_kafka(stream):
-        raise SetupError(f"stream {stream.name!r} reads a Kafka topic, which is taken in by `topic_ingest.TopicIngest`")
+        raise SetupError(f"stream {stream.name!r} reads a Kafka topic, which is taken in by `topics.TopicIngest`")
     return Source.find(tables.spark, stream, None if path is None else str(path), format_, options)
 
 
-def _release_after(query: StreamingQuery, lock: Any) -> None:
-    try:
+def _release_after(query: StreamingQuery, lock: contextlib.ExitStack) -> None:
+    # Callers that wait for the query get its error.
+    with lock, contextlib.suppress(Exception):
         query.awaitTermination()
-    except Exception:  # noqa: BLE001, S110 - whoever waits for the query is told why it ended
-        pass
-    finally:
-        lock.__exit__(None, None, None)
 
 
-class _Unread(Exception):
-    """The rows cannot be read to their end."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
-class Step:
-    """One round: the rows that were found together, sorted and written. Its maker holds the lock of the stream."""
+class IngestRound:
+    """One round of ingest: rows that are read together, sorted and written. The caller holds the lock of the stream."""
 
     def __init__(self, tables: Tables, stream: Stream, progress: Callable[[str], None] | None) -> None:
         self._tables, self._stream, self._progress = tables, stream, progress
-        self._rejected = Rejected(tables, stream)
+        self._rejected = RejectedRows(tables, stream)
         self._mark = f"{_MARK} {uuid.uuid4().hex[:12]} by process {os.getpid()} on {socket.gethostname()}"
-        # The last `ingested_at`, once it is known: nobody else stamps while the lock is held.
+        # The last `ingested_at`, once it is known: no other process stamps while the lock is held.
         self._stamp: int | None = None
-        # That of the first commit of the round.
+        # The stamp of the round's first commit.
         self._first_stamp: int | None = None
-        self._keeps_account: bool | None = None
+        self._has_account: bool | None = None
 
     def take(self, files: Files) -> IngestReport:
         """Takes in the rows of files."""
         started = time.monotonic()
         try:
-            return self._take(files.together(), started)
-        except _Unread as failure:
-            error: Exception = failure.error
-        except Exception as found:  # noqa: BLE001 - raised again unless it is known
-            error = found
-        if not files.may_differ(error):
-            raise error
-        # Nothing is written yet.
+            batch = self._cache(files.read_together())
+        except Exception as error:
+            if not files.may_succeed_apart(error):
+                raise
+            batch = self._cache(files.read_apart())
+        return self._take(batch, started)
+
+    def take_rejected(self, options: Mapping[str, str]) -> IngestReport:
+        """Takes in rejected rows that can be used now. options: the reader's, over those that the rows were read with."""
+        retried = self._rejected.check_again(options)
+        return self.take_checked(retried.rows, retried.remove)
+
+    def take_checked(self, rows: DataFrame, then: Callable[[DataFrame], None] | None = None) -> IngestReport:
+        """Takes in checked `rows` (see `fields`) of any source; at last calls `then` with them."""
+        started = time.monotonic()
+        return self._take(self._cache(rows), started, then)
+
+    def _cache(self, checked: DataFrame) -> _Batch:
+        """Caches and counts checked rows, which reads them to their end."""
+        rows = checked.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            return self._take(files.apart(), started)
-        except _Unread as failure:
-            raise failure.error from None
+            return _Batch(rows, self._count_batch(rows))
+        except BaseException:
+            rows.unpersist()
+            raise
 
-    def take_again(self, options: Mapping[str, str]) -> IngestReport:
-        """Takes in what was rejected and can be used now."""
-        again = self._rejected.again(options)
-        return self.take_judged(again.rows, again.remove)
-
-    def take_judged(self, rows: DataFrame, then: Callable[[DataFrame], None] | None = None) -> IngestReport:
-        """Takes in judged rows (see fields), whatever they came from; at last hands them to `then`."""
-        try:
-            return self._take(rows, time.monotonic(), then)
-        except _Unread as failure:
-            raise failure.error from None
-
-    def _take(self, judged: DataFrame, started: float, then: Callable[[DataFrame], None] | None = None) -> IngestReport:
-        """Takes in judged rows (see fields); at last hands them to `then`. Raises _Unread while nothing is written."""
-        batch = judged.persist(StorageLevel.MEMORY_AND_DISK)
+    def _take(self, batch: _Batch, started: float, then: Callable[[DataFrame], None] | None = None) -> IngestReport:
+        rows, figures = batch
         self._first_stamp = None
         try:
-            found = self._count(batch)
-            ingested = commits = 0
+            written = _Written(0, 0)
             rejections: tuple[Rejection, ...] = ()
-            if found.usable:
-                ingested, commits = self._write(self._new(batch.where(F.col(REASON).isNull()), found))
+            if figures.usable:
+                written = self._write(self._select_new(rows.where(F.col(REASON).isNull()), figures))
             # Last, so that a run that was killed and is run again writes them once.
-            if found.rejected:
-                refused = batch.where(F.col(REASON).isNotNull())
-                rejections = rejections_of(refused, F.col(REASON), F.col(RAW), source_of())
-                self._rejected.write(refused, self._mark, _time(_now()))
+            if figures.rejected:
+                refused = rows.where(F.col(REASON).isNotNull())
+                rejections = count_rejections(refused, F.col(REASON), F.col(RAW), name_source())
+                self._rejected.write(refused, self._mark, _to_timestamp(_now()))
             if then is not None:
-                then(batch)
+                then(rows)
         finally:
-            batch.unpersist()
-        offered, seconds = found.usable + found.rejected, time.monotonic() - started
-        duplicates = found.usable - ingested
+            rows.unpersist()
+        offered, seconds = figures.usable + figures.rejected, time.monotonic() - started
+        duplicates = figures.usable - written.events
         report = IngestReport(
-            self._stream.name, offered, ingested, duplicates, found.rejected, commits, seconds,
-            without_zone=found.without_zone, without_time=found.without_time, rejections=rejections,
+            self._stream.name, offered, written.events, duplicates, figures.rejected, written.commits, seconds,
+            without_zone=figures.without_zone, without_time=figures.without_time, rejections=rejections,
         )  # fmt: skip
-        self._keep_account(report)
+        self._write_account(report)
         return report
 
-    def _keep_account(self, report: IngestReport) -> None:
-        """Writes what became of the rows into the table `ingests`, where `init` has made it."""
-        if self._keeps_account is None:
-            self._keeps_account = self._tables.exists("ingests")
-        if not (report.offered and self._keeps_account):
+    def _write_account(self, report: IngestReport) -> None:
+        """Writes the counts of a round into the table `ingests`, if `init` has made it."""
+        if self._has_account is None:
+            self._has_account = self._tables.exists("ingests")
+        if not (report.offered and self._has_account):
             return
         counts = (report.offered, report.ingested, report.duplicates, report.rejected, report.commits)
         first, ended = (None if each is None else to_utc(each) for each in (self._first_stamp, _now()))
         row = self._tables.spark.createDataFrame([(report.stream, *counts, first, ended)], INGESTS)
         self._tables.append(row.coalesce(1), "ingests", self._mark)
 
-    def versions(self, report: IngestReport) -> IngestReport:
-        """The report with the versions of its commits. Raises SetupError where the table's log tells other numbers."""
+    def add_versions(self, report: IngestReport) -> IngestReport:
+        """Returns the report with the versions of its commits. Raises SetupError if the table's log has other numbers."""
         if not report.commits:
             return report
         # Others may have written in between, seldom many.
@@ -342,54 +330,53 @@ class Step:
             raise SetupError(f"{report} does not agree with the table's log: {row and row[2]} rows written")
         return replace(report, first_version=row[0], last_version=row[1])
 
-    def _count(self, batch: DataFrame) -> _BatchFigures:
+    def _count_batch(self, rows: DataFrame) -> _BatchFigures:
         usable = F.col(REASON).isNull()
-        time_, id_ = F.when(usable, _micros(self._stream.event_time)), F.when(usable, F.col(self._stream.event_id))
+        time_, id_ = F.when(usable, _to_micros(self._stream.event_time)), F.when(usable, F.col(self._stream.event_id))
         figures = (F.min(time_), F.max(time_), F.min(id_), F.max(id_), F.count_distinct(id_))
-        try:
-            assumed = [F.count_if(usable & (F.col(ASSUMED) == what)) for what in (NO_ZONE, NO_TIME)]
-            row = batch.select(F.count_if(usable), F.count_if(~usable), *figures, *assumed).head()
-        except Exception as error:
-            raise _Unread(error) from error
+        assumed = [F.count_if(usable & (F.col(ASSUMED) == part)) for part in (NO_ZONE, NO_TIME)]
+        row = rows.select(F.count_if(usable), F.count_if(~usable), *figures, *assumed).head()
         assert row is not None
         return _BatchFigures(*row)
 
-    def _new(self, usable: DataFrame, found: _BatchFigures) -> DataFrame:
-        """The events that the table does not have, each id once within dedupe_window, in order and numbered."""
-        unknown = self._unknown(usable, found)
-        if found.ids == found.usable:
+    def _select_new(self, usable: DataFrame, figures: _BatchFigures) -> DataFrame:
+        """Selects the events that the table does not have, each id once within dedupe_window, in order and numbered."""
+        unknown = self._drop_known(usable, figures)
+        if figures.ids == figures.usable:
             # The usual case: no id twice in the batch, so that nothing need be brought together by id.
             unknown = unknown.withColumn(_DOUBTFUL, F.lit(False))
         else:
-            unknown = self._once(unknown)
-        return self._numbered(unknown, found.usable)
+            unknown = self._drop_certain_duplicates(unknown)
+        return self._number_rows(unknown, figures.usable)
 
-    def _unknown(self, usable: DataFrame, found: _BatchFigures) -> DataFrame:
+    def _drop_known(self, usable: DataFrame, figures: _BatchFigures) -> DataFrame:
         if self._tables.is_unwritten(self._stream.name):
             return usable
-        known = existing(self._tables, self._stream, found.first_time, found.last_time, found.first_id, found.last_id)
+        bounds = (figures.first_time, figures.last_time, figures.first_id, figures.last_id)
+        known = read_possible_duplicates(self._tables, self._stream, *bounds)
         known = known.select(
-            F.col(self._stream.event_id).alias("__id"), _micros(self._stream.event_time).alias("__time")
+            F.col(self._stream.event_id).alias("__id"), _to_micros(self._stream.event_time).alias("__time")
         )
         ids = usable.select(F.col(self._stream.event_id).alias("__wanted"))
-        if found.usable <= self._stream.commit_rows:
-            # Few rows: the table's side shrinks to what they hit before anything of it is shuffled.
+        if figures.usable <= self._stream.commit_rows:
+            # Few rows: the table's side shrinks to their ids before it is shuffled.
             ids = F.broadcast(ids)
-        # Cut off from the table: Spark computes what depends on it anew, with another outcome, after every commit.
+        # A checkpoint, since Spark would read the table again after every commit, with another result.
         hits = known.join(ids, F.col("__id") == F.col("__wanted"), "left_semi").localCheckpoint()
         if hits.isEmpty():
             return usable
-        gap = F.abs(F.col("__time") - _micros(self._stream.event_time))
+        gap = F.abs(F.col("__time") - _to_micros(self._stream.event_time))
         same = (F.col("__id") == F.col(self._stream.event_id)) & (gap <= self._stream.dedupe_window)
         return usable.join(hits, same, "left_anti")
 
-    def _once(self, events: DataFrame) -> DataFrame:
-        """Marks what is certain, drops what certainly is a duplicate in the batch; the rest is DOUBTFUL.
+    def _drop_certain_duplicates(self, events: DataFrame) -> DataFrame:
+        """Drops the rows that are certainly duplicates within the batch; rows that may be are marked as DOUBTFUL.
 
-        Of one id: an event more than the window after the one before it stays. One no more than the window after the
-        last that surely stays goes. One beyond that, after a chain of closer ones, may be either: see `_settled`.
+        Among the events of one id, an event more than the window after the one before it stays. An event at most the
+        window after the last one that certainly stays is dropped. One beyond that, after a chain of closer ones, may be
+        either: see `_drop_doubtful_duplicates`.
         """
-        window, micros = self._stream.dedupe_window, _micros(self._stream.event_time)
+        window, micros = self._stream.dedupe_window, _to_micros(self._stream.event_time)
         of_id = Window.partitionBy(self._stream.event_id).orderBy(self._stream.event_time, FILE, BLOCK, ROW)
         before = F.lag(micros).over(of_id)
         events = events.withColumn("__stays", before.isNull() | (micros - before > window))
@@ -397,21 +384,23 @@ class Step:
         events = events.withColumn("__kept", kept).withColumn(_DOUBTFUL, ~F.col("__stays"))
         return events.where(F.col("__stays") | (micros - F.col("__kept") > window)).drop("__stays", "__kept")
 
-    def _numbered(self, events: DataFrame, at_most: int) -> DataFrame:
+    def _number_rows(self, events: DataFrame, at_most: int) -> DataFrame:
         if at_most <= self._stream.commit_rows:
-            # One commit: no sample need be drawn to share the rows out.
-            ordered = events.repartition(1).sortWithinPartitions(*self._order)
+            # One commit: Spark need not sample the rows to divide them.
+            ordered = events.repartition(1).sortWithinPartitions(*self._order_columns)
         else:
-            ordered = events.orderBy(*self._order)
+            ordered = events.orderBy(*self._order_columns)
         return ordered.select(*self._stream.fields, _DOUBTFUL).withColumn(_NUMBER, F.monotonically_increasing_id())
 
     @property
-    def _order(self) -> list[str]:
+    def _order_columns(self) -> list[str]:
         return [self._stream.event_time, self._stream.event_id]
 
-    def _settled(self, events: DataFrame) -> DataFrame:
-        """The events without the doubtful ones that are duplicates: id by id, in time, against the last that stayed."""
-        row = F.struct(_micros(self._stream.event_time).alias("__time"), *[F.col(name) for name in self._stream.fields])
+    def _drop_doubtful_duplicates(self, events: DataFrame) -> DataFrame:
+        """Drops the doubtful events that are duplicates: for each id in order of time, compared with the last that stayed."""
+        row = F.struct(
+            _to_micros(self._stream.event_time).alias("__time"), *[F.col(name) for name in self._stream.fields]
+        )
         lists = events.groupBy(self._stream.event_id).agg(F.array_sort(F.collect_list(row)).alias("__rows"))
         window = self._stream.dedupe_window
         stay = F.expr(
@@ -419,55 +408,57 @@ class Step:
             f"if(x.__time - element_at(kept, -1).__time > {window}, concat(kept, array(x)), kept))"
         )
         settled = lists.select(F.explode(stay).alias("__row")).select("__row.*").drop("__time")
-        return settled.orderBy(*self._order).withColumn(_NUMBER, F.monotonically_increasing_id())
+        return settled.orderBy(*self._order_columns).withColumn(_NUMBER, F.monotonically_increasing_id())
 
-    def _write(self, events: DataFrame) -> tuple[int, int]:
-        """Writes the numbered events commit by commit. Returns how many events and commits."""
+    def _write(self, events: DataFrame) -> _Written:
+        """Writes the numbered events commit by commit."""
         events = events.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            sizes, doubtful = _partitions(events)
-            if doubtful:
-                settled = self._settled(events).persist(StorageLevel.MEMORY_AND_DISK)
+            partitions = _count_partitions(events)
+            if partitions.doubtful:
+                certain = self._drop_doubtful_duplicates(events).persist(StorageLevel.MEMORY_AND_DISK)
                 try:
-                    return self._commit_all(settled, _partitions(settled.withColumn(_DOUBTFUL, F.lit(False)))[0])
+                    return self._commit_all(certain, _count_partitions(certain.withColumn(_DOUBTFUL, F.lit(False))))
                 finally:
-                    settled.unpersist()
-            return self._commit_all(events, sizes)
+                    certain.unpersist()
+            return self._commit_all(events, partitions)
         finally:
             events.unpersist()
 
-    def _commit_all(self, events: DataFrame, sizes: dict[int, int]) -> tuple[int, int]:
-        total, done, commits = sum(sizes.values()), 0, 0
-        for ranges in _cuts(sizes, self._stream.commit_rows):
-            self._commit(events.where(_within(ranges)), self._next_stamp())
-            self._alone(commits)
-            done, commits = done + sum(last - first + 1 for first, last in ranges), commits + 1
-            self._say(f"{self._stream.name}: {done:,} of {total:,} events, commit {commits}")
-        return total, commits
+    def _commit_all(self, events: DataFrame, partitions: _Partitions) -> _Written:
+        total, done, commits = sum(partitions.rows.values()), 0, 0
+        for ranges in _cut_commits(partitions.rows, self._stream.commit_rows):
+            self._commit(events.where(_is_within(ranges)), self._take_stamp())
+            self._require_alone(commits)
+            done, commits = done + sum(map(len, ranges)), commits + 1
+            self._report(f"{self._stream.name}: {done:,} of {total:,} events, commit {commits}")
+        return _Written(total, commits)
 
     def _commit(self, events: DataFrame, stamp: int) -> None:
         # One task, hence one file; sorted again as it reads the cached partitions in any order.
         one = events.coalesce(1).sortWithinPartitions(_NUMBER)
         columns = [F.col(name) for name in self._stream.fields]
-        self._tables.append(one.select(*columns, _time(stamp).alias("ingested_at")), self._stream.name, self._mark)
+        self._tables.append(
+            one.select(*columns, _to_timestamp(stamp).alias("ingested_at")), self._stream.name, self._mark
+        )
 
-    def _next_stamp(self) -> int:
-        last = self._last_stamp() if self._stamp is None else self._stamp
+    def _take_stamp(self) -> int:
+        last = self._read_last_stamp() if self._stamp is None else self._stamp
         self._stamp = max(_now(), last + 1)
         self._first_stamp = self._first_stamp or self._stamp
         return self._stamp
 
-    def _last_stamp(self) -> int:
-        """The table's last `ingested_at` where the clock has not passed it yet, else 0; reads no file in the usual case."""
+    def _read_last_stamp(self) -> int:
+        """Reads the table's last `ingested_at` if the clock has not passed it yet, else 0; usually reads no file."""
         if self._tables.is_unwritten(self._stream.name):
             return 0
         now = _now()
-        ahead = self._tables.read(self._stream.name).where(F.col("ingested_at") >= _time(now))
-        row = ahead.select(F.max(_micros("ingested_at"))).head()
+        ahead = self._tables.read(self._stream.name).where(F.col("ingested_at") >= _to_timestamp(now))
+        row = ahead.select(F.max(_to_micros("ingested_at"))).head()
         return int(row[0]) if row is not None and row[0] is not None else 0
 
-    def _alone(self, commits: int) -> None:
-        """Where no lock file can be, looks whether another ingest has written since this one began."""
+    def _require_alone(self, commits: int) -> None:
+        """Raises SetupError if there can be no lock file and another ingest has written since this one began."""
         if find_local_root(self._tables.root) is not None:
             return
         # Maintenance may have committed since.
@@ -480,14 +471,13 @@ class Step:
                 f"{commits + 1} commits. Run it again when the other has ended: it takes in what is missing."
             )
 
-    def _say(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         if self._progress is not None:
             self._progress(line)
 
 
-@dataclass(frozen=True)
-class _BatchFigures:
-    """A batch in figures: times in microseconds, None where no row is usable; `ids` different ids."""
+class _BatchFigures(NamedTuple):
+    """Figures of a batch. Times are in microseconds; they and ids are None if no row is usable. ids: different ids."""
 
     usable: int
     rejected: int
@@ -500,39 +490,56 @@ class _BatchFigures:
     without_time: int
 
 
-def existing(
+class _Batch(NamedTuple):
+    """Checked rows, cached, and their figures."""
+
+    rows: DataFrame
+    figures: _BatchFigures
+
+
+class _Partitions(NamedTuple):
+    """The numbers of rows by partition, and how many rows are doubtful."""
+
+    rows: dict[int, int]
+    doubtful: int
+
+
+class _Written(NamedTuple):
+    """Counts of the events and commits written."""
+
+    events: int
+    commits: int
+
+
+def read_possible_duplicates(
     tables: Tables, stream: Stream, first_time: int, last_time: int, first_id: int | str, last_id: int | str
 ) -> DataFrame:
-    """The rows of the events table that can be duplicates of a batch with these least and greatest times and ids.
+    """Reads the rows of the events table that can be duplicates of a batch with these least and greatest times and ids.
 
     first_time, last_time: microseconds; `dedupe_window` of the stream is added to both sides. first_id, last_id: of the
-    field's type. The bounds are literals, both ends included, so that Delta passes over the files whose figures lie outside.
+    field's type. The bounds are literals, both ends included, so that Delta skips files whose statistics lie outside.
     """
     time_, id_ = F.col(stream.event_time), F.col(stream.event_id)
-    first, last = _time(first_time - stream.dedupe_window), _time(last_time + stream.dedupe_window)
+    first, last = _to_timestamp(first_time - stream.dedupe_window), _to_timestamp(last_time + stream.dedupe_window)
     near = (time_ >= first) & (time_ <= last)
     return tables.read(stream.name).where(near & (id_ >= F.lit(first_id)) & (id_ <= F.lit(last_id)))
 
 
-def _partitions(events: DataFrame) -> tuple[dict[int, int], int]:
-    """Rows in each partition, and how many rows are doubtful."""
+def _count_partitions(events: DataFrame) -> _Partitions:
     partition = F.shiftright(F.col(_NUMBER), _PARTITION_BITS)
     rows = events.groupBy(partition.alias("partition")).agg(F.count("*"), F.count_if(F.col(_DOUBTFUL))).collect()
-    return {row[0]: row[1] for row in sorted(rows)}, sum(row[2] for row in rows)
+    return _Partitions({row[0]: row[1] for row in sorted(rows)}, sum(row[2] for row in rows))
 
 
-def _cuts(sizes: Mapping[int, int], commit_rows: int) -> Iterator[list[tuple[int, int]]]:
-    """Cuts partitions (number -> rows), in order, into pieces of `commit_rows` rows, the last one shorter.
-
-    Each piece is a list of ranges of row numbers, both ends included.
-    """
-    piece: list[tuple[int, int]] = []
+def _cut_commits(partitions: Mapping[int, int], commit_rows: int) -> Iterator[list[range]]:
+    """Cuts partitions (number -> rows), in order, into pieces of `commit_rows` row numbers, the last one shorter."""
+    piece: list[range] = []
     room = commit_rows
-    for partition, rows in sizes.items():
+    for partition, rows in partitions.items():
         start, end = partition << _PARTITION_BITS, (partition << _PARTITION_BITS) + rows
         while start < end:
             taken = min(room, end - start)
-            piece.append((start, start + taken - 1))
+            piece.append(range(start, start + taken))
             start, room = start + taken, room - taken
             if not room:
                 yield piece
@@ -541,18 +548,18 @@ def _cuts(sizes: Mapping[int, int], commit_rows: int) -> Iterator[list[tuple[int
         yield piece
 
 
-def _within(ranges: list[tuple[int, int]]) -> Column:
+def _is_within(ranges: list[range]) -> Column:
     condition = F.lit(False)
-    for first, last in ranges:
-        condition = condition | F.col(_NUMBER).between(first, last)
+    for each in ranges:
+        condition = condition | F.col(_NUMBER).between(each.start, each.stop - 1)
     return condition
 
 
-def _micros(name: str) -> Column:
+def _to_micros(name: str) -> Column:
     return F.unix_micros(F.col(name))
 
 
-def _time(microseconds: int) -> Column:
+def _to_timestamp(microseconds: int) -> Column:
     return F.timestamp_micros(F.lit(microseconds).cast("bigint"))
 
 

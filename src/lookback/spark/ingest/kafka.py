@@ -1,6 +1,6 @@
-"""A Kafka topic as ingest finds it: its records as a stream, each judged usable or not.
+"""Reads the records of a Kafka topic as a stream, and checks whether each is usable.
 
-No record stops another: one whose value cannot be read becomes a row with a `REASON`, and topic, partition and offset.
+No record stops the others: one whose value cannot be read becomes a row with a `REASON`, and topic, partition and offset.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
@@ -25,12 +25,11 @@ from lookback.spark.ingest.fields import (
     FILE,
     RAW,
     READ_AS,
-    REASON,
     ROW,
     cast_rows,
     list_source_columns,
 )
-from lookback.spark.ingest.sources import JSON_FORMATS, Source
+from lookback.spark.ingest.sources import JSON_FORMATS, Source, drop_raw
 from lookback.spark.platform.jars import fetch_kafka_jars
 from lookback.spark.platform.secrets import Secrets, find_plain_secrets
 from lookback.spark.platform.session import on_databricks
@@ -41,14 +40,15 @@ if TYPE_CHECKING:
 
     from lookback.core.streams.declaration import Stream
 
-# Of a rejected row: not in `source`, and needed to read it again.
-_KEPT = ("kafka_key", "kafka_timestamp", "kafka_headers")
-_KEPT_AS = ', "kafka": '
-_SOURCE = "kafka:"
-# A backlog comes in batches of at most so many records, which a driver of 4 GB holds.
-DEFAULT_MOST = 500_000
-_DEFAULTS = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(DEFAULT_MOST)}
-_OPTIONS = (
+# Columns of a rejected row that are not in its `source`, and needed to read it again.
+_KEPT_COLUMNS = ("kafka_key", "kafka_timestamp", "kafka_headers")
+_KAFKA_KEY = ', "kafka": '
+_SOURCE_PREFIX = "kafka:"
+_PROBLEM = "__problem"
+# A backlog comes in batches of at most so many records, for which a driver of 4 GB has room.
+DEFAULT_BATCH_RECORDS = 500_000
+_DEFAULTS = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(DEFAULT_BATCH_RECORDS)}
+_KNOWN_OPTIONS = (
     "startingOffsets", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "startingTimestamp",
     "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "maxRecordsPerPartition",
     "groupIdPrefix", "failOnDataLoss", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs",
@@ -56,24 +56,40 @@ _OPTIONS = (
     # On Databricks: credentials of the workspace.
     "databricks.serviceCredential", "databricks.serviceCredential.scope",
 )  # fmt: skip
-_OURS = ("kafka.bootstrap.servers", "kafka.key.deserializer", "kafka.value.deserializer", "kafka.enable.auto.commit")
+_FIXED_OPTIONS = (
+    "kafka.bootstrap.servers",
+    "kafka.key.deserializer",
+    "kafka.value.deserializer",
+    "kafka.enable.auto.commit",
+)
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 _SERVERS = re.compile(r"[^\s,:]+:\d{1,5}(\s*,\s*[^\s,:]+:\d{1,5})*")
-_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
-_ADDING = threading.Lock()
+_SOURCE_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+_JARS_LOCK = threading.Lock()
+
+
+class Subscription(NamedTuple):
+    """The topics of a source. option: `subscribe`, then topics has names with commas between, or `subscribePattern`."""
+
+    option: str
+    topics: str
+
+    @property
+    def is_pattern(self) -> bool:
+        """True if `topics` is a regular expression of names."""
+        return self.option == "subscribePattern"
 
 
 @dataclass(frozen=True)
 class Topic:
     """A Kafka topic, or several, as a stream's `source` declares it.
 
-    servers: host:port, with commas between; subscription: (subscribe, topics) or (subscribePattern, a pattern); values:
-    how a value is read, JSON or lines of CSV with the columns `fields`; options: of Spark's Kafka source and, with
-    `kafka.` before them, of Kafka's consumer, secrets not yet put in.
+    servers: host:port, with commas between; values: the format of a value, JSON or lines of CSV with the columns `fields`;
+    options: those of Spark's Kafka source and, with the prefix `kafka.`, of Kafka's consumer; secrets are references.
     """
 
     servers: str
-    subscription: tuple[str, str]
+    subscription: Subscription
     values: Source
     fields: tuple[str, ...]
     options: Mapping[str, str]
@@ -81,28 +97,39 @@ class Topic:
 
     @classmethod
     def of(cls, stream: Stream) -> Topic:
-        """The topic that the stream declares. Raises SetupError with every problem of the declaration."""
-        problems = list(_problems(stream.source))
+        """Returns the topic that the stream declares. Raises SetupError with every problem of the declaration."""
+        problems = list(_find_problems(stream.source))
         if problems:
             raise SetupError(f"stream {stream.name!r}: source: {'; '.join(problems)}")
         declared = stream.source
         topics = declared.get("topic")
         if topics is None:
-            subscription = ("subscribePattern", str(declared["pattern"]))
+            subscription = Subscription("subscribePattern", str(declared["pattern"]))
         else:
-            subscription = ("subscribe", ",".join([topics] if isinstance(topics, str) else topics))
-        values = Source(f"{_SOURCE}{subscription[1]}", declared.get("value", "json"), _texts(declared, "value_options"))
+            subscription = Subscription("subscribe", ",".join([topics] if isinstance(topics, str) else topics))
+        place, options = f"{_SOURCE_PREFIX}{subscription.topics}", _read_options(declared, "value_options")
+        values = Source(place, declared.get("value", "json"), options)
         servers = re.sub(r"\s", "", declared["servers"])
-        return cls(servers, subscription, values, tuple(declared.get("fields") or ()), _texts(declared, "options"))
+        return cls(
+            servers, subscription, values, tuple(declared.get("fields") or ()), _read_options(declared, "options")
+        )
 
     def __str__(self) -> str:
-        kind = "topic" if self.subscription[0] == "subscribe" else "topics like"
-        return f"{kind} {self.subscription[1]} at {self.servers}"
+        kind = "topics like" if self.subscription.is_pattern else "topic"
+        return f"{kind} {self.subscription.topics} at {self.servers}"
+
+    def hide_secrets(self, text: str) -> str:
+        """Returns a message without the secrets of the options."""
+        return self.secrets.hide(text)
+
+    def find_dropped(self, topics: set[str]) -> set[str]:
+        """Returns those of a checkpoint's topics that this source does not name any more; none if it names a pattern."""
+        return set() if self.subscription.is_pattern else topics - set(self.subscription.topics.split(","))
 
     def watch(self, spark: SparkSession, options: Mapping[str, str] | None = None) -> DataFrame:
-        """A stream of the topic's records, those that are there first; options go before the declared ones.
+        """Streams the topic's records, those that are there first; `options` override the declared ones.
 
-        Raises SetupError where a secret is missing or the session cannot read Kafka.
+        Raises SetupError if a secret is missing or the session cannot read Kafka.
         """
         require_kafka(spark)
         self.secrets.spark = spark
@@ -111,74 +138,71 @@ class Topic:
         reader = spark.readStream.format(KAFKA).options(**chosen).option(*self.subscription)
         return reader.option("kafka.bootstrap.servers", self.servers).option("includeHeaders", "true").load()
 
-    def judged(self, records: DataFrame, stream: Stream) -> DataFrame:
-        """Records as Spark's source gives them -> rows judged as those of files are; see `fields.judged`."""
+    def read_records(self, records: DataFrame, stream: Stream) -> DataFrame:
+        """Reads records as Spark's source gives them into rows checked like those of files; see `fields.cast_rows`."""
         value = F.col("value").cast("string")
         lines = records.select(
             F.make_valid_utf8(value).alias(RAW),
-            F.concat(F.lit(_SOURCE), F.col("topic")).alias(FILE),
+            F.concat(F.lit(_SOURCE_PREFIX), F.col("topic")).alias(FILE),
             F.col("partition").cast("bigint").alias(BLOCK),
             F.col("offset").alias(ROW),
-            self._unreadable(value).alias("__why"),
-            *[column.alias(name) for name, column in _of_record().items()],
+            self._explain_unreadable(value).alias(_PROBLEM),
+            *[column.alias(name) for name, column in _select_record_columns().items()],
         )
-        lines = lines.withColumn(READ_AS, self._read_as())
-        rows = (
-            self.values.split(lines, self.fields)
-            if self.fields
-            else self.values.parsed(lines, list_source_columns(stream))
-        )
+        lines = lines.withColumn(READ_AS, self._describe_reading())
+        if self.fields:
+            rows = self.values.parse_csv(lines, self.fields)
+        else:
+            rows = self.values.parse_json(lines, list_source_columns(stream))
         rows = rows.withColumn(CORRUPT, F.when(F.col(RAW).isNull(), F.lit("")).otherwise(F.col(CORRUPT)))
-        rows = cast_rows(rows, stream, text=True, place=str(self), malformed=F.col("__why"))
-        rejected = F.col(REASON).isNotNull()
-        return rows.withColumns({name: F.when(rejected, F.col(name)) for name in (RAW, READ_AS)})
+        return drop_raw(cast_rows(rows, stream, text=True, place=str(self), malformed=F.col(_PROBLEM)))
 
-    def _unreadable(self, value: Column) -> Column:
-        """Why a value that cannot be read cannot."""
+    def _explain_unreadable(self, value: Column) -> Column:
+        """Explains why a value cannot be read, if it cannot."""
         first = F.concat_ws(" ", F.regexp_extract_all(F.hex(F.substring("value", 1, 8)), F.lit("(..)"), F.lit(1)))
         binary = F.concat(F.lit("the value is not UTF-8 text; its first bytes are "), first)
         other = "the value is not one line of CSV" if self.fields else "the value is not one JSON object"
-        told = F.when(value.isNull(), F.lit("the record has no value (a tombstone); a deletion is not an event"))
-        return told.when(~F.is_valid_utf8(value), binary).otherwise(F.lit(other))
+        problem = F.when(value.isNull(), F.lit("the record has no value (a tombstone); a deletion is not an event"))
+        return problem.when(~F.is_valid_utf8(value), binary).otherwise(F.lit(other))
 
-    def _read_as(self) -> Column:
-        """How to read a record's raw text again: as files are read, and what stood beside the value.
+    def _describe_reading(self) -> Column:
+        """Describes how to read a record's raw text again: like a file's, with the columns beside the value.
 
-        Of a tombstone nothing is kept: there is nothing to read again, and its key may be a person's.
+        Nothing of a tombstone is kept: there is nothing to read again, and its key may be a person's.
         """
         schema = StructType([StructField(name, StringType()) for name in self.fields]) if self.fields else None
-        values = self.values.read_as(schema)
-        beside = F.to_json(F.struct(*_KEPT), JSON_FORMATS)
-        told = F.concat(F.lit(values[:-1] + _KEPT_AS), beside, F.lit("}"))
-        return F.when(F.col(RAW).isNull(), F.lit(values)).otherwise(told)
+        values = self.values.describe_reading(schema)
+        beside = F.to_json(F.struct(*_KEPT_COLUMNS), JSON_FORMATS)
+        record = F.concat(F.lit(values[:-1] + _KAFKA_KEY), beside, F.lit("}"))
+        return F.when(F.col(RAW).isNull(), F.lit(values)).otherwise(record)
 
 
-def alike(read_as: Column) -> Column:
-    """`read_as` of rejected rows without what is each record's own: `"kafka": true` in its place."""
-    common = F.concat(F.substring_index(read_as, _KEPT_AS + "{", 1), F.lit(f"{_KEPT_AS}true}}"))
-    return F.when(F.contains(read_as, F.lit(_KEPT_AS + "{")), common).otherwise(read_as)
+def drop_record_parts(read_as: Column) -> Column:
+    """Replaces the part of `read_as` that each record has of its own by `"kafka": true`; so rows can be grouped by it."""
+    common = F.concat(F.substring_index(read_as, _KAFKA_KEY + "{", 1), F.lit(f"{_KAFKA_KEY}true}}"))
+    return F.when(F.contains(read_as, F.lit(_KAFKA_KEY + "{")), common).otherwise(read_as)
 
 
 def is_record(source: Column) -> Column:
-    """Whether the `source` of a rejected row is a record of Kafka, not a file."""
-    return F.coalesce(F.startswith(source, F.lit(_SOURCE)), F.lit(False))
+    """Returns a condition: the `source` of a rejected row is a record of Kafka, not a file."""
+    return F.coalesce(F.startswith(source, F.lit(_SOURCE_PREFIX)), F.lit(False))
 
 
-def source_of() -> Column:
-    """The `source` of a judged row: its file; of a record kafka:TOPIC/PARTITION/OFFSET."""
+def name_source() -> Column:
+    """Returns the `source` of a checked row: its file, or kafka:TOPIC/PARTITION/OFFSET for a record."""
     record = F.concat_ws("/", FILE, F.col(BLOCK).cast("string"), F.col(ROW).cast("string"))
-    # One that is judged again has the whole of it already. Names of topics hold no slash.
-    return F.when(F.col(FILE).rlike(f"^{_SOURCE}[^/]*$"), record).otherwise(F.col(FILE))
+    # A row that is checked again has its whole source already. Names of topics contain no slash.
+    return F.when(F.col(FILE).rlike(f"^{_SOURCE_PREFIX}[^/]*$"), record).otherwise(F.col(FILE))
 
 
-def beside_value(rows: DataFrame) -> DataFrame:
-    """Rejected rows with READ_AS and FILE (their source) -> the same with the columns of BESIDE."""
-    schema = f"kafka struct<{', '.join(f'{name}: {BESIDE[name]}' for name in _KEPT)}>"
+def add_record_columns(rows: DataFrame) -> DataFrame:
+    """Adds the columns of BESIDE to rejected `rows`, from READ_AS and FILE (their source)."""
+    schema = f"kafka struct<{', '.join(f'{name}: {BESIDE[name]}' for name in _KEPT_COLUMNS)}>"
     kept = F.from_json(READ_AS, schema, JSON_FORMATS).getField("kafka")
-    place = F.split(F.substring(FILE, len(_SOURCE) + 1, 1_000), "/")
+    place = F.split(F.substring(FILE, len(_SOURCE_PREFIX) + 1, 1_000), "/")
     return rows.withColumns(
         {
-            **{name: kept.getField(name) for name in _KEPT},
+            **{name: kept.getField(name) for name in _KEPT_COLUMNS},
             "kafka_topic": F.get(place, F.lit(0)),
             "kafka_partition": F.expr("try_cast(get(split(__file, '/'), 1) as int)"),
             "kafka_offset": F.expr("try_cast(get(split(__file, '/'), 2) as bigint)"),
@@ -187,24 +211,24 @@ def beside_value(rows: DataFrame) -> DataFrame:
 
 
 def require_kafka(spark: SparkSession) -> None:
-    """Sees to it that the session can read Kafka: on Databricks it can, elsewhere the JARs are added, fetched if need be.
+    """Enables the session to read Kafka: on Databricks it can, elsewhere the JARs are added, and fetched if missing.
 
-    Raises SetupError where they cannot be.
+    Raises SetupError if they cannot be fetched.
     """
     if on_databricks():
         return
     jvm: Any = spark._jvm
     loader = jvm.org.apache.spark.util.Utils
-    with _ADDING:
+    with _JARS_LOCK:
         try:
-            loader.classForName(_CLASS, False, False)
-        except Exception:  # noqa: BLE001 - it has none: py4j says so in several ways
+            loader.classForName(_SOURCE_CLASS, False, False)
+        except Exception:  # noqa: BLE001 - a missing class is one of several errors of py4j
             for jar in fetch_kafka_jars():
                 spark.sql(f"ADD JAR {quote_text(jar.as_uri())}")
 
 
-def _of_record() -> dict[str, Column]:
-    """The columns of BESIDE, of a row of Spark's source."""
+def _select_record_columns() -> dict[str, Column]:
+    """Returns the columns of BESIDE for a row of Spark's source."""
     last = "element_at(filter(headers, h -> h.key = k), -1).value"
     names = "array_distinct(transform(headers, h -> h.key))"
     entry = f"struct(k as key, make_valid_utf8(cast({last} as string)) as value)"
@@ -218,17 +242,17 @@ def _of_record() -> dict[str, Column]:
     }
 
 
-def _texts(declared: Mapping[str, Any], key: str) -> dict[str, str]:
-    """Options as texts; what YAML does not read as text as JSON, as Spark wants offsets."""
+def _read_options(declared: Mapping[str, Any], key: str) -> dict[str, str]:
+    """Reads options as texts; a value that is no text in YAML becomes JSON, as Spark wants offsets."""
     options = dict(declared.get(key) or {})
     return {str(name): v if isinstance(v, str) else json.dumps(v) for name, v in options.items()}
 
 
-def _problems(declared: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with a declaration, whose keys are known ones."""
+def _find_problems(declared: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the problems of a declaration, whose keys are known ones."""
     if not _SERVERS.fullmatch(str(declared.get("servers", ""))):
         yield f"servers is host:port, with commas between several, got {declared.get('servers')!r}"
-    yield from _problems_of_topic(declared)
+    yield from _find_topic_problems(declared)
     value, columns = declared.get("value", "json"), declared.get("fields") or []
     if value not in ("json", "csv"):
         yield f"value is json or csv, got {value!r}"
@@ -236,10 +260,10 @@ def _problems(declared: Mapping[str, Any]) -> Iterator[str]:
         yield f"fields is a list of the names of a CSV line's values, got {columns!r}"
     elif (value == "csv") != bool(columns):
         yield "a value of CSV has no header: name its values in order, `fields: [id, at]`; one of JSON needs no `fields`"
-    yield from _problems_of_options(_texts(declared, "options"))
+    yield from _find_option_problems(_read_options(declared, "options"))
 
 
-def _problems_of_topic(declared: Mapping[str, Any]) -> Iterator[str]:
+def _find_topic_problems(declared: Mapping[str, Any]) -> Iterator[str]:
     topics, pattern = declared.get("topic"), declared.get("pattern")
     if (topics is None) == (pattern is None):
         yield "either `topic`, one or a list, or `pattern` is needed"
@@ -253,12 +277,12 @@ def _problems_of_topic(declared: Mapping[str, Any]) -> Iterator[str]:
                 yield f"topic is a name of letters, digits, '.', '_' and '-', or a list of such, got {name!r}"
 
 
-def _problems_of_options(options: Mapping[str, str]) -> Iterator[str]:
+def _find_option_problems(options: Mapping[str, str]) -> Iterator[str]:
     for name in options:
-        if name in _OURS:
+        if name in _FIXED_OPTIONS:
             yield f"option {name} is set by Lookback" + ("; say `servers`" if name.endswith("servers") else "")
-        elif not name.startswith("kafka.") and name not in _OPTIONS:
-            near = f"; {hint}" if (hint := suggest(name, _OPTIONS, "")) else ""
+        elif not name.startswith("kafka.") and name not in _KNOWN_OPTIONS:
+            near = f"; {hint}" if (hint := suggest(name, _KNOWN_OPTIONS, "")) else ""
             yield f"option {name!r} is not one of Spark's Kafka source{near}; those of values are `value_options`"
     for name in find_plain_secrets(options):
         yield (

@@ -1,4 +1,4 @@
-"""What Spark and Kafka say of a topic that cannot be read, in words for the person who can mend it."""
+"""Turns the errors of Spark and Kafka about a topic that cannot be read into sentences with a remedy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.ingest.kafka import Topic
 
-_MOST_TEXT = 300
+_MAX_CHARACTERS = 300
 _LOSS = re.compile(r"KAFKA_DATA_LOSS|Some data may have been lost|failOnDataLoss")
 _SKIP = (
     ". What is lost cannot be ingested; to go on with what is there: lookback ingest STREAM --skip-lost. To keep it from "
     "happening again, let the topic keep records for longer (retention.ms) than this ingest is ever away"
 )
 _ANEW = ". Begin with another --checkpoint: what is in the events table already is not taken in twice"
-# What is lost, by what Spark says of it.
+# Patterns of Spark's messages, and the sentence that says which records are lost.
 _LOST: dict[str, Callable[[re.Match[str]], str]] = {
     r"Could not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)\s": lambda m: (
         f"of partition {m[3]} records from offset {m[1]} on were to be read next, up to {m[2]}, and at least the first of "
@@ -54,7 +54,7 @@ _WRONG = re.compile(r"(?:ConfigException|IllegalArgumentException): ([^\n]+)")
 _OTHER_SOURCE = re.compile(r"Expected e\.g\. \{\"topicA\"|There are \[?\d+\]? sources in the checkpoint|logOffset")
 
 
-# Of a task whose error the driver has no class for.
+# Spark reports this for a task's error whose class the driver lacks.
 _NO_REASON = "): UnknownReason"
 
 
@@ -63,11 +63,11 @@ class BrokersAway(Exception):
 
 
 def explain_kafka_failure(error: Exception, topic: Topic, stream: Stream, checkpoint: str) -> Exception:
-    """The error to raise in place of a failed query's: with the remedy where one is known, else the error itself.
+    """Returns the error to raise in place of a failed query's: with a remedy if one is known, else the error itself.
 
-    Away where trying again is the remedy. No secret of the topic's options stands in it.
+    BrokersAway if the remedy is to try again. The message contains no secret of the topic's options.
     """
-    text = topic.secrets.hide(collect_messages(error))
+    text = topic.hide_secrets(collect_messages(error))
     if _LOSS.search(text) and (lost := _find_loss(text)):
         words = lost.replace("ingest STREAM", f"ingest {stream.name}")
         return SetupError(f"{topic}: {words}")
@@ -78,13 +78,13 @@ def explain_kafka_failure(error: Exception, topic: Topic, stream: Stream, checkp
         )
     if refused := _REFUSED.search(text):
         return SetupError(
-            f"{topic}: the brokers refuse ({refused[1]}: {refused[2].strip()[:_MOST_TEXT]}). Mend kafka.security.protocol, "
+            f"{topic}: the brokers refuse ({refused[1]}: {refused[2].strip()[:_MAX_CHARACTERS]}). Mend kafka.security.protocol, "
             "kafka.sasl.* or kafka.ssl.* in the source's options, the secret that they name, or what the user is allowed"
         )
     if away := _AWAY.search(text):
         return BrokersAway(f"no broker could be reached or leads ({_quote_line(text, away)})")
     if wrong := _WRONG.search(text):
-        return SetupError(f"{topic}: {wrong[1][:_MOST_TEXT]}: mend the source's options")
+        return SetupError(f"{topic}: {wrong[1][:_MAX_CHARACTERS]}: mend the source's options")
     if _OTHER_SOURCE.search(text):
         return SetupError(
             f"{checkpoint} was made from another source than {topic}; begin with another --checkpoint. What is in the events "
@@ -107,4 +107,4 @@ def _find_loss(text: str) -> str | None:
 
 
 def _quote_line(text: str, match: re.Match[str]) -> str:
-    return text[match.start() :].split("\n", 1)[0][:_MOST_TEXT].strip()
+    return text[match.start() :].split("\n", 1)[0][:_MAX_CHARACTERS].strip()

@@ -1,4 +1,4 @@
-"""The table rejected_events: rows of one stream written, read again once they can be used, and taken out."""
+"""Writes a stream's rows into the table rejected_events, checks them again, and removes those that can be used."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from lookback.spark.ingest.fields import (
     quote_column,
     reads_kafka,
 )
-from lookback.spark.ingest.kafka import alike, beside_value, is_record, source_of
-from lookback.spark.ingest.sources import CSV_DEFAULTS, FORMATS, JSON_FORMATS, Files, Source
+from lookback.spark.ingest.kafka import add_record_columns, drop_record_parts, is_record, name_source
+from lookback.spark.ingest.sources import FORMATS, JSON_FORMATS, KEEP_CORRUPT, Files, Source
 from lookback.spark.tables.lakehouse import WRITE_ERRORS, is_conflict
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 _TABLE = "rejected_events"
 _ATTEMPTS = 5
-_ALIKE = "__alike"
-_MOST_KINDS, _MOST_RAW = 20, 200
+_GROUP = "__alike"
+_MAX_KINDS, _MAX_RAW_CHARACTERS = 20, 200
 
 
 @dataclass(frozen=True)
@@ -62,85 +62,87 @@ class Rejection:
         return f"{self.rows:,} rejected: {self.example}{place}{row}"
 
 
-def rejections_of(rows: DataFrame, reason: Column, raw: Column, source: Column) -> tuple[Rejection, ...]:
-    """Rejected rows by kind of reason, the most frequent first; at most 20 kinds. reason, raw, source: columns of theirs."""
+def count_rejections(rows: DataFrame, reason: Column, raw: Column, source: Column) -> tuple[Rejection, ...]:
+    """Counts rejected rows by kind of reason, the most frequent first; at most 20 kinds."""
     kind = F.regexp_replace(reason, "'[^']*'", "'…'")
-    # The least row of each kind, so that a run that is repeated says the same.
+    # The least row of each kind, so that a run that is repeated reports the same.
     example = F.min(
-        F.struct(reason.alias("reason"), F.left(raw, F.lit(_MOST_RAW)).alias("raw"), source.alias("source"))
+        F.struct(reason.alias("reason"), F.left(raw, F.lit(_MAX_RAW_CHARACTERS)).alias("raw"), source.alias("source"))
     )
     kinds = rows.groupBy(kind.alias("kind")).agg(F.count("*").alias("rows"), example.alias("example"))
-    found = kinds.orderBy(F.desc("rows"), "kind").limit(_MOST_KINDS).collect()
-    return tuple(Rejection(row["kind"], row["rows"], *row["example"]) for row in found)
+    most_frequent = kinds.orderBy(F.desc("rows"), "kind").limit(_MAX_KINDS).collect()
+    return tuple(Rejection(row["kind"], row["rows"], *row["example"]) for row in most_frequent)
 
 
-def options_key(stream: Stream) -> str:
-    """The key of the stream's `source` with the options by which lines are read."""
+def name_options_key(stream: Stream) -> str:
+    """Returns the key of the stream's `source` that has the options by which lines are read."""
     return "value_options" if reads_kafka(stream) else "options"
 
 
 @dataclass(frozen=True)
-class Rejected:
-    """What rejected_events holds of a stream. A table of an earlier release has no column `read_as`."""
+class RejectedRows:
+    """A stream's rows in rejected_events. A table of an earlier release has no column `read_as`."""
 
     tables: Tables
     stream: Stream
 
     def write(self, rows: DataFrame, mark: str, now: Column) -> None:
-        """Appends judged rows that have a REASON, but none that is there already. now: their `ingested_at`."""
+        """Appends checked rows that have a REASON, but none that is there already. now: their `ingested_at`."""
         rows = rows.select(
             F.lit(self.stream.name).alias("stream"),
             F.col(RAW).alias("raw"),
             F.col(REASON).alias("reason"),
-            source_of().alias("source"),
+            name_source().alias("source"),
             now.alias("ingested_at"),
             F.col(READ_AS).alias("read_as"),
         )
         known = self._rows()
         if not self.tables.is_unwritten(_TABLE) and known.inputFiles():
-            # A run that is run again says nothing twice.
+            # A run that is repeated writes no row twice.
             known = known.select(F.col("source").alias("__source"), F.col("raw").alias("__known"))
-            again = F.col("source").eqNullSafe(F.col("__source")) & F.col("raw").eqNullSafe(F.col("__known"))
-            rows = rows.join(known, again, "left_anti")
+            same = F.col("source").eqNullSafe(F.col("__source")) & F.col("raw").eqNullSafe(F.col("__known"))
+            rows = rows.join(known, same, "left_anti")
             if rows.isEmpty():
                 return
         self.tables.append(rows.coalesce(1).select(*self.tables.read(_TABLE).columns), _TABLE, mark)
 
-    def rows(self) -> DataFrame:
-        """The stream's rows as the table has them, the newest first."""
+    def read(self) -> DataFrame:
+        """Reads the stream's rows, the newest first."""
         return self._rows().orderBy(F.desc("ingested_at"), "source", "raw").drop("read_as")
 
-    def by_reason(self) -> tuple[Rejection, ...]:
-        """The stream's rows by kind of reason."""
-        return rejections_of(self._rows(), F.col("reason"), F.col("raw"), F.col("source"))
+    def count_by_reason(self) -> tuple[Rejection, ...]:
+        """Counts the stream's rows by kind of reason."""
+        return count_rejections(self._rows(), F.col("reason"), F.col("raw"), F.col("source"))
 
-    def kept(self, options: Mapping[str, str]) -> list[DataFrame]:
-        """The rows of which the text was kept, judged anew: those that were read alike together. No file is read."""
-        kept = self._with_read_as().where("raw is not null").withColumn(_ALIKE, alike(F.col("read_as")))
+    def check_kept(self, options: Mapping[str, str]) -> list[DataFrame]:
+        """Checks the rows again whose text was kept, grouped by how they were read. Reads no file."""
+        kept = self._with_read_as().where("raw is not null").withColumn(_GROUP, drop_record_parts(F.col("read_as")))
         return [
-            _opened(kept.where(F.col(_ALIKE).eqNullSafe(F.lit(row[0]))), _ReadAs.of(row[0], options), self.stream)
-            for row in kept.select(_ALIKE).distinct().collect()
+            _parse_rows(
+                kept.where(F.col(_GROUP).eqNullSafe(F.lit(row[0]))), _Reading.from_json(row[0], options), self.stream
+            )
+            for row in kept.select(_GROUP).distinct().collect()
         ]
 
-    def again(self, options: Mapping[str, str]) -> Again:
-        """All of the rows, to be judged anew; files that could not be read are read again whole.
+    def check_again(self, options: Mapping[str, str]) -> RetriedRows:
+        """Checks all rows again; files that could not be read are read again whole.
 
         options: the reader's, over those that the rows were read with.
         """
-        parts = self.kept(options)
+        parts = self.check_kept(options)
         rows = self._with_read_as()
         files = rows.where("raw is null and source is not null and read_as is not null")
         files = files.where(~is_record(F.col("source")))
         names: list[str] = []
         for read_as, sources in files.groupBy("read_as").agg(F.collect_set("source")).collect():
-            source = _ReadAs.of(read_as, options).source
-            parts.append(Files(self.tables.spark, source, self.stream, sources).apart())
+            source = _Reading.from_json(read_as, options).source
+            parts.append(Files(self.tables.spark, source, self.stream, sources).read_apart())
             names += sources
-        nothing = Files(self.tables.spark, _ReadAs.of(None, options).source, self.stream, []).apart()
-        return Again(self, reduce(lambda some, more: some.unionByName(more), parts, nothing), tuple(names))
+        no_rows = Files(self.tables.spark, _Reading.from_json(None, options).source, self.stream, []).read_apart()
+        return RetriedRows(self, reduce(lambda some, more: some.unionByName(more), parts, no_rows), tuple(names))
 
     def delete(self, used: DataFrame) -> None:
-        """Takes out the rows with these columns `source` and `raw`, each pair once."""
+        """Deletes the rows that have the values of `source` and `raw` in `used`, in which each pair is there once."""
         same = " and ".join(f"rejected.{name} <=> used.{name}" for name in ("source", "raw"))
         condition = (F.col("rejected.stream") == self.stream.name) & F.expr(same)
         for attempt in range(1, _ATTEMPTS + 1):
@@ -162,21 +164,21 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Again:
-    """Rejected rows judged anew. rows: RAW stands in every row that was kept; files: the names of those read again."""
+class RetriedRows:
+    """Rejected rows that were checked again. rows: with RAW in every row that was kept; files: the names of files read."""
 
-    rejected: Rejected
+    rejected: RejectedRows
     rows: DataFrame
     files: Sequence[str]
 
-    def remove(self, judged_rows: DataFrame) -> None:
-        """Takes out what could be used now. judged_rows: `rows`, the same ones whenever they are read.
+    def remove(self, checked_rows: DataFrame) -> None:
+        """Removes the rows that could be used now. checked_rows: `rows`, cached.
 
-        A row leaves only after its event is in the table: killed before, the next attempt finds a duplicate.
+        A row is removed only after its event is in the table: killed before, the next attempt finds a duplicate.
         """
         usable = F.col(REASON).isNull()
-        rows = judged_rows.where(usable & F.col(RAW).isNotNull()).select(FILE, RAW)
-        unread = judged_rows.where(~usable & F.col(RAW).isNull()).select(FILE)
+        rows = checked_rows.where(usable & F.col(RAW).isNotNull()).select(FILE, RAW)
+        unread = checked_rows.where(~usable & F.col(RAW).isNull()).select(FILE)
         names = self.rejected.tables.spark.createDataFrame([(name,) for name in self.files], f"{FILE} string")
         read = names.join(unread, FILE, "left_anti").withColumn(RAW, F.lit(None).cast("string"))
         used = rows.unionByName(read).distinct().toDF("source", "raw").localCheckpoint()
@@ -185,31 +187,31 @@ class Again:
 
 
 @dataclass(frozen=True)
-class _ReadAs:
-    """How rows were read. columns: of the source; None where it had none, or is not known. record: of Kafka."""
+class _Reading:
+    """The way in which rows were read. columns: those of the source; None if it had none, or they are not known."""
 
     source: Source
     columns: StructType | None
-    record: bool
+    is_record: bool
 
     @classmethod
-    def of(cls, text: str | None, options: Mapping[str, str]) -> _ReadAs:
-        """The `read_as` of a row. What cannot be read counts as absent: anyone may have written it."""
+    def from_json(cls, text: str | None, options: Mapping[str, str]) -> _Reading:
+        """Reads the `read_as` of a row. Unreadable text counts as absent: anyone may have written it."""
         try:
-            found = json.loads(text or "{}")
-            columns = StructType.fromDDL(found["columns"]) if found.get("columns") else None
-            given = {str(name): str(value) for name, value in dict(found.get("options") or {}).items()}
-            format_, record = found.get("format", "json"), found.get("kafka") is True
+            reading = json.loads(text or "{}")
+            columns = StructType.fromDDL(reading["columns"]) if reading.get("columns") else None
+            read_with = {str(name): str(value) for name, value in dict(reading.get("options") or {}).items()}
+            format_, is_record = reading.get("format", "json"), reading.get("kafka") is True
         except (AttributeError, PySparkException, TypeError, ValueError):
-            columns, given, format_, record = None, {}, "json", False
+            columns, read_with, format_, is_record = None, {}, "json", False
         if format_ not in FORMATS:
             columns, format_ = None, "json"
-        source = Source(_TABLE, format_, {**given, **options})
-        return cls(source, columns if isinstance(columns, StructType) else None, record)
+        source = Source(_TABLE, format_, {**read_with, **options})
+        return cls(source, columns if isinstance(columns, StructType) else None, is_record)
 
 
-def _opened(rows: DataFrame, read_as: _ReadAs, stream: Stream) -> DataFrame:
-    """Rows of rejected_events as source columns again, judged."""
+def _parse_rows(rows: DataFrame, reading: _Reading, stream: Stream) -> DataFrame:
+    """Parses rows of rejected_events into source columns again, and checks them."""
     rows = rows.orderBy("ingested_at").select(
         F.col("raw").alias(RAW),
         F.col("read_as").alias(READ_AS),
@@ -217,35 +219,33 @@ def _opened(rows: DataFrame, read_as: _ReadAs, stream: Stream) -> DataFrame:
         F.lit(0).cast("bigint").alias(BLOCK),
         F.monotonically_increasing_id().alias(ROW),
     )
-    source, columns = read_as.source, read_as.columns
+    source, columns = reading.source, reading.columns
     if columns is None or source.format == "json":
-        opened = source.parsed(rows, list_source_columns(stream))
+        parsed = source.parse_json(rows, list_source_columns(stream))
     elif source.format == "csv":
-        opened = _csv(source.parsed(rows, columns.names), columns.names, source.options)
+        parsed = _parse_csv(rows, source, columns.names)
     else:
-        opened = _typed(rows, columns)
-    if read_as.record:
-        opened = beside_value(opened)
-    return cast_rows(opened, stream, text=source.format != "parquet", place=_TABLE)
+        parsed = _parse_typed(rows, columns)
+    if reading.is_record:
+        parsed = add_record_columns(parsed)
+    return cast_rows(parsed, stream, text=source.is_text, place=_TABLE)
 
 
-def _csv(rows: DataFrame, names: Sequence[str], options: Mapping[str, str]) -> DataFrame:
-    """Rows of `Source.parsed`; those that are no JSON objects are read as lines of a file with these columns."""
-    schema = ", ".join(f"{quote_column(name)} string" for name in [*names, CORRUPT])
-    line = F.from_csv(
-        RAW, schema, {**CSV_DEFAULTS, **options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-    )
+def _parse_csv(rows: DataFrame, source: Source, names: Sequence[str]) -> DataFrame:
+    """Parses rows as JSON objects; those that are none are read as lines of a CSV file with these columns."""
+    rows, line = source.parse_json(rows, names), source.parse_csv_line(names)
     is_line = F.col(CORRUPT).isNotNull()
-    made = {
-        name: F.when(is_line, line.getField(name)).otherwise(F.col(quote_column(name))) for name in [*names, CORRUPT]
-    }
-    return rows.select(RAW, READ_AS, FILE, BLOCK, ROW, *[column.alias(name) for name, column in made.items()])
+    values = [
+        F.when(is_line, line.getField(name)).otherwise(F.col(quote_column(name))).alias(name)
+        for name in [*names, CORRUPT]
+    ]
+    return rows.select(RAW, READ_AS, FILE, BLOCK, ROW, *values)
 
 
-def _typed(rows: DataFrame, columns: StructType) -> DataFrame:
-    """Rows that `Source.line` wrote, with columns of their types."""
+def _parse_typed(rows: DataFrame, columns: StructType) -> DataFrame:
+    """Parses rows that `Source.write_line` wrote, into columns of their types."""
     schema = StructType([*columns.fields, StructField(CORRUPT, StringType())])
-    options = {**JSON_FORMATS, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    options = {**JSON_FORMATS, **KEEP_CORRUPT}
     return (
         rows.select("*", F.from_json(RAW, schema, options).alias("__object")).select("*", "__object.*").drop("__object")
     )

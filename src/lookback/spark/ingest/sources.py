@@ -1,6 +1,6 @@
-"""Files as ingest finds them: listed, read whatever their columns are, each row judged usable or not.
+"""Lists files, reads them whatever their columns are, and checks whether each row is usable.
 
-No file stops another: one that cannot be read becomes one row with a `REASON`.
+No file stops the others: a file that cannot be read becomes one row with a `REASON`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
 
 FORMATS = ("parquet", "csv", "json")
-# Microseconds and all: what is read again is what was read.
+# With microseconds, so that a row that is read again is the row that was read.
 JSON_FORMATS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -56,23 +56,29 @@ _COMPRESSIONS = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
 _JSON_SAMPLE = 1_000
 # Quotes inside quotes are doubled (RFC 4180), as spreadsheets and Python write them.
 CSV_DEFAULTS = {"header": "true", "escape": '"'}
-# Nothing may be passed over in silence, whatever the session's settings are.
+# Spark keeps a row that it cannot split, in CORRUPT.
+KEEP_CORRUPT = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+# No file may be skipped in silence, whatever the session's settings are.
 _NOTHING_SKIPPED = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
-# Reader options that say which files are meant.
-_WHICH_FILES = frozenset({"recursivefilelookup", "pathglobfilter", "modifiedbefore", "modifiedafter"})
-_FILE = "path string, modificationTime timestamp, length bigint, content binary"
-# Options of a file stream, by the names that Auto Loader has for them.
-_BOUNDS = ("maxFilesPerTrigger", "maxBytesPerTrigger")
+# Reader options that select files, in lower case.
+_FILE_FILTERS = frozenset({"recursivefilelookup", "pathglobfilter", "modifiedbefore", "modifiedafter"})
+_FILE_SCHEMA = "path string, modificationTime timestamp, length bigint, content binary"
+# Options of a file stream that limit a batch; Auto Loader's have a prefix.
+_BATCH_LIMITS = ("maxFilesPerTrigger", "maxBytesPerTrigger")
 _AUTO_LOADER = "cloudFiles."
-# A double keeps no more digits than these of a JSON number.
+# A JSON number with more digits than a double keeps.
 _LONG_NUMBER = "[0-9][0-9.]{15}"
-_OF_FILES = re.compile(r"FAILED_READ_FILE|CANNOT_MERGE_|FileNotFoundException|PARQUET_TYPE_|UNABLE_TO_INFER_SCHEMA")
+_FILE_ERRORS = re.compile(r"FAILED_READ_FILE|CANNOT_MERGE_|FileNotFoundException|PARQUET_TYPE_|UNABLE_TO_INFER_SCHEMA")
 _VANISHED = re.compile(r"FILE_NOT_EXIST|FileNotFoundException|PATH_NOT_FOUND")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one format. format: parquet, csv (with a header) or json (an object a line). options: the reader's."""
+    """Files of one format.
+
+    path: a file, a folder or a pattern; format: parquet, csv (with a header) or json (an object a line); options: those of
+    Spark's reader.
+    """
 
     path: str
     format: str
@@ -87,64 +93,69 @@ class Source:
         format_: str | None,
         options: Mapping[str, str] | None,
     ) -> Source:
-        """The files at `path` (a file, a folder, a pattern; default: stream.source), their format told by their suffixes.
+        """Finds the files at `path` (a file, a folder, a pattern; default: stream.source), and their format by suffix.
 
-        Raises SetupError where nothing is there or the format is unknown.
+        Raises SetupError if nothing is there or the format is unknown.
         """
         declared = stream.source
         if path is not None and declared.get("format") not in (None, *FORMATS):
-            # The declared source is none of files, and these come beside it.
+            # The declared source is not files, and these files come in addition.
             declared = {}
         chosen = path or declared.get("path")
         if not chosen:
             raise SetupError(f"stream {stream.name!r} declares no source: name the file or folder to ingest")
         options = {**dict(declared.get("options") or {}), **dict(options or {})}
         name = format_ or (declared.get("format") if path is None else None)
-        name = name or _format_of(_files(spark, chosen, options), chosen) or declared.get("format")
+        name = name or _find_format(_list_files(spark, chosen, options), chosen) or declared.get("format")
         known = _SUFFIXES.get(f".{name}")
         if known is None:
             raise SetupError(f"{chosen}: the format {name or ''!r} is not known; name one of {', '.join(FORMATS)}")
         return cls(chosen, known, options)
 
-    def files(self, spark: SparkSession, stream: Stream) -> Files:
-        """The files that are there now."""
+    @property
+    def is_text(self) -> bool:
+        """True if the columns of the files are text; those of Parquet have types."""
+        return self.format != "parquet"
+
+    def select_files(self, spark: SparkSession, stream: Stream) -> Files:
+        """Selects the files that are there now."""
         return Files(spark, self, stream, None)
 
     def watch(self, spark: SparkSession) -> DataFrame:
-        """A stream of the names of files as they appear, one row a file; none is opened. On Databricks by Auto Loader."""
+        """Streams the names of files as they appear, one row a file; opens none. On Databricks by Auto Loader."""
         reader = spark.readStream.format("cloudFiles" if on_databricks() else "binaryFile")
-        reader = reader.schema(_FILE).options(**self.watch_options(on_databricks()))
+        reader = reader.schema(_FILE_SCHEMA).options(**self.make_watch_options(on_databricks()))
         return reader.load(self.path).select("_metadata.file_path")
 
-    def watch_options(self, auto_loader: bool) -> dict[str, str]:
-        """The options of the reader that finds files; how they are read is not its business.
+    def make_watch_options(self, auto_loader: bool) -> dict[str, str]:
+        """Returns the options of the reader that finds files, without those by which files are read.
 
-        A file is known by its name, however old it is, and taken once, also where it is written anew later. The schema
-        is given, so that Auto Loader needs no place to remember one and has nothing to rescue.
+        A file is known by its name, however old it is, and taken once, even if it is written again later. The schema is
+        given, so that Auto Loader needs no place to remember one and has nothing to rescue.
         """
         own = {name: value for name, value in self.options.items() if name.startswith(_AUTO_LOADER)}
         others = {name: value for name, value in self.options.items() if name not in own}
         if not auto_loader:
-            # Spark forgets files of the last week by default, and takes none that is older than those: however old, a new
-            # name is a new file. One that has vanished is told by `planned`.
+            # By default Spark forgets files after a week, and takes none that is older than those. Here a new name is a new
+            # file, however old it is. `read_planned_files` finds a file that has vanished.
             return {"maxFileAge": "36500d", **others, "ignoreMissingFiles": "true"}
-        which = {name: value for name, value in others.items() if name.lower() in _WHICH_FILES}
-        bounds = {f"{_AUTO_LOADER}{name}": others[name] for name in _BOUNDS if name in others}
+        filters = {name: value for name, value in others.items() if name.lower() in _FILE_FILTERS}
+        limits = {f"{_AUTO_LOADER}{name}": others[name] for name in _BATCH_LIMITS if name in others}
         fixed = {f"{_AUTO_LOADER}format": "binaryFile", f"{_AUTO_LOADER}allowOverwrites": "false"}
         return {
             f"{_AUTO_LOADER}includeExistingFiles": "true",
-            **which,
-            **bounds,
+            **filters,
+            **limits,
             **own,
             **fixed,
             "ignoreMissingFiles": "true",
         }
 
-    def means(self, name: str) -> bool:
-        """Whether a file that was found is one that a batch read of the path takes too.
+    def covers(self, name: str) -> bool:
+        """Returns whether a batch read of the path takes the file `name` too, which a stream has found.
 
         Auto Loader goes into every folder; Spark's readers only into those such as `day=2026-01-31`, unless
-        `recursiveFileLookup` says otherwise, and pass over names that begin with `_` or `.`.
+        `recursiveFileLookup` is on, and they skip names that begin with `_` or `.`.
         """
         recursive = any(n.lower() == "recursivefilelookup" and v.lower() == "true" for n, v in self.options.items())
         base = re.sub(r"^\w+:/*", "/", self.path).rstrip("/") + "/"
@@ -153,14 +164,14 @@ class Source:
         *folders, file = unquote(name).partition(base)[2].split("/")
         return all("=" in folder for folder in folders) and not file.startswith(("_", "."))
 
-    def line(self, row: Column) -> Column:
-        """A row of source columns as one JSON object."""
+    def write_line(self, row: Column) -> Column:
+        """Writes a row of source columns as one JSON object."""
         return F.make_valid_utf8(F.to_json(row, {"ignoreNullFields": "false", **JSON_FORMATS}))
 
-    def parsed(self, lines: DataFrame, names: Sequence[str]) -> DataFrame:
-        """JSON lines in a column RAW, and others, -> the same with the named keys as text, and CORRUPT.
+    def parse_json(self, lines: DataFrame, names: Sequence[str]) -> DataFrame:
+        """Parses the JSON lines in the column RAW: adds the named keys as text, and CORRUPT.
 
-        CORRUPT is the line where it is not one JSON object, or one in which a key stands twice.
+        CORRUPT is the line if it is not one JSON object, or contains a key twice; else NULL.
         """
         fields = ", ".join(f"{quote_column(name)}: string" for name in names)
         # In brackets, so that a second object on the line is not passed over.
@@ -169,21 +180,23 @@ class Source:
         lines = lines.withColumn(_OBJECTS, F.from_json(array, f"array<struct<{fields}>>", options))
         one = (F.size(_OBJECTS) == 1) & F.get(F.col(_OBJECTS), F.lit(0)).isNotNull() & ~repeats_key(F.col(RAW))
         lines = lines.withColumn(CORRUPT, F.when(F.coalesce(one, F.lit(False)), F.lit(None)).otherwise(F.col(RAW)))
-        columns = [_json_text(name).alias(name) for name in names]
+        columns = [_select_key(name).alias(name) for name in names]
         return lines.select(*[quote_column(name) for name in lines.columns if name != _OBJECTS], *columns)
 
-    def split(self, lines: DataFrame, names: Sequence[str]) -> DataFrame:
-        """Lines of CSV in a column RAW, and others, -> the same with the named columns as text, and CORRUPT.
+    def parse_csv(self, lines: DataFrame, names: Sequence[str]) -> DataFrame:
+        """Parses the lines of CSV in the column RAW: adds the named columns as text, and CORRUPT."""
+        return lines.withColumn(_OBJECTS, self.parse_csv_line(names)).select("*", f"{_OBJECTS}.*").drop(_OBJECTS)
 
-        CORRUPT is the line where it has not as many values as there are names.
+    def parse_csv_line(self, names: Sequence[str]) -> Column:
+        """Parses the line of CSV in the column RAW: a struct of the named columns as text, and CORRUPT.
+
+        CORRUPT is the line if the number of its values is not that of the names; else NULL.
         """
         schema = ", ".join(f"{quote_column(name)} string" for name in [*names, CORRUPT])
-        options = {**CSV_DEFAULTS, **self.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-        lines = lines.withColumn(_OBJECTS, F.from_csv(RAW, schema, options))
-        return lines.select("*", f"{_OBJECTS}.*").drop(_OBJECTS)
+        return F.from_csv(RAW, schema, {**CSV_DEFAULTS, **self.options, **KEEP_CORRUPT})
 
-    def read_as(self, schema: StructType | None) -> str:
-        """How the files are read, as JSON, to read their rejected rows again: format, options, columns."""
+    def describe_reading(self, schema: StructType | None) -> str:
+        """Describes how the files are read, as JSON, to read rejected rows again: format, options, columns (`schema`)."""
         # Names with a dot are settings of a file system, keys to it among them.
         options = {name: str(value) for name, value in self.options.items() if "." not in name}
         columns = None if schema is None else schema.toDDL()
@@ -194,8 +207,8 @@ class Source:
 class Files:
     """Files that are taken in one round. names: as Spark writes them in `_metadata.file_path`; None: all at the path.
 
-    Named files come from a stream: all rows of theirs go somewhere, and none is looked at again. Unnamed ones are
-    refused where none of them fits.
+    A stream names its files: all their rows go somewhere, and no file is looked at again. Unnamed files are refused if
+    none of them fits.
     """
 
     spark: SparkSession
@@ -203,132 +216,129 @@ class Files:
     stream: Stream
     names: Sequence[str] | None
 
-    def together(self) -> DataFrame:
-        """All rows of the files, judged (see `fields`), where they can be read and have the same columns.
+    def read_together(self) -> DataFrame:
+        """Reads all rows of the files, checked (see `fields`), if they can be read and have the same columns.
 
-        Raises SetupError where a column that makes the id or the time is missing, or an expression cannot be used, and
-        Spark's errors where a file cannot be read.
+        Raises SetupError if a column that the id or the time is made from is missing, or an expression cannot be used, and
+        Spark's errors if a file cannot be read.
         """
-        schema = self._schema(self.names)
+        schema = self._read_schema(self.names)
         if schema is not None:
             require_columns(self.stream, {name.lower() for name in schema.names}, self.source.path)
         elif self.names is None:
             self._require_keys()
-        return self._judged(self.names, schema)
+        return self._read_checked(self.names, schema)
 
-    def apart(self) -> DataFrame:
-        """All rows of the files that can be read, judged, and one row for each file that cannot, with the REASON.
+    def read_apart(self) -> DataFrame:
+        """Reads all rows of the files that can be read, checked, and one row for each file that cannot, with the REASON.
 
-        Files are halved until what is left can be read and has the same columns. Raises SetupError where no unnamed
+        The list of files is halved until a part can be read and has the same columns. Raises SetupError if no unnamed
         file can be used.
         """
         source = self.source
-        names = _files(self.spark, source.path, source.options) if self.names is None else list(self.names)
+        names = _list_files(self.spark, source.path, source.options) if self.names is None else list(self.names)
         broken: dict[str, str] = {}
         alike: dict[str, tuple[StructType | None, list[str]]] = {}
-        for schema, group in self._sound(sorted(names), broken):
+        for schema, group in self._find_readable(sorted(names), broken):
             alike.setdefault("" if schema is None else schema.json(), (schema, []))[1].extend(group)
-        parts = [part for schema, group in alike.values() for part in self._fitting(group, schema, broken)]
+        parts = [part for schema, group in alike.values() for part in self._read_fitting(group, schema, broken)]
         if self.names is None and broken and not parts:
             name, reason = min(broken.items())
             others = f" The other {len(broken) - 1:,} files cannot be used either." if len(broken) > 1 else ""
             raise SetupError(reason + others if reason.startswith(source.path) else f"{name}: {reason}{others}")
-        return reduce(lambda some, more: some.unionByName(more), [*parts, self._told(broken)])
+        return reduce(lambda some, more: some.unionByName(more), [*parts, self._make_unreadable_rows(broken)])
 
-    def may_differ(self, error: Exception) -> bool:
-        """Whether `apart` may do where `together` raised the error."""
+    def may_succeed_apart(self, error: Exception) -> bool:
+        """Returns whether `read_apart` may succeed after `read_together` raised the error."""
         if isinstance(error, SetupError):
-            # The first header stands for all files of a CSV source.
+            # The first header counts for all files of a CSV source.
             return self.names is not None or self.source.format == "csv"
-        return isinstance(error, AnalysisException) or bool(_OF_FILES.search(str(error)))
+        return isinstance(error, AnalysisException) or bool(_FILE_ERRORS.search(str(error)))
 
-    def _sound(self, names: list[str], broken: dict[str, str]) -> Iterator[tuple[StructType | None, list[str]]]:
-        """Groups of files that Spark can read together, to the last row; `broken` gets the others, with the reason."""
+    def _find_readable(self, names: list[str], broken: dict[str, str]) -> Iterator[tuple[StructType | None, list[str]]]:
+        """Yields groups of files that Spark can read together, to the last row; adds the others to `broken`, with a reason."""
         if not names:
             return
         try:
-            schema = self._schema(names)
+            schema = self._read_schema(names)
             if schema is None or schema.names:
-                self._opened(names, schema).agg(F.max(F.length(RAW))).collect()
+                self._read_rows(names, schema).agg(F.max(F.length(RAW))).collect()
                 yield schema, names
         except Exception as error:
-            if not (isinstance(error, AnalysisException) or _OF_FILES.search(str(error))):
+            if not (isinstance(error, AnalysisException) or _FILE_ERRORS.search(str(error))):
                 raise
             if len(names) > 1:
                 half = len(names) // 2
-                yield from self._sound(names[:half], broken)
-                yield from self._sound(names[half:], broken)
+                yield from self._find_readable(names[:half], broken)
+                yield from self._find_readable(names[half:], broken)
             elif _VANISHED.search(str(error)):
                 broken[names[0]] = "the file vanished before it was read"
             else:
-                broken[names[0]] = f"the file cannot be read as {self.source.format}: {_cause(error)}"
+                broken[names[0]] = f"the file cannot be read as {self.source.format}: {_find_cause(error)}"
 
-    def _fitting(self, names: list[str], schema: StructType | None, broken: dict[str, str]) -> Iterator[DataFrame]:
-        """The rows of files with the same columns, judged; where the stream cannot be made of these, `broken` gets them."""
+    def _read_fitting(self, names: list[str], schema: StructType | None, broken: dict[str, str]) -> Iterator[DataFrame]:
+        """Yields the checked rows of files with the same columns; adds the files to `broken` if these do not fit the stream."""
         try:
             if schema is not None:
                 require_columns(self.stream, {name.lower() for name in schema.names}, self.source.path)
-            yield self._judged(names, schema)
+            yield self._read_checked(names, schema)
         except SetupError as error:
             broken.update(dict.fromkeys(names, str(error)))
 
-    def _schema(self, names: Sequence[str] | None) -> StructType | None:
-        """The columns of the files, without CORRUPT; None for lines of JSON."""
+    def _read_schema(self, names: Sequence[str] | None) -> StructType | None:
+        """Reads the columns of the files, without CORRUPT; None for lines of JSON."""
         if self.source.format == "json":
             return None
-        options = {**CSV_DEFAULTS, "mergeSchema": "true", **self.source.options, **_base(names)}
+        options = {**CSV_DEFAULTS, "mergeSchema": "true", **self.source.options, **_find_base_path(names)}
         return self._load(self.spark.read.format(self.source.format).options(**options), names).schema
 
-    def _judged(self, names: Sequence[str] | None, schema: StructType | None) -> DataFrame:
+    def _read_checked(self, names: Sequence[str] | None, schema: StructType | None) -> DataFrame:
         if schema is not None and not schema.names:
             # Empty files.
-            return self._told({})
-        text = self.source.format != "parquet"
-        rows = cast_rows(self._opened(names, schema), self.stream, text=text, place=self.source.path)
-        rejected = F.col(REASON).isNotNull()
-        return rows.withColumns({name: F.when(rejected, F.col(name)) for name in (RAW, READ_AS)})
+            return self._make_unreadable_rows({})
+        rows = self._read_rows(names, schema)
+        return drop_raw(cast_rows(rows, self.stream, text=self.source.is_text, place=self.source.path))
 
-    def _opened(self, names: Sequence[str] | None, schema: StructType | None) -> DataFrame:
-        """Rows of source columns, with RAW, READ_AS, FILE, BLOCK, ROW, and CORRUPT where the files are text."""
+    def _read_rows(self, names: Sequence[str] | None, schema: StructType | None) -> DataFrame:
+        """Reads rows of source columns, with RAW, READ_AS, FILE, BLOCK, ROW, and CORRUPT if the files are text."""
         source = self.source
-        rows = _with_place(self._load(self._reader(schema).options(**_base(names)), names))
-        rows = rows.withColumn(READ_AS, F.lit(source.read_as(schema)))
+        rows = _add_place(self._load(self._make_reader(schema).options(**_find_base_path(names)), names))
+        rows = rows.withColumn(READ_AS, F.lit(source.describe_reading(schema)))
         if schema is None:
             rows = rows.where(F.trim(F.col(_LINE)) != "").withColumn(RAW, F.make_valid_utf8(_LINE)).drop(_LINE)
-            return source.parsed(rows, list_source_columns(self.stream))
-        raw = source.line(F.struct(*[F.col(quote_column(name)) for name in schema.names]))
+            return source.parse_json(rows, list_source_columns(self.stream))
+        raw = source.write_line(F.struct(*[F.col(quote_column(name)) for name in schema.names]))
         return rows.withColumn(RAW, F.coalesce(F.col(CORRUPT), raw) if source.format == "csv" else raw)
 
-    def _reader(self, schema: StructType | None) -> Any:
+    def _make_reader(self, schema: StructType | None) -> Any:
         options = {**self.source.options, **_NOTHING_SKIPPED}
         if schema is None:
             return self.spark.read.format("text").options(**options)
         if self.source.format == "csv":
-            # Text; what does not have the header's number of columns is kept whole. Files whose headers differ are
-            # refused instead of read crosswise; every column is looked at, so that a row is malformed or not whichever
-            # columns are asked for.
-            options = {**CSV_DEFAULTS, "enforceSchema": "false", "columnPruning": "false", **options}
-            options = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+            # All columns are text; a line whose number of values is not the header's is kept whole. Files whose headers
+            # differ are refused, not read crosswise. Every column is read, so that a line is malformed or not whichever
+            # columns a query selects.
+            options = {**CSV_DEFAULTS, "enforceSchema": "false", "columnPruning": "false", **options, **KEEP_CORRUPT}
             schema = StructType([*schema.fields, StructField(CORRUPT, StringType())])
         return self.spark.read.format(self.source.format).options(**options).schema(schema)
 
     def _load(self, reader: Any, names: Sequence[str] | None) -> DataFrame:
-        rows: DataFrame = reader.load(self.source.path if names is None else [_pattern(name) for name in names])
+        rows: DataFrame = reader.load(self.source.path if names is None else [_match_exactly(name) for name in names])
         return rows
 
-    def _told(self, broken: Mapping[str, str]) -> DataFrame:
-        """The files that cannot be read, as judged rows."""
+    def _make_unreadable_rows(self, broken: Mapping[str, str]) -> DataFrame:
+        """Makes a checked row for each file that cannot be read."""
         files = self.spark.createDataFrame(sorted(broken.items()), f"{FILE} string, {REASON} string")
-        nothing = [F.lit(None).cast(str(type_)).alias(name) for name, type_ in self.stream.fields.items()]
-        raw, read_as = F.lit(None).cast("string").alias(RAW), F.lit(self.source.read_as(None)).alias(READ_AS)
+        nulls = [F.lit(None).cast(str(type_)).alias(name) for name, type_ in self.stream.fields.items()]
+        raw, read_as = F.lit(None).cast("string").alias(RAW), F.lit(self.source.describe_reading(None)).alias(READ_AS)
         first = F.lit(0).cast("bigint")
         assumed = F.lit(None).cast("string").alias(ASSUMED)
         order = [F.col(FILE), first.alias(BLOCK), first.alias(ROW)]
-        return files.select(*nothing, F.col(REASON), assumed, raw, read_as, *order)
+        return files.select(*nulls, F.col(REASON), assumed, raw, read_as, *order)
 
     def _require_keys(self) -> None:
-        """Raises SetupError where no line of the files has a key that the id or the time is made of."""
-        lines = self._load(self._reader(None), self.names)
+        """Raises SetupError if no line of the files has a key that the id or the time is made from."""
+        lines = self._load(self._make_reader(None), self.names)
         keys = lines.select(F.explode(F.json_object_keys(F.col(_LINE))).alias("key"))
         sample = {str(row[0]).lower() for row in keys.limit(_JSON_SAMPLE).distinct().collect()}
         roles = (self.stream.event_id, self.stream.event_time)
@@ -340,15 +350,21 @@ class Files:
             require_columns(self.stream, sample, self.source.path)
 
 
-def planned(spark: SparkSession, checkpoint: str, batch_id: int) -> list[str]:
-    """The files that Spark gave to a batch of the query with this checkpoint, those that have vanished since included.
+def drop_raw(rows: DataFrame) -> DataFrame:
+    """Leaves RAW and READ_AS of checked rows only in those with a REASON."""
+    rejected = F.col(REASON).isNotNull()
+    return rows.withColumns({name: F.when(rejected, F.col(name)) for name in (RAW, READ_AS)})
 
-    Read from the checkpoint's own records; empty where they are not in the form of Spark 3 and 4.
+
+def read_planned_files(spark: SparkSession, checkpoint: str, batch_id: int) -> list[str]:
+    """Reads which files Spark gave to a batch of the query with this checkpoint, also those that have vanished since.
+
+    The checkpoint's own records list them. Returns no files if the records are not in the form of Spark 3 and 4.
     """
-    folder = _escaped(checkpoint)
+    folder = _escape(checkpoint)
     try:
-        last = _log_offset(spark, folder, batch_id)
-        first = _log_offset(spark, folder, batch_id - 1) if batch_id else -1
+        last = _read_log_offset(spark, folder, batch_id)
+        first = _read_log_offset(spark, folder, batch_id - 1) if batch_id else -1
         entries = spark.read.text(f"{folder}/sources/0").where(F.col(_LINE).startswith("{"))
         entry = F.from_json(_LINE, "path string, batchId bigint")
         rows = entries.select(entry.alias("e")).where(f"e.batchId > {first} and e.batchId <= {last}").distinct()
@@ -357,74 +373,74 @@ def planned(spark: SparkSession, checkpoint: str, batch_id: int) -> list[str]:
         return []
 
 
-def _log_offset(spark: SparkSession, folder: str, batch_id: int) -> int:
+def _read_log_offset(spark: SparkSession, folder: str, batch_id: int) -> int:
     lines = spark.read.text(f"{folder}/offsets/{batch_id}", wholetext=True).collect()[0][0]
     return int(json.loads(lines.strip().splitlines()[-1])["logOffset"])
 
 
-def same_place(name: str) -> str:
-    """The file's name with as many slashes as `_metadata.file_path` has."""
+def normalize_slashes(name: str) -> str:
+    """Returns the file's name with as many slashes as `_metadata.file_path` has."""
     return re.sub(r"^file:/+", "file:/", name)
 
 
-def _json_text(name: str) -> Column:
-    """The text of a key of the only object: of a long number exactly, where Spark goes by way of a double."""
+def _select_key(name: str) -> Column:
+    """Returns the text of a key of the only object; a long number keeps its digits, where Spark goes by way of a double."""
     text = F.get(F.col(_OBJECTS), F.lit(0)).getField(name)
     number = text.rlike("^-?[0-9.]+(E-?[0-9]+)?$") & text.rlike("[.E]") & F.col(RAW).rlike(_LONG_NUMBER)
     if '"' not in name and "\\" not in name:
         path = '$["' + name.replace("'", "\\'") + '"]'
         exact = F.expr(f"try_variant_get(try_parse_json({RAW}), '{path}', 'string')")
         text = F.when(number, F.coalesce(exact, text)).otherwise(text)
-    # What Python and others write for what JSON has no number for.
+    # Python and others write these for values for which JSON has no number.
     return F.when(text.isin('"NaN"', '"Infinity"', '"-Infinity"'), F.btrim(text, F.lit('"'))).otherwise(text)
 
 
-def _with_place(rows: DataFrame) -> DataFrame:
+def _add_place(rows: DataFrame) -> DataFrame:
     file = F.col("_metadata")
-    # Within a file the splits follow their start, within a split the rows their number.
+    # Within a file the splits are ordered by their start, within a split the rows by their number.
     place = {FILE: file.getField("file_path"), BLOCK: file.getField("file_block_start")}
     return rows.withColumns(place).withColumn(ROW, F.monotonically_increasing_id())
 
 
-def _files(spark: SparkSession, path: str, options: Mapping[str, str]) -> list[str]:
-    which = {name: value for name, value in options.items() if name.lower() in _WHICH_FILES}
+def _list_files(spark: SparkSession, path: str, options: Mapping[str, str]) -> list[str]:
+    filters = {name: value for name, value in options.items() if name.lower() in _FILE_FILTERS}
     try:
-        return [same_place(name) for name in spark.read.options(**which).text(path).inputFiles()]
+        return [normalize_slashes(name) for name in spark.read.options(**filters).text(path).inputFiles()]
     except AnalysisException as error:
         raise SetupError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def _pattern(name: str) -> str:
-    """The path pattern that means the named file and no other."""
-    return _escaped(unquote(name))
+def _match_exactly(name: str) -> str:
+    """Returns the path pattern that matches the named file and no other."""
+    return _escape(unquote(name))
 
 
-def _escaped(path: str) -> str:
+def _escape(path: str) -> str:
     return re.sub(r"([{}\[\]*?\\])", r"\\\1", path)
 
 
-def _base(names: Sequence[str] | None) -> dict[str, str]:
-    """The folder above folders such as `day=2026-01-31`, which are columns to Spark if it knows where they begin."""
+def _find_base_path(names: Sequence[str] | None) -> dict[str, str]:
+    """Returns the folder above folders such as `day=2026-01-31`, which Spark reads as columns if it knows where they begin."""
     folder = re.match(r"(.*?)/[^/=]+=[^/]*/", names[0]) if names else None
     return {"basePath": unquote(folder.group(1))} if folder else {}
 
 
-def _format_of(files: Iterable[str], path: str) -> str | None:
-    found: dict[str, str] = {}
+def _find_format(files: Iterable[str], path: str) -> str | None:
+    formats: dict[str, str] = {}
     for file in files:
         name = PurePosixPath(file)
         suffix = PurePosixPath(name.stem).suffix if name.suffix in _COMPRESSIONS else name.suffix
         if suffix in _SUFFIXES:
-            found[_SUFFIXES[suffix]] = name.name
-    if len(found) > 1:
+            formats[_SUFFIXES[suffix]] = name.name
+    if len(formats) > 1:
         raise SetupError(
-            f"{path} holds files of several formats ({', '.join(sorted(found.values()))}): name the format"
+            f"{path} holds files of several formats ({', '.join(sorted(formats.values()))}): name the format"
         )
-    return next(iter(found), None)
+    return next(iter(formats), None)
 
 
-def _cause(error: Exception) -> str:
-    """The innermost cause that Java names, without its class."""
+def _find_cause(error: Exception) -> str:
+    """Returns the innermost cause that Java names, without its class."""
     causes = re.findall(r"Caused by: ([^\n]*)", str(error))
     text = causes[-1] if causes else first_line(error)
     return re.sub(r"^[\w.$]+(Exception|Error): ", "", text).strip()[:1_000]

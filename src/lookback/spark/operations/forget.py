@@ -36,7 +36,7 @@ from lookback.core.values.texts import first_line
 from lookback.core.values.times import to_utc
 from lookback.core.values.types import BOOLEAN
 from lookback.spark.ingest.fields import RAW, REASON
-from lookback.spark.ingest.rejected import Rejected
+from lookback.spark.ingest.rejected import RejectedRows
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.tables.lakehouse import parse_file_retention, retry_on_conflict
 
@@ -341,7 +341,7 @@ class _Request:
         own = self._read_own("rejected_events")
         self.unreadable = own.where("raw is null").count()
         keys = own.limit(0).select("stream", "raw")
-        for judged in Rejected(self._tables, self._stream).kept({}):
+        for judged in RejectedRows(self._tables, self._stream).check_kept({}):
             self.unreadable += judged.where(F.col(REASON) == "malformed line").count()
             keys = keys.union(judged.where(self._holds).select(F.lit(self._stream.name), RAW))
         return keys.distinct().localCheckpoint()
