@@ -34,7 +34,7 @@ def offsets(events: int) -> str:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
-    """Of three batches, the last of which has not ended."""
+    """A checkpoint of three batches, the last of which has not ended."""
     checkpoint = Checkpoint(tmp_path / "evaluate_payins")
     checkpoint.write_plan(Plan(2, _COVERAGE, snapshot_declaration(STREAM), {EVENTS: 1}))
     (checkpoint.folder / "metadata").write_text('{"id": "q"}')

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `connect_evaluation.py` found on its way."""
+    """The findings of `connect_evaluation.py`."""
     return run("connect_evaluation.py", tmp_path_factory.mktemp("connect"))
 
 

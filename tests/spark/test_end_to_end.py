@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 
 
-def recomputed() -> dict[str, set[int]]:
-    """Which transactions raise an alert, by rule: pandas alone, rolling windows with both ends included."""
+def recompute_alerts() -> dict[str, set[int]]:
+    """Computes which transactions raise an alert, by rule, with pandas alone: rolling windows with both ends included."""
     rows = pd.read_parquet(ROOT / "conf/samples/transactions.parquet").sort_values(["event_time", "transaction_id"])
     rows = rows.set_index("event_time")
     windows = rows.groupby("customer_id")["amount_cents"].rolling("24h", closed="both")
@@ -54,7 +54,7 @@ def test_alerts_of_two_rules_over_the_slice_equal_a_plain_recomputation(
     found: dict[str, set[int]] = {}
     for alert in listed("alerts"):
         found.setdefault(alert["rule_id"], set()).add(int(alert["event_id"]))
-    assert found == recomputed()
+    assert found == recompute_alerts()
     first = listed("alerts", "--queue")[0]
     assert first["severity"] == "high"
     said = run("review", first["alert_id"], "--disposition", "confirmed", "--reviewer", "me")

@@ -1,4 +1,4 @@
-"""What Spark says of torn checkpoints and lost files, in words. The texts are Spark 4.2's and Delta 4.4's."""
+"""Errors about torn checkpoints and lost files become sentences with a remedy. The texts are Spark 4.2's and Delta 4.4's."""
 
 from __future__ import annotations
 

@@ -31,10 +31,10 @@ CASES = 20 if os.environ.get("LOOKBACK_CASES") == "fuzz" else 1
 _MOST_RUNS = 4
 
 
-def picked(count: int) -> list[dict[str, Any]]:
-    """Of many generated cases, all with alerts, those with the most in them: kinds of rules, then rows of alerts.
+def pick_cases(count: int) -> list[dict[str, Any]]:
+    """Picks from many generated cases those with most kinds of rules, then with most rows of alerts; all have alerts.
 
-    Hypothesis draws other cases as the modules grow that are loaded beside it, so none of them is relied on.
+    Hypothesis draws other cases when the modules that are loaded beside it change, so no case is relied on.
     """
     found: list[tuple[int, int, dict[str, Any]]] = []
 
@@ -70,7 +70,7 @@ def numbered(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("number", range(CASES))
 def test_c3_the_stream_equals_the_oracle_on_generated_cases(tables: Tables, number: int) -> None:
     # Conditions go to dispatch as text.
-    case = with_reserved_names(picked(CASES)[number])
+    case = with_reserved_names(pick_cases(CASES)[number])
     stream = STREAMS[case["stream"]]
     tables.create(stream)
     edges = sorted({0, *(change["after"] for change in case["changes"])})

@@ -29,8 +29,8 @@ def publish(tables: Tables) -> None:
     tables.append(written, "rules")
 
 
-def kept_up(tables: Tables) -> dict[str, TableUpkeep]:
-    """What was done to the tables, by name."""
+def maintain_tables(tables: Tables) -> dict[str, TableUpkeep]:
+    """Maintains the tables. Returns the actions by table."""
     done = maintain(tables, STREAMS, {STREAM.name: checkpoint_folder(tables, STREAM)})
     return {each.table: each for each in done.tables}
 
@@ -48,7 +48,7 @@ def test_an_evaluation_that_runs_notices_nothing_of_it(tables: Tables) -> None:
         append(tables, events[75:100])
         evaluation.wait_until(lambda report: (report.arrival or 0) >= 4, timeout=60)
 
-        found = kept_up(tables)
+        found = maintain_tables(tables)
 
         assert (found[STREAM.name].compacted, found[STREAM.name].written, found[STREAM.name].files) == (4, 1, 1)
         assert found["alerts"].compacted >= 2

@@ -1,4 +1,4 @@
-"""What an evaluation says of itself: the table `metrics`, the stream's health by it, and a rule on it."""
+"""An evaluation reports on itself: in the table `metrics`, in the stream's health, and to a rule on that table."""
 
 from __future__ import annotations
 

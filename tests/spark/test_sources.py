@@ -1,4 +1,4 @@
-"""What a source is declared as, how new files are found on Databricks, and what is said of a topic; no Spark runs."""
+"""Declarations of sources, new files on Databricks, and messages about topics; no Spark runs."""
 
 from __future__ import annotations
 

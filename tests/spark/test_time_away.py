@@ -1,4 +1,4 @@
-"""Where a table's history does not reach back: switched on late, cleaned while the stream was down."""
+"""A table's history that does not reach back far enough: switched on late, or cleaned while the stream was down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing rules: versions appended to the rules table, never rewritten."""
+"""Publishes rules and commands: appends versions to the rules table and never rewrites one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812
@@ -32,16 +32,15 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 
-_DAY = MICROSECONDS["day"]
-_ATTEMPTS = 20
-# Seconds.
-_LONGEST_PAUSE = 3.0
-_TAKEN = "the rule has a version that was not there a moment ago"
+_DAY_US = MICROSECONDS["day"]
+_MAX_ATTEMPTS = 20
+_MAX_PAUSE_SECONDS = 3.0
+_CONFLICT = "the rule has a version that was not there a moment ago"
 
 
 @dataclass(frozen=True)
 class RuleRow:
-    """The last version of a rule in the table; document None where it cannot be read as JSON."""
+    """The last version of a rule in the table; document is None if it cannot be read as JSON."""
 
     rule_id: str
     version: int
@@ -53,6 +52,25 @@ class RuleRow:
 
 
 @dataclass(frozen=True)
+class _NewRow:
+    """A version of a rule, or a command, that is to be written."""
+
+    rule_id: str
+    version: int | None
+    status: str
+    document: str
+    author: str
+    comment: str
+
+
+class _Span(NamedTuple):
+    """The name of a measure, or `sequence`, and how far it looks back in microseconds."""
+
+    name: str
+    reach: int
+
+
+@dataclass(frozen=True)
 class RulesTable:
     """The rules table of one place. streams: every declared stream by name."""
 
@@ -60,7 +78,7 @@ class RulesTable:
     streams: Mapping[str, Stream]
 
     def check(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
-        """The rule, bound to its stream, its own tests run. Raises RuleError with every problem at once."""
+        """Binds a rule to its stream and runs its own tests. Raises RuleError with every problem at once."""
         return check_rule(document, self.streams)
 
     def push(
@@ -68,16 +86,17 @@ class RulesTable:
     ) -> int:
         """Publishes the next version of a rule and returns its number. Raises RuleError; nothing is written then.
 
-        Of two who publish at once, both do, one after the other. Raises SetupError where others keep publishing.
+        If two processes publish at once, both versions are written, one after the other. Raises SetupError if others keep
+        publishing.
         """
         compiled = self.check(document)
-        text = _as_json(compiled, self.streams)
+        text = _write_document(compiled, self.streams)
         return self._publish(compiled.spec.rule_id, status, lambda last: text, author, comment)
 
     def set_status(self, rule_id: str, status: str, *, author: str = "", comment: str = "") -> int:
         """Publishes a version with the last one's document and another status. Raises RuleError for an unknown rule.
 
-        The document is that of the version right before, also where somebody publishes at the same time.
+        The document is that of the version right before, even if another process publishes at the same time.
         """
 
         def document_of(last: RuleRow | None) -> str:
@@ -89,24 +108,22 @@ class RulesTable:
         return self._publish(rule_id, status, document_of, author, comment)
 
     def quarantine(self, quarantine: Quarantine) -> bool:
-        """Takes the version that `quarantine` names out of service, by another one. Returns whether that was published.
+        """Takes the version that `quarantine` names out of service by a further version. Returns whether it published one.
 
-        Not where it was already, nor where the author has published a version since that comes into force.
+        It does not if that was done already, or if the author has published a version since that comes into force.
         """
-        for _ in self._attempts(quarantine.rule_id, 3):
-            rows = self._rows_of(quarantine.rule_id)
-            document = self._to_take_out(quarantine, rows)
+        rule_id, version = quarantine.rule_id, quarantine.version + 1
+        for _ in self._attempt(rule_id, 3):
+            rows = self._read_rows(rule_id)
+            document = self._find_failing_document(quarantine, rows)
             if document is None:
                 return False
-            published = self._insert(
-                rows, quarantine.version + 1, quarantine.rule_id, "quarantined", document, AUTHOR, quarantine.comment
-            )
-            if published:
+            if self._insert(rows, _NewRow(rule_id, version, "quarantined", document, AUTHOR, quarantine.comment)):
                 return True
         raise AssertionError  # the attempts end with an error
 
     def command(self, action: str, stream: str, *, time: object = None, author: str = "", comment: str = "") -> None:
-        """Publishes a command. action: clear_state, retire_all, or advance with the `time` that the watermark is to reach.
+        """Publishes a command. action: clear_state, retire_all, or advance to the `time` that the watermark is to reach.
 
         Raises RuleError for an unknown command, stream or time.
         """
@@ -123,40 +140,40 @@ class RulesTable:
                 raise RuleError(
                     "*", [Problem("time", f"must be a time such as '2026-01-31T12:00:00Z', got {time!r:.100}")]
                 ) from None
-        self._write("*", None, action, json.dumps(document), author, comment)
+        self._append(_NewRow("*", None, action, json.dumps(document), author, comment))
 
     def cold_measures(self, document: Mapping[str, Any] | Rule) -> list[str]:
-        """The measures that will start empty and take over a day to fill: no rule in the table keeps their rows yet.
+        """Returns the measures that will start empty and take over a day to fill, as no rule keeps their rows yet.
 
-        A sequence has no measures and is named `sequence`. A session is as long as it is: what counts is its gap. None
-        where the stream has no events yet, whose rows anybody could have kept.
+        A sequence has no measures and is named `sequence`. A session has no length; its gap counts. No measures are
+        returned if the stream has no events yet, as there are no rows to keep.
         """
         compiled = self.check(document)
-        cold = {span for span in _spans(compiled) if span[1] > _DAY}
+        spans = {span: state for span, state in _find_spans(compiled).items() if span.reach > _DAY_US}
         tables, stream = self.tables.holding(*self.streams.values()), compiled.spec.stream
-        if not cold or not tables.exists(stream) or tables.is_unwritten(stream) or tables.read(stream).isEmpty():
+        if not spans or not tables.exists(stream) or tables.is_unwritten(stream) or tables.read(stream).isEmpty():
             return []
         kept: set[str] = set()
         for row in self.rows():
-            if row.status in WITH_STATE and row.document and row.document.get("stream") == compiled.spec.stream:
-                # A row that somebody wrote by hand may not be a rule.
+            if row.status in WITH_STATE and row.document and row.document.get("stream") == stream:
+                # A row that was written by hand may not be a rule.
                 with contextlib.suppress(RuleError):
-                    kept |= set(_spans(compile_rule(row.document, self.streams[compiled.spec.stream])).values())
-        return [name for (name, span), state in _spans(compiled).items() if span > _DAY and state not in kept]
+                    kept |= set(_find_spans(compile_rule(row.document, self.streams[stream])).values())
+        return [span.name for span, state in spans.items() if state not in kept]
 
     def rows(self) -> list[RuleRow]:
-        """The last version of each rule, by rule_id; commands and rows without an id are left out."""
-        found: dict[str, list[Row]] = {}
+        """Returns the last version of each rule, by rule_id; commands and rows without an id are left out."""
+        by_rule: dict[str, list[Row]] = {}
         for row in self.tables.query("rules", lambda rows: rows):
             if row["rule_id"] not in (None, "*"):
-                found.setdefault(row["rule_id"], []).append(row)
-        last = [_last(rows) for _, rows in sorted(found.items())]
+                by_rule.setdefault(row["rule_id"], []).append(row)
+        last = [_find_last(rows) for _, rows in sorted(by_rule.items())]
         return [row for row in last if row is not None]
 
     def export(self, rule_id: str | None = None) -> list[dict[str, Any]]:
-        """The documents of the last versions that are not retired, or that of one rule.
+        """Returns the documents of the last versions that are not retired, or that of the rule `rule_id`.
 
-        Raises RuleError where there is no such rule.
+        Raises RuleError if there is no such rule.
         """
         rows = [row for row in self.rows() if rule_id in (None, row.rule_id)]
         if rule_id is not None and not rows:
@@ -166,12 +183,12 @@ class RulesTable:
     def _publish(
         self, rule_id: str, status: str, document_of: Callable[[RuleRow | None], str], author: str, comment: str
     ) -> int:
-        """Publishes the version after all that are there. document_of: its document, from the row of the version before."""
+        """Publishes the version after the last one. document_of: makes its document from the row of the version before."""
         if status not in STATUSES:
             raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
-        for _ in self._attempts(rule_id):
-            rows = self._rows_of(rule_id)
-            # A row without a version has the next one of its time.
+        for _ in self._attempt(rule_id):
+            rows = self._read_rows(rule_id)
+            # A row without a version counted as the next version when it was written.
             version = max((row["version"] or 0 for row in rows), default=0) + 1
             version += sum(1 for row in rows if row["version"] is None)
             if version >= MAX_VERSION:
@@ -179,61 +196,52 @@ class RulesTable:
                     rule_id,
                     [Problem("version", f"the table has version {version - 1:,}; delete that row, it is the last")],
                 )
-            if self._insert(rows, version, rule_id, status, document_of(_last(rows)), author, comment):
+            if self._insert(rows, _NewRow(rule_id, version, status, document_of(_find_last(rows)), author, comment)):
                 return version
         raise AssertionError  # the attempts end with an error
 
-    def _attempts(self, rule_id: str, most: int = _ATTEMPTS) -> Iterator[int]:
-        """The attempts to publish; raises SetupError after the last, naming who published before it."""
-        for attempt in range(most):
+    def _attempt(self, rule_id: str, attempts: int = _MAX_ATTEMPTS) -> Iterator[int]:
+        """Yields a number for each attempt to publish, after a pause. Raises SetupError, with the last author, at the end."""
+        for attempt in range(attempts):
             if attempt:
-                time.sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**attempt, _LONGEST_PAUSE))  # noqa: S311
+                time.sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**attempt, _MAX_PAUSE_SECONDS))  # noqa: S311
             yield attempt
-        last = _last(self._rows_of(rule_id))
+        last = _find_last(self._read_rows(rule_id))
         who = "" if last is None else f"; the last version, {last.version}, is by {last.author or 'nobody named'}"
         raise SetupError(
             f"rule {rule_id!r} was not published: others have written to {self.tables.identifier('rules')} at every one of "
-            f"{most} attempts{who}. Look at `lookback rules list` and publish again"
+            f"{attempts} attempts{who}. Look at `lookback rules list` and publish again"
         )
 
-    def _rows_of(self, rule_id: str) -> list[Row]:
+    def _read_rows(self, rule_id: str) -> list[Row]:
         return self.tables.query("rules", lambda rows: rows.where(F.col("rule_id") == rule_id).select(*RULES.names))
 
-    def _insert(
-        self, rows: list[Row], version: int, rule_id: str, status: str, document: str, author: str, comment: str
-    ) -> bool:
-        """Appends a version if the rule still has these rows; False if anybody has written meanwhile.
+    def _insert(self, rows: list[Row], new: _NewRow) -> bool:
+        """Appends a version if the rule still has these rows. Returns False if another process has written meanwhile.
 
         One query reads and writes, so that Delta sees a conflict with every other writer.
         """
         highest = max((row["version"] or 0 for row in rows), default=0)
-        there = self.tables.read("rules").where(F.col("rule_id") == rule_id)
-        found = there.agg(F.count("*").alias("count"), F.coalesce(F.max("version"), F.lit(0)).alias("highest"))
+        current = self.tables.read("rules").where(F.col("rule_id") == new.rule_id)
+        counts = current.agg(F.count("*").alias("count"), F.coalesce(F.max("version"), F.lit(0)).alias("highest"))
         is_same = (F.col("count") == len(rows)) & (F.col("highest") == highest)
-        values = {
-            "rule_id": F.lit(rule_id),
-            "version": F.when(is_same, F.lit(version)).otherwise(F.raise_error(F.lit(_TAKEN)).cast("bigint")),
-            "status": F.lit(status),
-            "document": F.lit(document),
-            "author": F.lit(author or self.tables.current_user),
-            "comment": F.lit(comment),
-            "changed_at": F.lit(dt.datetime.now(dt.timezone.utc)),
-        }
-        row = found.select(*(values[field.name].cast(field.dataType).alias(field.name) for field in RULES))
+        values = {name: F.lit(value) for name, value in self._complete(new).items()}
+        values["version"] = F.when(is_same, values["version"]).otherwise(F.raise_error(F.lit(_CONFLICT)).cast("bigint"))
+        row = counts.select(*(values[field.name].cast(field.dataType).alias(field.name) for field in RULES))
         try:
             self.tables.append(row, "rules")
         except WRITE_ERRORS as error:
-            if _TAKEN not in str(error) and not is_conflict(error):
+            if _CONFLICT not in str(error) and not is_conflict(error):
                 raise
             return False
         return True
 
-    def _to_take_out(self, quarantine: Quarantine, rows: list[Row]) -> str | None:
-        """The document of the failing version; None where the rule has gone on, or there is nothing to take out."""
+    def _find_failing_document(self, quarantine: Quarantine, rows: list[Row]) -> str | None:
+        """Returns the document of the failing version; None if a later one is in force, or no row is that version."""
         rule_id, version = quarantine.rule_id, quarantine.version
         failing = [row for row in rows if row["version"] == version] or [row for row in rows if row["version"] is None]
         for row in failing:
-            stream = _stream_of(row, self.streams)
+            stream = _find_stream(row, self.streams)
             if stream is None:
                 continue
             book = RuleBook(
@@ -246,33 +254,38 @@ class RulesTable:
             return str(row["document"]) if book.entries[rule_id].version == version else None
         return None
 
-    def _write(self, rule_id: str, version: int | None, status: str, document: str, author: str, comment: str) -> None:
-        changed_at = dt.datetime.now(dt.timezone.utc)
-        row = (rule_id, version, status, document, author or self.tables.current_user, comment, changed_at)
-        self.tables.append(self.tables.spark.createDataFrame([row], RULES).coalesce(1), "rules")
+    def _append(self, new: _NewRow) -> None:
+        row = self._complete(new)
+        values = [row[name] for name in RULES.names]
+        self.tables.append(self.tables.spark.createDataFrame([tuple(values)], RULES).coalesce(1), "rules")
+
+    def _complete(self, new: _NewRow) -> dict[str, Any]:
+        """Returns the columns of a new row, with the time and, if no author is named, the current user."""
+        author = new.author or self.tables.current_user
+        return {**asdict(new), "author": author, "changed_at": dt.datetime.now(dt.timezone.utc)}
 
 
-def _as_json(compiled: CompiledRule, streams: Mapping[str, Stream]) -> str:
-    """A rule's document as the table holds it. Raises RuleError where it is too long."""
+def _write_document(compiled: CompiledRule, streams: Mapping[str, Stream]) -> str:
+    """Writes a rule's document as the table holds it. Raises RuleError if it is too long."""
     rule = compiled.spec
-    text = json.dumps(dict(rule.document), ensure_ascii=False, default=_plain)
+    text = json.dumps(dict(rule.document), ensure_ascii=False, default=_to_json_value)
     limits = streams[rule.stream].limits
     if len(text.encode()) > limits.document_bytes:
         raise RuleError(rule.rule_id, [Problem("document", describe_size_limit(limits))])
     return text
 
 
-def _last(rows: Iterable[Row]) -> RuleRow | None:
-    """The row of the highest version; of equal ones the last."""
+def _find_last(rows: Iterable[Row]) -> RuleRow | None:
+    """Finds the row of the highest version; of equal versions the last row."""
     last: Row | None = None
     for row in rows:
         if last is None or (row["version"] or 0) >= (last["version"] or 0):
             last = row
-    return None if last is None else _rule_row(last)
+    return None if last is None else _make_rule_row(last)
 
 
-def _stream_of(row: Row, streams: Mapping[str, Stream]) -> Stream | None:
-    """The stream of a row that is a valid rule; None of any other."""
+def _find_stream(row: Row, streams: Mapping[str, Stream]) -> Stream | None:
+    """Finds the stream of a row that is a valid rule; None if it is not."""
     with contextlib.suppress(LookbackError):
         document = read_document(row["document"])
         stream = streams.get(str(document.get("stream")))
@@ -281,22 +294,23 @@ def _stream_of(row: Row, streams: Mapping[str, Stream]) -> Stream | None:
     return None
 
 
-def _spans(rule: CompiledRule) -> dict[tuple[str, int], str]:
-    """(What a rule measures, how far it looks back in microseconds) -> the name of the state that holds its rows."""
+def _find_spans(rule: CompiledRule) -> dict[_Span, str]:
+    """Finds the spans of a rule, each with the name of the state that holds its rows."""
     if rule.spec.sequence is not None:
-        return {("sequence", rule.spec.sequence.within): rule.store}
+        return {_Span("sequence", rule.spec.sequence.within): rule.store}
     return {
-        (measure.name, _reach(measure.window)): f"{rule.store}{measure.feature.feature_id}" for measure in rule.measures
+        _Span(measure.name, _find_reach(measure.window)): f"{rule.store}{measure.feature.feature_id}"
+        for measure in rule.measures
     }
 
 
-def _reach(window: Window) -> int:
+def _find_reach(window: Window) -> int:
     if isinstance(window, Session):
         return window.gap
     return window.size + window.delay if isinstance(window, Lookback) else window.size
 
 
-def _rule_row(row: Row) -> RuleRow:
+def _make_rule_row(row: Row) -> RuleRow:
     try:
         document = read_document(row["document"])
     except LookbackError:
@@ -306,7 +320,7 @@ def _rule_row(row: Row) -> RuleRow:
     )
 
 
-def _plain(value: object) -> str:
+def _to_json_value(value: object) -> str:
     if isinstance(value, (dt.datetime, dt.date)):
         return value.isoformat()
     raise TypeError(f"{value!r} cannot stand in a rule document; write it as text")
