@@ -212,7 +212,7 @@ def test_c4_the_engine_publishes_no_quarantine_where_the_author_was_first(ready:
 def test_c4_authors_who_publish_at_once_lose_no_version(ready: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = RulesTable(ready, STREAMS)
     assert rules.push(RULES[0], author="ann") == 1
-    read, meeting = RulesTable._rows_of, threading.Barrier(3)
+    read, meeting = RulesTable._read_rows, threading.Barrier(3)
     met: set[int] = set()
 
     def together(self: RulesTable, rule_id: str) -> Any:
@@ -223,7 +223,7 @@ def test_c4_authors_who_publish_at_once_lose_no_version(ready: Tables, monkeypat
             meeting.wait(60)
         return rows
 
-    monkeypatch.setattr(RulesTable, "_rows_of", together)
+    monkeypatch.setattr(RulesTable, "_read_rows", together)
     versions: dict[str, int] = {}
     rule_id = RULES[0]["rule_id"]
 
@@ -253,8 +253,8 @@ def test_an_author_who_always_comes_second_is_told_who_was_first(
 ) -> None:
     rules = RulesTable(tables, STREAMS)
     rows = [Row(*SCHEMA.names)("good", 1, "active", json.dumps(GOOD), "ann", "", None)]
-    monkeypatch.setattr(RulesTable, "_rows_of", lambda *_: rows)
+    monkeypatch.setattr(RulesTable, "_read_rows", lambda *_: rows)
     monkeypatch.setattr(RulesTable, "_insert", lambda *_: False)
-    monkeypatch.setattr("lookback.spark.rules._LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr("lookback.spark.rules._MAX_PAUSE_SECONDS", 0.0)
     with pytest.raises(SetupError, match=r"at every one of 20 attempts; the last version, 1, is by ann\. Look at"):
         rules.push(GOOD, author="bob")
