@@ -32,7 +32,7 @@ from lookback.cli import _make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
-    page.relative_to(ROOT).as_posix(): page for page in runpy.run_path(str(ROOT / "dev/tools/links.py"))["pages"]()
+    page.relative_to(ROOT).as_posix(): page for page in runpy.run_path(str(ROOT / "dev/tools/links.py"))["list_pages"]()
 }
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 # Programs of others in commands: their words are read as far as they name something of ours.

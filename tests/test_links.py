@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 tool = runpy.run_path(str(ROOT / "dev/tools/links.py"))
-PAGES = tool["pages"]()
+PAGES = tool["list_pages"]()
 FILES = {
     "README.md": "# One\n\n[two](docs/two.md#the-second--part) [one](#one) [gone](gone.md) [deep](docs/two.md#none)\n",
     "docs/two.md": "# Two\n\n## The *second* / part\n\n```sh\n[no](link.md)\n```\n`[no](link.md)` [up](../README.md#one-1) [out](../../x.md)\n",
@@ -29,12 +29,12 @@ def test_all_pages_are_looked_at() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
-    inside = [link for link in tool["links_of"](page) if not link.is_external]
-    assert {link.target: reason for link in inside if (reason := tool["broken"](link))} == {}
+    inside = [link for link in tool["find_links"](page) if not link.is_external]
+    assert {link.target: reason for link in inside if (reason := tool["find_problem"](link))} == {}
 
 
 def test_every_page_of_docs_is_linked_from_the_readme() -> None:
-    linked = {link.target.partition("#")[0] for link in tool["links_of"](ROOT / "README.md")}
+    linked = {link.target.partition("#")[0] for link in tool["find_links"](ROOT / "README.md")}
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
 
 

@@ -119,5 +119,5 @@ def test_repository_that_is_not_ready_is_told(tree: Path, capsys: pytest.Capture
 def test_changelog_of_the_repository_can_be_read() -> None:
     sections = tool["read_changelog"]((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
     assert next(iter(sections)) == "Unreleased"
-    assert all(tool["entries"](text) for name, (_, text) in sections.items() if name != "Unreleased")
-    assert sum(len(tool["entries"](text)) for _, text in sections.values()) > 20
+    assert all(tool["split_entries"](text) for name, (_, text) in sections.items() if name != "Unreleased")
+    assert sum(len(tool["split_entries"](text)) for _, text in sections.values()) > 20

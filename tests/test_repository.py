@@ -129,7 +129,7 @@ def test_text_names_no_registry_and_no_machine() -> None:
 def test_the_tests_that_are_run_on_each_runtime_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "dev/tools")
     tool = importlib.import_module("runtimes")
-    for tests in (tool._TESTS, tool._BRIEF, tool._BRIEF_HERE, tool._tests("4.0")):
-        for path in tool._paths(tests):
+    for tests in (tool._TESTS, tool._BRIEF, tool._BRIEF_HERE, tool._select_tests("4.0")):
+        for path in tool._list_paths(tests):
             file, _, name = path.partition("::")
             assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Looks up every locked package in a database of known vulnerabilities: `make audit`.
 
-Ends with 0 if none is known, 1 if some are, 3 if that could not be found out: a check that did not happen is no good news.
+The exit code is 0 if none is known, 1 if some are, 3 if the database could not be read, as then nothing was checked.
 JARs (Spark's, Delta's) are not Python packages and are not looked up.
 """
 
@@ -20,26 +20,26 @@ _SECONDS = 600
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Looks the packages up and prints what is known of them. Returns 0, 1 or 3."""
+    """Looks the packages up and prints known vulnerabilities. Returns 0, 1 or 3."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--auditor", default="pip-audit", help="the command")
-    parser.add_argument("--source", default="osv", choices=["osv", "pypi"], help="whose advisories")
+    parser.add_argument("--auditor", default="pip-audit", help="the auditor's command")
+    parser.add_argument("--source", default="osv", choices=["osv", "pypi"], help="the source of advisories")
     parser.add_argument("--lock", type=Path, default=LOCK)
     options = parser.parse_args(arguments)
-    packages, said = _look_up(options.auditor, options.source, options.lock)
+    packages, reason = _look_up(options.auditor, options.source, options.lock)
     if packages is None:
         other = "pypi" if options.source == "osv" else "osv"
         print(
             f"Nothing is known of {options.lock.name}: the advisories of {options.source} cannot be reached, or the auditor "
-            f"failed ({said}). Run it again where there is a network, or with another source: make audit SOURCE={other}"
+            f"failed ({reason}). Run it again with a network, or with another source: make audit SOURCE={other}"
         )
         return UNKNOWN
-    return _told(packages, options.source)
+    return _print_findings(packages, options.source)
 
 
 def _look_up(auditor: str, source: str, lock: Path) -> tuple[list[dict[str, Any]] | None, str]:
-    """What the auditor says of each package; None, and why, where it says nothing."""
-    # The lock is complete: nothing need be resolved, nor installed.
+    """Returns the auditor's findings by package; None, with the reason, if it failed."""
+    # The lock is complete, so nothing must be resolved or installed.
     command = [
         auditor,
         "-r",
@@ -65,7 +65,7 @@ def _look_up(auditor: str, source: str, lock: Path) -> tuple[list[dict[str, Any]
     return packages, ""
 
 
-def _told(packages: list[dict[str, Any]], source: str) -> int:
+def _print_findings(packages: list[dict[str, Any]], source: str) -> int:
     skipped = [package for package in packages if "skip_reason" in package]
     found = [(package, each) for package in packages for each in package.get("vulns", ())]
     for package, each in found:

@@ -1,7 +1,7 @@
-"""A rendered example of each notebook, as the README shows them: `make pictures`, about two minutes.
+"""Renders an example of each notebook, as the README shows them: `make pictures`, about two minutes.
 
 Runs the notebooks on the repository's sample, in a temporary folder, and writes docs/pictures/<notebook>.png: the title,
-and below it what the cells said and drew, tables left out. Reviews are those that the sample's own labels give.
+and below it the texts and pictures of the cells, without tables. The reviews follow the sample's own labels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from PIL import Image, ImageDraw, ImageFont
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = Path("samples/transactions.parquet")
 RULES = ("customer-day-spend", "large-payment", "spend-against-usual")
-# Notebook -> its parameters. The first of them takes in what the preparation has left.
+# Notebook -> its parameters. The first notebook takes in the part of the sample that the preparation leaves.
 NOTEBOOKS: dict[str, dict[str, Any]] = {
     "01_ingest": {},
     "02_author_rules": {"publish": True, "author": "kim"},
@@ -52,15 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = parser.parse_args(arguments).to
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
-        conf, root = _conf(Path(place)), Path(place) / "lakehouse"
+        conf, root = _copy_conf(Path(place)), Path(place) / "lakehouse"
         _prepare(conf, root)
         for name, parameters in NOTEBOOKS.items():
-            chosen = {"alert_id": _review(conf, root)} if name.startswith("04") else {}
+            chosen = {"alert_id": _add_reviews(conf, root)} if name.startswith("04") else {}
             notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
             inject(notebook, root=str(root), conf=str(conf), **parameters, **chosen)
             NotebookClient(notebook, timeout=_TIMEOUT, kernel_name="python3").execute(cwd=str(ROOT / "notebooks"))
             path = folder / f"{name}.png"
-            composed(notebook, without=f"{place}/").quantize(_COLOURS, dither=Image.Dither.NONE).save(
+            compose(notebook, without=f"{place}/").quantize(_COLOURS, dither=Image.Dither.NONE).save(
                 path, optimize=True
             )
             sys.stdout.write(f"{path}: {path.stat().st_size / 1000:,.0f} kB\n")
@@ -74,8 +74,8 @@ def inject(notebook: Any, **parameters: Any) -> None:
     notebook.cells.insert(at + 1, nbformat.v4.new_code_cell(source, metadata={"tags": ["injected-parameters"]}))
 
 
-def _conf(place: Path) -> Path:
-    """A copy of conf/ whose evaluation takes a commit a batch, so that there is something to see."""
+def _copy_conf(place: Path) -> Path:
+    """Copies conf/ and lets a batch take one commit, so that the pictures show several batches."""
     shutil.copytree(ROOT / "conf", place / "conf", ignore=shutil.ignore_patterns("jobs"))
     settings = yaml.safe_load((ROOT / "conf/settings.yml").read_text())
     settings["admission"] = {"maxFilesPerTrigger": 1}
@@ -85,7 +85,7 @@ def _conf(place: Path) -> Path:
 
 
 def _prepare(conf: Path, root: Path) -> None:
-    """Tables with most of the sample, several commits of it, and three of the rules that ship."""
+    """Makes tables with most of the sample, in several commits, and three of the rules in conf/."""
     from lookback import notebook
 
     workspace = notebook.open_workspace(str(root), conf=str(conf), stream="transactions")
@@ -100,8 +100,8 @@ def _prepare(conf: Path, root: Path) -> None:
     workspace.tables.spark.stop()
 
 
-def _review(conf: Path, root: Path) -> str:
-    """Writes what the sample's labels say of most alerts as reviews. Returns the alert that comes first in the queue."""
+def _add_reviews(conf: Path, root: Path) -> str:
+    """Reviews most alerts by the sample's labels. Returns the first alert of the queue."""
     from pyspark.sql import functions as F  # noqa: N812
 
     from lookback import notebook
@@ -127,13 +127,13 @@ def _review(conf: Path, root: Path) -> str:
     return first
 
 
-def composed(notebook: Any, without: str) -> Image.Image:
-    """One picture of a notebook that was run: its title, then what its cells said and drew, in order.
+def compose(notebook: Any, without: str) -> Image.Image:
+    """Composes one picture of a notebook that was run: its title, then the texts and pictures of its cells, in order.
 
-    without: a folder that nobody has, left out of the words.
+    without: a temporary folder, which is removed from the texts.
     """
     title = notebook.cells[0].source.splitlines()[0].lstrip("# ")
-    pieces = [_title(title), *(piece for cell in notebook.cells for piece in _pieces(cell, without))]
+    pieces = [_render_title(title), *(piece for cell in notebook.cells for piece in _render_outputs(cell, without))]
     whole = Image.new("RGB", (_WIDTH, sum(piece.height for piece in pieces) + _MARGIN), _PAPER)
     top = 0
     for piece in pieces:
@@ -142,30 +142,30 @@ def composed(notebook: Any, without: str) -> Image.Image:
     return whole
 
 
-def _pieces(cell: Any, without: str) -> Iterator[Image.Image]:
+def _render_outputs(cell: Any, without: str) -> Iterator[Image.Image]:
     for output in cell.get("outputs", []):
         for shown in _SHOWN.finditer(output.get("data", {}).get("text/html", "")):
             if shown["picture"]:
-                yield _scaled(Image.open(io.BytesIO(base64.b64decode(shown["picture"]))).convert("RGB"))
+                yield _scale(Image.open(io.BytesIO(base64.b64decode(shown["picture"]))).convert("RGB"))
             elif shown["words"]:
-                yield _text(
+                yield _render_text(
                     "\n".join(textwrap.wrap(html.unescape(shown["words"]).replace(without, ""), _COLUMNS)),
                     "DejaVuSans.ttf",
                 )
             else:
                 lines = html.unescape(shown["lines"]).rstrip().splitlines()
-                yield _text("\n".join(line[:_COLUMNS] for line in lines), "DejaVuSansMono.ttf")
+                yield _render_text("\n".join(line[:_COLUMNS] for line in lines), "DejaVuSansMono.ttf")
 
 
-def _scaled(picture: Image.Image) -> Image.Image:
+def _scale(picture: Image.Image) -> Image.Image:
     return picture.resize((_WIDTH, round(picture.height * _WIDTH / picture.width)), Image.Resampling.LANCZOS)
 
 
-def _title(title: str) -> Image.Image:
-    return _text(title, "DejaVuSans-Bold.ttf", size=22, paper=_BAND)
+def _render_title(title: str) -> Image.Image:
+    return _render_text(title, "DejaVuSans-Bold.ttf", size=22, paper=_BAND)
 
 
-def _text(text: str, font: str, *, size: int = 13, paper: str = _PAPER) -> Image.Image:
+def _render_text(text: str, font: str, *, size: int = 13, paper: str = _PAPER) -> Image.Image:
     letters = ImageFont.truetype(str(Path(mpl.get_data_path()) / "fonts/ttf" / font), size)
     probe = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     height = int(probe.multiline_textbbox((0, 0), text, font=letters, spacing=5)[3])

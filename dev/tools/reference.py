@@ -1,7 +1,7 @@
-"""The reference of the public API as HTML, made of the docstrings: `make docs`.
+"""Makes the reference of the public API as HTML from the docstrings: `make docs`.
 
-What is public stands in PUBLIC, and in docs/reference.md. A warning of the generator ends it: a name that is exported
-and is not there, a docstring that cannot be read.
+The public modules are listed in PUBLIC, and in docs/reference.md. A warning of the generator is an error: an exported name
+that does not exist, or a docstring that cannot be read.
 """
 
 from __future__ import annotations

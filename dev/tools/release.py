@@ -1,8 +1,8 @@
-"""Whether a version can be tagged: `make release-check VERSION=0.2.0`.
+"""Checks whether a version can be tagged: `make release-check VERSION=0.2.0`.
 
-The changelog has a section of the version with its day, above all earlier ones; nothing is left under Unreleased; every
-entry says whether state is kept or reset; pyproject has the same version; the work tree is committed and the tag is new.
-Then the tag's message is printed and written to build/release.txt: the section, led by what an upgrade does to the state.
+The changelog must have a section of the version with its day, above all earlier ones, and nothing under Unreleased. Every
+entry must say whether state is kept or reset. pyproject must have the same version, all must be committed, and the tag
+must be new. Then the tag's message is printed and written to build/release.txt: the section, below a sentence on the state.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -29,7 +30,7 @@ _STATE = re.compile(r"\bstate (kept|reset)\b", re.IGNORECASE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what is wrong, or the message of the tag. Returns 0 or 1."""
+    """Prints the problems, or the message of the tag. Returns 0 or 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("version", help="such as 0.2.0")
     parser.add_argument("--root", type=Path, default=ROOT)
@@ -44,32 +45,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.version}: {problem}")
     if problems:
         return FOUND
-    written = options.root / "build" / "release.txt"
-    written.parent.mkdir(exist_ok=True)
-    written.write_text(message(options.version, sections[options.version][1]), encoding="utf-8")
-    print(written.read_text(encoding="utf-8"), end="")
+    file = options.root / "build" / "release.txt"
+    file.parent.mkdir(exist_ok=True)
+    message = format_message(options.version, sections[options.version].text)
+    file.write_text(message, encoding="utf-8")
+    print(message, end="")
     return FINE
 
 
-def read_changelog(text: str) -> dict[str, tuple[str | None, str]]:
-    """Version -> (day, what it says), in the order of the file."""
+class Section(NamedTuple):
+    """A section of the changelog. day: as written; None if it has none."""
+
+    day: str | None
+    text: str
+
+
+def read_changelog(text: str) -> dict[str, Section]:
+    """Reads the sections by version, in the order of the file."""
     heads = list(_SECTION.finditer(text))
     ends = [*(head.start() for head in heads[1:]), len(text)]
-    return {head[1]: (head[2], text[head.end() : end].strip()) for head, end in zip(heads, ends, strict=True)}
+    return {head[1]: Section(head[2], text[head.end() : end].strip()) for head, end in zip(heads, ends, strict=True)}
 
 
-def entries(text: str) -> list[str]:
-    """The entries of a section: top-level list items with all that belongs to them."""
+def split_entries(text: str) -> list[str]:
+    """Splits a section into its entries: top-level list items with all that belongs to them."""
     return re.split(r"^- ", text, flags=re.MULTILINE)[1:]
 
 
-def check_changelog(sections: dict[str, tuple[str | None, str]], version: str) -> list[str]:
-    """What of the changelog is not ready."""
+def check_changelog(sections: dict[str, Section], version: str) -> list[str]:
+    """Finds the problems of the changelog."""
     if version not in sections:
         return [f"CHANGELOG.md has no section '## [{version}] - YYYY-MM-DD'; move what is under Unreleased there"]
     problems = []
     day, text = sections[version]
-    if entries(sections.get("Unreleased", (None, ""))[1]):
+    if split_entries(sections.get("Unreleased", Section(None, "")).text):
         problems.append(
             "CHANGELOG.md still has entries under Unreleased; move them into the section, or out of the release"
         )
@@ -77,11 +86,11 @@ def check_changelog(sections: dict[str, tuple[str | None, str]], version: str) -
         dt.date.fromisoformat(day or "")
     except ValueError:
         problems.append(f"its section needs a day such as YYYY-MM-DD, got {day or 'none'}")
-    if not entries(text):
+    if not split_entries(text):
         problems.append("its section has no entries")
     problems += [
         f"an entry says neither 'state kept' nor 'state reset': {' '.join(entry.split())[:80]}"
-        for entry in entries(text)
+        for entry in split_entries(text)
         if not _STATE.search(entry)
     ]
     released = [name for name in sections if name != "Unreleased"]
@@ -93,13 +102,13 @@ def check_changelog(sections: dict[str, tuple[str | None, str]], version: str) -
 
 
 def check_version(root: Path, version: str) -> list[str]:
-    """Whether the package has this version."""
+    """Finds a problem unless the package has this version."""
     declared = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     return [] if declared == version else [f"pyproject.toml has version {declared}"]
 
 
 def check_repository(root: Path, version: str) -> list[str]:
-    """Whether all is committed and there is no such tag yet."""
+    """Finds problems unless all is committed and the tag is new."""
     problems = []
     if _git(root, "status", "--porcelain"):
         problems.append("there are changes that are not committed")
@@ -108,15 +117,15 @@ def check_repository(root: Path, version: str) -> list[str]:
     return problems
 
 
-def message(version: str, text: str) -> str:
-    """The message of the tag: what an upgrade does to the state, then the section."""
-    resets = [entry for entry in entries(text) if re.search(r"\bstate reset\b", entry, re.IGNORECASE)]
-    says = (
+def format_message(version: str, text: str) -> str:
+    """Formats the message of the tag: the effect of an upgrade on the state, then the section."""
+    resets = [entry for entry in split_entries(text) if re.search(r"\bstate reset\b", entry, re.IGNORECASE)]
+    effect = (
         "State reset: start with `lookback evaluate STREAM --rebuild`."
         if resets
         else "State kept: restart on the same checkpoint."
     )
-    return f"Lookback {version}\n\n{says}\n\n{text}\n"
+    return f"Lookback {version}\n\n{effect}\n\n{text}\n"
 
 
 def _number(name: str) -> Version:

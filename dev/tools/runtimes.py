@@ -1,11 +1,12 @@
-"""Runs the tests that depend on Spark most on the Spark of each Databricks Runtime, with what that runtime brings.
+"""Runs the tests that depend most on Spark with the Spark and the packages of each Databricks Runtime.
 
     python dev/tools/runtimes.py [4.0] [4.1] [4.2]
     python dev/tools/runtimes.py --brief
 
-Each has an environment of its own below build/runtimes, made once. Every one first writes a checkpoint, and then finds those
-of the others: what an older Spark wrote is gone on with, what a newer one wrote is refused. The brief run takes minutes: the
-oldest Spark with a few of the tests, and checkpoints handed over, both ways, between it and the environment that runs this.
+Each has its own environment below build/runtimes, which is created once. Each first writes a checkpoint, and then reads
+those of the others: it must go on with a checkpoint of an older Spark and refuse one of a newer. The brief run takes
+minutes: the oldest Spark with a few of the tests, and checkpoints passed, both ways, between it and the environment that
+runs this.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / "build" / "runtimes"
 CHECKPOINTS = PLACE / "checkpoints"
-# Of the runtimes; other versions of Python that Lookback runs on will do where it is missing.
+# The Python of the runtimes; if it is missing, the running Python is used.
 _PYTHON = "python3.12"
 _UNRAISABLE = "ignore::pytest.PytestUnraisableExceptionWarning"
-# Files of tests/spark, and of some of them these tests alone.
+# Files of tests/spark; if tests are named, only these.
 _TESTS = {
     "pipeline": (
         "test_c3_every_kind_of_rule_gives_what_replay_gives_for_any_cut_and_shard_count",
@@ -44,9 +45,9 @@ _TESTS = {
 
 
 _HANDOVER = "test_c8_the_checkpoint_of_an_older_spark_is_gone_on_with_and_that_of_a_newer_one_is_refused"
-# On Spark 4.0 the client of Spark Connect has no stateful operator.
+# The client of Spark Connect has no stateful operator on Spark 4.0.
 _NO_OPERATOR = "test_an_evaluation_whose_client_has_no_stateful_operator_is_refused_before_it_begins"
-# Of a brief run: on the oldest Spark, and in the environment that runs this, whose Spark all other tests are run on.
+# The tests of a brief run: on the oldest Spark, and in the environment that runs this.
 _BRIEF = {
     "pipeline": (
         "test_c3_every_kind_of_rule_gives_what_replay_gives_for_any_cut_and_shard_count",
@@ -60,10 +61,10 @@ _BRIEF_HERE = {"stored_checkpoint": (_HANDOVER,)}
 
 @dataclass(frozen=True)
 class Runtime:
-    """A Databricks Runtime as far as it can be had outside: the open-source Spark and Delta that are nearest to its own.
+    """The nearest equivalent of a Databricks Runtime outside of Databricks: the closest open-source Spark and Delta.
 
-    pins: the file of tests/data/runtimes with the packages that it brings. needed: versions that this Spark needs, for Spark
-    Connect and where Databricks has built it for another version of protobuf.
+    pins: the file of tests/data/runtimes with its packages. needed: versions that this Spark needs for Spark Connect, or
+    because Databricks has built it for another version of protobuf.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Runtime:
 
     @property
     def packages(self) -> list[str]:
-        """What the environment is made of: exact versions, and of the tests' own those that everybody has."""
+        """The packages of the environment, with exact versions; those that only tests need have the locked versions."""
         lines = (ROOT / "tests/data/runtimes" / f"{self.pins}.txt").read_text(encoding="utf-8").splitlines()
         pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
         needed = dict(each.split("==") for each in self.needed)
@@ -94,7 +95,7 @@ RUNTIMES = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the tests of the runtimes named by their Spark, by default of all. Returns how many runs failed."""
+    """Runs the tests of the runtimes named by their Spark, by default of all. Returns the number of failed runs."""
     parser = argparse.ArgumentParser(prog="python dev/tools/runtimes.py", description=__doc__)
     parser.add_argument("sparks", nargs="*", metavar="SPARK", help=", ".join(RUNTIMES))
     parser.add_argument(
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     if unknown or (options.brief and options.sparks):
         print(f"{', '.join(unknown) or '--brief'}: name some of {', '.join(RUNTIMES)}, or --brief", file=sys.stderr)
         return 2
-    runs = _brief_runs() if options.brief else _runs(options.sparks or [*RUNTIMES])
+    runs = _plan_brief_runs() if options.brief else _plan_runs(options.sparks or [*RUNTIMES])
     if not options.sparks:
         shutil.rmtree(CHECKPOINTS, ignore_errors=True)
     failed = 0
@@ -113,8 +114,8 @@ def main(arguments: Sequence[str]) -> int:
         store = [str(run.python), "tests/stored_checkpoint.py", str(CHECKPOINTS / f"spark-{run.spark}.zip")]
         failed += _run(f"a checkpoint by Spark {run.spark}", store)
     for run in runs:
-        # Without the filter of pyproject.toml, which leaves out those that take minutes. Sockets that an older Spark leaves
-        # open are not ours.
+        # `-m ""` lifts the filter of pyproject.toml, which leaves out tests that take minutes. Open sockets of an older
+        # Spark are not our fault.
         pytest = [str(run.python), "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", "--durations=5"]
         tests = [*pytest, "-W", "ignore::ResourceWarning", "-W", _UNRAISABLE, *run.tests]
         failed += _run(f"the tests on {run.name}, Spark {run.spark}", tests)
@@ -131,50 +132,54 @@ class Run:
     tests: Sequence[str]
 
 
-def _runs(sparks: Sequence[str]) -> list[Run]:
+def _plan_runs(sparks: Sequence[str]) -> list[Run]:
     chosen = {spark: RUNTIMES[spark] for spark in RUNTIMES if spark in sparks}
     return [
-        Run(f"Databricks Runtime {each.name}", spark, environment(spark, each), _paths(_tests(spark)))
+        Run(
+            f"Databricks Runtime {each.name}", spark, ensure_environment(spark, each), _list_paths(_select_tests(spark))
+        )
         for spark, each in chosen.items()
     ]
 
 
-def _brief_runs() -> list[Run]:
+def _plan_brief_runs() -> list[Run]:
     oldest, runtime = next(iter(RUNTIMES.items()))
     here = ".".join(version("pyspark").split(".")[:2])
     return [
-        Run(f"Databricks Runtime {runtime.name}", oldest, environment(oldest, runtime), _paths(_BRIEF)),
-        Run("this environment", here, Path(sys.executable), _paths(_BRIEF_HERE)),
+        Run(f"Databricks Runtime {runtime.name}", oldest, ensure_environment(oldest, runtime), _list_paths(_BRIEF)),
+        Run("this environment", here, Path(sys.executable), _list_paths(_BRIEF_HERE)),
     ]
 
 
-def environment(spark: str, runtime: Runtime) -> Path:
-    """The interpreter of the runtime's environment, which is made where it is missing or its versions have changed."""
+def ensure_environment(spark: str, runtime: Runtime) -> Path:
+    """Returns the interpreter of the runtime's environment. Creates it if it is missing or its versions have changed."""
     folder = PLACE / spark
-    python, made = folder / "bin" / "python", folder / "made"
+    python, stamp = folder / "bin" / "python", folder / "made"
     packages = runtime.packages
     mark = hashlib.sha256("\n".join(packages).encode()).hexdigest()
-    if made.exists() and made.read_text() == mark:
+    if stamp.exists() and stamp.read_text() == mark:
         return python
-    print(f"installing what Databricks Runtime {runtime.name} brings into {folder.relative_to(ROOT)} ...", flush=True)
+    print(
+        f"installing the packages of Databricks Runtime {runtime.name} into {folder.relative_to(ROOT)} ...", flush=True
+    )
     shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([_base(), "-m", "venv", folder], check=True)  # noqa: S603
+    subprocess.run([_find_python(), "-m", "venv", folder], check=True)  # noqa: S603
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, *packages], check=True)  # noqa: S603
-    made.write_text(mark)
+    stamp.write_text(mark)
     return python
 
 
-def _tests(spark: str) -> dict[str, tuple[str, ...]]:
+def _select_tests(spark: str) -> dict[str, tuple[str, ...]]:
     return {**_TESTS, "connect": (_NO_OPERATOR,)} if spark == "4.0" else _TESTS
 
 
-def _paths(tests: Mapping[str, tuple[str, ...]]) -> list[str]:
+def _list_paths(tests: Mapping[str, tuple[str, ...]]) -> list[str]:
     files = {f"tests/spark/test_{name}.py": chosen for name, chosen in tests.items()}
     return [at for file, chosen in files.items() for at in ([f"{file}::{name}" for name in chosen] or [file])]
 
 
-def _base() -> str:
+def _find_python() -> str:
     for candidate in (_PYTHON, sys.executable):
         done = subprocess.run([candidate, "-c", "import ensurepip, venv"], capture_output=True, check=False)  # noqa: S603
         if done.returncode == 0:
@@ -183,7 +188,7 @@ def _base() -> str:
 
 
 def _run(what: str, command: Sequence[str]) -> int:
-    """Runs a command at the top of the repository and says how long it took. Returns 1 where it failed."""
+    """Runs a command at the top of the repository and prints how long it took. Returns 1 if it failed."""
     started = time.monotonic()
     paths = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT)]
     own: Mapping[str, str] = {"PYTHONPATH": os.pathsep.join(paths), "LOOKBACK_CHECKPOINTS": str(CHECKPOINTS)}
