@@ -97,16 +97,24 @@ def _raise_alerts(rule_run: RuleRun, findings: _Findings, counted: Int64s, hits:
     """Writes an alert for each hit, in order of arrival. positions: of the counted events among those of the segment."""
     rule, events, window = rule_run.rule, rule_run.events, rule_run.spec.window
     assert isinstance(window, Lookback)
+    at_hits = positions[counted[hits]]
+    # Columns are converted as a whole: a rule may alert on every event, with many measures.
+    measures = _list_rows({measure.name: findings.columns[measure.name].take(hits) for measure in rule.measures}, hits)
     shown = [name for name in rule.fields if name in rule.message_names]
-    for hit in hits.tolist():
-        at = int(positions[counted[hit]])
+    values = _list_rows({name: events.columns[name].take(at_hits) for name in shown}, hits)
+    is_complete = findings.is_complete[hits].tolist()
+    for row, at in enumerate(at_hits.tolist()):
         time = int(events.times[at])
         first, last = window.bounds(time)
-        measures = {measure.name: findings.columns[measure.name].item(hit) for measure in rule.measures}
         subject = Subject(rule_run.key_texts(at), rule_run.key_at(at), events.id_text(at), time, first, last)
-        values = {name: events.columns[name].item(at) for name in shown}
-        verdict, is_complete = rule_run.writer.decide_first(subject), bool(findings.is_complete[hit])
-        rule_run.write_alert(rule_run.order_by_event(at), subject, verdict, 0, measures, is_complete, values)
+        verdict, order = rule_run.writer.decide_first(subject), rule_run.order_by_event(at)
+        rule_run.write_alert(order, subject, verdict, 0, measures[row], is_complete[row], values[row])
+
+
+def _list_rows(columns: Mapping[str, Column], hits: Int64s) -> list[dict[str, Any]]:
+    """Returns the values of each hit by column. columns: of one length, that of `hits`; none give empty rows."""
+    rows = zip(*(column.to_list() for column in columns.values()), strict=True) if columns else ((),) * len(hits)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def _judge_resetting(rule_run: RuleRun, taken: Mask, judged: Mask) -> None:

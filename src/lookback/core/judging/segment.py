@@ -35,6 +35,8 @@ from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BOOLEAN, DataType
 from lookback.core.values.windows import TiledWindow
 
+_TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
+
 
 class Order(NamedTuple):
     """The order of a rule's results within a segment; orders compare as the results are written.
@@ -347,7 +349,7 @@ class RuleRun:
         time, event_id = order.cause, ""
         if order.phase == BY_EVENT:
             time, event_id = int(self.events.times[order.cause]), sortable_id(self.events.id_value(order.cause))
-        key = json.dumps(list(alert.key.values()), ensure_ascii=False)
+        key = _TO_JSON(list(alert.key.values()))
         place = AlertOrder(alert.arrival, order.phase, time, event_id, alert.rule_id, key, order.rank)
         self._gathered.alerts.append((place, alert))
 

@@ -102,12 +102,17 @@ class CompiledMeasure:
         Averages and deviations of decimals are rounded half up, as money is, to the digits of the argument: 50.006957 of a
         decimal(18,2) is 50.01.
         """
-        scale = 0 if self.feature.argument_type is None else self.feature.argument_type.scale
-        if value is not None and scale and self.feature.function in ("avg", "stddev_samp"):
+        if value is not None and self._last_digit is not None:
             exact = value if isinstance(value, Decimal) else Decimal(repr(float(value)))
             if exact.is_finite():
-                value = exact.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _WIDE_CONTEXT)
+                value = exact.quantize(self._last_digit, ROUND_HALF_UP, _WIDE_CONTEXT)
         return to_text(value)
+
+    @cached_property
+    def _last_digit(self) -> Decimal | None:
+        """The unit that people are shown the value in, such as 0.01; None if they are shown the exact value."""
+        scale = 0 if self.feature.argument_type is None else self.feature.argument_type.scale
+        return Decimal(1).scaleb(-scale) if scale and self.feature.function in ("avg", "stddev_samp") else None
 
 
 @dataclass(frozen=True)
@@ -209,11 +214,14 @@ class CompiledRule:
 
     def message(self, values: Mapping[str, Any]) -> str:
         """Returns the rule's message with the names in braces replaced by `values`, formatted for people; NULL is `null`."""
-        if not self.message_names:
-            return self.spec.message
-        return _PLACEHOLDER.sub(
-            lambda match: _format_null(self._format_value(match[1], values.get(match[1]))), self.spec.message
-        )
+        parts = list(self._message_parts)
+        parts[1::2] = [_format_null(self._format_value(name, values.get(name))) for name in parts[1::2]]
+        return "".join(parts)
+
+    @cached_property
+    def _message_parts(self) -> list[str]:
+        """The message cut at its placeholders: a text, a name, a text, ..., a text."""
+        return _PLACEHOLDER.split(self.spec.message)
 
     def _format_value(self, name: str, value: Any) -> str | None:
         measure = self._by_name.get(name)

@@ -82,7 +82,9 @@ class Column:
 
     def to_list(self) -> list[Any]:
         """Returns all values as `item` returns them."""
-        return [self.item(row) for row in range(len(self.values))]
+        if self.type.name not in ("timestamp", "date", "array") and not self.type.is_decimal:
+            return self.to_stored_list()
+        return [None if value is None else to_python(self.type, value) for value in self.to_stored_list()]
 
 
 def to_python(type_: DataType, value: Any) -> Any:
