@@ -84,7 +84,7 @@ def walk(rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Way:
         ({**COUNT, "window": {"tumbling": "10 minutes"}}, 15, 100),
         ({**COUNT, "window": {"sliding": "10 minutes", "slide": "5 minutes"}}, 15, 115),
         ({**COUNT, "window": {"session": "5 minutes"}}, 16, 80),
-        ({**RULE, "sequence": {"within": "1 hour", "steps": STEPS}}, 16, 62),
+        ({**RULE, "sequence": {"within": "1 hour", "steps": STEPS}}, 17, 75),
     ],
     ids=["lookback", "tumbling", "sliding", "session", "sequence"],
 )
