@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the parser of the command line."""
     top = argparse.ArgumentParser(prog="python -m dev.bench", description=__doc__)
     top.add_argument("--only", type=_list_of(plan.PARTS), help=f"parts, of {', '.join(plan.PARTS)}")
     top.add_argument("--sets", type=_list_of(NAMES), default=list(NAMES), help=f"sets, of {', '.join(NAMES)}")

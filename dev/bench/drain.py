@@ -191,7 +191,7 @@ def _batches(reports: list[BatchReport], started: dt.datetime) -> list[list[floa
 
 
 def _alerts(reports: list[BatchReport]) -> dict[str, Any]:
-    """How many, and the five rules with the most: none should stand out."""
+    """Counts the alerts, and those of the five rules with the most; no rule should have far more than others."""
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report.alerts)
@@ -201,7 +201,7 @@ def _alerts(reports: list[BatchReport]) -> dict[str, Any]:
 def _state(
     spark: SparkSession, root: Path, stream: Stream, reports: list[BatchReport], *, pages: bool
 ) -> dict[str, Any]:
-    """What the state takes. pages: also read those that are in force, which takes some seconds."""
+    """Measures the size of the state. pages: also read the pages in force, which takes some seconds."""
     written, events = sum(r.state_bytes_written for r in reports), sum(r.events for r in reports)
     found: dict[str, Any] = {
         "most_rows": max((report.state_rows for report in reports), default=0),
@@ -213,7 +213,7 @@ def _state(
 
 
 def _write_alerts(tables: Tables, file: Path) -> None:
-    """The alerts that were raised as lines rule_id,event_id,value, as peers write them: sums in cents, counts as they are."""
+    """Writes raised alerts as lines rule_id,event_id,value, like the peers: sums in cents, counts as they are."""
     columns = ("rule_id", "event_id", "measures['value'] as value")
     alerts = tables.read("alerts").where("verdict = 'raised'").selectExpr(*columns).toArrow()
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is to be reached on a machine of two cores, and whether the results reach it."""
+"""Compares results with the goals for a machine of two cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Results = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound on a figure that results give.
+    """A bound on a figure of the results.
 
     at_least False: the figure must not be above the bound. needs: names of the results that it comes from.
     """
@@ -24,18 +24,18 @@ class Goal:
     at_least: bool = True
 
     def value(self, results: Results) -> float | None:
-        """The figure; None where something that it needs was not measured."""
+        """Returns the figure; None if a result that it needs is missing."""
         if any(name not in results for name in self.needs):
             return None
         return self.figure(results)
 
     def reached(self, value: float) -> bool:
-        """Whether a value satisfies the goal."""
+        """Returns whether a value satisfies the goal."""
         return value >= self.bound if self.at_least else value <= self.bound
 
 
 def figure(name: str, *path: str) -> Callable[[Results], float | None]:
-    """A figure of one result; None where it was not taken."""
+    """Returns a figure of one result, which is None if it was not measured."""
 
     def read(results: Results) -> float | None:
         value: Any = results[name]["figures"]
@@ -47,7 +47,7 @@ def figure(name: str, *path: str) -> Callable[[Results], float | None]:
 
 
 def ratio(name: str, other: str) -> Callable[[Results], float | None]:
-    """The steady rate of one drain over that of another."""
+    """Returns a figure: the steady rate of one drain divided by that of another."""
 
     def read(results: Results) -> float | None:
         return steady(results[name]) / steady(results[other])
@@ -61,12 +61,12 @@ def steady(result: Mapping[str, Any]) -> float:
 
 
 def comparable(result: Mapping[str, Any]) -> bool:
-    """Whether a peer's figure may stand beside ours: it ran, and its alerts are ours."""
+    """Returns whether a peer's figure can be compared with ours: it ran, and its alerts equal ours."""
     return bool(result["figures"].get("comparison", {}).get("equal"))
 
 
 def times_best(drain: str, peers: str, name: str, *, durable: bool = True) -> Callable[[Results], float | None]:
-    """The steady rate of a drain over that of the fastest comparable way to run a peer on the set `name`."""
+    """Returns a figure: a drain's steady rate divided by that of the fastest comparable peer on the set `name`."""
 
     def read(results: Results) -> float | None:
         rates = [
@@ -88,7 +88,7 @@ def base_name(name: str) -> str:
 
 
 def _memory_growth(results: Results) -> float | None:
-    """The most that the workers held in the last quarter of a long backlog, over that in the second."""
+    """Returns the workers' peak memory in the last quarter of a long backlog, divided by that in the second quarter."""
     figures = results[_TWO["handbook"]]["figures"]
     series = figures["memory"].get("workers_over_time_mib", [])
     quarter = len(series) // 4
@@ -174,14 +174,14 @@ def changes(before: Results, now: Results) -> list[Change]:
 
 
 def _measured(result: Mapping[str, Any]) -> tuple[object, ...]:
-    """What was measured, whatever settings of the engine it was measured with: those are to be judged."""
+    """Returns what was measured and on which machine, without the engine's settings, whose effect is to be compared."""
     machine, settings = result["machine"], result["settings"]
     what = ("set", "rules", "rule_count", "workers", "rate", "seconds", "known", "new")
     return (machine["cores"], machine["processor"], *(settings.get(key) for key in what))
 
 
 def _band(*results: Mapping[str, Any]) -> float:
-    """The share by which single batches, alerts or changes of these runs spread, as the middle half of them does."""
+    """Returns the relative spread of the middle half of the batches, alerts or changes of these runs."""
     return max([_LEAST_BAND, *(_spread(result["figures"]) for result in results)])
 
 

@@ -58,18 +58,18 @@ LOGINS = Stream.from_dict(
     }
 )
 STREAMS = {stream.name: stream for stream in (TRANSACTIONS, LOGINS)}
-# Tables made by other code than today's are made anew; _LAYOUT: what this module does itself.
+# Tables made by other code than this are made again. _LAYOUT: the version of what this module does itself.
 _MADE_BY = ("src/lookback/spark/tables/lakehouse.py", "src/lookback/spark/tables/schemas.py")
 _LAYOUT = b"1"
 
 
 def stream_of(name: str) -> Stream:
-    """The stream that the set's events belong to."""
+    """Returns the stream of the set's events."""
     return LOGINS if name == "logins" else TRANSACTIONS
 
 
 def rows_of(columns: Columns) -> pa.Table:
-    """Columns of a set as rows of the events table: amounts as decimal(18,2), stamped with the time now."""
+    """Converts columns of a set into rows of the events table: amounts as decimal(18,2), stamped with the time now."""
     rows = len(columns["event_id"])
     arrays = {name: pa.array(values) for name, values in columns.items() if name != "amount_cents"}
     arrays["event_time"] = arrays["event_time"].cast(TIME)
@@ -88,7 +88,7 @@ def append(tables: Tables, stream: Stream, rows: pa.Table) -> None:
 
 
 def push(tables: Tables, rules: Rules) -> int:
-    """Publishes all rules in one commit, each checked first. Returns how many features they have."""
+    """Checks all rules and publishes them in one commit. Returns the number of their features."""
     from lookback.spark.tables.schemas import RULES  # noqa: PLC0415
     from lookback.testing.rule_tests import check_rule  # noqa: PLC0415
 
@@ -104,14 +104,14 @@ def push(tables: Tables, rules: Rules) -> int:
 
 
 def prepared(events: EventSet, commits: int) -> Path:
-    """The root of tables whose events table has at least so many commits of the set, repeated in time.
+    """Returns the root of tables whose events table has at least `commits` commits of the set, repeated in time.
 
-    Made, or made longer, by a process of its own: whoever measures starts with a cold one.
+    A process of its own creates or extends them, so that the measuring process starts cold.
     """
     root = DATA / "tables" / f"{events.stem}-{_code()}"
     root.parent.mkdir(parents=True, exist_ok=True)
     with (root.parent / f"{root.name}.lock").open("w") as lock:
-        # Two that need the same table make it once.
+        # Two processes that need the same table make it once.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _commits(root / stream_of(events.name).name) < commits:
             _prepare_apart(events, commits)
@@ -125,7 +125,7 @@ def _prepare_apart(events: EventSet, commits: int) -> None:
 
 
 def prepare(spark: SparkSession, events: EventSet, commits: int) -> None:
-    """Makes the events table, or makes it longer. Older code's tables of the set are removed."""
+    """Creates or extends the events table. Tables of the set that older code made are removed."""
     from lookback.spark.tables.lakehouse import Tables  # noqa: PLC0415 - needs Spark, which most of this module does not
 
     root = DATA / "tables" / f"{events.stem}-{_code()}"
@@ -160,7 +160,7 @@ def linked(events: EventSet, commits: int, root: Path) -> Path:
 
 
 def commits_for(events: EventSet, repeats: float) -> int:
-    """The commits that hold so many repeats of the set; the last one may begin the next repeat."""
+    """Returns the number of commits with so many repeats of the set; the last commit may begin the next repeat."""
     return int(-(-len(events.columns["event_id"]) * repeats // COMMIT_ROWS))
 
 

@@ -47,10 +47,10 @@ _NEW_KEYS = (
 
 @dataclass(frozen=True)
 class Live:
-    """How a run goes.
+    """The settings of a run.
 
-    rate: events a second; seconds: measured, after those of warm_up; name: of the result. plain: in a session that somebody
-    else has started, with all of Spark's defaults.
+    rate: events a second. seconds: the measured time, after warm_up. name: that of the result. plain: run in a session that
+    somebody else has started, with all of Spark's defaults.
     """
 
     rate: int
@@ -198,7 +198,7 @@ class _Changes:
         self._pauses = np.random.default_rng(1)
 
     def __call__(self, document: Document) -> tuple[str, int, float]:
-        """The rule's id, the version and when it was committed."""
+        """Returns the rule's id, its version and the time of its commit."""
         rule_id = document["rule_id"]
         version = self._rules.push(document, author="bench")
         committed = max(read_commit_times(self._running.root / "rules").values())
@@ -281,7 +281,7 @@ def _latencies(verdicts: Sequence[Verdict], committed: Mapping[int, float]) -> d
 
 
 def _producer(producer: Producer, live: Live, committed: Mapping[int, float], first: float) -> dict[str, Any]:
-    """Whether the events came as fast as they should."""
+    """Returns figures that show whether the events came as fast as they should."""
     times = [at for at in committed.values() if at >= first]
     rows = live.rate // COMMITS_PER_SECOND
     seconds = max(times) - min(times)
@@ -296,7 +296,7 @@ def _producer(producer: Producer, live: Live, committed: Mapping[int, float], fi
 
 
 def _amount(events: EventSet, share: float) -> str:
-    """The amount that such a share of the events reaches, as text."""
+    """Returns the amount that such a share of the events reaches, as text."""
     cents = int(np.quantile(events.columns["amount_cents"], 1 - share))
     return f"{cents // 100}.{cents % 100:02d}"
 

@@ -1,4 +1,4 @@
-"""What a whole run measures, in order: each measurement a process of its own, so that compilers and caches start cold."""
+"""Plans the measurements of a whole run, in order, each in its own process, so that compilers and caches start cold."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _resident(process: int) -> float:
 
 
 def _kib(process: int, file: str, name: str) -> int:
-    """A figure of a process by its name in a file of /proc, KiB; 0 where there is none."""
+    """Reads a figure of a process, in KiB, by its name in a file of /proc; 0 if there is none."""
     try:
         lines = (_PROC / str(process) / file).read_text().splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)

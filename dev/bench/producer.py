@@ -74,7 +74,7 @@ class Producer:
 def append(table: Path, version: int, rows: pa.Table) -> None:
     """Appends rows to a Delta table as commit `version`, in one file, with the checksum that spares readers the whole log.
 
-    Raises FileExistsError where there is such a commit.
+    Raises FileExistsError if the commit exists.
     """
     file = table / f"part-00000-{uuid.uuid4()}.parquet"
     pq.write_table(rows, file, compression="snappy")
@@ -115,7 +115,7 @@ def append(table: Path, version: int, rows: pa.Table) -> None:
 
 
 def _make(file: Path, text: str) -> None:
-    """Writes a file that is there as a whole or not at all. Raises FileExistsError where there is one."""
+    """Writes a file at once, as a whole or not at all. Raises FileExistsError if it exists."""
     draft = file.with_name(f".{uuid.uuid4()}.draft")
     draft.write_text(text + "\n", encoding="utf-8")
     try:
@@ -125,7 +125,7 @@ def _make(file: Path, text: str) -> None:
 
 
 def run(pipe: Connection, table: Path, events: EventSet, rate: int) -> None:
-    """The process: says `ready`, appends from its first message to the second, then says how long each commit took."""
+    """Runs the process: sends `ready`, appends from its first message to the second, then sends the time of each commit."""
     try:
         _rows(events, rate, 0)
         pipe.send("ready")

@@ -1,4 +1,4 @@
-"""The results as one page with pictures: against the goals, beside the peers, and against the last recorded ones."""
+"""Writes the results as one page with pictures, compared with the goals, the peers and the last recorded results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write(baseline: Path | None = None) -> Path:
 
 
 def render(now: Results, before: Results, pictures: Sequence[str] = ()) -> str:
-    """The page."""
+    """Returns the page."""
     by_name = named(now.values())
     sections = [
         ("Goals", _goals(by_name)),
@@ -196,7 +196,7 @@ def _latencies(now: Results) -> str:
 
 
 def _rate(result: Mapping[str, Any]) -> tuple[int, bool]:
-    """How many events a second came, and whether into a session with Spark's defaults."""
+    """Returns the events per second, and whether the session had Spark's defaults."""
     return result["settings"]["rate"], bool(result["settings"].get("plain"))
 
 

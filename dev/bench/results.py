@@ -42,12 +42,12 @@ def record(name: str, part: str, settings: Mapping[str, Any], figures: Mapping[s
 
 
 def load(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """The results of a folder by name."""
+    """Loads the results of a folder by name."""
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
 
 
 def committed() -> dict[str, dict[str, Any]]:
-    """The results of dev/bench/results as they stand in the commit that is checked out; none outside a repository."""
+    """Loads the results of dev/bench/results from the commit that is checked out; none outside a repository."""
     names = _output(["git", "ls-tree", "-r", "--name-only", "HEAD", "dev/bench/results"]).splitlines()
     found = (_output(["git", "show", f"HEAD:{name}"]) for name in names if name.endswith(".json"))
     documents = [json.loads(text) for text in found if text]
@@ -55,12 +55,12 @@ def committed() -> dict[str, dict[str, Any]]:
 
 
 def command(arguments: Sequence[str]) -> str:
-    """What to type at the top of the repository."""
+    """Returns the command to type at the top of the repository."""
     return " ".join(["python -m dev.bench", *arguments])
 
 
 def git() -> dict[str, Any]:
-    """The commit that is checked out, and whether the engine differs from it; empty outside a repository."""
+    """Returns the commit that is checked out, and whether the engine differs from it; empty outside a repository."""
     commit = _output(["git", "rev-parse", "HEAD"])
     return (
         {"commit": commit, "changed": bool(_output(["git", "status", "--porcelain", "src", "conf"]))} if commit else {}
@@ -81,7 +81,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, Java and the packages that the figures depend on."""
+    """Returns the versions of Python, Java and the packages that the figures depend on."""
     java = Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
     match = re.search(r'version "([^"]+)"', _output([str(java), "-version"], errors=True))
     packages = {package: version for package in _PACKAGES if (version := installed(package)) is not None}
@@ -89,7 +89,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(package: str) -> str | None:
-    """The version of a distribution; None where it is not there."""
+    """Returns the version of a distribution; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -97,7 +97,7 @@ def installed(package: str) -> str | None:
 
 
 def percentiles(values: Sequence[float], *shares: float) -> list[float]:
-    """The least values that at least so many per cent of the values do not exceed; NaN where there are none."""
+    """Returns the least values that at least so many per cent of the values do not exceed; NaN without values."""
     ordered = sorted(values)
     if not ordered:
         return [float("nan")] * len(shares)

@@ -1,4 +1,4 @@
-"""The rules that are measured, as documents. Limits fit the set: so many events alert, whatever the set."""
+"""Makes the measured rules as documents. Their limits fit the set, so that the share of alerts is the same in all sets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Rules:
 
 
 def rules_for(name: str, events: EventSet) -> Rules:
-    """The rule set of that name with limits for the events. Raises ValueError for an unknown name."""
+    """Makes the rule set of that name with limits for the events. Raises ValueError for an unknown name."""
     if name not in RULE_SETS:
         raise ValueError(f"there is no rule set {name!r}; there are {', '.join(RULE_SETS)}")
     digest = hashlib.sha256(Path(__file__).read_bytes() + Path(sets.__file__).read_bytes()).hexdigest()[:8]
@@ -62,7 +62,7 @@ def rules_for(name: str, events: EventSet) -> Rules:
 
 
 def peers_rules(events: EventSet) -> Document:
-    """The two rules that every engine runs, as peers read them: times in microseconds, amounts in cents."""
+    """Makes the two rules that every engine runs, in the peers' form: times in microseconds, amounts in cents."""
     columns = events.columns
     times, cents = columns["event_time"], columns["amount_cents"].astype(np.int64)
     spend = Windows(columns["customer_id"], times).sums(cents, DAY)
@@ -173,7 +173,7 @@ def distinct(events: EventSet) -> Rules:
 
 
 def against_usual() -> Document:
-    """What a customer spends in a day against the 30 days before: a sum and an average that looks back with a delay."""
+    """Compares a customer's spending of a day with the 30 days before: a sum, and an average that looks back with a delay."""
     document = lookback("spend-against-usual", _CUSTOMER, "sum(amount)", DAY, "value > 40 * usual")
     document["measures"]["usual"] = {"measure": "avg(amount)", "window": {"lookback": "30 days", "delay": "1 day"}}
     return document
@@ -189,7 +189,7 @@ def window_of(size: int) -> Callable[[EventSet], Rules]:
 
 
 def held_window_of(size: int) -> Callable[[EventSet], Rules]:
-    """The same while 30 days are kept, whatever the window: a paused rule on the same feature holds the rows."""
+    """Makes the same rule while 30 days are kept, whatever its window: a paused rule on the same feature keeps the rows."""
 
     def rules(events: EventSet) -> Rules:
         keeper = lookback("keeper", _CUSTOMER, "sum(amount)", 30 * DAY, "value < 0")
@@ -294,7 +294,7 @@ def _numbered(columns: list[npt.NDArray[Any]]) -> Int64s:
 
 
 def _limit(values: Int64s, share: float, unit: int) -> int:
-    """The least multiple of `unit`, above one unit, that at most a `share` of the values reaches."""
+    """Returns the least multiple of `unit`, above one unit, that at most a `share` of the values reaches."""
     place = max(0, len(values) - 1 - int(share * len(values)))
     above = int(np.partition(values, place)[place])
     return max(2 * unit, (above // unit + 1) * unit)

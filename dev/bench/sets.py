@@ -1,4 +1,4 @@
-"""The events that everything is measured on: seeded, cached below dev/bench/.data/, the same for every engine.
+"""Makes the measured events: seeded, cached below dev/bench/.data/, the same for every engine.
 
 A set is one file in order of arrival, in commits of 100,000 rows, each commit sorted by (event_time, event_id); the
 event_id is the place in that order, from 0.
@@ -65,12 +65,12 @@ class EventSet:
 
     @property
     def stem(self) -> str:
-        """What its files are called."""
+        """The common part of its files' names."""
         return self.name if self.rows is None else f"{self.name}-{self.rows}"
 
     @property
     def parquet(self) -> Path:
-        """The file, made where it is missing."""
+        """The file; it is made if it is missing."""
         file = DATA / f"{self.stem}.parquet"
         if not file.exists() or (pq.read_schema(file).metadata or {}).get(b"bench") != GENERATOR:
             _write_parquet(make(self.name, self.rows or ROWS[self.name]), file)
@@ -78,7 +78,7 @@ class EventSet:
 
     @property
     def binary(self) -> Path:
-        """The same rows for peers, 28 bytes each; made where it is missing."""
+        """The same rows for peers, 28 bytes each; made if it is missing."""
         file = DATA / f"{self.stem}.bin"
         source = self.parquet
         if not file.exists() or file.stat().st_mtime < source.stat().st_mtime:
@@ -98,15 +98,14 @@ class EventSet:
 
     @cached_property
     def period(self) -> int:
-        """The whole days that it spans, in microseconds: repeats follow one another by that."""
+        """The whole days that the set spans, in microseconds; repeats follow each other at this distance."""
         times = self.columns["event_time"]
         return -(-int(times.max() - times.min() + 1) // DAY) * DAY
 
     def commit(self, number: int) -> Columns:
-        """The rows of a commit, from 0, of the set repeated in time without end.
+        """Makes the rows of a commit, from 0, of the set repeated in time without end.
 
-        Every repeat has other events, customers and terminals (users and addresses): what is alerted in it is what was
-        alerted in the first.
+        Every repeat has other events, customers and terminals (users and addresses), so its alerts are those of the first.
         """
         rows = len(self.columns["event_id"])
         positions = np.arange(number * COMMIT_ROWS, (number + 1) * COMMIT_ROWS, dtype=np.int64)
@@ -124,7 +123,7 @@ class EventSet:
 
 
 def make(name: str, rows: int) -> Columns:
-    """The columns of a set in order of arrival. The generated ones are a function of their name and rows alone."""
+    """Makes the columns of a set in order of arrival. Generated sets depend only on their name and rows."""
     if name == "handbook":
         return handbook(rows)
     if name == "logins":
@@ -135,7 +134,7 @@ def make(name: str, rows: int) -> Columns:
 
 
 def handbook(rows: int) -> Columns:
-    """The first rows of the Handbook's transactions; of the repeated sample where the whole file is not there."""
+    """Reads the first rows of the Handbook's transactions, or of the repeated sample if the whole file is missing."""
     named = os.environ.get("LOOKBACK_HANDBOOK")
     file = Path(named) if named else _HANDBOOK if _HANDBOOK.exists() else _SAMPLE
     table = pq.read_table(file, columns=["event_time", "transaction_id", "customer_id", "terminal_id", "amount_cents"])
@@ -193,7 +192,7 @@ def logins(rows: int) -> Columns:
 
 
 class Windows:
-    """What windows of each key's own past hold, if all events come in order of time; times count in milliseconds."""
+    """The windows of each key's own past, if all events come in order of time; times count in milliseconds."""
 
     def __init__(self, keys: npt.NDArray[Any], times: Int64s) -> None:
         milliseconds = (times - times.min()) // 1_000
@@ -205,7 +204,7 @@ class Windows:
         self._last = np.searchsorted(self._placed, self._placed, side="right")
 
     def sums(self, values: Int64s, window: int) -> Int64s:
-        """Of each event the sum of `values` over [t - window, t]; window: microseconds, up to 30 days."""
+        """Sums `values` over [t - window, t] for each event. window: microseconds, up to 30 days."""
         total = np.concatenate(([0], np.cumsum(values[self._order])))
         first = np.searchsorted(self._placed, self._placed - window // 1_000, side="left")
         found = np.empty(len(self._order), dtype=np.int64)
@@ -213,14 +212,14 @@ class Windows:
         return found
 
     def gaps(self) -> Int64s:
-        """Of each event the microseconds since the one before of its key; more than 30 days for the first."""
+        """Returns, for each event, the microseconds since its key's event before; more than 30 days for the first."""
         found = np.empty(len(self._order), dtype=np.int64)
         found[self._order] = 1_000 * np.diff(self._placed, prepend=self._placed[0] - self._apart)
         return found
 
 
 def summary(columns: Columns) -> dict[str, Any]:
-    """What a set is like: its rows, hottest keys, events behind a younger one in the file, ties in time."""
+    """Describes a set: its rows, hottest keys, events behind a younger one in the file, ties in time."""
     times = columns["event_time"]
     before = np.concatenate(([times[0]], np.maximum.accumulate(times)[:-1]))
     figures: dict[str, Any] = {
@@ -237,7 +236,7 @@ def summary(columns: Columns) -> dict[str, Any]:
 
 
 def record_batches(columns: Columns) -> Iterator[pa.Table]:
-    """The rows as Arrow tables of one commit each."""
+    """Yields the rows as Arrow tables of one commit each."""
     table = _table(columns)
     for first in range(0, table.num_rows, COMMIT_ROWS):
         yield table.slice(first, COMMIT_ROWS)
@@ -259,7 +258,7 @@ def _times(rows: int) -> Int64s:
 
 
 def _delays(rows: int) -> Int64s:
-    """How long events are on their way to the table."""
+    """Draws the time that each event takes to arrive in the table."""
     drawn = _random(7).random(rows)
     delay = _random(8).random(rows)
     late = np.where(drawn < _VERY_LATE_SHARE, delay * _MOST_LATE, delay * 10 * SECOND)

@@ -77,7 +77,7 @@ class Standalone:
         return worker
 
     def executors(self) -> list[int]:
-        """The processes of all executors that run."""
+        """Lists the processes of all running executors."""
         return [process for process, command in self.members().items() if "CoarseGrainedExecutorBackend" in command]
 
     def end(self) -> None:
@@ -95,7 +95,7 @@ class Standalone:
         self._daemons.clear()
 
     def members(self) -> dict[int, str]:
-        """The command of every process of the cluster by its id, also of those whose parent is gone."""
+        """Reads the command of every process of the cluster by its id, also of those whose parent has ended."""
         sessions = {process.pid for process in self._daemons}
         return {pid: command for pid, command in running().items() if _session(pid) in sessions}
 
@@ -125,7 +125,7 @@ class Standalone:
         return int((self._state() or {}).get("aliveworkers", 0))
 
     def _state(self) -> dict[str, Any] | None:
-        """The cluster as its master sees it; None where it does not answer."""
+        """Reads the state of the cluster from its master; None if it does not answer."""
         try:
             with urllib.request.urlopen(f"http://{_HOST}:{self._page}/json/", timeout=5) as answer:
                 return dict(json.load(answer))
@@ -134,7 +134,7 @@ class Standalone:
 
 
 def running() -> dict[int, str]:
-    """The command of every process of this machine by its id."""
+    """Reads the command of every process of this machine by its id."""
     command = ["ps", "-A", "-ww", "-o", "pid=,stat=,args="]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()  # noqa: S603
     rows = (line.split(None, 2) for line in lines)

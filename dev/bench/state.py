@@ -1,4 +1,4 @@
-"""What the state of a checkpoint takes: the pages in force, by Spark's own reader, and the files."""
+"""Measures the state of a checkpoint: the pages in force, by Spark's own reader, and the files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class _Pages(dict[str, bytes]):
 
 
 def on_disk(checkpoint: Path) -> dict[str, int]:
-    """The files of the state: snapshots and change logs of all versions that are kept."""
+    """Measures the files of the state: snapshots and change logs of all versions that are kept."""
     sizes = [file.stat().st_size for file in (checkpoint / "state").rglob("*") if file.is_file()]
     return {"checkpoint_bytes": sum(sizes), "checkpoint_files": len(sizes)}
 
 
 def in_force(spark: SparkSession, checkpoint: Path, stream: Stream) -> dict[str, Any]:
-    """The pages after the last batch: their bytes, names included, and the rows in them that windows can still hold.
+    """Measures the pages after the last batch: their bytes, names included, and their rows that windows still need.
 
     A row is one event in one feature.
     """

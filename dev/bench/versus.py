@@ -66,7 +66,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether they are the same, and there is something to be the same."""
+        """True if both have alerts and these are the same."""
         return self.both > 0 and not self.ours_alone and not self.theirs_alone
 
 
@@ -78,7 +78,7 @@ def compare(ours: Iterable[Alert], theirs: Iterable[Alert], judged: int) -> Comp
 
 
 def read_alerts(file: Path) -> set[Alert]:
-    """Lines rule_id,event_id,value. Raises ValueError where one stands twice: no alert is raised twice."""
+    """Reads lines rule_id,event_id,value. Raises ValueError if one occurs twice, as no alert is raised twice."""
     lines = [line.split(",") for line in file.read_text(encoding="utf-8").splitlines() if line]
     alerts = {(rule, int(event), int(value)) for rule, event, value in lines}
     if len(alerts) != len(lines):
@@ -131,7 +131,7 @@ def run(peer: Peer, events: EventSet, limit_seconds: float, ours: Path) -> Path:
 
 
 def _outcome(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
-    """The JSON object of the last line that the peer writes. Raises where it fails or takes too long."""
+    """Returns the JSON object of the last line that the peer writes. Raises an error if it fails or takes too long."""
     # A group of its own: an engine's processes end with it.
     with subprocess.Popen(  # noqa: S603
         arguments, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -1,4 +1,4 @@
-"""What batches of a running evaluation report, and the query's own durations beside it."""
+"""Collects the reports of a running evaluation's batches, with the query's own durations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Watch:
         )
 
     def steps(self, reports: Iterable[BatchReport]) -> dict[str, int]:
-        """The median milliseconds of each step of these batches: the query's own durations and the reports' parts."""
+        """Returns the median milliseconds of each step of these batches, by the query's durations and the reports."""
         progress = self._progress()
         steps: dict[str, list[float]] = {}
         for report in reports:

@@ -66,7 +66,7 @@ def test_c8_a_whole_checkpoint_is_left_as_it_is_and_tells_where_it_goes_on(check
 def test_c8_a_torn_plan_of_a_batch_that_wrote_nothing_is_removed(checkpoint: Checkpoint, text: str) -> None:
     file = checkpoint.folder / "offsets" / "2"
     file.write_text(text)
-    done = [f"{file} was torn and is removed: the batch had written nothing, and is planned anew"]
+    done = [f"{file} was torn and is removed: the batch had written nothing, and is planned again"]
     assert checkpoint.repair(STREAM, lambda mark: mark != "q:2") == done
     assert {"offsets/2", "offsets/.2.crc"}.isdisjoint(names(checkpoint))
     assert checkpoint.repair(STREAM, lambda mark: True) == []
@@ -101,7 +101,7 @@ def test_c8_a_log_of_an_unknown_form_is_not_torn_and_nothing_is_deleted(
     (checkpoint.folder / "state/0/1/9.changelog").write_text("")
     before = {path: path.stat().st_mtime_ns for path in checkpoint.folder.rglob("*")}
     with pytest.raises(
-        UnknownFormatError, match=rf"^{file} {what}, a form that this release does not know: .*Nothing is mended"
+        UnknownFormatError, match=rf"^{file} {what}, a format that this release does not know: .*Nothing is repaired"
     ):
         checkpoint.repair(STREAM, lambda mark: False)
     assert {path: path.stat().st_mtime_ns for path in checkpoint.folder.rglob("*")} == before
@@ -110,7 +110,7 @@ def test_c8_a_log_of_an_unknown_form_is_not_torn_and_nothing_is_deleted(
 def test_c8_an_unknown_form_says_nothing_of_what_is_judged(checkpoint: Checkpoint) -> None:
     (checkpoint.folder / "offsets/1").write_text(with_ids(offsets(5)))
     with pytest.raises(
-        UnknownFormatError, match="is of version v2, a form that this release does not know; it says nothing"
+        UnknownFormatError, match="is of version v2, a format that this release does not know; the last commit judged"
     ):
         checkpoint.read_last_judged()
 

@@ -105,12 +105,12 @@ def test_c8_a_checkpoint_whose_offset_log_names_its_sources_is_gone_on_with_only
     log = (folder / "offsets/0").read_text(encoding="utf-8")
     assert log.startswith("v2\n")
     append(tables, [row for row in events if row["arrival"] > 3])
-    with pytest.raises(SetupError, match="is of version v2, a form that this release does not know"):
+    with pytest.raises(SetupError, match="is of version v2, a format that this release does not know"):
         Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
     assert (folder / "offsets/0").read_text(encoding="utf-8") == log
     with caplog.at_level(logging.WARNING, "lookback"):
         Evaluation(tables, STREAM, STREAMS, folder, once=True, accept_unknown=True).run()
-    assert "the settings accept a checkpoint of an unknown form, so nothing is checked" in caplog.text
+    assert "the settings accept a checkpoint of an unknown format, so nothing is checked" in caplog.text
     assert stored_alerts(tables) == replayed_alerts(replay_of_tables(tables))
 
 

@@ -65,7 +65,7 @@ class PeerRule:
 
     @classmethod
     def read(cls, path: Path) -> list[PeerRule]:
-        """The rules of the file."""
+        """Reads the rules of the file."""
         return [
             cls(
                 rule_id=rule["rule_id"],
@@ -81,7 +81,7 @@ class PeerRule:
 
 @dataclass(frozen=True)
 class State:
-    """What recovery stores of a key: a copy, as Bytewax may keep it while the window goes on."""
+    """The state of a key that recovery stores: a copy, as Bytewax may keep it while the window goes on."""
 
     times: bytes
     weights: bytes
@@ -109,7 +109,7 @@ class Window(StatefulBatchLogic[Event, str, State]):
             self.start, self.total, self.newest = state.start, state.total, state.newest
 
     def on_batch(self, values: list[Event]) -> tuple[Iterable[str], bool]:
-        """The alerts of these events, in order of arrival."""
+        """Returns the alerts of these events, in order of arrival."""
         rule, times, weights = self.rule, self.times, self.weights
         at_least, window = rule.at_least, rule.window_us
         alerts = []
@@ -135,7 +135,7 @@ class Window(StatefulBatchLogic[Event, str, State]):
         return alerts, StatefulBatchLogic.RETAIN
 
     def _late(self, when: int, amount: int) -> int:
-        """The value at an event that is older than the newest, which is taken in."""
+        """Takes in an event that is older than the newest, and returns the value at it."""
         times, weights = self.times, self.weights
         # After those of the same time: they arrived before.
         place = bisect_right(times, when)
@@ -169,7 +169,7 @@ class Window(StatefulBatchLogic[Event, str, State]):
 
 
 class Clock:
-    """How far the source is: events handed out, when it began, when a quarter was through; seconds of perf_counter."""
+    """The progress of the source: events read, the start, the end of the first quarter; seconds of perf_counter."""
 
     def __init__(self, limit_seconds: float | None) -> None:
         self.limit = limit_seconds
@@ -177,7 +177,7 @@ class Clock:
         self.events = self.quarter_events = 0
 
     def over(self) -> bool:
-        """Whether the limit has passed."""
+        """Returns whether the limit has passed."""
         return self.limit is not None and time.perf_counter() - self.began > self.limit
 
 
@@ -274,7 +274,7 @@ def _run(process: int, addresses: list[str], options: argparse.Namespace, folder
 
 
 def _run_all(options: argparse.Namespace, folder: Path, processes: int) -> Clock:
-    """The clock of the process that read the source; it ended when all did."""
+    """Runs all processes. Returns the clock of the one that read the source; it ended when all did."""
     if options.durable:
         (folder / "alerts.csv").touch()
         (folder / "recovery").mkdir()

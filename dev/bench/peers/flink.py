@@ -41,7 +41,7 @@ _GRACE_SECONDS = 180
 
 
 def _jars() -> tuple[str, str]:
-    """The class path of Flink and its version; ends the program where the package is missing."""
+    """Returns the class path of Flink and its version; ends the program if the package is missing."""
     found = importlib.util.find_spec("pyflink")
     for place in (found.submodule_search_locations or []) if found else []:
         libraries = Path(place) / "lib"
@@ -63,7 +63,7 @@ def _tool(name: str) -> str:
 
 
 def _classes(class_path: str, version: str) -> Path:
-    """The folder of the compiled classes, made where it is missing or the sources have changed."""
+    """Returns the folder of the compiled classes; compiles them if it is missing or the sources have changed."""
     javac = _tool("javac")
     sources = sorted(_SOURCES.rglob("*.java"))
     digest = hashlib.sha256(version.encode())

@@ -49,7 +49,7 @@ class Rows:
 
 
 def _by_time(path: Path, count: int) -> dict[str, Integers]:
-    """The columns of the file in the order of (time, arrival), each in one piece, and `arrival`: the place in the file."""
+    """Reads the columns of the file in the order of (time, arrival), each in one piece, and `arrival`: the place in the file."""
     events = np.fromfile(path, RECORD, count)
     arrival = np.argsort(events["event_time"], kind="stable")
     events = events[arrival]
@@ -148,7 +148,7 @@ def _alerts(columns: dict[str, Integers], rule: dict[str, Any], variant: str) ->
 
 
 def _judge(options: argparse.Namespace, count: int = -1) -> tuple[int, pa.Table]:
-    """The number of events and their alerts; count: of the first so many, -1 for all."""
+    """Judges events and returns their number and their alerts. count: the number of first events; -1 for all."""
     rules = json.loads(options.rules.read_text())["rules"]
     columns = _by_time(options.input, count)
     with ThreadPoolExecutor(len(rules)) as threads:

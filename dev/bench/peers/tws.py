@@ -61,7 +61,7 @@ class PerKey(StatefulProcessor):
         rows: Iterator[pd.DataFrame],
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """The alerts of one batch of one key."""
+        """Yields the alerts of one batch of one key."""
         rule = self._rules[key[0]]
         frame = pd.concat(rows)
         arrived = sorted(
@@ -101,7 +101,7 @@ class PerKey(StatefulProcessor):
             yield pd.DataFrame(found, columns=["event_id", "value"]).assign(rule_id=key[0])
 
     def _store(self, times: list[int], weights: list[int], added: list[tuple[int, int]], horizon: int) -> None:
-        """Appends what is new; writes the list anew only once a quarter of it or more is needed no longer."""
+        """Appends new entries; rewrites the list only once at least a quarter of it is no longer needed."""
         # A key's newest event is no younger than the newest of all, so this keeps enough.
         old = bisect_left(times, times[-1] - horizon) if times else 0
         if old * 4 > len(times):

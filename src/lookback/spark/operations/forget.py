@@ -142,7 +142,7 @@ def forget(
     condition, tables = forget_condition(stream, where), tables.holding(stream)
     for name in (stream.name, *_KNOWN_BY):
         if not tables.exists(name):
-            raise SetupError(f"there is no table {tables.identifier(name)}; `lookback init` creates what is missing")
+            raise SetupError(f"there is no table {tables.identifier(name)}; `lookback init` creates missing tables")
     request = _Request(tables, stream, condition)
     try:
         rows, commit = request.count(), request.deleted_in

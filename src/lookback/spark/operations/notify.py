@@ -190,7 +190,7 @@ class Notifier:
             self._append([_make_mark(name, BEGAN, start.timestamp()) for name in new])
             began.update(dict.fromkeys(new, start.timestamp()))
             for name in new:
-                _LOG.info("receiver=%s hears of alerts from %s on", name, start.isoformat())
+                _LOG.info("receiver=%s gets alerts from %s on", name, start.isoformat())
         self._starts = {(name, stream): marks.get((name, stream), began[name]) for name, stream in pairs}
         return self._starts
 

@@ -256,7 +256,7 @@ class Checkpoint:
         if planned and planned[-1] not in finished and not _is_planned(self.folder / "offsets" / str(planned[-1])):
             if is_written(f"{self.query_id}:{planned[-1]}"):
                 raise self._make_torn_error(stream, self.folder / "offsets" / str(planned[-1]))
-            done.append(self._remove("offsets", planned.pop(), "the batch had written nothing, and is planned anew"))
+            done.append(self._remove("offsets", planned.pop(), "the batch had written nothing, and is planned again"))
         needed = [*planned[-1:], *finished[-1:]]
         for number in sorted(set(needed)):
             if not _is_planned(self.folder / "offsets" / str(number)):
@@ -274,8 +274,8 @@ class Checkpoint:
                 file = self.folder / kind / str(number)
                 if unknown := _find_unknown_format(file, kind):
                     raise UnknownFormatError(
-                        f"{file} {unknown}, a form that this release does not know: another version of Spark may have "
-                        "written it. Nothing is mended or deleted. Evaluate with the Spark and the Lookback that wrote it; "
+                        f"{file} {unknown}, a format that this release does not know: another version of Spark may have "
+                        "written it. Nothing is repaired or deleted. Evaluate with the Spark and the Lookback that wrote it; "
                         "or, at your own risk, write accept_unknown_checkpoint: true into conf/settings.yml, and Spark "
                         "goes on with it as it is"
                     )
@@ -303,7 +303,9 @@ class Checkpoint:
 
     def _make_torn_error(self, stream: Stream, file: Path) -> SetupError:
         what = "is torn or damaged" if file.exists() else "is missing"
-        return SetupError(f"{file} {what}: the checkpoint cannot be gone on with; {_REMEDY.format(stream=stream.name)}")
+        return SetupError(
+            f"{file} {what}: the evaluation cannot go on from this checkpoint; {_REMEDY.format(stream=stream.name)}"
+        )
 
     def _remove(self, kind: str, number: int, because: str) -> str:
         file = self.folder / kind / str(number)
@@ -336,7 +338,9 @@ def _list_batches(folder: Path) -> list[int]:
 def _read_offsets(file: Path) -> dict[str, int | None]:
     """Returns, per source, the first commit after those that a batch reads. Raises SetupError if the file is unreadable."""
     if unknown := _find_unknown_format(file, "offsets"):
-        raise UnknownFormatError(f"{file} {unknown}, a form that this release does not know; it says nothing here")
+        raise UnknownFormatError(
+            f"{file} {unknown}, a format that this release does not know; the last commit judged cannot be read from it"
+        )
     try:
         lines = file.read_text().splitlines()[2:]
         offsets = [None if line == "-" else json.loads(line) for line in lines]

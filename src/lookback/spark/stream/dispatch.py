@@ -181,29 +181,29 @@ class _Routing:
     """
 
     def __init__(self, stream: Stream, coverage: Coverage) -> None:
-        self._wants = [
+        self._needs = [
             (group_by, _compile_conditions(coverage.conditions(group_by), stream))
             for group_by in coverage.grouping_sets
         ]
         self.reads = {stream.event_id, stream.event_time}
-        for group_by, conditions in self._wants:
+        for group_by, conditions in self._needs:
             self.reads.update(group_by, *(condition.fields for condition in conditions or ()))
 
     def route(self, events: Events, shards: int) -> Iterator[Mask]:
         """Yields, per shard, a mask of its events: those that a grouping set needs and whose key belongs to the shard."""
-        wants = [
-            (self._find_wanted(conditions, events), _find_shards(group_by, events, shards))
-            for group_by, conditions in self._wants
+        needs = [
+            (self._select_events(conditions, events), _find_shards(group_by, events, shards))
+            for group_by, conditions in self._needs
         ]
         for shard in range(shards):
-            here = (wanted if homes is None else wanted & (homes == shard) for wanted, homes in wants)
+            here = (selected if homes is None else selected & (homes == shard) for selected, homes in needs)
             yield reduce(or_, here, np.zeros(len(events), dtype=bool))
 
     @staticmethod
-    def _find_wanted(conditions: list[Expression] | None, events: Events) -> Mask:
+    def _select_events(conditions: list[Expression] | None, events: Events) -> Mask:
         if conditions is None:
             return np.ones(len(events), dtype=bool)
-        wanted = np.zeros(len(events), dtype=bool)
+        selected = np.zeros(len(events), dtype=bool)
         for condition in conditions:
             try:
                 value = events.value(condition)
@@ -211,10 +211,10 @@ class _Routing:
                 raise
             except Exception:  # noqa: BLE001 - the shards find out which rule breaks
                 return np.ones(len(events), dtype=bool)
-            wanted |= value.is_true()
+            selected |= value.is_true()
             # An error counts as false, but the shard logs it.
-            wanted |= False if value.error is None else value.error
-        return wanted
+            selected |= False if value.error is None else value.error
+        return selected
 
 
 def _compile_conditions(texts: list[str] | None, stream: Stream) -> list[Expression] | None:

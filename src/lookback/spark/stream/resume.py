@@ -82,7 +82,7 @@ def _warn_if_unknown_format(checkpoint: Checkpoint) -> bool:
     try:
         checkpoint.require_known_format()
     except UnknownFormatError as error:
-        _LOG.warning(f"the settings accept a checkpoint of an unknown form, so nothing is checked: {error}")
+        _LOG.warning(f"the settings accept a checkpoint of an unknown format, so nothing is checked: {error}")
         return True
     return False
 
@@ -153,5 +153,5 @@ def _warn_about_starts(tables: Tables, stream: Stream, starts: Mapping[str, int]
             name = stream.name if source == EVENTS else "rules"
             _LOG.warning(
                 f"the change feed of {tables.identifier(name)} can be read from commit {start} on: what was written before "
-                "is not judged and stands in no window, as if the table had been empty"
+                "is not judged and counts in no window, as if the table had been empty"
             )
