@@ -1,4 +1,4 @@
-"""Settings and stream declarations as files hold them."""
+"""Reads the files of a configuration folder: settings, profiles, stream declarations, receivers and rules."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from lookback.core.values.texts import first_line
 DEFAULT_ROOT = "./lakehouse"
 DEFAULT_CONF = "./conf"
 DEFAULT_EVERY = "1 second"
-# Of a file here. Aliases let a file of a few lines stand for billions of values.
+# The limits of a file. With aliases, a file of a few lines can stand for billions of values.
 MAX_FILE_BYTES = 200_000
 MAX_NODES = 50_000
 DEFAULT_METRICS = 30.0
-# So that its begin is a time that Python knows.
+# A retention begins at a time that Python can represent.
 _LONGEST_RETENTION = dt.timedelta(days=36_500)
-# The tables whose old rows `maintain` may delete: the shortest that each can be kept, in days. The open queue goes back
-# 90 days; what the others are asked for goes back a day, and a week leaves room for a job that did not run.
+# The tables whose old rows `maintain` may delete, with the shortest time to keep them, in days. The open queue goes back
+# 90 days. The others are read a day back; a week leaves room for a job that did not run.
 RETAINED = {"alerts": 90, "late_events": 7, "rule_log": 7, "notifications": 7, "metrics": 7, "ingests": 7}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where things are, and how a run on this machine is set.
+    """The places of tables and files, and the settings of a run.
 
     root: the folder of the tables, or its URL. With catalog and schema the tables are catalog.schema.<table>, and root is
     the folder of checkpoints, in a volume. conf: the folder of streams/ and rules/. profile: the name of
-    CONF/profiles/<profile>.yml, which says the other three, CONF/settings.yml going before it. every: the pause between
-    two micro-batches; admission: options of the Delta source that bound one; spark: Spark settings that go before
-    Lookback's own. shards: of the new checkpoint of a stream that declares no number itself; None: the evaluation chooses. accept_unknown_checkpoint: go on with a
-    checkpoint whose form this release does not know. metrics: the seconds between two rows of the table `metrics`; None: none are written.
-    retention: by table of the product, how old its rows may be before `maintain` deletes them; the others keep all.
+    CONF/profiles/<profile>.yml, which sets `every`, `admission` and `spark`; CONF/settings.yml overrides it.
+    every: the pause between two micro-batches. admission: the options of the Delta source that bound a micro-batch.
+    spark: Spark settings that override Lookback's own. shards: the number for a new checkpoint of a stream that declares
+    none; None: the evaluation chooses. accept_unknown_checkpoint: whether to go on with a checkpoint whose form this
+    release does not know. metrics: the seconds between two rows of the table `metrics`; None: no rows are written.
+    retention: the age at which `maintain` deletes rows, by table of the product; the others keep all rows.
     """
 
     root: str
@@ -63,11 +64,11 @@ class Settings:
         cls, root: str | Path | None = None, conf: str | Path | None = None, profile: str | None = None,
         catalog: str | None = None, schema: str | None = None,
     ) -> Settings:  # fmt: skip
-        """Settings of this machine: as given, else by the environment, else by default.
+        """Returns the settings of this machine: those given, else those of the environment, else the defaults.
 
         root: LOOKBACK_ROOT, ./lakehouse; with a catalog the volume `checkpoints` of the schema, whatever LOOKBACK_ROOT says.
-        conf: LOOKBACK_CONF, ./conf; profile: LOOKBACK_PROFILE, what CONF/settings.yml says.
-        Raises SetupError where a file cannot be used, there is no such profile, or one of catalog and schema is missing.
+        conf: LOOKBACK_CONF, ./conf; profile: LOOKBACK_PROFILE, the one of CONF/settings.yml.
+        Raises SetupError if a file cannot be used, there is no such profile, or one of catalog and schema is missing.
         """
         if bool(catalog) != bool(schema):
             raise SetupError(f"catalog and schema go together, got catalog={catalog or ''!r}, schema={schema or ''!r}")
@@ -97,11 +98,11 @@ class Settings:
         )
 
     def streams(self) -> dict[str, Stream]:
-        """The declared streams by name."""
+        """Returns the declared streams by name."""
         return load_streams(self.conf)
 
     def stream(self, name: str) -> Stream:
-        """One declared stream. Raises SetupError, naming those that there are, where it is none of them."""
+        """Returns the declared stream of that name. Raises SetupError, which lists the declared ones, if there is none."""
         streams = self.streams()
         if name not in streams:
             raise SetupError(f"there is no stream {name!r} in {self.conf / 'streams'}; there are {', '.join(streams)}")
@@ -109,7 +110,7 @@ class Settings:
 
 
 def load_receivers(conf_dir: str | Path) -> tuple[Receiver, ...]:
-    """Who hears of alerts, by CONF/notifiers.yml. Raises SetupError with every problem, or where it names nobody."""
+    """Reads the receivers of alerts from CONF/notifiers.yml. Raises SetupError with every problem, or if it names none."""
     file = Path(conf_dir) / "notifiers.yml"
     receivers = read_receivers(load_yaml(file), str(file))
     if not receivers:
@@ -118,7 +119,7 @@ def load_receivers(conf_dir: str | Path) -> tuple[Receiver, ...]:
 
 
 def _shards(text: str, file: Path) -> int | None:
-    """The number that `shards` of the settings says."""
+    """Reads the number of shards; None if the settings leave it out. Raises SetupError."""
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and int(text)):
@@ -133,7 +134,7 @@ def _truth(text: str, key: str, file: Path) -> bool:
 
 
 def _metrics(text: str, file: Path) -> float | None:
-    """The seconds that `metrics` of the settings says."""
+    """Reads the seconds between two rows of metrics; None for none. Raises SetupError."""
     if text in ("", "none"):
         return None if text else DEFAULT_METRICS
     try:
@@ -146,7 +147,7 @@ def _metrics(text: str, file: Path) -> float | None:
 
 
 def _retention(texts: Mapping[str, str], file: Path) -> dict[str, dt.timedelta]:
-    """How old the rows of each table may be, by `retention` of the settings. Raises SetupError with every problem."""
+    """Reads the age at which rows are deleted, by table. Raises SetupError with every problem."""
     problems, found = [], {}
     for name, text in texts.items():
         if name not in RETAINED:
@@ -178,7 +179,7 @@ def _profile_file(folder: Path, name: str) -> Path:
 
 
 def _run_settings(file: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of `defaults` as the file sets them: texts, and mappings of texts."""
+    """Reads the keys of `defaults` from a file: texts, and mappings of texts."""
     document = _read(file, missing_ok=True)[1] or {}
     if not isinstance(document, dict) or not set(document) <= set(defaults):
         raise SetupError(f"{file} holds something else than the keys {', '.join(defaults)}")
@@ -193,9 +194,9 @@ def _run_settings(file: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_stream(path: str | Path) -> Stream:
-    """The stream that a YAML file declares.
+    """Reads a stream from its YAML file.
 
-    Raises SetupError where the file cannot be read, StreamError with every problem, its file and line.
+    Raises SetupError if the file cannot be read, StreamError with every problem, each with its file and line.
     """
     file = Path(path)
     node, document = _read(file)
@@ -212,9 +213,9 @@ def load_stream(path: str | Path) -> Stream:
 
 
 def load_streams(conf_dir: str | Path) -> dict[str, Stream]:
-    """The streams that streams/*.yml below `conf_dir` declare, by name, in the order of the files' names.
+    """Reads the streams of CONF/streams/*.yml, by name, in the order of the files' names.
 
-    Raises SetupError where there is no file or two declare one name, and what `load_stream` raises.
+    Raises SetupError if there is no file or two declare the same name, and the errors of `load_stream`.
     """
     folder = Path(conf_dir) / "streams"
     files = sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")])
@@ -231,7 +232,7 @@ def load_streams(conf_dir: str | Path) -> dict[str, Stream]:
 
 
 def load_rule_document(path: str | Path) -> dict[str, Any]:
-    """The rule document of a YAML file, as it stands there. Raises SetupError where it cannot be read as one."""
+    """Reads the rule document of a YAML file, unchecked. Raises SetupError if the file holds no mapping."""
     file = Path(path)
     node, document = _read(file)
     twice = _places(node, "", {})
@@ -243,14 +244,14 @@ def load_rule_document(path: str | Path) -> dict[str, Any]:
 
 
 def load_yaml(path: str | Path) -> Any:
-    """What a YAML file holds. Raises SetupError where it cannot be read, naming the line where there is one."""
+    """Reads a YAML file. Raises SetupError if it cannot be read, with the line if there is one."""
     return _read(Path(path))[1]
 
 
 def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
-    """The file as YAML nodes, which know their lines, and as what they stand for.
+    """Reads a file as YAML nodes, which know their lines, and as Python values.
 
-    None where it is empty, or missing and that is fine. Raises SetupError, naming the line where there is one.
+    Both are None if the file is empty, or missing with missing_ok. Raises SetupError, with the line if there is one.
     """
     if missing_ok and not file.exists():
         return None, None
@@ -271,12 +272,12 @@ def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
     except RecursionError as error:
         raise SetupError(f"{file} is nested too deeply, or an alias in it holds itself; make it flatter") from error
     except (yaml.YAMLError, ValueError) as error:
-        # A character that YAML does not allow; what looks like a date or number and is none.
+        # A character that YAML does not allow, or a text that only looks like a date or a number.
         raise SetupError(f"{file} is not YAML: {first_line(error)}; put texts in quotes") from error
 
 
 _ALIKE = "indent the keys of one level alike, with spaces"
-# By words of what the parser says: what is wrong in the line, and the remedy.
+# Words of the parser's message, with what is wrong in the line, and the remedy.
 _YAML_PROBLEMS = (
     ("'\\t' that cannot start", "a tab is in the indentation", "indent with spaces alone"),
     ("cannot start any token", "a text begins with a character that means something else", "put the text in quotes"),
@@ -324,7 +325,7 @@ def _not_yaml(file: Path, text: str, error: yaml.MarkedYAMLError) -> SetupError:
 
 
 def _size(node: Any, known: dict[int, int]) -> int:
-    """How many nodes there are when every alias is written out. Raises RecursionError where one holds itself."""
+    """Counts the nodes with every alias written out. Raises RecursionError if one contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:
@@ -334,7 +335,7 @@ def _size(node: Any, known: dict[int, int]) -> int:
 
 
 def _places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str, int]]:
-    """Notes the line of every place below a node. Returns the places that stand twice, with the later line."""
+    """Notes the line of every place below a node. Returns the places that occur twice, each with its later line."""
     if not isinstance(node, yaml.MappingNode):
         return []
     twice: list[tuple[str, int]] = []
@@ -348,7 +349,7 @@ def _places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str, int
 
 
 def _line(lines: dict[str, int], place: str) -> int:
-    """The line of a place, or of the nearest one around it that is in the file."""
+    """Returns the line of a place, or of the nearest one around it that is in the file."""
     while place and place not in lines:
         place = place.rpartition(".")[0]
     return lines.get(place, 1)

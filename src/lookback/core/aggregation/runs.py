@@ -31,7 +31,7 @@ _NARROW = 2**62
 
 @dataclass(frozen=True)
 class Buckets:
-    """How the rows of a feature are combined: all of a key in [b, b + resolution), for b a multiple of it, become one.
+    """Combines the rows of a feature: all of a key in [b, b + resolution), for b a multiple of it, become one.
 
     lag: a bucket is closed when it ends this far below the watermark, so that no later window can end in it.
     function: the name of the feature's aggregate, which is additive.

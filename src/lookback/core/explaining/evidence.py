@@ -233,7 +233,7 @@ class Evidence:
 
     @cached_property
     def emptied(self) -> list[int]:
-        """How many events had arrived at each reset, ascending."""
+        """The number of events that had arrived at each reset, ascending."""
         return sorted(self._count_before(reset) for reset in self.resets)
 
     def _count_before(self, reset: Reset) -> int:

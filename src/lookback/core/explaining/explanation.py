@@ -165,7 +165,7 @@ class _Recomputed:
 
     @property
     def arrived(self) -> int:
-        """How many of the key's events had arrived."""
+        """The number of the key's events that had arrived."""
         row = self.row
         position = None if row is None else self.evidence.position_of(row.place)
         if position is None or row is None or row.alert.arrival < self.commit:

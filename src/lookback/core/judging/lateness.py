@@ -69,7 +69,7 @@ class LateEvents:
 
     @property
     def actions(self) -> Actions:
-        """What has been done with each late event so far; `restore` takes it."""
+        """The action taken on each late event so far; `restore` takes it."""
         return self._actions
 
     def restore(self, actions: Actions) -> None:

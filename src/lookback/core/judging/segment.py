@@ -99,7 +99,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How much was gathered before a rule was judged. evaluated: of that rule; actions: of the late events."""
+    """The numbers of results gathered before a rule was judged. evaluated: of that rule; actions: of the late events."""
 
     rule_id: str
     alerts: int

@@ -39,7 +39,7 @@ class ResetRecord(NamedTuple):
 
 
 class CombiningRecord(NamedTuple):
-    """How a feature combines rows. closed: rows before it may be combined; the others are the fields of `runs.Buckets`."""
+    """The record of a feature that combines rows. closed: rows before it may be combined; the others are the fields of `runs.Buckets`."""
 
     closed: int
     resolution: int

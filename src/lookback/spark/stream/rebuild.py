@@ -34,7 +34,7 @@ _REMOVING = ("DELETE", "MERGE", "TRUNCATE", "RESTORE", "WRITE OVERWRITE")
 
 @dataclass(frozen=True)
 class Rebuild:
-    """How state is rebuilt.
+    """The plan of a rebuild of state.
 
     schedule: when the rules changed. written: the last arrival in each output table. restore: whether to write rows that a
     table lacks although it has later ones; False if events were deleted on purpose, and their rows with them. deleted:
