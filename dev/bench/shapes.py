@@ -216,7 +216,7 @@ SHAPES = (
     Shape("100 rules, different where, same measure", 10_000, lambda: _judge_many(10_000, [
         _rule("1 hour", "m > 200000", where=f"n <> {at}") for at in range(100)])),
     Shape("sliding 1 day / 5 min, 400,000 rows, no window ends", 1_000, lambda: _judge_after(
-        _rule({"sliding": "1 day", "slide": "5 minutes"}, "m < 0"), _DAYS, 1_000, SECOND // 2)),
+        _rule({"sliding": "1 day", "slide": "5 minutes"}, "m < 0"), _DAYS, 1_000, SECOND // 2), 100),
     Shape("sliding early, 600 windows an event", 1_000, lambda: _judge_once(
         [_rule({"sliding": "10 hours", "slide": "1 minute"}, "m < 0", early=True)],
         _spread_times(1_000, HOUR), np.arange(1_000) % 50)),

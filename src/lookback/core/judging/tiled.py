@@ -145,13 +145,22 @@ class _Judge:
     def _find_ended(self, taken: Mask) -> _Results:
         """Finds the results that the watermark brings when it passes the ends of windows."""
         rule_run, tiles, timeline = self._rule_run, self._tiles, self._rule_run.timeline
-        keys, times = self._find_rows(taken, timeline.start - tiles.size)
+        passed = tiles.find_ends(timeline.start, timeline.end)
+        if not passed:
+            nothing: Int64s = np.zeros(0, dtype=np.int64)
+            return _Results(rule_run.grouping.keys.take(nothing), nothing, nothing, nothing, nothing, nothing)
+        keys, times = self._find_rows(taken, passed[0] - tiles.size)
         numbers, distinct = number_keys(keys)
         windows: list[tuple[Int64s, Int64s]] = []
-        for start in self._covering_starts(times):
-            end = start + tiles.size
-            is_ended = (end > times) & (end > timeline.start) & (end <= timeline.end)
-            windows.append(_find_distinct(numbers[is_ended], start[is_ended]))
+        if len(passed) < tiles.windows_per_time:
+            for each in passed:
+                covered = numbers[(each - tiles.size <= times) & (times < each)]
+                windows.append(_find_distinct(covered, np.full_like(covered, each - tiles.size)))
+        else:
+            for start in self._covering_starts(times):
+                end = start + tiles.size
+                is_ended = (end > times) & (end > timeline.start) & (end <= timeline.end)
+                windows.append(_find_distinct(numbers[is_ended], start[is_ended]))
         number, starts = _find_distinct(*(np.concatenate(column) for column in zip(*windows, strict=True)))
         ends = starts + tiles.size
         commit_indexes = timeline.find_passing(ends)
@@ -181,7 +190,7 @@ class _Judge:
         Where the slide does not divide the size, the last one may end before the time.
         """
         start = self._tiles.last_start(times)
-        for _ in range(-(-self._tiles.size // self._tiles.slide)):
+        for _ in range(self._tiles.windows_per_time):
             yield start
             start = start - self._tiles.slide
 

@@ -1,0 +1,58 @@
+"""What windows cost: a small batch costs nothing for the rows and windows that it does not touch."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dev.bench.shapes import DAY, MINUTE, SECOND, Shard
+from lookback.core.values.windows import TiledWindow
+
+SLIDING = {
+    "group_by": ["k"], "window": {"sliding": "1 day", "slide": "5 minutes"}, "measures": {"m": "sum(amount)"}, "when": "m < 0",
+}  # fmt: skip
+
+
+def least_seconds(*measured: Callable[[], float], turns: int = 4) -> list[float]:
+    """The least processor time of each, of turns that alternate; without the garbage collector, as timeit."""
+    gc.collect()
+    gc.disable()
+    try:
+        found = [[measure() for measure in measured] for _ in range(turns)]
+    finally:
+        gc.enable()
+    return [min(seconds) for seconds in zip(*found, strict=True)]
+
+
+def after(rows: int, step: int) -> Callable[[], float]:
+    """Judges, each time it is called, 200 events after so many of the first minutes of a day; `step` later each time."""
+    shard, keys = Shard(SLIDING), np.arange(200)
+    shard.judge(DAY + np.arange(rows) * MINUTE // rows, np.arange(rows) % 200)
+    ends = iter(range(DAY + 2 * MINUTE, DAY + 100 * MINUTE, step))
+
+    def judge() -> float:
+        return shard.judge(np.full(200, next(ends)), keys)
+
+    return judge
+
+
+def test_c3_a_batch_in_which_no_window_ends_costs_nothing_for_the_rows_that_are_kept() -> None:
+    few, many = least_seconds(after(5_000, SECOND), after(80_000, SECOND))
+    assert many <= 2.2 * few
+
+
+@pytest.mark.parametrize(
+    ("after", "until", "ends"),
+    [(12, 13, []), (13, 14, [14]), (14, 18, []), (14, 19, [19]), (13, 19, [14, 19]), (-7, -1, [-6, -1]), (-6, -2, []), (5, 5, [])],
+)  # fmt: skip
+def test_c3_the_ends_that_a_watermark_passes(after: int, until: int, ends: list[int]) -> None:
+    """
+        -6   -1    4    9    14   19
+    ─────┤────┤────┤────┤────┤────┤─▶   ends of windows of 12 that begin every 5 from 2 on
+    """
+    window = TiledWindow(12, 5, 2)
+    assert list(window.find_ends(after, until)) == ends
+    assert window.windows_per_time == 3
