@@ -1,13 +1,13 @@
-"""Review: the queue of open alerts, one alert explained by the events that stood behind it, and what people decided."""
+"""Reviews alerts: lists the queue of open ones, explains one by the events behind it, and records people's decisions."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -42,30 +42,38 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-_Read = TypeVar("_Read")
+_Result = TypeVar("_Result")
 DISPOSITIONS = ("confirmed", "false_positive", "unclear")
 # How far back the queue goes: older files of alerts are not read.
 QUEUE_DAYS = 90.0
-_QUEUE = (
+_QUEUE_COLUMNS = (
     "severity", "event_time", "rule_id", "rule_version", "stream", "key", "message", "measures", "alert_id", "revision",
     "event_id", "window_start", "window_end", "window_complete", "arrival", "decided_at",
 )  # fmt: skip
-# What an alert's last revision must be for the alert to need a person.
-_IS_RAISED = "verdict = 'raised' AND mode = 'active'"
-# So that its begin is a time that Python knows.
-_MOST_DAYS = 36_500
-_STATUS_OF = {action: status for status, action in ACTIONS.items()}
+# The last revision of an alert that needs a person.
+_NEEDS_REVIEW = "verdict = 'raised' AND mode = 'active'"
+# The queue must begin at a time that Python knows.
+_MAX_DAYS = 36_500
+_STATUS_BY_ACTION = {action: status for status, action in ACTIONS.items()}
+
+
+class _RuleVersion(NamedTuple):
+    """A version of a rule: its row in the rules table, with the document parsed, and the rule."""
+
+    row: dict[str, Any]
+    rule: CompiledRule
 
 
 def open_queue(
     tables: Tables, rule_id: str | None = None, stream: str | None = None, days: float = QUEUE_DAYS
 ) -> DataFrame:
-    """The alerts, of one rule or stream or of all, that wait for a person: critical first, then high, medium, low; of one severity the newest event first.
+    """Reads the alerts of one rule or stream, or of all, that wait for a person.
 
-    One row per alert, its last revision. Left out are alerts in shadow, retracted or suppressed ones, and what has been
-    reviewed. days: how long ago an alert was decided at most; see `note_on_older`. Columns: severity, event_time, rule_id,
-    rule_version, stream, key, message, measures, alert_id, revision, event_id, window_start, window_end, window_complete,
-    arrival, decided_at. Raises ReviewError where `days` is no number of days.
+    Critical alerts come first, then high, medium, low; within a severity the newest event comes first. There is one row
+    per alert, its last revision. Alerts in shadow, retracted, suppressed or reviewed ones are left out. days: the greatest
+    age of an alert, since it was decided; see `note_on_older`. Columns: severity, event_time, rule_id, rule_version,
+    stream, key, message, measures, alert_id, revision, event_id, window_start, window_end, window_complete, arrival,
+    decided_at. Raises ReviewError if `days` is no number of days.
     """
     begins = queue_begins(days)
     alerts = tables.read("alerts").where(F.col("decided_at") >= F.lit(begins))
@@ -75,7 +83,7 @@ def open_queue(
         alerts = alerts.where(F.col("stream") == F.lit(stream))
     open_ = _find_open(tables, alerts, begins)
     rank = F.array_position(F.array(*[F.lit(name) for name in SEVERITIES]), F.col("severity"))
-    return open_.orderBy(rank.desc(), F.col("event_time").desc(), "rule_id", "alert_id").select(*_QUEUE)
+    return open_.orderBy(rank.desc(), F.col("event_time").desc(), "rule_id", "alert_id").select(*_QUEUE_COLUMNS)
 
 
 def _find_open(tables: Tables, alerts: DataFrame, since: dt.datetime | None = None) -> DataFrame:
@@ -89,19 +97,19 @@ def _find_open(tables: Tables, alerts: DataFrame, since: dt.datetime | None = No
     # Revisions are few and two of their columns are narrow; to find the last one by a window would sort every wide row.
     revised = revised.select(F.col("alert_id").alias("same"), F.col("revision").alias("later"))
     is_superseded = (F.col("alert_id") == F.col("same")) & (F.col("revision") < F.col("later"))
-    last = alerts.where(_IS_RAISED).join(revised, is_superseded, "left_anti")
+    last = alerts.where(_NEEDS_REVIEW).join(revised, is_superseded, "left_anti")
     return last.join(tables.read("reviews").select("alert_id"), "alert_id", "left_anti")
 
 
 def queue_begins(days: float = QUEUE_DAYS) -> dt.datetime:
-    """The time, by `decided_at`, from which on alerts are in a queue of so many days. Raises ReviewError."""
-    if not 0 < days <= _MOST_DAYS:
-        raise ReviewError(f"the days of the queue are a number above 0, at most {_MOST_DAYS:,}, got {days}")
+    """Returns the time, by `decided_at`, from which on alerts are in a queue of so many `days`. Raises ReviewError."""
+    if not 0 < days <= _MAX_DAYS:
+        raise ReviewError(f"the days of the queue are a number above 0, at most {_MAX_DAYS:,}, got {days}")
     return dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=days)
 
 
 def note_on_older(tables: Tables, days: float = QUEUE_DAYS) -> str:
-    """A sentence that says where the queue begins and how to see what is older; empty where no alert is older.
+    """Writes a sentence that says where the queue begins and how to see older alerts; empty if no alert is older.
 
     days: those of the queue. It stops at the first older alert, so it does not say how many of them are open; `count_older`
     does.
@@ -118,7 +126,7 @@ def note_on_older(tables: Tables, days: float = QUEUE_DAYS) -> str:
 
 @dataclass(frozen=True)
 class OlderAlerts:
-    """Open alerts that are too old for the queue. begins: where the queue begins; oldest: when the first was decided."""
+    """Open alerts that are too old for the queue. begins: the queue's begin; oldest: the time of the first decision."""
 
     count: int
     begins: dt.datetime
@@ -137,7 +145,7 @@ class OlderAlerts:
 
 
 def count_older(tables: Tables, begins: dt.datetime | None = None) -> OlderAlerts:
-    """How many open alerts were decided before the queue begins, or before another time (aware); reads all of them."""
+    """Counts the open alerts decided before the queue begins, or before the time `begins` (aware); reads all alerts."""
     begins = begins or queue_begins()
     alerts = tables.read("alerts").where(F.col("decided_at") < F.lit(begins))
     row = _find_open(tables, alerts).agg(F.count_distinct("alert_id"), F.min(F.unix_micros("decided_at"))).collect()[0]
@@ -146,10 +154,10 @@ def count_older(tables: Tables, begins: dt.datetime | None = None) -> OlderAlert
 
 @dataclass(frozen=True)
 class Decision:
-    """What a person decided about one revision of an alert.
+    """A person's decision about one revision of an alert.
 
-    last: the number of the alert's last revision. is_new: False where this was the reviewer's last word on the alert
-    already, so that no row was written.
+    last: the number of the alert's last revision. is_new: False if the reviewer had recorded the same decision last, so
+    that no row was written.
     """
 
     alert_id: str
@@ -160,9 +168,9 @@ class Decision:
     is_new: bool
 
     def __str__(self) -> str:
-        """The decision as a person reads it, with what to do where a later revision has not been seen."""
-        done = f"is recorded as {self.disposition}" if self.is_new else f"was recorded as {self.disposition} before"
-        text = f"Alert {self.alert_id} {done}, by its revision {self.revision}: {self.message or 'no message'}."
+        """The decision in a sentence, with a remedy if the reviewer has not seen a later revision."""
+        record = f"is recorded as {self.disposition}" if self.is_new else f"was recorded as {self.disposition} before"
+        text = f"Alert {self.alert_id} {record}, by its revision {self.revision}: {self.message or 'no message'}."
         if self.revision == self.last:
             return text
         return f"{text} Revision {self.last} has come since; look at it, and decide again where it changes your mind."
@@ -176,20 +184,20 @@ def record_review(
     note: str = "",
     revision: int | None = None,
 ) -> Decision:
-    """Writes down what a person decided about an alert, which leaves the queue.
+    """Records a person's decision about an alert, which removes the alert from the queue.
 
-    disposition: confirmed, false_positive or unclear. reviewer: None: who works here. revision: the one that the person has seen; None: the last. A
-    further review of the same alert is one more row, unless it repeats the reviewer's last one.
-    Raises ReviewError where there is no such alert or revision, the disposition is none of these, or nobody is named,
-    and SetupError where the table of an earlier release lacks a column.
+    disposition: confirmed, false_positive or unclear. reviewer: a name; None: the current user. note: the reasons.
+    revision: the one that the person has seen; None: the last. A further review of the same alert is one more row, unless
+    it repeats the reviewer's last one. Raises ReviewError if there is no such alert or revision, the disposition is none
+    of these, or the reviewer's name is empty, and SetupError if the table of an earlier release lacks a column.
     """
     if disposition not in DISPOSITIONS:
         raise ReviewError(f"a disposition is one of {', '.join(DISPOSITIONS)}, got {disposition!r}")
     reviewer = tables.current_user if reviewer is None else reviewer
     if not reviewer.strip():
         raise ReviewError("a review needs the name of who did it, got an empty reviewer")
-    rows = _rows(tables, alert_id)
-    seen = _row_of(rows, alert_id, revision)
+    rows = _read_alert_rows(tables, alert_id)
+    seen = _find_revision(rows, alert_id, revision)
     reviews = tables.read("reviews")
     if "revision" not in reviews.columns:
         raise SetupError(
@@ -206,7 +214,7 @@ def record_review(
 
 
 def decisions(tables: Tables) -> DataFrame:
-    """How many alerts of each rule people found to be what: stream, rule_id, disposition, alerts, in this order.
+    """Counts the alerts of each rule by disposition. Columns, also of the order: stream, rule_id, disposition; alerts.
 
     An alert counts once, by its last review; its revisions are one alert.
     """
@@ -225,119 +233,138 @@ def explain(
     days: float | None = None,
     revision: int | None = None,
 ) -> Explanation:
-    """Why an alert was raised: its rule in words, and the events that it counted or took, exactly as they stood.
+    """Explains why an alert was raised: its rule in words, and the events that it counted or took, exactly as they were.
 
-    streams: the declared streams by name. revision: which row of the alert; default: its last, whatever the verdict.
-    days: how far before the window the timeline goes; default: some windows' length, at most 30 days. Measures,
+    streams: the declared streams by name. revision: the row of the alert; default: its last, whatever the verdict.
+    days: the time before the window that the timeline covers; default: some windows' length, at most 30 days. Measures,
     sessions and sequences are computed again from those events: see `Explanation.consistent`. Events that have been
-    deleted since count there and are not shown. Raises ReviewError where there is no such alert or revision, its rule's
+    deleted since count there and are not shown. Raises ReviewError if there is no such alert or revision, its rule's
     version cannot be found, or the events' history is gone.
     """
     tables = tables.holding(*streams.values())
-    alert = _row_of(_rows(tables, alert_id), alert_id, revision)
-    stream = _stream(streams, alert["stream"])
-    history = _rule_history(tables)
-    row, rule = _version(history, alert["rule_id"], alert["rule_version"], stream)
-    since, earliest = picture_span(rule, stream, alert, days)
-    return explain_alert(_read_evidence(tables, stream, rule, alert, earliest, history), alert, row, since)
+    alert = _find_revision(_read_alert_rows(tables, alert_id), alert_id, revision)
+    stream = _find_stream(streams, alert["stream"])
+    history = _RuleHistory(tables, stream)
+    version = history.find_version(alert["rule_id"], alert["rule_version"])
+    since, earliest = picture_span(version.rule, stream, alert, days)
+    evidence = _read_evidence(tables, stream, version.rule, alert, earliest, history)
+    return explain_alert(evidence, alert, version.row, since)
 
 
-def _rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
-    """The rows of an alert by revision, as dicts; their times aware."""
+def _read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
+    """Reads the rows of an alert, in order of revision, as dicts with aware times. Raises ReviewError if there are none."""
     rows = tables.read("alerts").where(F.col("alert_id") == F.lit(alert_id)).orderBy("revision").toArrow().to_pylist()
     if not rows:
         raise ReviewError(f"there is no alert {alert_id!r}; `open_queue` and `lookback alerts` list their ids")
     return [{**row, **{name: dict(row[name] or []) for name in ("key", "measures")}} for row in rows]
 
 
-def _row_of(rows: list[dict[str, Any]], alert_id: str, revision: int | None) -> dict[str, Any]:
-    """Returns the row of a revision of an alert; None: the last. Raises ReviewError where there is no such revision."""
+def _find_revision(rows: list[dict[str, Any]], alert_id: str, revision: int | None) -> dict[str, Any]:
+    """Finds the row of a revision of an alert; None: the last. Raises ReviewError if there is no such revision."""
     by_revision = {row["revision"]: row for row in rows}
     if revision is not None and revision not in by_revision:
         raise ReviewError(f"alert {alert_id!r} has no revision {revision}; there are {list(by_revision)}")
     return rows[-1] if revision is None else by_revision[revision]
 
 
-def _stream(streams: Mapping[str, Stream], name: str) -> Stream:
+def _find_stream(streams: Mapping[str, Stream], name: str) -> Stream:
     if name not in streams:
         raise ReviewError(f"the alert is of stream {name!r}, which is not declared; there are {', '.join(streams)}")
     return streams[name]
 
 
-def _rule_history(tables: Tables) -> list[Row]:
-    """Every row that the rules table ever held, in the order in which rows apply."""
-    feed = _feed(tables, "rules").where(F.col("_change_type").isin("insert", "update_postimage"))
-    return sorted(feed.collect(), key=lambda row: (row["_commit_version"], _number_of(row)))
+class _RuleHistory:
+    """Every row that the rules table ever held, in the order in which rows apply. Its rules are those of one stream."""
+
+    def __init__(self, tables: Tables, stream: Stream) -> None:
+        feed = _read_feed(tables, "rules").where(F.col("_change_type").isin("insert", "update_postimage"))
+        self._rows = sorted(feed.collect(), key=lambda row: (row["_commit_version"], _rank_version(row)))
+        self._stream = stream
+        self._kept: dict[tuple[str, int], CompiledRule | None] = {}
+
+    def find_version(self, rule_id: str, version: int) -> _RuleVersion:
+        """Finds a version of a rule, as inserted first or as updated since. A NULL version is the highest so far + 1.
+
+        Raises ReviewError if it is neither in the table nor in its history.
+        """
+        highest, found = 0, None
+        for row in self._rows:
+            rule = _compile_accepted(row, self._stream) if row["rule_id"] == rule_id else None
+            if rule is None:
+                continue
+            number = highest + 1 if row["version"] is None else int(row["version"])
+            highest = max(highest, number)
+            if number == version and (found is None or row["_change_type"] != "insert"):
+                found = row, rule
+        if found is None:
+            raise ReviewError(f"version {version} of rule {rule_id!r} is not in the rules table, nor in its history")
+        row, rule = found
+        columns = {name: value for name, value in row.asDict().items() if not name.startswith("_")}
+        return _RuleVersion({**columns, "version": version, "document": dict(rule.spec.document)}, rule)
+
+    def find_kept(self, rule_id: str, version: int) -> CompiledRule | None:
+        """Finds a version that kept state; None if it was changed by hand since, so that its rows are not known any more."""
+        if (rule_id, version) not in self._kept:
+            try:
+                self._kept[rule_id, version] = self.find_version(rule_id, version).rule
+            except ReviewError:
+                self._kept[rule_id, version] = None
+        return self._kept[rule_id, version]
+
+    def find_advances(self, log: list[Row]) -> list[tuple[int | None, int]]:
+        """Finds the `advance` commands in rule_log: (arrival, time in microseconds)."""
+        rows = [row for row in self._rows if row["rule_id"] == "*" and row["status"] == "advance"]
+        times = {row["version"]: parse_time(read_document(row["document"])["time"]) for row in rows}
+        return [(row["arrival"], times[row["version"]]) for row in log if row["action"] == "advance"]
 
 
-def _number_of(row: Row) -> int:
+def _rank_version(row: Row) -> int:
     return 2**63 if row["version"] is None else int(row["version"])
 
 
-def _version(history: Iterable[Row], rule_id: str, version: int, stream: Stream) -> tuple[dict[str, Any], CompiledRule]:
-    """One version of a rule, as inserted first or as updated since: its row, the document read, and the rule.
-
-    A NULL version is the highest accepted so far + 1.
-    """
-    highest, found = 0, None
-    for row in history:
-        rule = _accepted(row, stream) if row["rule_id"] == rule_id else None
-        if rule is None:
-            continue
-        number = highest + 1 if row["version"] is None else int(row["version"])
-        highest = max(highest, number)
-        if number == version and (found is None or row["_change_type"] != "insert"):
-            found = row, rule
-    if found is None:
-        raise ReviewError(f"version {version} of rule {rule_id!r} is not in the rules table, nor in its history")
-    columns = {name: value for name, value in found[0].asDict().items() if not name.startswith("_")}
-    return {**columns, "version": version, "document": dict(found[1].spec.document)}, found[1]
-
-
-def _accepted(row: Row, stream: Stream) -> CompiledRule | None:
+def _compile_accepted(row: Row, stream: Stream) -> CompiledRule | None:
     try:
         return compile_rule(read_document(row["document"]), stream)
     except RuleError:
         return None
 
 
-def _typed_id(stream: Stream, text: str) -> int | str:
+def _parse_event_id(stream: Stream, text: str) -> int | str:
     return int(text) if stream.fields[stream.event_id].is_integer else text
 
 
 def _read_evidence(
-    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], earliest: int, history: list[Row]
+    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], earliest: int, history: _RuleHistory
 ) -> Evidence:
-    """The key's events from `earliest` on that had arrived with the alert's commit, and what decides which counted."""
+    """Reads the key's events from `earliest` on that had arrived with the alert's commit, and all that decides which counted."""
     arrival = int(alert["arrival"])
-    within = F.col(stream.event_time) >= _time(earliest)
-    # An earlier commit can hold such events only beyond max_future, where they do not count.
-    feed = _feed(tables, stream.name, earliest - stream.max_future).where(within)
-    table = _arrow(feed.where(_same_key(stream, rule, alert["key"])), stream)
-    inserted = table.filter(_equal(table, "insert")).drop_columns(["_change_type"])
-    deleted = table.filter(_equal(table, "delete"))
+    within = F.col(stream.event_time) >= _to_timestamp(earliest)
+    # An earlier commit can contain such events only beyond max_future, and those do not count.
+    feed = _read_feed(tables, stream.name, earliest - stream.max_future).where(within)
+    table = _to_arrow(feed.where(_has_key(stream, rule, alert["key"])), stream)
+    inserted, deleted = _select_changes(table, "insert"), _select_changes(table, "delete")
     events, committed = read_events(inserted, stream, 0)
     assert committed is not None
     order = split_future(events, committed, stream)[0].in_order_of_arrival()
     own = order.take(np.flatnonzero(order.commits <= arrival))
-    log = _log_before(tables, stream, arrival)
+    log = _read_log(tables, stream, arrival)
     return Evidence(
         rule=rule,
         events=own,
-        clock=Clock(stream, _highs(feed, stream, arrival), _advances(log, history)),
-        activations=_activations(log, history, stream),
-        resets=_resets(tables, stream, rule, alert, history),
-        gone_at=_gone_at(own, stream, _deletions(deleted, stream)),
+        clock=Clock(stream, _read_highs(feed, stream, arrival), history.find_advances(log)),
+        activations=_find_activations(log, history),
+        resets=_read_resets(tables, stream, rule, alert, history),
+        gone_at=_find_deleting_commits(own, stream, _read_deletions(deleted, stream)),
         earliest=earliest,
     )
 
 
-def _resets(
-    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], history: list[Row]
+def _read_resets(
+    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], history: _RuleHistory
 ) -> list[Reset]:
-    """The alerts of the rule and key, up to this one's commit, that emptied the key's windows.
+    """Reads the alerts of the rule and key, up to this alert's commit, that emptied the key's windows.
 
-    Versions of a sequence share what is kept, also with one that resets where the other does not.
+    Versions of a sequence share their state, even if only one of them has `reset_on_alert`.
     """
     if not (rule.spec.reset_on_alert or rule.spec.kind == SEQUENCE):
         return []
@@ -346,47 +373,45 @@ def _resets(
     first = (F.col("revision") == 0) & (F.col("rule_id") == F.lit(alert["rule_id"])) & same
     before = tables.read("alerts").where(first & (F.col("arrival") <= alert["arrival"]))
     columns = ("rule_version", "arrival", "event_id", "event_time", "window_start")
-    compiled: dict[int, CompiledRule | None] = {}
     resets = []
     for row in before.select(*columns).toArrow().to_pylist():
-        version = row["rule_version"]
-        if version not in compiled:
-            compiled[version] = _kept_by(history, alert["rule_id"], version, stream)
-        other = compiled[version]
+        other = history.find_kept(alert["rule_id"], row["rule_version"])
         if other is None or not other.spec.reset_on_alert:
             continue
         due = parse_time(row["event_time"]) if other.sequence is not None and other.sequence.absent else None
         time = parse_time(row["event_time" if due is None else "window_start"])
-        resets.append(Reset(row["arrival"], time, _typed_id(stream, row["event_id"]), due))
+        resets.append(Reset(row["arrival"], time, _parse_event_id(stream, row["event_id"]), due))
     return resets
 
 
-def _deletions(table: pa.Table, stream: Stream) -> dict[tuple[Any, int], list[int]]:
-    """(id, time) -> the commits that deleted such a row."""
+def _read_deletions(table: pa.Table, stream: Stream) -> dict[tuple[Any, int], list[int]]:
+    """Reads which commits deleted rows, by (id, time) of the row."""
     if not table.num_rows:
         return {}
-    events, _ = read_events(table.drop_columns(["_change_type"]), stream, 0)
+    events, _ = read_events(table, stream, 0)
     deletions: dict[tuple[Any, int], list[int]] = {}
     for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
         deletions.setdefault((event_id, int(events.times[at])), []).append(int(events.commits[at]))
     return deletions
 
 
-def _gone_at(events: Events, stream: Stream, deletions: Mapping[tuple[Any, int], list[int]]) -> Int64s | None:
-    """The commit that deleted each event, NOT_DELETED for one that is still there; None if all are."""
+def _find_deleting_commits(
+    events: Events, stream: Stream, deletions: Mapping[tuple[Any, int], list[int]]
+) -> Int64s | None:
+    """Finds the commit that deleted each event, NOT_DELETED for one that is still there; None if all are."""
     if not deletions:
         return None
-    gone = np.full(len(events), NOT_DELETED, dtype=np.int64)
+    deleting = np.full(len(events), NOT_DELETED, dtype=np.int64)
     for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
         commits = deletions.get((event_id, int(events.times[at])), [])
-        gone[at] = min((c for c in commits if c > events.commits[at]), default=NOT_DELETED)
-    return gone
+        deleting[at] = min((commit for commit in commits if commit > events.commits[at]), default=NOT_DELETED)
+    return deleting
 
 
-def _highs(feed: DataFrame, stream: Stream, arrival: int) -> dict[int, int]:
-    """The highest event time of the commits up to `arrival`, events beyond max_future left out.
+def _read_highs(feed: DataFrame, stream: Stream, arrival: int) -> dict[int, int]:
+    """Reads the highest event time of each commit up to `arrival`; events beyond max_future are left out.
 
-    What lies before the feed's first time cannot make anything late that lies after it.
+    Events before the feed's first time cannot make later ones late.
     """
     micros = F.unix_micros(stream.event_time)
     counted = micros - F.lit(stream.max_future) <= F.unix_micros("_commit_timestamp")
@@ -395,8 +420,8 @@ def _highs(feed: DataFrame, stream: Stream, arrival: int) -> dict[int, int]:
     return {int(row[0]): int(row[1]) for row in highs}
 
 
-def _same_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None]) -> Column:
-    """The events of a key; its texts become values of the fields' types."""
+def _has_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None]) -> Column:
+    """Returns the condition that an event has the key, whose texts become values of the fields' types."""
     conditions = [F.lit(True)]
     for name in rule.group_by:
         text = key.get(name)
@@ -405,7 +430,7 @@ def _same_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None])
     return reduce(and_, conditions)
 
 
-def _arrow(rows: DataFrame, stream: Stream) -> pa.Table:
+def _to_arrow(rows: DataFrame, stream: Stream) -> pa.Table:
     columns: list[Column | str] = [
         *stream.fields,
         "_change_type",
@@ -413,22 +438,23 @@ def _arrow(rows: DataFrame, stream: Stream) -> pa.Table:
         F.unix_micros("_commit_timestamp").alias("committed_at"),
     ]
     chosen = rows.where(F.col("_change_type").isin("insert", "delete")).select(*columns)
-    return _history(chosen.toArrow, stream.name)
+    return _read_or_refuse(chosen.toArrow, stream.name)
 
 
-def _equal(table: pa.Table, kind: str) -> pa.Array[Any]:
-    return pa.array([value == kind for value in table.column("_change_type").to_pylist()], pa.bool_())
+def _select_changes(table: pa.Table, kind: str) -> pa.Table:
+    is_kind = [value == kind for value in table.column("_change_type").to_pylist()]
+    return table.filter(pa.array(is_kind, pa.bool_())).drop_columns(["_change_type"])
 
 
-def _feed(tables: Tables, name: str, since: int | None = None) -> DataFrame:
-    """The table's change feed to its last commit, as a batch: from the first commit, or from those made at `since` on."""
+def _read_feed(tables: Tables, name: str, since: int | None = None) -> DataFrame:
+    """Reads the table's change feed to its last commit, from the first commit or from those made at `since` on."""
     start = {"startingVersion": "0"}
     if since is not None:
         start = {"startingTimestamp": to_utc(since).replace(tzinfo=None).isoformat(sep=" ")}
-    return _history(lambda: tables.changes(name, start), name)
+    return _read_or_refuse(lambda: tables.changes(name, start), name)
 
 
-def _history(read: Callable[[], _Read], name: str) -> _Read:
+def _read_or_refuse(read: Callable[[], _Result], name: str) -> _Result:
     try:
         return read()
     except PySparkException as error:
@@ -438,13 +464,13 @@ def _history(read: Callable[[], _Read], name: str) -> _Read:
         ) from error
 
 
-def _time(microseconds: int) -> Column:
+def _to_timestamp(microseconds: int) -> Column:
     return F.timestamp_micros(F.lit(microseconds).cast("bigint"))
 
 
-def _log_before(tables: Tables, stream: Stream, arrival: int) -> list[Row]:
-    """What rule_log says of changes up to the alert's commit, in the order in which they were obeyed."""
-    actions = [*_STATUS_OF, "clear_state", "advance"]
+def _read_log(tables: Tables, stream: Stream, arrival: int) -> list[Row]:
+    """Reads the changes of rules up to the alert's commit from rule_log, in the order in which they took effect."""
+    actions = [*_STATUS_BY_ACTION, "clear_state", "advance"]
     log = tables.read("rule_log").where((F.col("stream") == stream.name) & F.col("action").isin(actions))
     # The rows that an advance brings name the last commit before it.
     last = F.col("arrival") < arrival + F.when(F.col("action") == "advance", 1).otherwise(0)
@@ -453,33 +479,14 @@ def _log_before(tables: Tables, stream: Stream, arrival: int) -> list[Row]:
     return log.orderBy(*in_order).collect()
 
 
-def _activations(log: list[Row], history: list[Row], stream: Stream) -> list[Activation]:
-    """What was evaluated, change by change."""
-    compiled: dict[tuple[str, int], CompiledRule | None] = {}
+def _find_activations(log: list[Row], history: _RuleHistory) -> list[Activation]:
+    """Finds the rules that were evaluated after each change."""
     activations = []
     for row in log:
-        rule_id, version = row["rule_id"], row["version"]
-        status = _STATUS_OF.get(row["action"], "")
+        rule_id, status = row["rule_id"], _STATUS_BY_ACTION.get(row["action"], "")
         if status == "draft" or row["action"] == "advance":
             continue
-        rule = None
-        if status in WITH_STATE and rule_id != "*":
-            if (rule_id, version) not in compiled:
-                compiled[rule_id, version] = _kept_by(history, rule_id, version, stream)
-            rule = compiled[rule_id, version]
+        is_kept = status in WITH_STATE and rule_id != "*"
+        rule = history.find_kept(rule_id, row["version"]) if is_kept else None
         activations.append(Activation(row["arrival"], rule_id, rule))
     return activations
-
-
-def _kept_by(history: list[Row], rule_id: str, version: int, stream: Stream) -> CompiledRule | None:
-    try:
-        return _version(history, rule_id, version, stream)[1]
-    except ReviewError:
-        return None  # mended since by hand: what it kept cannot be told any more
-
-
-def _advances(log: list[Row], history: list[Row]) -> list[tuple[int | None, int]]:
-    """The `advance` commands: (arrival, time in microseconds)."""
-    rows = [row for row in history if row["rule_id"] == "*" and row["status"] == "advance"]
-    times = {row["version"]: parse_time(read_document(row["document"])["time"]) for row in rows}
-    return [(row["arrival"], times[row["version"]]) for row in log if row["action"] == "advance"]
