@@ -181,7 +181,7 @@ def test_records_that_were_deleted_unread_are_named_and_skipped_only_when_asked(
 
     with pytest.raises(SetupError) as told:
         TopicIngest(tables, declared, progress=None).run()
-    assert "of partition lost-0 records from offset 5 on were to be read next" in str(told.value)
+    assert "the next records of partition lost-0 are those from offset 5" in str(told.value)
     assert "lookback ingest events --skip-lost" in str(told.value)
     assert ids(tables) == good(0, 5)
 

@@ -206,7 +206,7 @@ def test_on_databricks_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch):
                 "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost ... Could not read records in offset "
                 "[5, 15) for topic partition p-0\nwith consumer group spark-kafka-source-1."
             ),
-            "of partition p-0 records from offset 5 on were to be read next, up to 15, and at least the first",
+            "the next records of partition p-0 are those from offset 5 up to 15, and at least the first",
         ),
         (
             (
@@ -257,7 +257,7 @@ def test_a_checkpoint_of_another_topic_is_refused_before_anything_is_written(tmp
     assert read_checkpoint_topics(str(tmp_path / "none")) == set()
     run = TopicIngest(SimpleNamespace(root=str(tmp_path), spark=None), stream(**KAFKA), offsets.parent)  # type: ignore[arg-type]
     with pytest.raises(
-        SetupError, match="is of topic orders, and stream 'events' now reads payments: begin with another"
+        SetupError, match=r"is of topic orders, and stream 'events' now reads payments\. Begin with another"
     ):
         run.run()
 

@@ -34,7 +34,6 @@ from lookback.core.values.keys import Int64s
 from lookback.core.values.texts import first_line
 from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.windows import SEQUENCE
-from lookback.spark.tables.schemas import REVIEWS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -208,8 +207,7 @@ def record_review(
     is_new = before is None or tuple(before) != (disposition, seen["revision"], note)
     if is_new:
         now = dt.datetime.now(dt.timezone.utc)
-        row = (alert_id, disposition, seen["revision"], reviewer, note, now)
-        tables.append(tables.spark.createDataFrame([row], REVIEWS).coalesce(1), "reviews")
+        tables.append_rows([(alert_id, disposition, seen["revision"], reviewer, note, now)], "reviews")
     return Decision(alert_id, disposition, seen["revision"], seen["message"] or "", rows[-1]["revision"], is_new)
 
 

@@ -255,9 +255,7 @@ class RulesTable:
         return None
 
     def _append(self, new: _NewRow) -> None:
-        row = self._complete(new)
-        values = [row[name] for name in RULES.names]
-        self.tables.append(self.tables.spark.createDataFrame([tuple(values)], RULES).coalesce(1), "rules")
+        self.tables.append_rows([self._complete(new)], "rules")
 
     def _complete(self, new: _NewRow) -> dict[str, Any]:
         """Returns the columns of a new row, with the time and, if no author is named, the current user."""

@@ -23,7 +23,6 @@ from lookback.spark.ingest.rejected import RejectedRows, Rejection, count_reject
 from lookback.spark.ingest.sources import Files, Source, normalize_slashes, read_planned_files
 from lookback.spark.platform.session import is_connect
 from lookback.spark.tables.locks import find_local_root, lock_ingest
-from lookback.spark.tables.schemas import INGESTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -314,8 +313,7 @@ class IngestRound:
             return
         counts = (report.offered, report.ingested, report.duplicates, report.rejected, report.commits)
         first, ended = (None if each is None else to_utc(each) for each in (self._first_stamp, _now()))
-        row = self._tables.spark.createDataFrame([(report.stream, *counts, first, ended)], INGESTS)
-        self._tables.append(row.coalesce(1), "ingests", self._mark)
+        self._tables.append_rows([(report.stream, *counts, first, ended)], "ingests", self._mark)
 
     def add_versions(self, report: IngestReport) -> IngestReport:
         """Returns the report with the versions of its commits. Raises SetupError if the table's log has other numbers."""
@@ -325,10 +323,10 @@ class IngestRound:
         history = self._tables.history(self._stream.name, report.commits + 100)
         rows = F.sum(F.col("operationMetrics")["numOutputRows"].cast("bigint"))
         mine = history.where(F.col("userMetadata") == self._mark)
-        row = mine.select(F.min("version"), F.max("version"), rows).head()
-        if row is None or row[2] != report.ingested:
-            raise SetupError(f"{report} does not agree with the table's log: {row and row[2]} rows written")
-        return replace(report, first_version=row[0], last_version=row[1])
+        row = mine.select(F.min("version").alias("first"), F.max("version").alias("last"), rows.alias("rows")).head()
+        if row is None or row["rows"] != report.ingested:
+            raise SetupError(f"{report} does not agree with the table's log: {row and row['rows']} rows written")
+        return replace(report, first_version=row["first"], last_version=row["last"])
 
     def _count_batch(self, rows: DataFrame) -> _BatchFigures:
         usable = F.col(REASON).isNull()

@@ -16,28 +16,29 @@ if TYPE_CHECKING:
 _MAX_CHARACTERS = 300
 _LOSS = re.compile(r"KAFKA_DATA_LOSS|Some data may have been lost|failOnDataLoss")
 _SKIP = (
-    ". What is lost cannot be ingested; to go on with what is there: lookback ingest STREAM --skip-lost. To keep it from "
+    ". Lost records cannot be ingested; to go on with the others: lookback ingest STREAM --skip-lost. To keep this from "
     "happening again, let the topic keep records for longer (retention.ms) than this ingest is ever away"
 )
-_ANEW = ". Begin with another --checkpoint: what is in the events table already is not taken in twice"
+BEGIN_ANEW = "Begin with another --checkpoint; events that are in the table already are not taken in twice"
 # Patterns of Spark's messages, and the sentence that says which records are lost.
 _LOST: dict[str, Callable[[re.Match[str]], str]] = {
     r"Could not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)\s": lambda m: (
-        f"of partition {m[3]} records from offset {m[1]} on were to be read next, up to {m[2]}, and at least the first of "
-        "them is deleted: retention, or a person, was faster than this ingest" + _SKIP
+        f"the next records of partition {m[3]} are those from offset {m[1]} up to {m[2]}, and at least the first of them is "
+        "deleted: retention, or a person, was faster than this ingest" + _SKIP
     ),
     r"Starting offset for (\S+) was (\d+) but consumer reset to (\d+)": lambda m: (
         f"the records of partition {m[1]} from offset {m[2]} up to {m[3]} are deleted" + _SKIP
     ),
     r"Partition (\S+?)(?:'s)? offset was changed from (\d+) to (\d+)": lambda m: (
-        f"partition {m[1]} was read up to offset {m[2]} and now ends at {m[3]}: the topic was deleted and created again"
-        + _ANEW
+        f"partition {m[1]} was read up to offset {m[2]} and now ends at {m[3]}: the topic was deleted and created again. "
+        + BEGIN_ANEW
     ),
     r"Added partition (\S+) starts from (\d+) instead of 0": lambda m: (
         f"the first {m[2]} records of the new partition {m[1]} were deleted before they were read" + _SKIP
     ),
     r"(?:Partitions|offsets for partitions)\s+([\s\S]{1,300}?)(?:\.\s+They\s+may)?\s+have\s+been\s+deleted": lambda m: (
-        f"the topic no longer has partitions {' '.join(m[1].split())}, which were read before: it was deleted" + _ANEW
+        f"the topic no longer has partitions {' '.join(m[1].split())}, which were read before: it was deleted. "
+        + BEGIN_ANEW
     ),
 }
 _MISSING = re.compile(r"UnknownTopicOrPartitionException|does not host this topic-partition|UnknownTopicIdException")
@@ -86,10 +87,7 @@ def explain_kafka_failure(error: Exception, topic: Topic, stream: Stream, checkp
     if wrong := _WRONG.search(text):
         return SetupError(f"{topic}: {wrong[1][:_MAX_CHARACTERS]}: mend the source's options")
     if _OTHER_SOURCE.search(text):
-        return SetupError(
-            f"{checkpoint} was made from another source than {topic}; begin with another --checkpoint. What is in the events "
-            "table already is not taken in twice"
-        )
+        return SetupError(f"{checkpoint} was made from another source than {topic}. {BEGIN_ANEW}")
     if _NO_REASON in text:
         return SetupError(
             f"{topic}: a task failed, and Spark could not read why: this session learned to read Kafka only after it had "

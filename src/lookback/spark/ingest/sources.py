@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
@@ -203,6 +203,13 @@ class Source:
         return json.dumps({"format": self.format, "options": options, "columns": columns}, ensure_ascii=False)
 
 
+class _FileGroup(NamedTuple):
+    """Names of files with the same columns; None for lines of JSON."""
+
+    schema: StructType | None
+    names: list[str]
+
+
 @dataclass(frozen=True)
 class Files:
     """Files that are taken in one round. names: as Spark writes them in `_metadata.file_path`; None: all at the path.
@@ -238,10 +245,11 @@ class Files:
         source = self.source
         names = _list_files(self.spark, source.path, source.options) if self.names is None else list(self.names)
         broken: dict[str, str] = {}
-        alike: dict[str, tuple[StructType | None, list[str]]] = {}
-        for schema, group in self._find_readable(sorted(names), broken):
-            alike.setdefault("" if schema is None else schema.json(), (schema, []))[1].extend(group)
-        parts = [part for schema, group in alike.values() for part in self._read_fitting(group, schema, broken)]
+        by_schema: dict[str, _FileGroup] = {}
+        for group in self._find_readable(sorted(names), broken):
+            key = "" if group.schema is None else group.schema.json()
+            by_schema.setdefault(key, _FileGroup(group.schema, [])).names.extend(group.names)
+        parts = [part for group in by_schema.values() for part in self._read_fitting(group, broken)]
         if self.names is None and broken and not parts:
             name, reason = min(broken.items())
             others = f" The other {len(broken) - 1:,} files cannot be used either." if len(broken) > 1 else ""
@@ -255,7 +263,7 @@ class Files:
             return self.names is not None or self.source.format == "csv"
         return isinstance(error, AnalysisException) or bool(_FILE_ERRORS.search(str(error)))
 
-    def _find_readable(self, names: list[str], broken: dict[str, str]) -> Iterator[tuple[StructType | None, list[str]]]:
+    def _find_readable(self, names: list[str], broken: dict[str, str]) -> Iterator[_FileGroup]:
         """Yields groups of files that Spark can read together, to the last row; adds the others to `broken`, with a reason."""
         if not names:
             return
@@ -263,7 +271,7 @@ class Files:
             schema = self._read_schema(names)
             if schema is None or schema.names:
                 self._read_rows(names, schema).agg(F.max(F.length(RAW))).collect()
-                yield schema, names
+                yield _FileGroup(schema, names)
         except Exception as error:
             if not (isinstance(error, AnalysisException) or _FILE_ERRORS.search(str(error))):
                 raise
@@ -276,14 +284,14 @@ class Files:
             else:
                 broken[names[0]] = f"the file cannot be read as {self.source.format}: {_find_cause(error)}"
 
-    def _read_fitting(self, names: list[str], schema: StructType | None, broken: dict[str, str]) -> Iterator[DataFrame]:
-        """Yields the checked rows of files with the same columns; adds the files to `broken` if these do not fit the stream."""
+    def _read_fitting(self, group: _FileGroup, broken: dict[str, str]) -> Iterator[DataFrame]:
+        """Yields the checked rows of a group; adds its files to `broken` if their columns do not fit the stream."""
         try:
-            if schema is not None:
-                require_columns(self.stream, {name.lower() for name in schema.names}, self.source.path)
-            yield self._read_checked(names, schema)
+            if group.schema is not None:
+                require_columns(self.stream, {name.lower() for name in group.schema.names}, self.source.path)
+            yield self._read_checked(group.names, group.schema)
         except SetupError as error:
-            broken.update(dict.fromkeys(names, str(error)))
+            broken.update(dict.fromkeys(group.names, str(error)))
 
     def _read_schema(self, names: Sequence[str] | None) -> StructType | None:
         """Reads the columns of the files, without CORRUPT; None for lines of JSON."""

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from lookback.core.errors import LookbackError, SetupError
 from lookback.spark.ingest.files import IngestReport, IngestRound, require_ingest
 from lookback.spark.ingest.kafka import Topic
-from lookback.spark.ingest.kafka_faults import BrokersAway, explain_kafka_failure
+from lookback.spark.ingest.kafka_faults import BEGIN_ANEW, BrokersAway, explain_kafka_failure
 from lookback.spark.tables.locks import lock_ingest
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ class TopicIngest:
         if dropped:
             raise SetupError(
                 f"{self._checkpoint} is of topic {', '.join(sorted(dropped))}, and stream {self._stream.name!r} now reads "
-                f"{self._topic.subscription.topics}: "
-                "begin with another --checkpoint. What is in the events table already is not taken in twice"
+                f"{self._topic.subscription.topics}. {BEGIN_ANEW}"
             )
 
     def _run_query(self) -> None:

@@ -30,7 +30,6 @@ from lookback.core.streams import metrics
 from lookback.spark.operations.notify import CLOCK_SKEW_SECONDS
 from lookback.spark.review import count_older
 from lookback.spark.tables.lakehouse import retry_on_conflict
-from lookback.spark.tables.schemas import RULE_LOG
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -82,7 +81,7 @@ def _log_deletions(tables: Tables, name: str, old: DataFrame, limit: dt.datetime
         message = f"{row['rows']:,} rows of {name} {through}, are deleted by the settings' retention"
         log.append((row["stream"], None, None, DELETED[name], message, None, row["arrival"], now))
     if log:
-        tables.append(tables.spark.createDataFrame(log, RULE_LOG).coalesce(1), "rule_log")
+        tables.append_rows(log, "rule_log")
     return sum(row["rows"] for row in streams)
 
 

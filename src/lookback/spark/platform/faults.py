@@ -56,7 +56,7 @@ def explain_failure(error: Exception, stream: str, checkpoint: Path) -> Exceptio
     if _GONE.search(text):
         return SetupError(
             f"{file or 'a file'} of a table cannot be read any more ({_quote_fault(text)}): the log was cleaned, or files were "
-            f"vacuumed, before they were judged. What was in them cannot be judged; to go on without it, {remedy}"
+            f"vacuumed, before they were judged. Their events cannot be judged; to go on without them, {remedy}"
         )
     return error
 

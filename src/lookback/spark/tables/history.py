@@ -54,7 +54,7 @@ def require_commits(tables: Tables, name: str, reread: int, resume: int, stream:
     first = find_first_readable(tables, name)
     since = _read_commit_time(tables, name, first)
     missing = f"commits {reread} to {first - 1}" if reread < first - 1 else f"commit {reread}"
-    lost = "What was in them and not judged yet is lost to this evaluation"
+    lost = "Events in them that were not judged yet are lost to this evaluation"
     if first <= resume:
         lost = "They have been judged, but Spark looks up the last batch again at a start"
     raise SetupError(
@@ -102,8 +102,8 @@ def _find_first_recorded(tables: Tables, name: str) -> int:
         versions = [version for version in versions if version > gap]
     raise SetupError(
         f"table {tables.identifier(name)} has no change feed; switch it on: ALTER TABLE {tables.identifier(name)} SET "
-        "TBLPROPERTIES (delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true). What is written from "
-        "then on is judged"
+        "TBLPROPERTIES (delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true). Rows that are "
+        "written from then on are judged"
     )
 
 

@@ -9,7 +9,7 @@ import re
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
@@ -23,7 +23,7 @@ from lookback.spark.platform.session import is_connect, on_databricks
 from lookback.spark.tables.schemas import COMMENTS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
@@ -217,6 +217,10 @@ class Tables:
         else:
             writer.saveAsTable(self.path_or_name(name))
 
+    def append_rows(self, rows: Sequence[Any], name: str, user_metadata: str | None = None) -> None:
+        """Appends `rows`, tuples or dicts, to a table of the product in one file; `user_metadata` as in `append`."""
+        self.append(self.spark.createDataFrame(rows, PRODUCT_TABLES[name]).coalesce(1), name, user_metadata)
+
     def delta(self, name: str) -> DeltaTable:
         """Returns the table for updates and merges."""
         if self.is_place(name):
@@ -376,7 +380,7 @@ class Tables:
             raise SetupError(
                 f"table {place} of stream {stream.name!r} lacks {' and '.join(map(_PURPOSES.__getitem__, lacking))}. "
                 f"Switch it on: ALTER TABLE {place} SET TBLPROPERTIES ({', '.join(f'{name} = true' for name in lacking)}). "
-                "What is written from then on is judged"
+                "Rows that are written from then on are judged"
             )
 
     def _require_columns(self, name: str, schema: StructType) -> None:
