@@ -175,7 +175,7 @@ class _Setup:
         return Step(thing, "created")
 
     def _update_table(self, table: _Table, is_new: bool) -> Step:
-        detail = self._tables.spark.sql(f"DESCRIBE DETAIL {self._tables.identifier(table.name)}").collect()[0].asDict()
+        detail = self._tables.describe(table.name).asDict()
         done = ["created"] if is_new else self._add_columns(table)
         done += self._set_comments(table, detail) + self._set_statistics(table, detail)
         done += self._set_clustering(table, detail) + self._add_key(table)

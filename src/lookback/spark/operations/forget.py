@@ -105,25 +105,22 @@ class ForgetReport:
         lines += [f"  {name:<16}{count:>9,}" for name, count in self.rows.items()]
         if self.unreadable:
             lines.append(
-                f"{self.unreadable:,} rejected rows of the stream cannot be read and were not looked into; see them in "
+                f"{self.unreadable:,} rejected rows of the stream cannot be read and were not searched; see them in "
                 f"rejected_events where stream = '{self.stream}'"
             )
         if self.waiting is not False and not self.dry_run:
             judged = "has not judged" if self.waiting else "may not have judged"
             lines.append(
-                f"The evaluation {judged} commit {self.commit} yet, from which on the events count no more. Make the "
-                "same request again when it has: it may write of them until then."
+                f"The evaluation {judged} commit {self.commit} yet, from which on the events no longer count. Until then it "
+                "may write rows about them: make the same request again afterwards."
             )
         if self.purges:
-            lines.append(
-                "The files still hold the rows, as history. VACUUM takes them out; for good from the times named:"
-            )
+            lines.append("The files still have the rows, as history. VACUUM removes them for good from these times on:")
             lines += [f"  {_format_minute(p.after)}  {statement}" for p in self.purges for statement in p.statements]
         if not self.dry_run:
             lines.append(
-                "rules and metrics hold no events. Not searched: what authors wrote into rules, the id of one event that a "
-                "quarantine's comment may name, and the files that events came from, which would bring them back if they are "
-                "ingested again."
+                "rules and metrics have no events. Not searched: the texts of rules, the id of one event that a quarantine's "
+                "comment may name, and the files that events came from, which would bring them back if they are ingested again."
             )
         return lines
 
@@ -248,8 +245,7 @@ class _Request:
                 removed_at = removal.at
             else:
                 continue
-            detail = self._tables.spark.sql(f"DESCRIBE DETAIL {self._tables.identifier(name)}").head()
-            properties: Mapping[str, str] = {} if detail is None else detail["properties"]
+            properties: Mapping[str, str] = self._tables.describe(name)["properties"]
             statements = [f"VACUUM {self._tables.identifier(name)}"]
             if properties.get("delta.enableDeletionVectors") == "true":
                 # Deleted rows are only marked; this rewrites the files without them.

@@ -115,7 +115,7 @@ def _maintain_table(tables: Tables, name: str, expired: Deletion = Deletion()) -
     before = tables.version(name)
     # Without RETAIN the table's own setting counts.
     tables.spark.sql(f"VACUUM {table}")
-    detail = tables.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
+    detail = tables.describe(name)
     deleted = _find_vacuumed(tables, name, before)
     note = "; ".join(filter(None, (expired.note, note)))
     kept = _format_span(parse_file_retention(detail["properties"]))
@@ -180,8 +180,7 @@ def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointH
 
 
 def _read_file_retention(tables: Tables, name: str) -> dt.timedelta:
-    detail = tables.spark.sql(f"DESCRIBE DETAIL {tables.identifier(name)}").collect()[0]
-    return parse_file_retention(detail["properties"])
+    return parse_file_retention(tables.describe(name)["properties"])
 
 
 def _list_moved_aside(checkpoint: Checkpoint) -> list[str]:

@@ -298,7 +298,7 @@ class Evaluation:
                 return
             report = sink.write(table, batch_id, 1_000 * (time.perf_counter() - started))
             # Failures that a rebuild repeats have led to a quarantine already.
-            if rebuild is None or (report.arrival or 0) > (rebuild.schedule.through or 0):
+            if rebuild is None or (report.arrival or 0) > (rebuild.through or 0):
                 self._quarantines.add_failures(report)
             self.reports.append(report)
             if self._on_batch is not None:

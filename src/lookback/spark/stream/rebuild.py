@@ -85,6 +85,11 @@ class Rebuild:
         deleted = {name: _find_last_deletion(logged, action) for name, action in DELETED.items()}
         return cls(schedule, known, not _has_removals(tables, stream.name), deleted)
 
+    @property
+    def through(self) -> int | None:
+        """The last commit that is judged again; None if none is."""
+        return self.schedule.through
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, for JSON."""
         return {
@@ -109,7 +114,7 @@ class UnwrittenRows:
 
     def __call__(self, name: str, rows: pa.Table) -> pa.Table:
         """Returns the rows that the table of that name lacks: all of them beyond the last written arrival."""
-        through = self.rebuild.schedule.through
+        through = self.rebuild.through
         through = -1 if through is None else through
         arrivals = rows.column("arrival")
         if not len(rows) or (not arrivals.null_count and pc.min(arrivals).as_py() > through):

@@ -125,7 +125,7 @@ def _is_caught_up(checkpoint: Checkpoint, rebuild: Rebuild | None) -> bool:
     if rebuild is None or not rebuild.is_exact:
         return False
     judged = checkpoint.find_last_judged()
-    return judged is not None and judged >= (rebuild.schedule.through or 0)
+    return judged is not None and judged >= (rebuild.through or 0)
 
 
 def require_sources(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:

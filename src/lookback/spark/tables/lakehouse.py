@@ -282,6 +282,10 @@ class Tables:
             return False
         return commit_file(folder, 0).exists() and not commit_file(folder, 1).exists()
 
+    def describe(self, name: str) -> Row:
+        """Reads the detail of a table: numFiles, properties, clusteringColumns, description and more."""
+        return self.spark.sql(f"DESCRIBE DETAIL {self.identifier(name)}").collect()[0]
+
     def query(self, name: str, query: Callable[[DataFrame], DataFrame]) -> list[Row]:
         """Runs a query over a table's rows and returns its result.
 
@@ -373,8 +377,7 @@ class Tables:
                 "it. Mend `table` in the declaration, or leave it out to have a table of Lookback's own"
             )
         self._require_columns(stream.name, schema)
-        detail = self.spark.sql(f"DESCRIBE DETAIL {place}").head()
-        properties = {} if detail is None else dict(detail["properties"] or {})
+        properties = dict(self.describe(stream.name)["properties"] or {})
         lacking = [name for name, value in _CHANGE_FEED.items() if properties.get(name, "").lower() != value]
         if lacking:
             raise SetupError(
