@@ -233,7 +233,7 @@ SHAPES = (
     Shape("reset_on_alert, 50,000 alerted keys, batch of 100", 100, lambda: _judge_after(
         _rule("1 hour", "m > 0 and n = 1", reset_on_alert=True), _KNOWN, 100, MINUTE, (0, 1, 0))),
     Shape("avg", 50_000, lambda: _judge_aggregate("avg(amount)")),
-    Shape("stddev_samp", 50_000, lambda: _judge_aggregate("stddev_samp(amount)"), against="avg"),
+    Shape("stddev_samp", 50_000, lambda: _judge_aggregate("stddev_samp(amount)"), 5, against="avg"),
     Shape("state of one aggregate, 50,000 rows", 50_000, lambda: _measure_bytes(_SIX[:1]), unit="bytes a row"),
     Shape("state of six aggregates, 50,000 rows", 50_000, lambda: _measure_bytes(_SIX),
           against="state of one aggregate, 50,000 rows", unit="bytes a row"),

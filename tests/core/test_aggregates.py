@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from decimal import Decimal
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,29 @@ def test_c4_stddev_samp_is_rounded_once_and_null_below_two_rows() -> None:
     column = over("stddev_samp", values, INT, [0, 0, 0], [1, 2, 5])
     assert column.type == DOUBLE
     assert column.to_list() == [None, statistics.stdev([3, 7]), statistics.stdev(values)]
+
+
+@pytest.mark.parametrize("largest", [3, 10**4, 10**6, 2**31 - 1, 10**11, 2**62])
+@pytest.mark.parametrize("scale", [0, 2, 9, 18])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_c4_stddev_samp_is_the_nearest_double_whatever_the_size_of_the_values(
+    largest: int, scale: int, shift: int
+) -> None:
+    """shift 1: values that lie close together far from 0, where sums of squares cancel."""
+    chance = np.random.default_rng(largest % 1_000 + scale)
+    values = chance.integers(-largest, largest, 400) if not shift else largest + chance.integers(-3, 4, 400)
+    low = chance.integers(0, 400, 500)
+    high = np.minimum(400, low + chance.integers(0, 12, 500) ** 2)
+    column = over("stddev_samp", values.tolist(), decimal(18, scale), low.tolist(), high.tolist())
+    for row, (a, b) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        exact = [Fraction(value, 10**scale) for value in values[a:b].tolist()]
+        assert column.item(row) == (nearest_root(statistics.variance(exact)) if b - a > 1 else None)
+
+
+def nearest_root(value: Fraction) -> float:
+    with localcontext() as context:
+        context.prec = 120
+        return float((Decimal(value.numerator) / Decimal(value.denominator)).sqrt())
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 200, 1000])

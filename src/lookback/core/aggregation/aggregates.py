@@ -25,6 +25,9 @@ Int64s = npt.NDArray[np.int64]
 Partial = tuple[Values, ...]
 # If every run's sum is below this, the sum of up to 128 runs fits in 64 bits.
 _SMALL_SUM = 2**55
+# The relative error of an estimated deviation is below this where a long double has 64 bits or more, as on Linux: five
+# roundings, of which the root halves four.
+_MOST_ERROR = np.longdouble(2) ** -61 if np.finfo(np.longdouble).nmant >= 63 else np.longdouble(np.nan)
 
 
 class Aggregate(ABC):
@@ -172,23 +175,45 @@ class StddevSamp(Sum):
         return DOUBLE
 
     def build_index(self, values: Values) -> Any:
-        """Returns the prefix sums of the values and of their squares, as Python ints."""
-        exact = values.astype(object)
-        return _prefix_sums(exact), _prefix_sums(exact * exact)
+        """Returns the prefix sums of the values, and those of their squares in three forms, the last one when it is needed.
+
+        Sums of squares soon exceed 64 bits where those of a window do not: they are kept modulo 2^64, as doubles that tell
+        which windows fit, and as Python ints for those that do not.
+        """
+        squares, rough = np.zeros(len(values) + 1, dtype=np.int64), np.zeros(len(values) + 1, dtype=np.float64)
+        if values.dtype == np.dtype(object):
+            rough[1:] = np.inf
+        else:
+            whole = values.astype(np.int64)
+            np.cumsum(whole * whole, out=squares[1:])
+            np.cumsum(np.square(values, dtype=np.float64), out=rough[1:])
+        return _prefix_sums(values), squares, rough, values, []
 
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
         """Returns the count, sum and sum of squares of each range."""
-        return (high - low, index[0][high] - index[0][low], index[1][high] - index[1][low])
+        sums, modulo, rough, values, exact = index
+        squares = modulo[high] - modulo[low]
+        # The doubles are wrong by less than one in 2^20 of the last of them.
+        with np.errstate(invalid="ignore"):
+            fits = rough[high] - rough[low] + rough[-1] / 2**20 < _SMALL_SUM
+        if not fits.all():
+            if not exact:
+                exact.append(_prefix_sums(values.astype(object) ** 2))
+            squares = exact[0][high] - exact[0][low]
+        return high - low, sums[high] - sums[low], squares
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
         """Returns the square root of (n * sum(x^2) - sum(x)^2) / (n * (n - 1)), at the argument's scale."""
         assert argument is not None
-        unit = 10 ** (2 * argument.scale)
-        values = np.zeros(len(partial[0]), dtype=np.float64)
-        for row, (n, total, squares) in enumerate(zip(*(part.tolist() for part in partial), strict=True)):
-            if n > 1:
-                values[row] = _sqrt(Fraction(n * squares - total * total, n * (n - 1) * unit))
-        few = partial[0] < 2
+        unit, few = 10 ** (2 * argument.scale), partial[0] < 2
+        roots = np.sqrt(_estimate_variances(partial) / np.longdouble(unit))
+        # A root that is rounded the same way with every error that the estimate may have is the exact one, rounded once.
+        values = np.asarray(roots * (1 - _MOST_ERROR), dtype=np.float64)
+        is_open = ~few & (values != np.asarray(roots * (1 + _MOST_ERROR), dtype=np.float64))
+        values[few] = 0
+        for row in np.flatnonzero(is_open).tolist():
+            n, total, squares = (int(part[row]) for part in partial)
+            values[row] = _sqrt(Fraction(n * squares - total * total, n * (n - 1) * unit))
         return Column(DOUBLE, values, few if few.any() else None)
 
 
@@ -344,6 +369,24 @@ def _checked_column(type_: DataType, values: Values, empty: npt.NDArray[np.bool_
             error = beyond
             values = np.where(beyond, 0, values)
     return Column(type_, values.astype(type_.storage), empty if empty.any() else None, error)
+
+
+def _estimate_variances(partial: Partial) -> npt.NDArray[np.longdouble]:
+    """Estimates the sample variance of integers from their count, sum and sum of squares; NaN where they are too large.
+
+    The sums are moved to those of the distances from the whole number next to the mean, so that nothing cancels. They are
+    right modulo 2^64, and so exact, since the true ones are no larger than the sums of squares.
+    """
+    is_known = np.asarray(abs(partial[2]) < 2**61, dtype=bool) & (partial[0] > 1)
+    n, total, squares = (np.where(is_known, part, 2).astype(np.int64) for part in partial)
+    center = (2 * total + n) // (2 * n)
+    rest = total - n * center
+    around = squares - 2 * center * total + n * center * center
+    wide = np.asarray(around, dtype=np.longdouble)
+    within = np.asarray(rest * rest, dtype=np.longdouble) / n
+    numerator = np.asarray(n * around - rest * rest, dtype=np.longdouble) / n
+    sums = np.where(n * around.astype(np.float64) < 2**62, numerator, wide - within)
+    return np.where(is_known, sums / (n - 1), np.nan)
 
 
 def _sqrt(value: Fraction) -> float:
