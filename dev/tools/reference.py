@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(folder: Path) -> None:
-    """Writes a page for each public module below the folder. Raises UserWarning where one is not whole."""
+    """Writes a page for each public module below the folder. Raises UserWarning if one is incomplete."""
     for name in PUBLIC:
         module = importlib.import_module(name)
         # Names that a package imports when they are asked for are asked for now.

@@ -347,8 +347,8 @@ def test_a_live_view_shows_rate_lag_state_and_alerts():
 
 def test_rates_lags_and_totals():
     reports = [report(1), report(2), report(3, arrival=None, alerts={"a": 7})]
-    assert pictures.events_per_second(reports) == [2_000.0, 1_000.0, 1_500.0]
-    lags = pictures.lag_seconds(reports, {1: START})
+    assert pictures.compute_events_per_second(reports) == [2_000.0, 1_000.0, 1_500.0]
+    lags = pictures.compute_lag_seconds(reports, {1: START})
     assert lags[0] == 2.0
     assert all(math.isnan(lag) for lag in lags[1:])
     assert list(pictures.sum_alerts(reports).items()) == [("a", 7), ("day-spend", 3)]

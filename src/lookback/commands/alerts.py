@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lookback.commands.options import FOUND_PROBLEMS, Command, load_settings, open_tables, stop_on_signals, wants_json
 from lookback.core.errors import SetupError
 from lookback.core.values.durations import parse_duration
-from lookback.views.terminal import as_json, print_json, print_table
+from lookback.views.terminal import format_json, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.spark.operations.notify import Counts
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_commands(command: Command) -> None:
     """Adds these commands."""
-    alerts = command("alerts", _alerts, "list alerts")
+    alerts = command("alerts", _list_alerts, "list alerts")
     alerts.add_argument("--rule", help="only those of this rule")
     alerts.add_argument("--stream", help="only those of this stream")
     alerts.add_argument("--queue", action="store_true", help="the open queue: alerts that nobody has reviewed yet")
@@ -45,7 +45,7 @@ def add_commands(command: Command) -> None:
     notify.add_argument("--since", metavar="TIME", help="the time from which on a new receiver gets alerts (now)")
 
 
-def _alerts(options: argparse.Namespace) -> None:
+def _list_alerts(options: argparse.Namespace) -> None:
     settings = load_settings(options)
     if options.stream:
         settings.stream(options.stream)  # raises if there is none
@@ -92,7 +92,7 @@ def _notify(options: argparse.Namespace) -> int:
     sending = make_notifier(settings, options.stream or "", options.since or "")
 
     def show(counts: Counts) -> None:
-        print(as_json(vars(counts)) if wants_json(options) else counts, flush=True)
+        print(format_json(vars(counts)) if wants_json(options) else counts, flush=True)
 
     stop = threading.Event()
     stop_on_signals(stop.set)

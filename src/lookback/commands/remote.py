@@ -13,7 +13,7 @@ from lookback.commands.options import FOUND_PROBLEMS, Run, make_adder, wants_jso
 from lookback.core.errors import RemoteError, SetupError
 from lookback.core.operations.health import PROBLEM, check_health, describe_health, is_healthy
 from lookback.core.values.durations import parse_duration
-from lookback.views.terminal import as_json, print_health, visible
+from lookback.views.terminal import escape_unprintable, format_json, print_health
 
 if TYPE_CHECKING:
     from lookback.remote.runs import Line
@@ -84,11 +84,11 @@ def _deploy_check(options: argparse.Namespace) -> int:
     for check in check_deployment(_open_workspace(options), options.warehouse):
         levels.append(check.level)
         if wants_json(options):
-            print(as_json(asdict(check)), flush=True)
+            print(format_json(asdict(check)), flush=True)
             continue
-        print(visible(f"{check.level + ':':<9}{check.check}: {check.what}"), flush=True)
+        print(escape_unprintable(f"{check.level + ':':<9}{check.check}: {check.what}"), flush=True)
         if check.remedy:
-            print(visible(f"{'':<9}{check.remedy}"))
+            print(escape_unprintable(f"{'':<9}{check.remedy}"))
     return FOUND_PROBLEMS if PROBLEM in levels else 0
 
 
@@ -97,7 +97,9 @@ def _start(options: argparse.Namespace) -> None:
 
     url = start_job(_open_workspace(options), options.job)
     print(
-        as_json({"job": options.job, "url": url}) if wants_json(options) else f"started {options.job}: {visible(url)}"
+        format_json({"job": options.job, "url": url})
+        if wants_json(options)
+        else f"started {options.job}: {escape_unprintable(url)}"
     )
 
 
@@ -105,7 +107,7 @@ def _stop(options: argparse.Namespace) -> None:
     from lookback.remote.runs import stop_job
 
     for done in stop_job(_open_workspace(options), options.job):
-        print(as_json({"job": options.job, "done": done}) if wants_json(options) else visible(done))
+        print(format_json({"job": options.job, "done": done}) if wants_json(options) else escape_unprintable(done))
 
 
 def _logs(options: argparse.Namespace) -> int:
@@ -114,7 +116,7 @@ def _logs(options: argparse.Namespace) -> int:
     failed = False
     for line in follow_run(_open_workspace(options), options.job, options.run_id, until_end=options.follow):
         failed = failed or line.state == "ERROR"
-        print(as_json(asdict(line)) if wants_json(options) else _format_line(line), flush=True)
+        print(format_json(asdict(line)) if wants_json(options) else _format_line(line), flush=True)
     return FOUND_PROBLEMS if failed else 0
 
 
@@ -123,7 +125,9 @@ def _format_line(line: Line) -> str:
     task = f" {line.task}" if line.task else ""
     again = f" (attempt {line.attempt + 1})" if line.attempt else ""
     first = f"{clock}{task}{again} {line.state}" + (f": {line.message}" if line.message else "")
-    return "\n".join([visible(first), *(f"  {visible(each)}" for each in line.trace.splitlines())])
+    return "\n".join(
+        [escape_unprintable(first), *(f"  {escape_unprintable(each)}" for each in line.trace.splitlines())]
+    )
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -150,9 +154,9 @@ def _status(options: argparse.Namespace) -> int:
         "findings": [asdict(finding) for finding in findings],
     }  # fmt: skip
     if wants_json(options):
-        print(as_json(row))
+        print(format_json(row))
     else:
-        print(visible(f"{row['job']}: {row['job_state']} {row['run'] or ''}".rstrip()))
+        print(escape_unprintable(f"{row['job']}: {row['job_state']} {row['run'] or ''}".rstrip()))
         print_health(row)
     return FOUND_PROBLEMS if options.check and not row["healthy"] else 0
 

@@ -17,7 +17,7 @@ from lookback.core.rules.remarks import Remark, find_remarks
 from lookback.core.values.texts import count_noun, join_words
 from lookback.data_remarks import find_data_remarks
 from lookback.testing.rule_tests import check_rule
-from lookback.views.terminal import print_json, print_table, visible
+from lookback.views.terminal import escape_unprintable, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.core.errors import Problem
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
     """Adds `rules` with its sub-commands, and `advance`. places: the options that all commands have."""
-    parser = command("rules", _rules_list, "publish, check and list rules")
+    parser = command("rules", _list_rules, "publish, check and list rules")
     _add_subcommands(make_adder(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places))
     advance = command("advance", _advance, "move a stream's watermark on while no events come")
     advance.add_argument("stream")
@@ -37,12 +37,12 @@ def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
 
 
 def _add_subcommands(command: Command) -> None:
-    push = command("push", _rules_push, "check rules and publish their next versions")
+    push = command("push", _push_rules, "check rules and publish their next versions")
     push.add_argument("files", nargs="+")
     push.add_argument("--status", default="active", choices=["active", "draft", "shadow", "paused"])
     push.add_argument("--author", default="")
     push.add_argument("--comment", default="")
-    check = command("check", _rules_check, "check rules and run their own tests; nothing is written")
+    check = command("check", _check_rules, "check rules and run their own tests; nothing is written")
     check.add_argument("files", nargs="+")
     check.add_argument(
         "--against-data", action="store_true",
@@ -55,9 +55,9 @@ def _add_subcommands(command: Command) -> None:
         metavar="N",
         help="how many of the newest events --against-data reads (50000)",
     )
-    command("list", _rules_list, "the last version of every rule")
+    command("list", _list_rules, "the last version of every rule")
     for name, status in (("pause", "paused"), ("resume", "active"), ("retire", "retired")):
-        sub = command(name, _rules_status, f"publish a version with status {status}")
+        sub = command(name, _set_status, f"publish a version with status {status}")
         sub.add_argument("rule_id")
         sub.add_argument("--author", default="")
         sub.add_argument("--comment", default="")
@@ -66,11 +66,11 @@ def _add_subcommands(command: Command) -> None:
         ("clear-state", "forget all window state of a stream; its rules go on with empty windows"),
         ("retire-all", "retire all rules of a stream"),
     ):
-        sub = command(name, _rules_command, text)
+        sub = command(name, _send_command, text)
         sub.add_argument("stream")
         sub.set_defaults(action=name.replace("-", "_"))
-    command("schema", _rules_schema, "print the JSON Schema of rule documents, for editors")
-    export = command("export", _rules_export, "print rules as YAML")
+    command("schema", _print_schema, "print the JSON Schema of rule documents, for editors")
+    export = command("export", _export_rules, "print rules as YAML")
     export.add_argument("rule_id", nargs="?")
 
 
@@ -88,7 +88,7 @@ def _open_rules_table(options: argparse.Namespace) -> RulesTable:
     return RulesTable(tables, streams)
 
 
-def _rules_check(options: argparse.Namespace) -> int:
+def _check_rules(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     streams, tables, events = settings.streams(), None, 0
     # `push` checks too, and has neither option.
@@ -140,7 +140,7 @@ def _print_findings(checked: _CheckedFile) -> None:
         return
     print(f"{checked.file}: rule {checked.name!r} is fine ({count_noun(checked.tests, 'test')} of its own)")
     for remark in checked.remarks:
-        print(visible(f"remark: rule {checked.name!r}: {remark}"))
+        print(escape_unprintable(f"remark: rule {checked.name!r}: {remark}"))
 
 
 def _print_findings_json(checked: _CheckedFile) -> None:
@@ -152,9 +152,9 @@ def _print_findings_json(checked: _CheckedFile) -> None:
     print_json({**rule, **row} for row in rows or [{"level": "fine", "tests": checked.tests}])
 
 
-def _rules_push(options: argparse.Namespace) -> int:
+def _push_rules(options: argparse.Namespace) -> int:
     # The check needs no Spark and comes before anything is published.
-    if _rules_check(options):
+    if _check_rules(options):
         return FOUND_PROBLEMS
     rules = _open_rules_table(options)
     for document in map(load_rule_document, options.files):
@@ -167,14 +167,14 @@ def _rules_push(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rules_status(options: argparse.Namespace) -> None:
+def _set_status(options: argparse.Namespace) -> None:
     version = _open_rules_table(options).set_status(
         options.rule_id, options.status, author=options.author, comment=options.comment
     )
     print(f"published {options.rule_id} version {version} ({options.status})")
 
 
-def _rules_list(options: argparse.Namespace) -> None:
+def _list_rules(options: argparse.Namespace) -> None:
     rows = [asdict(row) for row in _open_rules_table(options).rows()]
     if wants_json(options):
         print_json(rows)
@@ -185,17 +185,17 @@ def _rules_list(options: argparse.Namespace) -> None:
     print_table(rows, ("rule_id", "version", "status", "stream", "when", "author", "changed_at"))
 
 
-def _rules_export(options: argparse.Namespace) -> None:
+def _export_rules(options: argparse.Namespace) -> None:
     documents = _open_rules_table(options).export(options.rule_id)
     print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
 
 
-def _rules_command(options: argparse.Namespace) -> None:
+def _send_command(options: argparse.Namespace) -> None:
     _open_rules_table(options).command(options.action, options.stream)
     print(f"published {options.action} for {options.stream}")
 
 
-def _rules_schema(options: argparse.Namespace) -> None:
+def _print_schema(options: argparse.Namespace) -> None:
     from lookback.core.rules.schema import format_rule_schema
 
     print(format_rule_schema(), end="")

@@ -24,7 +24,7 @@ from lookback.commands.options import (
 from lookback.core.errors import SetupError, StreamError
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import parse_duration
-from lookback.views.terminal import as_json, describe_change, print_json, print_table, visible
+from lookback.views.terminal import describe_change, escape_unprintable, format_json, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.spark.ingest.files import IngestReport
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
     """Adds these commands. places: the options that all commands have."""
-    stream = command("stream", _stream_new, "declare a stream")
+    stream = command("stream", _draft_stream, "declare a stream")
     new = make_adder(stream.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)(
-        "new", _stream_new, "draft the declaration of a stream from a file of its events, to be edited"
+        "new", _draft_stream, "draft the declaration of a stream from a file of its events, to be edited"
     )
     new.add_argument("file", help="a CSV, JSON lines or Parquet file, or a folder of them")
     new.add_argument("--name", default="", help="the stream's name (default: the file's)")
@@ -62,7 +62,7 @@ def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
     ingest.add_argument(
         "--skip-lost", action="store_true", help="go on where Kafka has deleted records that were not read yet"
     )
-    rejected = command("rejected", _rejected, "list the rows that ingest could not use, and why")
+    rejected = command("rejected", _list_rejected, "list the rows that ingest could not use, and why")
     rejected.add_argument("stream")
     rejected.add_argument("--limit", type=int, default=20, metavar="N", help="how many rows to print (20); --json: all")
     evaluate = command("evaluate", _evaluate, "judge a stream's events by its rules")
@@ -118,7 +118,7 @@ def _ingest(options: argparse.Namespace) -> None:
     else:
         report = ingest(open_tables(settings), stream, options.path, format=options.format, progress=progress)
     if wants_json(options):
-        print(as_json(asdict(report)))
+        print(format_json(asdict(report)))
         return
     print(report)
     _print_rejections(report)
@@ -129,10 +129,10 @@ def _ingest(options: argparse.Namespace) -> None:
 def _print_rejections(report: IngestReport) -> None:
     if report.why_rejected:
         # It quotes the contents of files.
-        print_line("\n".join(map(visible, report.why_rejected.splitlines())))
+        print_line("\n".join(map(escape_unprintable, report.why_rejected.splitlines())))
 
 
-def _rejected(options: argparse.Namespace) -> None:
+def _list_rejected(options: argparse.Namespace) -> None:
     from lookback.spark.ingest.rejected import RejectedRows
 
     settings = load_settings(options)
@@ -145,14 +145,14 @@ def _rejected(options: argparse.Namespace) -> None:
         print_json(row.asDict() for row in rejected.read().toLocalIterator())
     else:
         for each in rejected.count_by_reason():
-            print(visible(str(each)))
+            print(escape_unprintable(str(each)))
         print(f"the newest {options.limit}:")
         rows = [row.asDict() for row in rejected.read().limit(options.limit).collect()]
         print_table(rows, ("ingested_at", "reason", "source", "raw"))
         print(f"correct the stream's declaration or `raw`, then: lookback ingest {stream.name} --retry-rejected")
 
 
-def _stream_new(options: argparse.Namespace) -> int:
+def _draft_stream(options: argparse.Namespace) -> int:
     from lookback.stream_draft import draft_stream
 
     text = draft_stream(options.file, options.name, options.format)
@@ -196,7 +196,7 @@ def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Strea
     def show(report: IngestReport) -> None:
         nonlocal has_shown_assumptions
         if wants_json(options):
-            print_line(as_json(asdict(report)))
+            print_line(format_json(asdict(report)))
             return
         print_line(str(report))
         _print_rejections(report)
@@ -233,7 +233,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     def show(report: BatchReport) -> None:
         metrics.add(report)
-        print_line(as_json(asdict(report)) if wants_json(options) else _format_batch(report))
+        print_line(format_json(asdict(report)) if wants_json(options) else _format_batch(report))
 
     evaluation = Evaluation(
         tables, stream, streams, checkpoint,

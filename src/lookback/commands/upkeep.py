@@ -12,13 +12,13 @@ from typing import Any
 
 from lookback.commands.options import FOUND_PROBLEMS, Command, load_settings, open_tables, wants_json
 from lookback.core.errors import SetupError
-from lookback.views.terminal import as_json, print_health, print_json, print_table, visible
+from lookback.views.terminal import escape_unprintable, format_json, print_health, print_json, print_table
 
 
 def add_commands(command: Command) -> None:
     """Adds these commands."""
     command("init", _init, "create the tables of all declared streams; add comments that are missing")
-    status = command("status", _status, "show figures of each stream, and whether it is healthy")
+    status = command("status", _show_status, "show figures of each stream, and whether it is healthy")
     status.add_argument("--check", action="store_true", help="end with 1 if a stream is not healthy, for a monitor")
     status.add_argument(
         "--tell", action="store_true", help="send findings to the receivers of CONF/notifiers.yml that want them"
@@ -55,7 +55,7 @@ def _init(options: argparse.Namespace) -> int:
     return FOUND_PROBLEMS if refused else 0
 
 
-def _status(options: argparse.Namespace) -> int:
+def _show_status(options: argparse.Namespace) -> int:
     from lookback.spark.operations.status import stream_status
     from lookback.spark.stream.checkpoint import Checkpoint
     from lookback.spark.stream.pipeline import checkpoint_folder
@@ -109,7 +109,7 @@ def _send_notices(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
             if outcome.status != SENT:
                 is_sent = False
                 text = f"{receiver.name} could not be notified of {row['stream']}: {outcome.error}"
-                print(visible(text), file=sys.stderr)
+                print(escape_unprintable(text), file=sys.stderr)
     return is_sent
 
 
@@ -128,7 +128,7 @@ def _maintain(options: argparse.Namespace) -> int:
     else:
         print_table(rows, ("table", "expired", "open", "files", "compacted", "written", "deleted", "keeps", "note"))
         for each in done.checkpoints:
-            print("".join(map(visible, f"{each.level}: {each.what}")))
+            print("".join(map(escape_unprintable, f"{each.level}: {each.what}")))
         if done.older is not None:
             print(done.older)
     return FOUND_PROBLEMS if done.problems else 0
@@ -153,7 +153,7 @@ def _forget(options: argparse.Namespace) -> None:
             print("nothing was deleted")
             return
         report = forget(tables, stream, options.where, checkpoint=checkpoint)
-    print(as_json(asdict(report)) if wants_json(options) else report)
+    print(format_json(asdict(report)) if wants_json(options) else report)
 
 
 def _confirm(question: str) -> bool:

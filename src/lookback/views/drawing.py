@@ -23,14 +23,14 @@ BLUE, ORANGE, GREEN, RED, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 _WIDTH_INCHES = 10.0
 
 
-def new_figure(height: float) -> Figure:
+def make_figure(height: float) -> Figure:
     """Returns an empty figure of the common width. height: inches."""
     return Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
 
 
-def stacked_axes(rows: int, height: float, *, sharex: bool = False) -> tuple[Figure, list[Axes]]:
+def make_stacked_axes(rows: int, height: float, *, sharex: bool = False) -> tuple[Figure, list[Axes]]:
     """Returns a figure and its axes, one above the other. height: of the whole figure, in inches."""
-    figure = new_figure(height)
+    figure = make_figure(height)
     axes = list(figure.subplots(rows, 1, sharex=sharex, squeeze=False).ravel())
     for each in axes:
         style_axes(each)

@@ -105,7 +105,7 @@ class _View:
         last = reports[-1]
         parts = [
             state, f"{self._batches:,} {'batch' if self._batches == 1 else 'batches'}", f"{self._events:,} events",
-            f"{pictures.events_per_second(reports)[-1]:,.0f} events/s in the last batch",
+            f"{pictures.compute_events_per_second(reports)[-1]:,.0f} events/s in the last batch",
             f"{last.state_rows:,} rows of state", count_noun(last.rules, "rule"),
         ]  # fmt: skip
         if self._committed and last.arrival is not None:

@@ -29,10 +29,10 @@ from lookback.views.drawing import (
     format_thousands,
     format_time,
     format_time_axis,
-    new_figure,
+    make_figure,
+    make_stacked_axes,
     set_titles,
     shorten_name,
-    stacked_axes,
     style_axes,
     to_utc_index,
     write_placeholder,
@@ -63,7 +63,7 @@ _MAX_RULES = 6
 
 def plot_events_over_time(times: Iterable[object], title: str = "Events over time") -> Figure:
     """Plots events over event time. times: those of the events."""
-    figure, (axes,) = stacked_axes(1, 2.9)
+    figure, (axes,) = make_stacked_axes(1, 2.9)
     known = to_utc_index(times)
     _draw_histogram(axes, known, known, BLUE, "events")
     format_time_axis(axes)
@@ -88,7 +88,7 @@ def plot_flagged(
     mapping), such as Result.alerts.to_pandas(). values, name, limits: those of a Trial; without values, events over time
     are plotted instead.
     """
-    figure = new_figure(5.2)
+    figure = make_figure(5.2)
     grid = figure.add_gridspec(2, 2, width_ratios=(2.6, 1), height_ratios=(2, 1))
     upper, top = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[:, 1])
     lower = figure.add_subplot(grid[1, 0], sharex=upper)
@@ -142,7 +142,7 @@ def plot_alerts_over_time(alerts: pd.DataFrame) -> Figure:
 
     alerts: rows with event_time and rule_id, such as those of the alerts table.
     """
-    figure, (axes,) = stacked_axes(1, 3.8)
+    figure, (axes,) = make_stacked_axes(1, 3.8)
     names = _group_frequent_rules(alerts)
     edges = _find_bin_edges(to_utc_index(alerts["event_time"]) if len(alerts) else to_utc_index([]))
     groups = [
@@ -173,7 +173,7 @@ def plot_precision(reviews: pd.DataFrame) -> Figure:
     counts = counts.reindex(columns=list(_DISPOSITIONS), fill_value=0)
     totals = counts.sum(axis=1).sort_values(ascending=False, kind="stable")
     shown = counts.loc[totals.index[:_MAX_KEYS]]
-    figure, (axes,) = stacked_axes(1, 1.6 + 0.4 * max(len(shown), 2))
+    figure, (axes,) = make_stacked_axes(1, 1.6 + 0.4 * max(len(shown), 2))
     axes.grid(visible=False)
     left = np.zeros(len(shown))
     for disposition, (colour, label) in _DISPOSITIONS.items():
@@ -206,11 +206,11 @@ def plot_evaluation(reports: Sequence[BatchReport], committed: Mapping[int, dt.d
     committed: commit version -> its time; the lag is the time from the commit of a batch's last events to the commit of its
     alerts. Without it, the seconds that each batch took are plotted.
     """
-    figure = new_figure(5.4)
+    figure = make_figure(5.4)
     (rate, lag), (state, alerts) = figure.subplots(2, 2)
     times = [report.finished_at for report in reports]
-    _draw_line(rate, times, events_per_second(reports), BLUE, "events/s")
-    lags = lag_seconds(reports, committed) if committed else None
+    _draw_line(rate, times, compute_events_per_second(reports), BLUE, "events/s")
+    lags = compute_lag_seconds(reports, committed) if committed else None
     if lags is not None and any(not math.isnan(value) for value in lags):
         _draw_line(lag, times, lags, ORANGE, "lag, commit to alert (s)")
     else:
@@ -227,7 +227,7 @@ def plot_evaluation(reports: Sequence[BatchReport], committed: Mapping[int, dt.d
     return figure
 
 
-def events_per_second(reports: Sequence[BatchReport]) -> list[float]:
+def compute_events_per_second(reports: Sequence[BatchReport]) -> list[float]:
     """Divides the events of each batch by the seconds since the previous batch ended; for the first, by its duration."""
     rates = []
     for at, report in enumerate(reports):
@@ -238,7 +238,7 @@ def events_per_second(reports: Sequence[BatchReport]) -> list[float]:
     return rates
 
 
-def lag_seconds(reports: Sequence[BatchReport], committed: Mapping[int, dt.datetime]) -> list[float]:
+def compute_lag_seconds(reports: Sequence[BatchReport], committed: Mapping[int, dt.datetime]) -> list[float]:
     """Returns the seconds from the commit of each batch's last events until its alerts; NaN if the commit is unknown."""
     commit_times = [None if report.arrival is None else committed.get(report.arrival) for report in reports]
     return [

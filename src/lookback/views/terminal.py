@@ -16,10 +16,10 @@ _MAX_CELL_CHARACTERS = 80
 def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
     """Prints each row as a JSON object on a line."""
     for row in rows:
-        print(as_json(row))
+        print(format_json(row))
 
 
-def as_json(row: Mapping[str, Any]) -> str:
+def format_json(row: Mapping[str, Any]) -> str:
     """Formats a row as JSON: decimals as strings, times as ISO 8601 with Z."""
     return json.dumps(row, ensure_ascii=False, default=_format_value)
 
@@ -42,13 +42,13 @@ def describe_change(row: Mapping[str, Any]) -> str:
 
 def print_health(status: Mapping[str, Any]) -> None:
     """Prints the sentence on a stream's health, then each finding and its remedy."""
-    print(visible(status["health"]))
+    print(escape_unprintable(status["health"]))
     if account := status.get("account"):
         print(f"  {describe_account(account)}")
     for finding in status["findings"]:
         # Findings quote values of events and rules.
-        print(visible(f"  {finding['level']}: {finding['what']}"))
-        print(visible(f"    {finding['remedy']}"))
+        print(escape_unprintable(f"  {finding['level']}: {finding['what']}"))
+        print(escape_unprintable(f"    {finding['remedy']}"))
 
 
 def describe_account(account: Mapping[str, Any]) -> str:
@@ -70,10 +70,10 @@ def format_cell(value: Any) -> str:
     """Formats a value for a table: times to the second, at most 80 characters."""
     if isinstance(value, dt.datetime):
         value = value.astimezone(dt.timezone.utc).replace(microsecond=0)
-    return cut_end(visible(to_text(value) or ""), _MAX_CELL_CHARACTERS)
+    return cut_end(escape_unprintable(to_text(value) or ""), _MAX_CELL_CHARACTERS)
 
 
-def visible(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Escapes the unprintable characters of a text: messages quote events, whose values must not steer the terminal."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 

@@ -17,9 +17,9 @@ from lookback.views.drawing import (
     escape_formula,
     format_time,
     format_time_axis,
+    make_stacked_axes,
     set_titles,
     shorten_name,
-    stacked_axes,
     to_utc_index,
 )
 
@@ -49,7 +49,7 @@ def plot_key_timeline(explanation: Explanation) -> Figure:
 
 def _plot_lookback(explanation: Explanation) -> Figure:
     frame, main = explanation.timeline, _find_main_measure(explanation)
-    figure, (upper, lower) = stacked_axes(2, 5.6, sharex=True)
+    figure, (upper, lower) = make_stacked_axes(2, 5.6, sharex=True)
     _draw_contributions(upper, explanation, "look-back window")
     _shade(lower, main.window_start, main.window_end, SKY, "look-back window")
     for text, value in explanation.event_limits:
@@ -74,7 +74,7 @@ def _plot_lookback(explanation: Explanation) -> Figure:
 def _plot_windows(explanation: Explanation) -> Figure:
     windows, main = explanation.windows, _find_main_measure(explanation)
     what = "session" if explanation.kind == SESSION else "window"
-    figure, (upper, lower) = stacked_axes(2, 5.6, sharex=True)
+    figure, (upper, lower) = make_stacked_axes(2, 5.6, sharex=True)
     _draw_contributions(upper, explanation, what)
     _shade(lower, main.window_start, main.window_end, SKY, what)
     drawn = windows.dropna(subset=["value"])
@@ -112,7 +112,7 @@ def _plot_windows(explanation: Explanation) -> Figure:
 def _plot_sequence(explanation: Explanation) -> Figure:
     frame, alert = explanation.timeline, explanation.alert
     names = [step.name for step in explanation.steps]
-    figure, (axes,) = stacked_axes(1, 1.9 + 0.5 * (len(names) + 1))
+    figure, (axes,) = make_stacked_axes(1, 1.9 + 0.5 * (len(names) + 1))
     axes.grid(visible=False)
     shades = {"steps": (SKY, "time for the steps"), "wait": (ORANGE, "wait")}
     for row in explanation.windows.itertuples():

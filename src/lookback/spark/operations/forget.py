@@ -97,9 +97,9 @@ class ForgetReport:
         return sum(self.rows.values())
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(self._format_lines())
 
-    def _lines(self) -> list[str]:
+    def _format_lines(self) -> list[str]:
         verb = "would be deleted" if self.dry_run else "deleted"
         lines = [f"{self.stream} where {self.where}: {self.total:,} rows {verb}"]
         lines += [f"  {name:<16}{count:>9,}" for name, count in self.rows.items()]

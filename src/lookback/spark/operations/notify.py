@@ -162,7 +162,7 @@ class Notifier:
             (name, waiting)
             for name, queue in queues.items()
             for waiting in queue
-            if (name, *_key(waiting)) not in settled
+            if (name, *_get_key(waiting)) not in settled
         ]
         counts.waiting = len(left)
         self._floor = min([now - _COMMIT_SECONDS, *(waiting.decided_at for _, waiting in left)])
@@ -259,7 +259,7 @@ class Notifier:
             if receivers[row["receiver"]].wants(waiting.alert):
                 queues[row["receiver"]].append(waiting)
         for queue in queues.values():
-            queue.sort(key=lambda waiting: (waiting.attempts, waiting.decided_at, *_key(waiting)))
+            queue.sort(key=lambda waiting: (waiting.attempts, waiting.decided_at, *_get_key(waiting)))
         return queues
 
     def _deliver(self, receiver: Receiver, queue: Sequence[Waiting], down_since: float | None) -> list[dict[str, Any]]:
@@ -333,7 +333,7 @@ def _make_note(
     receiver: Receiver, waiting: Waiting, status: str, attempts: int, error: str, now: float
 ) -> dict[str, Any]:
     """Makes a row of `notifications`, and logs it unless the alert was sent."""
-    alert_id, revision = _key(waiting)
+    alert_id, revision = _get_key(waiting)
     if status != SENT:
         level = logging.WARNING if status == GIVEN_UP else logging.INFO
         text = "receiver=%s alert=%s revision=%s %s attempts=%s %s"
@@ -357,7 +357,7 @@ def _count(rows: Sequence[Mapping[str, Any]]) -> Counts:
     return Counts(statuses.count(SENT), statuses.count(FAILED), statuses.count(GIVEN_UP))
 
 
-def _key(waiting: Waiting) -> tuple[str, int]:
+def _get_key(waiting: Waiting) -> tuple[str, int]:
     return waiting.alert["alert_id"], waiting.alert["revision"]
 
 

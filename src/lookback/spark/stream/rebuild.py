@@ -77,7 +77,7 @@ class Rebuild:
             through = max(through, _find_last_change(tables, stream, first, judged_through))
         logged = [
             LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"])
-            for row in _rows(tables, "rule_log", stream, ("rule_id", "version", "action", "arrival"))
+            for row in _read_rows(tables, "rule_log", stream, ("rule_id", "version", "action", "arrival"))
         ]
         seed = _make_seed(tables, stream, starts[EVENTS]) if starts[EVENTS] else None
         changes = read_rule_changes(tables, starts[RULES])
@@ -124,7 +124,7 @@ class UnwrittenRows:
         last, deleted = self.rebuild.written.get(name, -1), self.rebuild.deleted.get(name, -1)
         keys = zip(*(rows.column(column).to_pylist() for column in identity), strict=True)
         keep = []
-        for key, row in zip(keys, self._rows(rows), strict=True):
+        for key, row in zip(keys, self._list_rows(rows), strict=True):
             arrival = -1 if row["arrival"] is None else row["arrival"]
             again = known[key] > 0
             known[key] -= again
@@ -136,7 +136,7 @@ class UnwrittenRows:
         return rows.filter(pa.array(keep, pa.bool_()))
 
     @staticmethod
-    def _rows(rows: pa.Table) -> list[dict[str, Any]]:
+    def _list_rows(rows: pa.Table) -> list[dict[str, Any]]:
         columns = [each for each in ("arrival", "action") if each in rows.column_names]
         return list(rows.select(columns).to_pylist())
 
@@ -205,7 +205,7 @@ def _find_last_change(tables: Tables, stream: Stream, first: int, last: int) -> 
     return -1 if row is None or row[0] is None else int(row[0])
 
 
-def _rows(tables: Tables, name: str, stream: Stream, columns: tuple[str, ...]) -> list[Any]:
+def _read_rows(tables: Tables, name: str, stream: Stream, columns: tuple[str, ...]) -> list[Any]:
     return tables.read(name).where(F.col("stream") == stream.name).select(*columns).collect()
 
 
