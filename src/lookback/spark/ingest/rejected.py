@@ -96,7 +96,7 @@ class RejectedRows:
             now.alias("ingested_at"),
             F.col(READ_AS).alias("read_as"),
         )
-        known = self._rows()
+        known = self._read_stream()
         if not self.tables.is_unwritten(_TABLE) and known.inputFiles():
             # A run that is repeated writes no row twice.
             known = known.select(F.col("source").alias("__source"), F.col("raw").alias("__known"))
@@ -108,18 +108,22 @@ class RejectedRows:
 
     def read(self) -> DataFrame:
         """Reads the stream's rows, the newest first."""
-        return self._rows().orderBy(F.desc("ingested_at"), "source", "raw").drop("read_as")
+        return self._read_stream().orderBy(F.desc("ingested_at"), "source", "raw").drop("read_as")
 
     def count_by_reason(self) -> tuple[Rejection, ...]:
         """Counts the stream's rows by kind of reason."""
-        return count_rejections(self._rows(), F.col("reason"), F.col("raw"), F.col("source"))
+        return count_rejections(self._read_stream(), F.col("reason"), F.col("raw"), F.col("source"))
 
     def check_kept(self, options: Mapping[str, str]) -> list[DataFrame]:
         """Checks the rows again whose text was kept, grouped by how they were read. Reads no file."""
-        kept = self._with_read_as().where("raw is not null").withColumn(_GROUP, drop_record_parts(F.col("read_as")))
+        kept = (
+            self._read_with_reading().where("raw is not null").withColumn(_GROUP, drop_record_parts(F.col("read_as")))
+        )
         return [
             _parse_rows(
-                kept.where(F.col(_GROUP).eqNullSafe(F.lit(row[0]))), _Reading.from_json(row[0], options), self.stream
+                kept.where(F.col(_GROUP).eqNullSafe(F.lit(row[_GROUP]))),
+                _Reading.from_json(row[_GROUP], options),
+                self.stream,
             )
             for row in kept.select(_GROUP).distinct().collect()
         ]
@@ -130,7 +134,7 @@ class RejectedRows:
         options: the reader's, over those that the rows were read with.
         """
         parts = self.check_kept(options)
-        rows = self._with_read_as()
+        rows = self._read_with_reading()
         files = rows.where("raw is null and source is not null and read_as is not null")
         files = files.where(~is_record(F.col("source")))
         names: list[str] = []
@@ -155,11 +159,11 @@ class RejectedRows:
             else:
                 return
 
-    def _with_read_as(self) -> DataFrame:
-        rows = self._rows()
+    def _read_with_reading(self) -> DataFrame:
+        rows = self._read_stream()
         return rows if "read_as" in rows.columns else rows.withColumn("read_as", F.lit(None).cast("string"))
 
-    def _rows(self) -> DataFrame:
+    def _read_stream(self) -> DataFrame:
         return self.tables.read(_TABLE).where(F.col("stream") == self.stream.name)
 
 

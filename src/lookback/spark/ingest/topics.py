@@ -39,7 +39,7 @@ _SILENCE_SECONDS = 20.0
 _LOST = {"failOnDataLoss": "false"}
 
 
-def topic_checkpoint(tables: Tables, stream: Stream) -> str:
+def choose_topic_checkpoint(tables: Tables, stream: Stream) -> str:
     """Returns the default checkpoint of an ingest of the stream's topic: a folder below the tables' root or volume."""
     return f"{tables.files}/_checkpoints/kafka_{stream.name}"
 
@@ -67,7 +67,7 @@ class TopicIngest:
         require_ingest(tables, stream)
         self._tables, self._stream, self._every = tables, stream, every
         self._topic = Topic.of(stream)
-        self._checkpoint = str(checkpoint or topic_checkpoint(tables, stream))
+        self._checkpoint = str(checkpoint or choose_topic_checkpoint(tables, stream))
         self._options = _LOST if skip_lost else {}
         self._progress = progress
         # Only a run that is to end loses patience.
