@@ -284,7 +284,10 @@ def test_missing_cli_is_a_sentence_with_the_command_that_installs_it(
     monkeypatch.setenv("PATH", "")
     assert remote(bundle, "stop") == 2
     said = capsys.readouterr().err
-    assert "needs the Databricks CLI, which is not on the PATH: `brew install databricks/tap/databricks`" in said
+    assert (
+        "the Databricks CLI, by which bundles are read, is not on the PATH: `brew install databricks/tap/databricks`"
+        in said
+    )
     assert len(said.splitlines()) == 1
 
 

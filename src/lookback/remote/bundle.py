@@ -59,7 +59,7 @@ def read_bundle(folder: str | Path, target: str | None, profile: str | None, sec
         raise SetupError(f"there is no {file}; run it where the bundle is, or name its folder with --bundle")
     executable = shutil.which("databricks")
     if executable is None:
-        raise SetupError(f"lookback remote needs the Databricks CLI, which is not on the PATH: {_INSTALL}")
+        raise SetupError(f"the Databricks CLI, by which bundles are read, is not on the PATH: {_INSTALL}")
     # --force-pull: somebody else may have deployed since this machine last saw the deployment's state.
     command = [executable, "bundle", "summary", "--force-pull", "--output", "json"]
     command += ["--target", target] if target else []
