@@ -88,6 +88,7 @@ def test_c3_3_what_does_not_add_up_is_said(judged: Tables) -> None:
     assert "This does not add up" in describe_account(found)
 
 
+@pytest.mark.long
 def test_the_account_costs_the_same_however_long_the_stream_has_run(
     judged: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,7 +143,7 @@ def test_a_catalog_is_set_up_once_evaluated_and_maintained(catalog: Tables, tmp_
     assert alerts == replayed_alerts(replay_of_tables(catalog))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_command_works_on_the_tables_of_a_catalog(
     catalog: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,6 +211,7 @@ def test_command_sends_by_the_file_and_goes_on_until_it_is_stopped(
         assert [asked.headers["X-Lookback-Alert-Id"] for asked in server.asked] == ["a1", "a1"]
 
 
+@pytest.mark.long
 def test_a_pass_reads_no_files_of_what_is_settled_however_long_the_history_is(tables: Tables) -> None:
     clock, desk, day = Clock(), Inbox(), dt.timedelta(days=1)
     senders = {receiver("desk"): desk}
