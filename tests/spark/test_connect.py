@@ -76,7 +76,7 @@ def test_commands_work_over_spark_connect(found: dict[str, Any]) -> None:
     [
         ("ingest", "a cluster with dedicated access mode, as the job ingest does"),
         ("retry", "a cluster with dedicated access mode, as the job ingest does"),
-        ("rebuild", "take a cluster with dedicated access mode for --rebuild"),
+        ("rebuild", "use a cluster with dedicated access mode for --rebuild"),
         ("repartition", "this Spark cannot repartition state"),
     ],
 )
