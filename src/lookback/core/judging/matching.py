@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,9 +36,21 @@ class Row(NamedTuple):
     number: int
 
 
-def row_key(row: Row) -> SortKey:
-    """Returns the sort key of a row."""
-    return row.time, row.number
+class Placed(Protocol):
+    """Anything with a place among the rows of a key, as a row has it and a wait that begins with one."""
+
+    @property
+    def time(self) -> int:
+        """The time of the row, in microseconds."""
+
+    @property
+    def number(self) -> int:
+        """The number of the row."""
+
+
+def sort_key(each: Placed) -> SortKey:
+    """Returns the sort key of a row, or of the row with which a wait begins."""
+    return each.time, each.number
 
 
 class _Array:
@@ -227,7 +239,7 @@ class Match:
         if not self.begin <= key < self.next:
             return
         for rows in self.rows:
-            rows.cut(bisect_left(rows, key, key=row_key))
+            rows.cut(bisect_left(rows, key, key=sort_key))
         while len(self.rows) > 1 and not self.rows[-1]:
             del self.rows[-1]
         if self._ended is not None and self._ended >= key:
@@ -241,7 +253,7 @@ class Match:
             count, failed = self._offer_some(rows[start : start + size])
             start, size = start + count, min(2 * size, _MOST_ROWS)
         if rows:
-            time, number = row_key(rows[-1])
+            time, number = sort_key(rows[-1])
             self.next = time, number + 1
         return failed
 
@@ -277,7 +289,7 @@ class Match:
                 count = counts[moved]
                 listed.cut(count)
         if spec.at_most is not None and count > spec.at_most:
-            self._ended = row_key(listed[spec.at_most])
+            self._ended = sort_key(listed[spec.at_most])
         elif moved is not None:
             self.rows.append(TakenRows([rows[moved]]))
         return len(rows) if moved is None else moved + 1, failed
@@ -294,11 +306,11 @@ class Index:
             for condition, listed in enumerate(self.rows):
                 if row.bits >> condition & 1:
                     listed.append(row)
-                    self.sort_keys[condition].append(row_key(row))
+                    self.sort_keys[condition].append(sort_key(row))
 
     def add(self, row: Row) -> None:
         """Adds a row."""
-        key = row_key(row)
+        key = sort_key(row)
         for condition, sort_keys in enumerate(self.sort_keys):
             if row.bits >> condition & 1:
                 at = bisect_left(sort_keys, key)

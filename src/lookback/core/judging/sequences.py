@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookback.core.judging.matching import Index, Match, Row, SortKey, Steps, TakenRows, row_key
+from lookback.core.judging.matching import Index, Match, Row, SortKey, Steps, TakenRows, sort_key
 from lookback.core.judging.segment import Order, RuleRun
 from lookback.core.judging.verdicts import Subject, texts_of
 from lookback.core.rules.compiled import CompiledRule
@@ -118,7 +118,7 @@ class KeyState:
     def empty(self) -> None:
         """Lets only rows count that arrive later."""
         if self.pending or self.raised:
-            self.held = sorted([*self.held, *self.rows], key=_sort_key)
+            self.held = sorted([*self.held, *self.rows], key=sort_key)
         self.rows, self.since, self.match = [], self.next, None
 
     def delete(self, time: int, event_id: str, within: int) -> None:
@@ -176,10 +176,6 @@ def _time(each: Row | Wait) -> int:
     return each.time
 
 
-def _sort_key(each: Row | Wait) -> SortKey:
-    return each.time, each.number
-
-
 def _read_release_0_1_0(value: Mapping[str, Any]) -> KeyState:
     """Reads the state of release 0.1.0: rows had no numbers; a match and each wait had rows of their own, per step."""
     steps = value["match"][0] if value["match"] else [[]]
@@ -199,10 +195,10 @@ def _read_release_0_1_0(value: Mapping[str, Any]) -> KeyState:
     numbers = {(row.time, row.id): row.number for row in numbered}
     for time, _, row, taken, version, is_complete in value["waits"]:
         listed = [[_number_row(each, numbers.get((each[0], each[1]), -1)) for each in rows] for rows in taken]
-        begins = [_sort_key(rows[0]) for rows in listed if rows] or [(time, -1)]
+        begins = [sort_key(rows[0]) for rows in listed if rows] or [(time, -1)]
         wait = Wait(time, numbers.get((time, row[1]), -1), 0, begins, version, is_complete, listed)
         if version is None or version >= 0:
-            insort(state.pending if version is None else state.raised, wait, key=_sort_key)
+            insort(state.pending if version is None else state.raised, wait, key=sort_key)
     return state
 
 
@@ -284,10 +280,10 @@ class _Judge:
             row = Row(time, event_id, int(bits[at]), values, self._state.next)
             self._rank, self._state.next = 0, self._state.next + 1
             self._end_waits(row, at)
-            insort(self._state.rows, row, key=_sort_key)
+            insort(self._state.rows, row, key=sort_key)
             self._live.add(row)
             if self._match is not None:
-                self._match.rewind(row_key(row))
+                self._match.rewind(sort_key(row))
             if self._spec.expiry == "fixed":
                 self._judge_fixed(row, at)
             else:
@@ -312,7 +308,7 @@ class _Judge:
         first = row.time - self._spec.within
         low = (first if self._floor is None else max(first, self._floor), -1)
         untils = self._live.sort_keys[self._steps.until]
-        before = bisect_left(untils, _sort_key(row)) - 1
+        before = bisect_left(untils, sort_key(row)) - 1
         if before >= 0 and untils[before] >= low:
             time, number = untils[before]
             low = (time, number + 1)
@@ -336,7 +332,7 @@ class _Judge:
 
     def _judge(self, row: Row, at: int, low: SortKey, since: int) -> None:
         """Judges whether an event completes the steps, with the rows from `low` up to itself, of numbers from `since` on."""
-        steps, key = self._steps, row_key(row)
+        steps, key = self._steps, sort_key(row)
         if not (row.bits >> steps.last & 1 and self._judgeable[at]):
             return
         if steps.reads_event_alone:
@@ -364,7 +360,7 @@ class _Judge:
             self._match = Match(self._steps, begin, since)
         match, rows = self._match, self._state.rows
         match.rewind(key)
-        between = rows[bisect_left(rows, match.next, key=_sort_key) : bisect_left(rows, key, key=_sort_key)]
+        between = rows[bisect_left(rows, match.next, key=sort_key) : bisect_left(rows, key, key=sort_key)]
         match.offer([each for each in between if each.number >= since])
         return match
 
@@ -372,7 +368,7 @@ class _Judge:
         """Writes the alert of an event that completes the steps, or begins a wait. taken: the rows that each step took."""
         bound = self._complete_from
         is_complete = bound is None or row.time - self._spec.within >= bound
-        wait = Wait(row.time, row.number, since, [row_key(rows[0]) for rows in taken], None, is_complete)
+        wait = Wait(row.time, row.number, since, [sort_key(rows[0]) for rows in taken], None, is_complete)
         if self._absent is not None:
             self._begin_wait(wait, at)
         elif self._alerting[at]:
@@ -402,7 +398,7 @@ class _Judge:
             # It begins so late that it is over at once.
             self._raise_absence(wait, self._rule_run.order_by_event(at, self._rank))
         else:
-            insort(self._state.pending, wait, key=_sort_key)
+            insort(self._state.pending, wait, key=sort_key)
 
     def _has_ended(self, wait: Wait) -> bool:
         """Returns whether an event that ends the wait has come already."""
@@ -445,7 +441,7 @@ class _Judge:
         rule_run = self._rule_run
         if rule_run.is_evaluated and rule_run.find_effective(np.array([wait.time + self._wait]))[0]:
             wait.version = rule_run.entry.version
-            insort(self._state.raised, wait, key=_sort_key)
+            insort(self._state.raised, wait, key=sort_key)
             self._write_absence(wait, None, 0, order)
             self._reset_rows()
 
@@ -465,7 +461,7 @@ class _Judge:
         if wait.taken is not None:
             return wait.taken[-1][-1]
         rows = self._find_rows(wait)
-        return rows[bisect_left(rows, _sort_key(wait), key=_sort_key)]
+        return rows[bisect_left(rows, sort_key(wait), key=sort_key)]
 
     def _find_taken(self, wait: Wait) -> list[TakenRows]:
         """Finds the rows that each step took; no more than evidence needs where nothing else reads them."""
@@ -493,7 +489,7 @@ class _Judge:
             rows = self._live.iterate(step, begin, end)
         else:
             held = self._state.held
-            low, high = bisect_left(held, begin, key=_sort_key), bisect_left(held, end, key=_sort_key)
+            low, high = bisect_left(held, begin, key=sort_key), bisect_left(held, end, key=sort_key)
             rows = (row for row in held[low:high] if row.bits >> step & 1)
         return (row for row in rows if wait.since <= row.number <= wait.number)
 
