@@ -34,6 +34,7 @@ from lookback.core.values.keys import Int64s
 from lookback.core.values.texts import first_line
 from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.windows import SEQUENCE
+from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -336,7 +337,7 @@ def _read_evidence(
 ) -> Evidence:
     """Reads the key's events from `earliest` on that had arrived with the alert's commit, and all that decides which counted."""
     arrival = int(alert["arrival"])
-    within = F.col(stream.event_time) >= _to_timestamp(earliest)
+    within = F.col(stream.event_time) >= to_timestamp(earliest)
     # An earlier commit can contain such events only beyond max_future, and those do not count.
     feed = _read_feed(tables, stream.name, earliest - stream.max_future).where(within)
     table = _to_arrow(feed.where(_has_key(stream, rule, alert["key"])), stream)
@@ -460,10 +461,6 @@ def _read_or_refuse(read: Callable[[], _Result], name: str) -> _Result:
             f"the history of table {name!r} cannot be read as it stood: {first_line(error):.300}. "
             "Commits and removed files are kept for delta.logRetentionDuration and delta.deletedFileRetentionDuration."
         ) from error
-
-
-def _to_timestamp(microseconds: int) -> Column:
-    return F.timestamp_micros(F.lit(microseconds).cast("bigint"))
 
 
 def _read_log(tables: Tables, stream: Stream, arrival: int) -> list[Row]:

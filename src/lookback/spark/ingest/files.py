@@ -22,6 +22,7 @@ from lookback.spark.ingest.kafka import name_source
 from lookback.spark.ingest.rejected import RejectedRows, Rejection, count_rejections, name_options_key
 from lookback.spark.ingest.sources import Files, Source, normalize_slashes, read_planned_files
 from lookback.spark.platform.session import is_connect
+from lookback.spark.tables.lakehouse import to_timestamp
 from lookback.spark.tables.locks import find_local_root, lock_ingest
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ class IngestRound:
             if figures.rejected:
                 refused = rows.where(F.col(REASON).isNotNull())
                 rejections = count_rejections(refused, F.col(REASON), F.col(RAW), name_source())
-                self._rejected.write(refused, self._mark, _to_timestamp(_now()))
+                self._rejected.write(refused, self._mark, to_timestamp(_now()))
             if then is not None:
                 then(rows)
         finally:
@@ -437,7 +438,7 @@ class IngestRound:
         one = events.coalesce(1).sortWithinPartitions(_NUMBER)
         columns = [F.col(name) for name in self._stream.fields]
         self._tables.append(
-            one.select(*columns, _to_timestamp(stamp).alias("ingested_at")), self._stream.name, self._mark
+            one.select(*columns, to_timestamp(stamp).alias("ingested_at")), self._stream.name, self._mark
         )
 
     def _take_stamp(self) -> int:
@@ -451,7 +452,7 @@ class IngestRound:
         if self._tables.is_unwritten(self._stream.name):
             return 0
         now = _now()
-        ahead = self._tables.read(self._stream.name).where(F.col("ingested_at") >= _to_timestamp(now))
+        ahead = self._tables.read(self._stream.name).where(F.col("ingested_at") >= to_timestamp(now))
         row = ahead.select(F.max(_to_micros("ingested_at"))).head()
         return int(row[0]) if row is not None and row[0] is not None else 0
 
@@ -518,7 +519,7 @@ def read_possible_duplicates(
     field's type. The bounds are literals, both ends included, so that Delta skips files whose statistics lie outside.
     """
     time_, id_ = F.col(stream.event_time), F.col(stream.event_id)
-    first, last = _to_timestamp(first_time - stream.dedupe_window), _to_timestamp(last_time + stream.dedupe_window)
+    first, last = to_timestamp(first_time - stream.dedupe_window), to_timestamp(last_time + stream.dedupe_window)
     near = (time_ >= first) & (time_ <= last)
     return tables.read(stream.name).where(near & (id_ >= F.lit(first_id)) & (id_ <= F.lit(last_id)))
 
@@ -555,10 +556,6 @@ def _is_within(ranges: list[range]) -> Column:
 
 def _to_micros(name: str) -> Column:
     return F.unix_micros(F.col(name))
-
-
-def _to_timestamp(microseconds: int) -> Column:
-    return F.timestamp_micros(F.lit(microseconds).cast("bigint"))
 
 
 def _now() -> int:

@@ -475,6 +475,11 @@ def quote_text(text: str) -> str:
     return "'" + _refuse_substitution(text, "text").replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
+def to_timestamp(microseconds: int) -> Column:
+    """Returns a time since 1970 as Spark has it, exact to the microsecond."""
+    return F.timestamp_micros(F.lit(microseconds).cast("bigint"))
+
+
 def _is_event(stream: Stream) -> Column:
     """Returns a condition: a row that others wrote has an id, and a time that Python knows in every zone; NULL is false."""
     time = F.col(stream.event_time)
