@@ -16,7 +16,7 @@ from hypothesis import given
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.judging import matching
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
-from lookback.core.state import keyed
+from lookback.core.state import keyruns, pieces
 from lookback.core.state import shard as state_module
 from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_text
 from lookback.core.streams.alerts import Alert, LateEvent
@@ -32,6 +32,7 @@ from lookback.testing.harness import replay
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cases import STREAMS, cases, resolution_cases
+from state_layout import small_runs, state_pages, write_as_before_runs
 
 from oracle import COVERED, Oracle, OracleEvent
 
@@ -48,7 +49,7 @@ class DictStore:
         return self.pages.get(name)
 
     def put(self, name: str, page: bytes) -> None:
-        assert len(page) <= keyed.MAX_PIECE_BYTES
+        assert len(page) <= pieces.MAX_PIECE_BYTES
         self.pages[name] = page
 
     def remove(self, name: str) -> None:
@@ -104,10 +105,10 @@ def as_stored(column: Any, at: int) -> Any:
 
 @contextmanager
 def small_pages() -> Iterator[None]:
-    """As if a state store took 150 bytes at once, a page no more than that of each array, and a match two rows at once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keyed, "MAX_PIECE_BYTES", 150)
-        patch.setattr(keyed, "_MAX_ROW_CHARACTERS", 20)
+    """As if a state store took 150 bytes at once, an array of a page no more, a match two rows, and tables were large."""
+    with pytest.MonkeyPatch.context() as patch, small_runs():
+        patch.setattr(pieces, "MAX_PIECE_BYTES", 150)
+        patch.setattr(keyruns, "_MAX_ROW_CHARACTERS", 20)
         patch.setattr(state_module, "_MAX_ROW_CHARACTERS", 20)
         patch.setattr(pages_module, "_MAX_BYTES", 150)
         patch.setattr(pages_module, "_MAX_ROWS", 18)
@@ -154,10 +155,12 @@ def _run_engine(case: dict[str, Any]) -> Output:
                     repeated.drop_old()
                 repeated.save()
                 assert pages.pages == store.pages
-            manifest = json.loads(decode_text(keyed.Pieces(store, {}).get(MANIFEST), ""))
+            manifest = json.loads(decode_text(pieces.Pieces(store, {}).get(MANIFEST), ""))
             split = {f"{name}/{at}" for name, count in manifest.get("pieces", {}).items() for at in range(count)}
             there = {name for name in store.pages if "/" in name and not name.startswith(MANIFEST)}
             assert split == there
+            # No page is left behind.
+            assert set(store.pages) == state_pages(state)
             total.rows += output.rows
             total.late += output.late
             total.failures += output.failures
@@ -419,6 +422,20 @@ def test_c4_an_alert_of_a_version_with_another_key_suppresses_nothing() -> None:
     assert found == [("e1", "raised"), ("e2", "suppressed"), ("e3", "raised"), ("e4", "suppressed")]
 
 
+@pytest.mark.parametrize(("first", "then"), [("2", "99"), ("99", "2")])
+def test_c4_a_new_span_of_suppress_holds_for_alerts_raised_before_it(first: str, then: str) -> None:
+    rule = {"window": "5 microseconds", "measures": {"m0": "count(*)"}, "when": "true", "group_by": ["k"]}
+    events = [{"id": f"e{at}", "at": at, "k": "x", "arrival": at} for at in range(1, 61)]
+    case = regression("spans", [{**rule, "suppress": f"{first} microseconds"}], events, cuts=(1, 2, 4, 5, 20, 40, 50))
+    document = {"rule_id": "r1", "stream": "tx", **rule, "suppress": f"{then} microseconds"}
+    change = {"change": "insert", "rule_id": "r1", "version": 2, "status": "active", "document": document}
+    case["changes"].append({"after": 2, **change})
+    assert_engine_equals_oracle(case)
+    assert_engine_equals_oracle({**case, "small_pages": True})
+    raised = [alert.event_id for alert in run_engine(case).alerts if alert.verdict == "raised"]
+    assert raised == (["e1"] if then == "99" else [f"e{at}" for at in range(1, 61, 3)])
+
+
 def test_c4_an_updated_session_takes_back_what_it_wrote_of_other_measures() -> None:
     """An UPDATE of the row in force keeps the version, and so the identity of its alerts."""
     session = {"group_by": ["k"], "window": {"session": "2 microseconds"}, "early": True}
@@ -465,6 +482,7 @@ def test_c8_what_release_0_1_0_remembered_is_gone_on_with(kind: str) -> None:
 
 
 def as_release_0_1_0_left_it(state: ShardState, store: DictStore) -> None:
+    write_as_before_runs(state, store)
     (rule,) = [rule for _, rule in state.book.in_force()]
     name, former = rule.memory, rule.former_memory
     for page in [page for page in store.pages if page.startswith(f"keys:{name}:")]:

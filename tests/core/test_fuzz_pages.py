@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_targets import STREAM, block, page, state
+from state_layout import write_as_before_runs
 
 import lookback
 from lookback.core.aggregation.runs import Run
@@ -145,8 +146,8 @@ _JSON = st.recursive(
 )
 
 
-def _saved() -> list[str]:
-    """The texts of a shard that has a rule, runs, keyed tables and something suppressed."""
+def _saved(*, former: bool) -> list[str]:
+    """The texts of a shard that has a rule, runs, keyed tables and something suppressed; former: as before tables had runs."""
     harness = lookback.Harness(STREAM)
     rule = {"rule_id": "r1", "stream": "tx", "group_by": ["k"], "measures": {"m": "sum(a)"}, "when": "m > 1"}
     harness.rule({**rule, "window": {"lookback": "10 seconds", "resolution": "1 second"}, "suppress": "1 hour"})
@@ -155,7 +156,11 @@ def _saved() -> list[str]:
     store: dict[str, bytes] = {}
     harness._state.begin(_Store(store))
     harness._state.save()
-    return [str(_first(decode_page(store[name], name))) for name in ("manifest", "rules", "suppressed")]
+    if former:
+        write_as_before_runs(harness._state, _Store(store))
+    return [
+        str(_first(decode_page(store[name], name))) for name in ("manifest", "rules", "suppressed") if name in store
+    ]
 
 
 def _first(arrays: list[Any]) -> Any:
@@ -167,13 +172,14 @@ class _Store:
         self.get, self.put, self.remove = pages.get, pages.__setitem__, pages.pop
 
 
-SAVED = _saved()
+SAVED = _saved(former=True)
+SAVED_AS_RUNS = _saved(former=False)
 
 
 @given(st.data())
 def test_a_manifest_with_something_else_in_some_place(data: st.DataObject) -> None:
-    texts = list(SAVED)
-    at = data.draw(st.integers(0, 2))
+    texts = list(data.draw(st.sampled_from([SAVED, SAVED_AS_RUNS])))
+    at = data.draw(st.integers(0, len(texts) - 1))
     if data.draw(st.integers(0, 3)):
         texts[at] = json.dumps(_replaced(json.loads(texts[at]), data))
     else:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookback.core.errors import StateError
-from lookback.core.state import keyed
-from lookback.core.state.keyed import KeyedTable, Pieces
+from lookback.core.state import keyruns, pieces
+from lookback.core.state.keyed import KeyedTable
+from lookback.core.state.pieces import Pieces
 
 HALF = st.integers(-(2**63), 2**63 - 1)
 
@@ -49,7 +50,7 @@ def test_values_and_wakes_come_back(values: dict[tuple[int, int], tuple[int, str
         key: {"rows": [[left[key][0], left[key][1]]]} if key in left else None for key in values
     }
     assert table.notes == {"note": 1}
-    assert table.next_wake() == min((wake for wake, _ in left.values()), default=None)
+    assert table.is_empty == (not left)
     for watermark in (0, 25, 50):
         assert table.due(watermark) == sorted(key for key, (wake, _) in left.items() if wake <= watermark)
     assert bool(store) == bool(left)
@@ -93,27 +94,27 @@ def test_a_page_that_is_gone_is_named() -> None:
     table.put((1, 2), [1])
     table.save()
     store.clear()
-    with pytest.raises(StateError, match="keys:t:3"):
+    with pytest.raises(StateError, match="table:t:1:0"):
         KeyedTable.from_record("t", table.to_record(), store).get((1, 2))
 
 
 def test_a_page_of_any_size_is_kept_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "MAX_PIECE_BYTES", 10)
+    monkeypatch.setattr(pieces, "MAX_PIECE_BYTES", 10)
     store, counts = DictStore(), {}
-    pieces = Pieces(store, counts)
+    split = Pieces(store, counts)
     for page in (b"0123456789", b"0123456789a", b"x" * 35, b"0123456789ab", b"", b"y" * 20):
-        pieces.put("page", page)
+        split.put("page", page)
         assert Pieces(store, {}).get("page") == page
         assert all(len(part) <= 10 for part in store.values())
         assert len(store) == (1 + -(-len(page) // 10) if len(page) > 10 else 1)
     # Who has not read the page removes it by the counts that are kept with the state.
     Pieces(store, dict(counts)).remove("page")
     assert not store
-    assert pieces.get("page") is None
+    assert split.get("page") is None
 
 
 def test_a_page_with_a_piece_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "MAX_PIECE_BYTES", 10)
+    monkeypatch.setattr(pieces, "MAX_PIECE_BYTES", 10)
     store = DictStore()
     Pieces(store, {}).put("page", b"x" * 35)
     store.remove("page/2")
@@ -122,7 +123,7 @@ def test_a_page_with_a_piece_missing_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_value_longer_than_a_row_of_a_page_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "_MAX_ROW_CHARACTERS", 7)
+    monkeypatch.setattr(keyruns, "_MAX_ROW_CHARACTERS", 7)
     store = DictStore()
     table = KeyedTable("t", store=store)
     values = {(1, 1): {"rows": list(range(100))}, (1, 2): [], (2, 0): "ü" * 30}

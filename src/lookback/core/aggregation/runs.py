@@ -117,15 +117,12 @@ class Run:
     def _search(self) -> TimeSearch:
         return TimeSearch(self.groups, self.times)
 
-    def find_rows(self, keys: Keys, first: Int64s, last: Int64s, emptied: Mask | None = None) -> tuple[Int64s, Int64s]:
-        """Finds the rows of each key with first <= time <= last.
+    def find_rows(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Finds the rows of some keys with first <= time <= last.
 
-        keys: distinct; first, last: microseconds, shape (keys,). emptied: marks the run's keys whose rows no longer count.
-        Returns for each row the number of its key in `keys`, and its position.
+        groups: the number of each key in the run, -1 for none; first, last: microseconds; all of shape (keys,).
+        Returns for each row the position of its key in `groups`, and its own position.
         """
-        groups = find_keys(keys, self.keys)
-        if emptied is not None:
-            groups[emptied[groups] & (groups >= 0)] = -1
         low, high = self._find_ranges(np.maximum(groups, 0), first, last)
         counts = np.where(groups >= 0, high - low, 0)
         numbers = np.repeat(np.arange(len(counts), dtype=np.int64), counts)

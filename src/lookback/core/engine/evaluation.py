@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from lookback.core.judging.lateness import earliest_in_time
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.judging.measuring import group_keys, select_kept, select_values
 from lookback.core.judging.segment import RuleRun, Segment, Timeline, merge_failures
@@ -160,11 +159,7 @@ class Evaluator:
         if command.action == "advance" and command.time is not None:
             self._advance(state, command.time, output)
         elif command.action == "clear_state":
-            for feature_id in list(state.features):
-                state.drop_feature(feature_id)
-            for name in [name for name in state.tables if name.startswith(JUDGED)]:
-                state.drop_table(name)
-            state.suppressed.clear()
+            state.clear(JUDGED)
 
     def _advance(self, state: ShardState, time: int, output: Output) -> None:
         """Moves the watermark, and judges a segment without events, in which it moves."""
@@ -390,7 +385,7 @@ def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> N
         state.drop_feature(name)
     # Memories of windows are kept until they are due: their version may come back and write more.
     remembered = {rule.memory for _, rule in rules}
-    for name in [name for name in state.tables if name not in used and name not in remembered]:
+    for name in [name for name in state.list_memories() if name not in used and name not in remembered]:
         if name.startswith(JUDGED):
             state.drop_table(name)
         else:
@@ -398,21 +393,13 @@ def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> N
     for _, rule in rules:
         if rule.store and rule.measures:
             forget_measures(state.table(rule.store), [measure.feature.feature_id for measure in rule.measures])
-    _forget_suppressed(state, rules, watermark)
+    keep = {
+        entry.rule_id: (rule.spec.suppress, rule.allowed_lateness)
+        for entry, rule in rules
+        if rule.spec.suppress is not None
+    }
+    state.forget_raised(keep, watermark)
     state.forget_resets()
-
-
-def _forget_suppressed(state: ShardState, rules: _Rules, watermark: int | None) -> None:
-    """Forgets raised alerts that are too old to suppress others."""
-    suppress = {entry.rule_id: (rule.spec.suppress, rule.allowed_lateness) for entry, rule in rules}
-    kept = {}
-    for slot, keys in state.suppressed.items():
-        rule_id, _ = slot
-        span, lateness = suppress.get(rule_id, (None, 0))
-        if span is not None:
-            oldest = None if watermark is None else earliest_in_time(watermark, lateness) - span
-            kept[slot] = {key: at for key, at in keys.items() if oldest is None or at >= oldest}
-    state.suppressed = {slot: keys for slot, keys in kept.items() if keys}
 
 
 @contextmanager

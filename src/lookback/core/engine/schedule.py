@@ -50,7 +50,7 @@ class Seed:
             ]
             encoded = encode_keys(columns, 1)
             key_hash = int(encoded.low[0]), int(encoded.high[0])
-            state.suppressed.setdefault((rule_id, tuple(fields)), {})[key_hash] = time
+            state.raised(rule_id, fields).put(key_hash, time)
 
     def drop_known(self, state: ShardState, rows: Sequence[tuple[AlertOrder, Alert]]) -> list[tuple[AlertOrder, Alert]]:
         """Drops the alerts of windows that begin before the commits that are read: these are in the tables already."""

@@ -351,3 +351,4 @@ class _Revising:
             kept = [row for row in rows if row.time - delay >= earliest]
             wake = max((row.time for row in kept), default=0) - delay + rule_run.rule.allowed_lateness + 1
             self._table.put(key, _judged_value(kept) if kept else None, wake)
+        self._table.forget_due(rule_run.timeline.end)

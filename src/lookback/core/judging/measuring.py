@@ -12,7 +12,7 @@ from lookback.core.aggregation.grouping import FeatureRows, Grouping, Queries, m
 from lookback.core.aggregation.runs import Run
 from lookback.core.judging.lateness import find_in_time
 from lookback.core.rules.compiled import Feature
-from lookback.core.state.shard import ShardState
+from lookback.core.state.shard import ShardState, StoredRun
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, Values
 from lookback.core.values.keys import Int64s, Keys, encode_keys, find_keys, number_keys, order_by_group
@@ -145,31 +145,38 @@ class Measuring:
         if feature.function == "count_distinct" and len(queries.first):
             return Column(BIGINT, self._find_distinct(feature, keys, queries, shared).count(queries.first))
         partial = self.select_rows(feature).aggregate_windows(queries)
-        for run_id, run, emptied in self._find_runs(feature, queries.earliest, queries.latest):
-            groups = self._find_numbers(run_id, run, feature.group_by, keys, queries)
-            if emptied is not None:
-                groups = np.where((groups >= 0) & emptied[groups], -1, groups)
+        for stored, run in self._find_runs(feature, queries.earliest, queries.latest):
+            groups = self._find_numbers(stored, run, feature, keys, queries)
             at, rows = run.aggregate_windows(feature.function, aggregate, groups, queries)
             if len(at):
                 partial = merge_at(aggregate, partial, at, rows)
         return aggregate.finish(partial, feature.argument_type)
 
     def _find_numbers(
-        self, run_id: str, run: Run, group_by: tuple[str, ...], keys: Keys | None, queries: Queries
+        self, stored: StoredRun, run: Run, feature: Feature, keys: Keys | None, queries: Queries
     ) -> Int64s:
-        """Returns the number of each query's key in a run; -1 where the run has no such key."""
+        """Returns the number of each query's key in a run; -1 where the run has no such key, or it was emptied since."""
         if keys is not None:
-            return find_keys(keys, run.keys)
-        numbers = self._run_numbers.get(run_id, lambda: find_keys(self.group_events(group_by).distinct, run.keys))
-        return numbers[queries.numbers]
+            return self._find_groups(stored, run, feature, keys)
+        groups = self._run_numbers.get(
+            stored.run_id,
+            lambda: self._find_groups(stored, run, feature, self.group_events(feature.group_by).distinct),
+        )
+        return groups[queries.numbers]
 
-    def _find_runs(self, feature: Feature, earliest: int, latest: int) -> Iterator[tuple[str, Run, Mask | None]]:
-        """Yields the runs of earlier batches with rows in these times: id, run, and the mask of keys emptied since."""
+    def _find_groups(self, stored: StoredRun, run: Run, feature: Feature, keys: Keys) -> Int64s:
+        """Returns the number of each key in a run; -1 where it has no rows there that still count."""
+        groups, state = find_keys(keys, run.keys), self.state.features[feature.feature_id]
+        if state.last_reset > stored.segment:
+            groups[state.find_resets(keys) > stored.segment] = -1
+        return groups
+
+    def _find_runs(self, feature: Feature, earliest: int, latest: int) -> Iterator[tuple[StoredRun, Run]]:
+        """Yields the runs of earlier batches with rows in these times."""
         state = self.state.features[feature.feature_id]
         for stored in state.runs if self._uses_state else ():
             if stored.last_time >= earliest and stored.first_time <= latest:
-                run = self.state.load_run(stored)
-                yield stored.run_id, run, stored.find_emptied_keys(state.resets, run)
+                yield stored, self.state.load_run(stored)
                 # The indexes that searching it made take memory too.
                 self.state.hold(stored)
 
@@ -199,8 +206,8 @@ class Measuring:
         first = np.full(len(wanted.low), -NEVER_DUE)
         last = np.full(len(wanted.low), queries.last.max())
         parts: list[tuple[Int64s, Int64s, Values, Int64s]] = []
-        for _, run, emptied in self._find_runs(feature, -NEVER_DUE, int(queries.last.max())):
-            numbers, at = run.find_rows(wanted, first, last, emptied)
+        for stored, run in self._find_runs(feature, -NEVER_DUE, int(queries.last.max())):
+            numbers, at = run.find_rows(self._find_groups(stored, run, feature, wanted), first, last)
             assert run.values is not None
             parts.append((numbers, run.times[at], run.values[at], np.full(len(at), STORED)))
         numbers = find_keys(grouping.keys.take(rows.positions), wanted)

@@ -147,7 +147,7 @@ class Segment:
     def empty_feature(self, feature_id: str, is_emptied: Mask, keys: Iterable[Key]) -> None:
         """Lets no rows of earlier segments count for these keys, nor these events for later segments."""
         self._emptied[feature_id] = is_emptied
-        self.state.reset(self.state.features[feature_id], keys)
+        self.state.reset(feature_id, keys)
 
     def keep_rows(self, feature: Feature) -> None:
         """Adds the rows that a feature keeps of the events to the state."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.rules.rulebook import Entry
 from lookback.core.state.keyed import Key
-from lookback.core.state.shard import ShardState
+from lookback.core.state.shard import ShardState, raised_wake
 from lookback.core.streams.alerts import Alert, compute_alert_id
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
@@ -68,18 +68,21 @@ class AlertWriter:
 
     def __init__(self, entry: Entry, rule: CompiledRule, stream: str, state: ShardState) -> None:
         self._entry, self._rule, self._stream = entry, rule, stream
-        suppresses, slot = rule.spec.suppress is not None, (entry.rule_id, rule.group_by)
-        self._raised = state.suppressed.setdefault(slot, {}) if suppresses else {}
+        # By key the time of its last raised alert.
+        span = rule.spec.suppress
+        keep = None if span is None else (span, rule.allowed_lateness)
+        self._raised = None if keep is None else state.raised(entry.rule_id, rule.group_by, keep)
 
     def decide_first(self, subject: Subject) -> str:
         """Decides the first verdict on a subject: raised or suppressed."""
         span = self._rule.spec.suppress
-        if span is None:
+        if span is None or self._raised is None:
             return "raised"
         last = self._raised.get(subject.key)
         if last is not None and subject.event_time <= last + span:
             return "suppressed"
-        self._raised[subject.key] = subject.event_time
+        wake = raised_wake(subject.event_time, span, self._rule.allowed_lateness)
+        self._raised.put(subject.key, subject.event_time, wake)
         return "raised"
 
     def keep_own(self, memory: Memory | None) -> Memory | None:

@@ -1,124 +1,65 @@
 """Keeps keyed tables: a value for each grouping key, such as its open session or begun matches.
 
-A hash of the key divides a table into buckets; each bucket is one page. A batch reads and writes only the pages of the
-keys that it touches. Each key has a wake, the watermark at which something becomes due for it.
+The keys that a batch changes are written as one small run. Runs are merged as they gather (a log-structured merge, O'Neil et
+al., 1996), a large merge in parts, so many at each batch as the batch has changed keys. So the bytes that a batch writes
+follow the keys that it touches, and no batch writes the table as a whole. Each key has a wake, the watermark at which
+something becomes due for it.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 
 from lookback.core.errors import StateError
-from lookback.core.state.manifest import BucketRecord, TableRecord
+from lookback.core.state.keyruns import UNCOUNTED, Key, KeyRun, Page, Rows, choose_depth, hash_key, merge_rows
+from lookback.core.state.manifest import TableRecord
+from lookback.core.state.pieces import Store
 from lookback.core.values.cache import SHARED_CACHE, Cache
-from lookback.core.values.columns import Values
-from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.times import NEVER_DUE
 
-# The low and the high half of a grouping key.
-Key = tuple[int, int]
-_BUCKETS = 256
-# The largest page that a store is given at once.
-MAX_PIECE_BYTES = 2**26
-# A longer value goes on in the next row of its page.
-_MAX_ROW_CHARACTERS = 2**26
-_PIECES_MARK, _PIECES_HEAD = b"LBps", struct.Struct("<4sI")
-# The memory of an entry: a fixed part, and a part for each character of its value as JSON.
-_ENTRY_BYTES, _BYTES_PER_CHARACTER = 300, 9
+__all__ = ["Key", "KeyedTable"]
+
+# So many runs of one size class are merged; each class is four times as large as the one before.
+_RUNS_PER_CLASS = 4
+_SMALLEST_CLASS_KEYS = 256
+# All runs are merged when the others have this share of the keys of the oldest.
+_FOLDED_SHARE = 0.5
+# A merge goes on by so many rows for each key that the batch changed, and by no fewer than the least. It has to outrun the
+# runs that gather meanwhile: until the next merge of all there is half a table to write, and one and a half to read.
+_ROWS_PER_CHANGE, _LEAST_ROWS = 6, 2_048
+# The memory of a decoded value: a fixed part, and a part for each character of its JSON.
+_VALUE_BYTES, _BYTES_PER_CHARACTER = 400, 9
+# Several times as fast as json.dumps and json.loads for short values.
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
+_decode_json = json.JSONDecoder().raw_decode
 
 
-class Store(Protocol):
-    """Keeps pages: RocksDB in a stream, a dict in tests."""
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """A key's wake and its value; value None: forgotten, or never put. text: the value as JSON until it is decoded.
 
-    def get(self, name: str) -> bytes | None:
-        """Returns the page of that name; None if there is none. Raises StoreFailed."""
-
-    def put(self, name: str, page: bytes) -> None:
-        """Keeps a page, in place of one of the same name."""
-
-    def remove(self, name: str) -> None:
-        """Removes a page, which must exist."""
-
-
-class Pieces:
-    """A store of pages of any size, on top of a store that takes at most MAX_PIECE_BYTES at once.
-
-    A larger page is kept as pieces, and the page of its own name holds their number. counts: the number of pieces of each
-    page that has any; it is saved with the pages, since a page can be replaced or removed without being read.
-    """
-
-    def __init__(self, store: Store, counts: dict[str, int]) -> None:
-        self._store, self._counts = store, counts
-
-    def get(self, name: str) -> bytes | None:
-        """Returns the page of that name; None if there is none. Raises StateError if a piece is missing."""
-        page = self._store.get(name)
-        if page is None or page[:4] != _PIECES_MARK or len(page) != _PIECES_HEAD.size:
-            return page
-        self._counts[name] = count = _PIECES_HEAD.unpack(page)[1]
-        parts = []
-        for at in range(count):
-            part = self._store.get(_name_piece(name, at))
-            if part is None:
-                error = f"piece {at + 1} of {count} is missing"
-                raise StateError(f"{name}: a page of window state is damaged ({error}); start with a new checkpoint")
-            parts.append(part)
-        return b"".join(parts)
-
-    def put(self, name: str, page: bytes) -> None:
-        """Keeps a page, in pieces if it is large, in place of one of the same name."""
-        parts = [page[at : at + MAX_PIECE_BYTES] for at in range(0, len(page), MAX_PIECE_BYTES)]
-        count = len(parts) if len(parts) > 1 else 0
-        self._remove_pieces(name, count)
-        if count:
-            self._counts[name] = count
-            for at, part in enumerate(parts):
-                self._store.put(_name_piece(name, at), part)
-        self._store.put(name, _PIECES_HEAD.pack(_PIECES_MARK, count) if count else page)
-
-    def remove(self, name: str) -> None:
-        """Removes a page, which must exist, and its pieces."""
-        self._remove_pieces(name, 0)
-        self._store.remove(name)
-
-    def _remove_pieces(self, name: str, first: int) -> None:
-        for at in range(first, self._counts.pop(name, 0)):
-            self._store.remove(_name_piece(name, at))
-
-
-def _name_piece(name: str, at: int) -> str:
-    return f"{name}/{at}"
-
-
-class _Entry(NamedTuple):
-    """A key's wake and its value."""
-
-    wake: int
-    value: Any
-
-
-@dataclass(eq=False)
-class _Bucket:
-    """The keys of one page. wake: the earliest of its keys; entries: by key; None until they are read.
-
-    is_stored: whether the store has its page. rows: those of its entries when they were last written, as
-    `KeyedTable.save` counts them.
+    run: the run that has the newest row of the key, None if there is none. Of that row, rows: its count; characters: the
+    length of its text; uncounted: its text, if it has no count.
     """
 
     wake: int = NEVER_DUE
-    entries: dict[Key, _Entry] | None = None
-    is_stored: bool = False
+    value: Any = None
+    text: str | None = None
+    run: KeyRun | None = None
     rows: int = 0
+    characters: int = 0
+    uncounted: str | None = None
 
-    def evict(self) -> None:
-        """Drops the entries from memory; the store has them unchanged."""
-        self.entries = None
+    @property
+    def exists(self) -> bool:
+        """Whether the key has a value."""
+        return self.value is not None or self.text is not None
 
 
 @dataclass(eq=False)
@@ -132,173 +73,450 @@ class KeyedTable:
     notes: dict[str, Any] = field(default_factory=dict)
     store: Store | None = None
     cache: Cache = SHARED_CACHE
-    _buckets: dict[int, _Bucket] = field(default_factory=dict)
-    _changed: set[int] = field(default_factory=set)
+    # From oldest to newest, and how many there ever were.
+    _runs: list[KeyRun] = field(default_factory=list)
+    _made: int = 0
+
+    def __post_init__(self) -> None:
+        # The entries that changed since the last save, those that were only read since, and those of the batch before.
+        self._changed: dict[Key, _Entry] = {}
+        self._read: dict[Key, _Entry] = {}
+        self._former: dict[Key, _Entry] = {}
+        # A heap of the wakes of changed entries; some of them are outdated.
+        self._wakes: list[tuple[int, Key]] = []
+        # New pages by name, and the names of pages to remove, until the save is over.
+        self._unsaved: dict[str, Page | bytes] = {}
+        self._removed: list[str] = []
 
     def get(self, key: Key) -> Any | None:
         """Returns the value of a key; None if it has none. A value that is changed in place must be put again."""
-        bucket = self._buckets.get(_find_bucket(key))
-        entry = None if bucket is None else self._load_entries(_find_bucket(key), bucket).get(key)
-        return None if entry is None else entry.value
+        return self._decode_value(key, self._open(key))
 
     def put(self, key: Key, value: Any | None, wake: int = NEVER_DUE) -> None:
         """Keeps a value, whose key `due` returns from the watermark `wake` on; None forgets the key."""
-        number = _find_bucket(key)
-        if value is None and number not in self._buckets:
+        entry = self._open(key)
+        if value is None and not entry.exists:
             return
-        bucket = self._buckets.setdefault(number, _Bucket(entries={}))
-        entries = self._load_entries(number, bucket)
-        if value is not None:
-            entries[key] = _Entry(wake, value)
-        elif entries.pop(key, None) is None:
-            return
-        self._changed.add(number)
-        # A changed bucket must stay in memory until it is written.
-        self.cache.forget(bucket)
+        entry.value, entry.text, entry.wake = value, None, wake if value is not None else NEVER_DUE
+        self._mark_changed(key, entry)
 
     def change(self, key: Key, value: Any) -> None:
         """Replaces the value of a key that has one, and keeps its wake."""
-        entry = self._load_entries(_find_bucket(key), self._buckets[_find_bucket(key)])[key]
-        self.put(key, value, entry.wake)
+        self.put(key, value, self._open(key).wake)
 
     def due(self, watermark: int) -> list[Key]:
         """Returns the keys whose wake is at or below the watermark, sorted."""
-        self._update_wakes()
-        return sorted(
-            key
-            for number, bucket in self._buckets.items()
-            if bucket.wake <= watermark
-            for key, entry in self._load_entries(number, bucket).items()
-            if entry.wake <= watermark
-        )
+        for key in self._sweep(watermark):
+            entry = self._open(key)
+            # It is written anew, if nothing else happens to it, since its run is not searched for it again.
+            if entry.exists and entry.wake <= watermark and key not in self._changed:
+                self._mark_changed(key, entry)
+        due = sorted(self._pop_due(watermark))
+        for key in due:
+            heappush(self._wakes, (self._changed[key].wake, key))
+        return due
 
     def forget_due(self, watermark: int) -> None:
         """Forgets the keys whose wake is at or below the watermark."""
-        for key in self.due(watermark):
+        for run in self._runs:
+            run.horizon = max(run.horizon, watermark)
+        self._read = {key: entry for key, entry in self._read.items() if entry.wake > watermark}
+        self._former = {key: entry for key, entry in self._former.items() if entry.wake > watermark}
+        for key in self._pop_due(watermark):
             self.put(key, None)
+        self._drop_forgotten()
 
-    def next_wake(self) -> int | None:
-        """Returns the earliest wake of all keys; None if no key has one."""
-        self._update_wakes()
-        wakes = [bucket.wake for bucket in self._buckets.values() if bucket.wake < NEVER_DUE]
-        return min(wakes) if wakes else None
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key has a value. Some of a table's keys that `forget_due` forgot may still count as having one."""
+        return not self._runs and not any(entry.exists for entry in self._changed.values())
 
     def items(self) -> Iterator[tuple[Key, int, Any]]:
         """Yields each key with its wake and its value."""
-        for number, bucket in sorted(self._buckets.items()):
-            yield from ((key, *entry) for key, entry in self._load_entries(number, bucket).items())
+        depth = max((run.depth for run in self._runs), default=0)
+        for part in range(2**depth if self._runs else 0):
+            runs = list(self._list_current(part))[::-1]
+            rows, run_of = merge_rows([self._load_part(run, part, depth) for run in runs])
+            horizons = np.array([run.horizon for run in runs])[run_of]
+            exists = ~rows.is_forgotten & (rows.wakes > horizons)
+            figures = rows.wakes[exists].tolist(), rows.texts[exists].tolist()
+            for key, wake, text in zip(rows.list_keys(exists), *figures, strict=True):
+                if key not in self._changed:
+                    yield key, wake, self._decode_text(key, text)
+        for key, entry in list(self._changed.items()):
+            if entry.exists:
+                yield key, entry.wake, self._decode_value(key, entry)
 
     def values(self) -> Iterator[Any]:
         """Yields all values."""
-        for number, bucket in sorted(self._buckets.items()):
-            yield from (entry.value for entry in self._load_entries(number, bucket).values())
+        return (value for _, _, value in self.items())
+
+    @property
+    def size(self) -> int:
+        """How many keys the table has, or more."""
+        return sum(run.keys for run in self._runs) + len(self._changed)
 
     @property
     def rows(self) -> int:
-        """The number of rows that the table had when its pages were last written."""
-        return sum(bucket.rows for bucket in self._buckets.values())
+        """The number of rows that the keys had when each of them was last written.
+
+        The keys that `forget_due` forgot count until their run is merged or as a whole forgotten.
+        """
+        return max(0, sum(run.rows for run in self._runs))
 
     def save(self, count: Callable[[Any], int] = lambda _: 1) -> None:
-        """Writes the buckets that changed. count: returns the number of rows of a value."""
+        """Writes the keys that changed, and merges runs. count: returns the number of rows of a value."""
         assert self.store is not None
-        self._update_wakes()
-        for number in sorted(self._changed):
-            bucket = self._buckets[number]
-            if bucket.entries:
-                texts = _write_values(bucket.entries)
-                self.store.put(self._name_page(number), _encode(bucket.entries, texts))
-                bucket.is_stored = True
-                bucket.rows = sum(count(entry.value) for entry in bucket.entries.values())
-                self.cache.hold(bucket, _estimate_bytes(texts))
-                continue
-            if bucket.is_stored:
-                self.store.remove(self._name_page(number))
-            del self._buckets[number]
-        self._changed.clear()
+        touched = {**self._read, **self._changed}
+        if self._changed:
+            self._runs.append(self._write_changed(count))
+            self._merge_runs(len(self._changed))
+        if touched:
+            self._keep_decoded(touched)
+        for name in self._removed:
+            self.store.remove(name)
+        for name, page in self._unsaved.items():
+            if isinstance(page, bytes):
+                self.store.put(name, page)
+            elif page.rows is not None:
+                self.store.put(name, page.rows.encode())
+                self.cache.hold(page, page.rows.memory_bytes)
+        self._changed, self._read, self._wakes, self._unsaved, self._removed = {}, {}, [], {}, []
 
     def clear(self) -> list[str]:
         """Forgets all keys and returns the names of their pages, which the caller must remove."""
-        pages = [self._name_page(number) for number, bucket in self._buckets.items() if bucket.is_stored]
-        for bucket in self._buckets.values():
-            self.cache.forget(bucket)
-        self._buckets.clear()
-        self._changed.clear()
-        return pages
+        for run in self._runs:
+            self._drop_pages(run)
+        names, self._runs = self._removed, []
+        self._changed, self._read, self._former, self._wakes, self._removed = {}, {}, {}, [], []
+        self.cache.forget(self)
+        return names
+
+    def evict(self) -> None:
+        """Drops the decoded values of the batch before; the store has them."""
+        self._former = {}
 
     def to_record(self) -> TableRecord:
         """Returns the manifest's record of a saved table."""
-        buckets = [BucketRecord(number, bucket.wake, bucket.rows) for number, bucket in sorted(self._buckets.items())]
-        return TableRecord(self.notes, buckets)
+        for run in self._runs:
+            if not run.has_index:
+                self._open_run(run)
+        return TableRecord(self.notes, self._made, [run.to_record() for run in self._runs])
 
     @classmethod
     def from_record(cls, name: str, record: TableRecord, store: Store, cache: Cache = SHARED_CACHE) -> KeyedTable:
         """Returns the table of a record; its pages are read when they are needed."""
-        buckets = {each.number: _Bucket(each.wake, is_stored=True, rows=each.rows) for each in record.buckets}
-        return cls(name, record.notes, store, cache, buckets)
+        return cls(name, record.notes, store, cache, [KeyRun.from_record(run) for run in record.runs], record.made)
 
-    def _name_page(self, number: int) -> str:
-        return f"keys:{self.name}:{number}"
+    # Entries ----------------------------------------------------------------------------------------------------------
 
-    def _load_entries(self, number: int, bucket: _Bucket) -> dict[Key, _Entry]:
-        if bucket.entries is None:
-            assert self.store is not None
-            texts, bucket.entries = _decode(self.store.get(self._name_page(number)) or b"", self._name_page(number))
-            self.cache.hold(bucket, _estimate_bytes(texts))
-        return bucket.entries
+    def _open(self, key: Key) -> _Entry:
+        """Returns the entry of a key, which stays in memory until the batch after this one."""
+        entry = self._changed.get(key) or self._read.get(key)
+        if entry is None:
+            # A table without runs, as one without a store, must not remember every key that it was asked for.
+            if not self._runs:
+                return _Entry()
+            entry = self._former.pop(key, None)
+            if entry is None:
+                entry = self._find(key)
+            self._read[key] = entry
+        return entry
 
-    def _update_wakes(self) -> None:
-        for number in self._changed:
-            bucket = self._buckets[number]
-            bucket.wake = min((entry.wake for entry in (bucket.entries or {}).values()), default=NEVER_DUE)
+    def _find(self, key: Key) -> _Entry:
+        """Reads the entry of a key from the newest run that has it."""
+        run, rows, at = self._locate(key)
+        if run is None or rows is None:
+            return _Entry()
+        wake, text, count = rows.wakes.item(at), rows.texts[at], rows.counts.item(at)
+        uncounted = text if count == UNCOUNTED else None
+        if not text or wake <= run.horizon:
+            return _Entry(NEVER_DUE, None, None, run, max(0, count), 0, uncounted)
+        return _Entry(wake, None, text, run, max(0, count), len(text), uncounted)
+
+    def _locate(self, key: Key) -> tuple[KeyRun | None, Rows | None, int]:
+        """Finds the newest row of a key: its run, the rows of its page, and its position there."""
+        hashed = hash_key(key)
+        for run in self._list_current(hashed):
+            number = hashed & ((1 << run.depth) - 1)
+            page = (run.pages if run.pages is not None else self._open_run(run)).get(number)
+            if page is not None:
+                rows = page.rows if page.rows is not None else self._load(run, number, page)
+                at = rows.find(key)
+                if at is not None:
+                    return run, rows, at
+        return None, None, -1
+
+    def _list_current(self, hashed: int) -> Iterator[KeyRun]:
+        """Yields the runs that may have the newest row of a key, newest first.
+
+        Runs whose rows of that hash are merged already have some of them still: of a part, not all of their pages go at once.
+        """
+        at = len(self._runs)
+        while at:
+            at -= 1
+            run = self._runs[at]
+            yield run
+            if run.sources and hashed & (2 ** self._find_sources(run)[1] - 1) < run.parts_done:
+                at -= run.sources
+
+    def _decode_value(self, key: Key, entry: _Entry) -> Any | None:
+        if entry.text is not None:
+            entry.value, entry.text = self._decode_text(key, entry.text), None
+        return entry.value
+
+    def _decode_text(self, key: Key, text: str) -> Any:
+        try:
+            value, end = _decode_json(text)
+            if end < len(text):
+                raise ValueError("something follows a value")
+        except (ValueError, RecursionError) as error:
+            place = f"{self.name}, key {key}"
+            raise StateError(
+                f"{place}: a page of window state is damaged ({error}); start with a new checkpoint"
+            ) from error
+        return value
+
+    def _mark_changed(self, key: Key, entry: _Entry) -> None:
+        self._read.pop(key, None)
+        if not entry.exists and entry.run is None:
+            self._changed.pop(key, None)
+            return
+        self._changed[key] = entry
+        if entry.wake < NEVER_DUE:
+            heappush(self._wakes, (entry.wake, key))
+
+    def _keep_decoded(self, touched: dict[Key, _Entry]) -> None:
+        """Keeps the values of a batch decoded until the next one, while the cache has room."""
+        self._former = {key: entry for key, entry in touched.items() if entry.exists}
+        characters = sum(entry.characters for entry in self._former.values())
+        self.cache.hold(self, len(self._former) * _VALUE_BYTES + characters * _BYTES_PER_CHARACTER)
+
+    # Wakes ------------------------------------------------------------------------------------------------------------
+
+    def _sweep(self, watermark: int) -> set[Key]:
+        """Finds the keys of stored runs whose wake is at or below the watermark, and some that newer rows override.
+
+        No key is found again, so the caller must write anew those that stay.
+        """
+        found: set[Key] = set()
+        for run in self._runs:
+            if run.swept >= watermark:
+                continue
+            for number, page in self._open_run(run).items():
+                if page.wake <= watermark:
+                    rows = page.rows if page.rows is not None else self._load(run, number, page)
+                    is_due = (rows.wakes > run.swept) & (rows.wakes <= watermark)
+                    found.update(rows.list_keys(is_due))
+                    later = rows.wakes[rows.wakes > watermark]
+                    page.wake = int(later.min()) if len(later) else NEVER_DUE
+            run.swept = watermark
+        return found
+
+    def _pop_due(self, watermark: int) -> set[Key]:
+        """Takes the changed keys whose wake is at or below the watermark out of the heap of wakes."""
+        due: set[Key] = set()
+        while self._wakes and self._wakes[0][0] <= watermark:
+            _, key = heappop(self._wakes)
+            entry = self._changed.get(key)
+            if entry is not None and entry.exists and entry.wake <= watermark:
+                due.add(key)
+        return due
+
+    # Runs -------------------------------------------------------------------------------------------------------------
+
+    def _open_run(self, run: KeyRun) -> dict[int, Page]:
+        """Returns the pages of a run, whose wakes are read if they are not in memory."""
+        if run.pages is not None:
+            return run.pages
+        assert self.store is not None
+        name = run.name_index(self.name)
+        pages = run.read_index(self.store.get(name) or b"", name)
+        for target in self._runs:
+            sources, depth = self._find_sources(target)
+            if run in sources and run.depth >= depth:
+                # The pages of the parts that are merged already are gone.
+                pages = {number: page for number, page in pages.items() if number % 2**depth >= target.parts_done}
+        run.pages = pages
+        return pages
+
+    def _load(self, run: KeyRun, number: int, page: Page) -> Rows:
+        assert self.store is not None
+        name = run.name_page(self.name, number)
+        page.rows = rows = Rows.decode(self.store.get(name) or b"", name)
+        self.cache.hold(page, rows.memory_bytes)
+        return rows
+
+    def _load_part(self, run: KeyRun, part: int, depth: int) -> Rows:
+        """Returns the rows whose hash has `part` as its lowest `depth` bits."""
+        parts = [Rows.from_entries([])]
+        pages = self._open_run(run)
+        for number in run.numbers_in(part, depth):
+            page = pages.get(number)
+            if page is not None:
+                parts.append(page.rows if page.rows is not None else self._load(run, number, page))
+        rows = parts[-1] if len(parts) <= 2 else merge_rows(parts)[0]
+        return rows if run.depth >= depth else rows.take((rows.hashes & (2**depth - 1)) == part)
+
+    def _make_run(self, keys: int) -> KeyRun:
+        self._made += 1
+        return KeyRun(self._made, choose_depth(keys), pages={})
+
+    def _add_rows(self, run: KeyRun, rows: Rows, numbers: range) -> None:
+        for number, page in run.add_rows(rows, numbers):
+            self._unsaved[run.name_page(self.name, number)] = page
+
+    def _write_changed(self, count: Callable[[Any], int]) -> KeyRun:
+        """Makes a run of the entries that changed."""
+        run, rows = self._make_run(len(self._changed)), 0
+        listed: list[tuple[Key, int, str | None, int]] = []
+        for key in sorted(self._changed):
+            entry = self._changed[key]
+            if entry.run is not None:
+                former = entry.rows if entry.uncounted is None else count(self._decode_text(key, entry.uncounted))
+                _find_successor(entry.run).rows -= former
+            value = self._decode_value(key, entry)
+            text = None if value is None else _encode_json(value)
+            entry.run, entry.uncounted, entry.characters = run, None, len(text or "")
+            entry.rows = 0 if value is None else count(value)
+            listed.append((key, entry.wake, text, entry.rows))
+            rows += entry.rows
+        self._add_rows(run, Rows.from_entries(listed), range(2**run.depth))
+        run.rows = rows
+        if run.has_index:
+            self._unsaved[run.name_index(self.name)] = run.encode_index()
+        return run
+
+    def _drop_pages(self, run: KeyRun) -> None:
+        """Removes all pages of a run from the store."""
+        for number in list(self._open_run(run)):
+            self._drop_page(run, number)
+        if run.has_index:
+            self._drop_name(run.name_index(self.name))
+
+    def _drop_page(self, run: KeyRun, number: int) -> None:
+        page = self._open_run(run).pop(number)
+        self.cache.forget(page)
+        self._drop_name(run.name_page(self.name, number))
+
+    def _drop_name(self, name: str) -> None:
+        if self._unsaved.pop(name, None) is None:
+            self._removed.append(name)
+
+    def _drop_forgotten(self) -> None:
+        """Drops the oldest runs while all of their keys are forgotten."""
+        while self._runs and self._runs[0].horizon >= self._runs[0].last_wake and not self._is_merging(0):
+            self._drop_pages(self._runs.pop(0))
+
+    # Merges -----------------------------------------------------------------------------------------------------------
+
+    def _merge_runs(self, changes: int) -> None:
+        """Merges runs, each merge by a number of rows in proportion to the keys that the batch changed."""
+        most, worked = max(_LEAST_ROWS, _ROWS_PER_CHANGE * changes), set[int]()
+        while True:
+            self._drop_forgotten()
+            self._start_merges()
+            ongoing = [run for run in self._runs if run.sources and run.number not in worked]
+            if not ongoing:
+                return
+            for target in ongoing:
+                worked.add(target.number)
+                self._continue_merge(target, most)
+
+    def _is_merging(self, at: int) -> bool:
+        """Whether the run at a position is one of those that are being merged, or the one into which they are."""
+        return any(run.sources and end - run.sources <= at <= end for end, run in enumerate(self._runs))
+
+    def _start_merges(self) -> None:
+        runs = self._runs
+        is_free = [not self._is_merging(at) for at in range(len(runs))]
+        if all(is_free) and self._is_fold_due():
+            self._start_merge(0, len(runs))
+            return
+        for end in range(len(runs), 0, -1):
+            start, size = end, _find_class(runs[end - 1].keys)
+            while start and is_free[start - 1] and _find_class(runs[start - 1].keys) <= size:
+                start -= 1
+            if end - start >= _RUNS_PER_CLASS:
+                self._start_merge(start, end)
+                return
+
+    def _is_fold_due(self) -> bool:
+        """Whether all runs should be merged: there are many newer keys, or the oldest are those of an earlier release."""
+        if not self._runs or self._runs[0].has_buckets:
+            return bool(self._runs)
+        newer = sum(run.keys for run in self._runs[1:])
+        return newer > 0 and newer >= _FOLDED_SHARE * self._runs[0].keys
+
+    def _start_merge(self, start: int, end: int) -> None:
+        """Starts to merge the runs of some positions. The run that they become overrides them as it grows."""
+        sources = self._runs[start:end]
+        target = self._make_run(sum(run.keys for run in sources))
+        target.sources = len(sources)
+        target.swept = min(run.swept for run in sources)
+        target.horizon = min(run.horizon for run in sources)
+        self._runs.insert(end, target)
+
+    def _find_sources(self, target: KeyRun) -> tuple[list[KeyRun], int]:
+        """Returns the runs that are being merged into a run, and the depth of the parts in which they are."""
+        at = self._runs.index(target)
+        sources = self._runs[at - target.sources : at]
+        return sources, min(target.depth, max((run.depth for run in sources), default=0))
+
+    def _continue_merge(self, target: KeyRun, most: int) -> None:
+        """Merges further parts until `most` rows have been read."""
+        sources, depth = self._find_sources(target)
+        read = 0
+        while read < most and target.parts_done < 2**depth:
+            read += self._merge_part(target, sources, depth)
+            target.parts_done += 1
+        if target.parts_done == 2**depth:
+            self._finish_merge(target, sources)
+
+    def _merge_part(self, target: KeyRun, sources: list[KeyRun], depth: int) -> int:
+        """Merges the rows of one part. Returns how many were read."""
+        part = target.parts_done
+        loaded = [self._load_part(run, part, depth) for run in sources]
+        rows, run_of = merge_rows(loaded)
+        horizons = np.array([run.horizon for run in sources])[run_of]
+        is_void = rows.wakes <= horizons
+        for key, count in zip(rows.list_keys(is_void), rows.counts[is_void].tolist(), strict=True):
+            run = self._locate(key)[0]
+            # A newer run has taken the key off the count already.
+            if run in sources and count > 0:
+                run.rows -= count
+        if self._runs[0] is sources[0]:
+            rows = rows.take(~is_void & ~rows.is_forgotten)
+        elif is_void.any():
+            # It must go on to override the rows that still older runs may have of the key.
+            rows = rows.forget(is_void)
+        self._add_rows(target, rows, target.numbers_in(part, depth))
+        for run in sources:
+            if run.depth >= depth:
+                for number in run.numbers_in(part, depth):
+                    if number in self._open_run(run):
+                        self._drop_page(run, number)
+        return sum(map(len, loaded))
+
+    def _finish_merge(self, target: KeyRun, sources: list[KeyRun]) -> None:
+        for run in sources:
+            self._drop_pages(run)
+            self._runs.remove(run)
+            target.rows += run.rows
+            run.successor = target
+        target.sources = 0
+        if not target.keys:
+            self._runs.remove(target)
+        elif target.has_index:
+            self._unsaved[target.name_index(self.name)] = target.encode_index()
 
 
-def split_text(text: str, most: int) -> list[str]:
-    """Splits a text into parts of at most `most` characters; an empty text is one part."""
-    return [text[at : at + most] for at in range(0, len(text), most)] or [""]
+def _find_successor(run: KeyRun) -> KeyRun:
+    """Returns the run that has the rows of a run now."""
+    while run.successor is not None:
+        run = run.successor
+    return run
 
 
-def _find_bucket(key: Key) -> int:
-    low, high = key
-    return (low ^ (low >> 20) ^ (low >> 40) ^ high) % _BUCKETS
-
-
-def _write_values(entries: Mapping[Key, _Entry]) -> list[str]:
-    """Returns the values as JSON, in the order of their keys."""
-    return [json.dumps(entries[key].value, separators=(",", ":")) for key in sorted(entries)]
-
-
-def _estimate_bytes(texts: list[str]) -> int:
-    return len(texts) * _ENTRY_BYTES + sum(map(len, texts)) * _BYTES_PER_CHARACTER
-
-
-def _encode(entries: Mapping[Key, _Entry], values: list[str]) -> bytes:
-    """Encodes the page of a bucket. values: those of the entries, from `_write_values`."""
-    keys = sorted(entries)
-    rows: list[tuple[int, int, int]] = []
-    cut: list[str] = []
-    for key, text in zip(keys, values, strict=True):
-        for part in split_text(text, _MAX_ROW_CHARACTERS):
-            rows.append((*key, entries[key].wake))
-            cut.append(part)
-    texts: Values = np.empty(len(cut), dtype=object)
-    texts[:] = cut
-    return encode_page([*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)), texts])
-
-
-def _decode(page: bytes, place: str) -> tuple[list[str], dict[Key, _Entry]]:
-    """Decodes the page of a bucket into its values as JSON and its entries. Raises StateError."""
-    arrays = decode_page(page, place)
-    columns = [array.tolist() for array in arrays if array is not None]
-    kinds = [None if array is None else array.dtype.kind for array in arrays]
-    if kinds != ["i", "i", "i", "O"] or len({len(column) for column in columns}) != 1:
-        raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
-    low, high, wake, texts = columns
-    try:
-        joined: dict[Key, tuple[int, list[str]]] = {}
-        for at, text in enumerate(texts):
-            joined.setdefault((low[at], high[at]), (wake[at], []))[1].append(text)
-        return texts, {key: _Entry(due, json.loads("".join(parts))) for key, (due, parts) in joined.items()}
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StateError(
-            f"{place}: a page of window state is damaged ({error}); start with a new checkpoint"
-        ) from error
+def _find_class(keys: int) -> int:
+    return (max(1, keys // _SMALLEST_CLASS_KEYS).bit_length() + 1) // 2

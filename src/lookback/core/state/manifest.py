@@ -13,6 +13,11 @@ from typing import Any, NamedTuple
 
 from lookback.core.values.times import NEVER_DUE
 
+# In place of the wake of a page: the run has no such page. Above every wake.
+ABSENT = 2**63 - 1
+# Earlier releases kept the keys of a table in so many pages.
+_BUCKETS = 256
+
 
 class RunRecord(NamedTuple):
     """A stored run; see `shard.StoredRun` for its fields. due: left out of the JSON where it is NEVER_DUE."""
@@ -31,7 +36,7 @@ class RunRecord(NamedTuple):
 
 
 class ResetRecord(NamedTuple):
-    """The segment in which an alert emptied the windows of a key. low, high: the halves of the key."""
+    """A reset as earlier releases kept it: the segment in which an alert emptied the windows of a key. low, high: the halves of the key."""
 
     low: int
     high: int
@@ -76,29 +81,69 @@ class FeatureRecord(NamedTuple):
         )
 
 
-class BucketRecord(NamedTuple):
-    """A page of a keyed table. wake: the earliest of its keys; rows: earlier releases did not count them."""
+class KeyRunRecord(NamedTuple):
+    """A run of a keyed table; see `keyruns.KeyRun` for its fields.
+
+    wakes: that of each page, ABSENT for one that has no keys; empty where they have a page of their own.
+    """
 
     number: int
-    wake: int
-    rows: int = 0
+    depth: int
+    keys: int
+    rows: int
+    swept: int
+    horizon: int
+    last_wake: int
+    sources: int
+    parts_done: int
+    wakes: list[int]
+
+    @classmethod
+    def from_json(cls, row: Iterable[Any]) -> KeyRunRecord:
+        """Reads the record from its JSON. Raises ValueError if a figure cannot be."""
+        record = cls(*row)
+        *figures, wakes = record
+        if not all(type(each) is int and -ABSENT <= each <= ABSENT for each in (*figures, *wakes)):
+            raise ValueError("a figure of a run of keys is no integer of 64 bits")
+        if not 0 <= record.depth <= 16 or record.sources < 0 or (wakes and len(wakes) != 2**record.depth):
+            raise ValueError("the figures of a run of keys contradict each other")
+        return record
+
+    @classmethod
+    def from_buckets(cls, buckets: Iterable[Iterable[int]]) -> KeyRunRecord:
+        """Returns the run of the buckets that an earlier release wrote: (number, wake) of each, and its rows if it has them."""
+        wakes, rows = [ABSENT] * _BUCKETS, 0
+        for bucket in buckets:
+            number, wake, *counted = bucket
+            wakes[number], rows = wake, rows + sum(counted)
+        # How many keys they have shows when they are read.
+        return cls.from_json(
+            (-1, _BUCKETS.bit_length() - 1, rows, rows, -NEVER_DUE, -NEVER_DUE, NEVER_DUE, 0, 0, wakes)
+        )
 
 
 class TableRecord(NamedTuple):
-    """A keyed table. notes: what the table keeps beside its keys."""
+    """A keyed table. notes: what the table keeps beside its keys; runs: oldest first; made: how many runs it ever had."""
 
     notes: dict[str, Any]
-    buckets: list[BucketRecord]
+    made: int
+    runs: list[KeyRunRecord]
 
     @classmethod
     def from_json(cls, row: Iterable[Any]) -> TableRecord:
-        """Reads the record from its JSON."""
-        notes, buckets = row
-        return cls(notes, [BucketRecord(*bucket) for bucket in buckets])
+        """Reads the record from its JSON, or from that of an earlier release."""
+        notes, *rest = row
+        if len(rest) == 1:
+            (buckets,) = rest
+            return cls(notes, 0, [KeyRunRecord.from_buckets(buckets)] if buckets else [])
+        made, runs = rest
+        if not isinstance(notes, dict) or type(made) is not int:
+            raise ValueError("a keyed table has notes and a number of runs")
+        return cls(notes, made, [KeyRunRecord.from_json(run) for run in runs])
 
 
 class SuppressedRecord(NamedTuple):
-    """The time of a key's last raised alert, in microseconds, for `suppress`. It has a page of its own.
+    """The time of a key's last raised alert, in microseconds, as earlier releases kept it in a page of its own.
 
     group_by: the fields of the key; None as release 0.1.0 wrote it.
     """
@@ -114,7 +159,8 @@ class SuppressedRecord(NamedTuple):
 class Manifest:
     """Everything that a shard keeps outside of other pages; see `shard.ShardState` for the fields.
 
-    pieces: the number of pieces of each page that has any, by the page's name.
+    pieces: the number of pieces of each page that has any, by the page's name. has_suppressed: whether there is a page of
+    suppressed keys, as earlier releases wrote it.
     """
 
     high: int | None
@@ -127,6 +173,7 @@ class Manifest:
     features: dict[str, FeatureRecord]
     tables: dict[str, TableRecord]
     pieces: dict[str, int]
+    has_suppressed: bool
 
     def to_json(self) -> str:
         """Returns the manifest as JSON."""
@@ -134,7 +181,7 @@ class Manifest:
             "high": self.high, "advanced": self.advanced, "last_commit": self.last_commit, "stretches": self.segments,
             "origin": self.origin, "saves": self.saves, "timer": self.timer,
             "features": {feature_id: record.to_json() for feature_id, record in self.features.items()},
-            "tables": self.tables,
+            "tables": self.tables, "has_suppressed": self.has_suppressed,
             **({"pieces": self.pieces} if self.pieces else {}),
         }  # fmt: skip
         return json.dumps(document, separators=(",", ":"))
@@ -153,5 +200,6 @@ class Manifest:
             timer=document["timer"],
             features={name: FeatureRecord.from_json(row) for name, row in document["features"].items()},
             tables={name: TableRecord.from_json(row) for name, row in document["tables"].items()},
+            has_suppressed=bool(document.get("has_suppressed", True)),
             pieces={str(name): int(count) for name, count in document.get("pieces", {}).items()},
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,23 +13,20 @@ import numpy as np
 from lookback.core.aggregation.runs import Buckets, Run, combine_runs, make_run, merge_runs, remove_rows, subtract_rows
 from lookback.core.errors import StateError
 from lookback.core.rules.rulebook import RuleBook
-from lookback.core.state.keyed import Key, KeyedTable, Pieces, Store, split_text
-from lookback.core.state.manifest import (
-    CombiningRecord,
-    FeatureRecord,
-    Manifest,
-    ResetRecord,
-    RunRecord,
-    SuppressedRecord,
-)
+from lookback.core.state.keyed import KeyedTable
+from lookback.core.state.keyruns import Key, split_text
+from lookback.core.state.manifest import CombiningRecord, FeatureRecord, Manifest, RunRecord, SuppressedRecord
+from lookback.core.state.pieces import Pieces, Store
 from lookback.core.values.cache import SHARED_CACHE, Cache
-from lookback.core.values.columns import Mask, Values
+from lookback.core.values.columns import Values
 from lookback.core.values.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.windows import align_down
 
 MANIFEST, _RULES, _SUPPRESSED = "manifest", "rules", "suppressed"
+# Prefixes of the names of keyed tables: the times of raised alerts of a rule, and the resets of a feature.
+_RAISED, _RESETS = "raised:", "resets:"
 # So many runs of one size class are merged into one run of the next class, which is four times as large.
 _RUNS_PER_CLASS = 4
 _SMALLEST_CLASS_ROWS = 256
@@ -68,16 +65,6 @@ class StoredRun:
             self.run_id, self.segment, self.rows, self.first_time, self.middle_time, self.last_time, self.due
         )
 
-    def find_emptied_keys(self, resets: dict[Key, int], run: Run) -> Mask | None:
-        """Returns a mask of the run's keys that an alert emptied since it was made, shape (keys,); None if there is none."""
-        since = [key for key, segment in resets.items() if segment > self.segment]
-        if not since:
-            return None
-        halves = np.array(since, dtype=np.int64)
-        _, wanted = number_keys(Keys(halves[:, 0], halves[:, 1]))
-        mask: Mask = find_keys(run.keys, wanted) >= 0
-        return mask if mask.any() else None
-
 
 @dataclass
 class FeatureState:
@@ -85,16 +72,16 @@ class FeatureState:
 
     floor: an event below it counts in no window; None before the first commit. since: the highest event time when
     the feature started, before which its windows are incomplete; None if the stream was empty. width: how far below
-    the watermark rows are kept. resets: by key, the number of the segment in which an alert emptied its windows; rows of
-    earlier segments no longer count. buckets: how rows are combined, for a feature with a resolution; closed: rows before
-    it may be combined.
+    the watermark rows are kept. resets: a table by key of the number of the segment in which an alert emptied its windows;
+    rows of earlier segments no longer count. None if there is none. buckets: how rows are combined, for a feature with a
+    resolution; closed: rows before it may be combined.
     """
 
     floor: int | None = None
     since: int | None = None
     width: int = 0
     runs: list[StoredRun] = field(default_factory=list)
-    resets: dict[Key, int] = field(default_factory=dict)
+    resets: KeyedTable | None = None
     buckets: Buckets | None = None
     closed: int = -NEVER_DUE
 
@@ -106,6 +93,28 @@ class FeatureState:
             self.closed = max(self.closed, self.buckets.find_closed_end(watermark))
         if self.floor is None or floor > self.floor:
             self.floor = floor
+
+    @property
+    def last_reset(self) -> int:
+        """The number of the last segment in which an alert emptied the windows of a key; -1 if there is none."""
+        return -1 if self.resets is None else int(self.resets.notes.get("last", -1))
+
+    def find_resets(self, keys: Keys) -> Int64s:
+        """Returns per key the number of the segment in which it was emptied; -1 if it was not."""
+        segments = np.full(len(keys.low), -1, dtype=np.int64)
+        if self.resets is None:
+            return segments
+        if len(segments) <= self.resets.size:
+            found = map(self.resets.get, zip(keys.low.tolist(), keys.high.tolist(), strict=True))
+            segments[:] = [-1 if segment is None else segment for segment in found]
+            return segments
+        emptied = [(key, segment) for key, _, segment in self.resets.items()]
+        halves = np.array([key for key, _ in emptied], dtype=np.int64).reshape(-1, 2)
+        numbers, distinct = number_keys(Keys(halves[:, 0], halves[:, 1]))
+        emptied_in = np.zeros(len(emptied) + 1, dtype=np.int64)
+        emptied_in[numbers] = [segment for _, segment in emptied]
+        emptied_in[-1] = -1
+        return emptied_in[find_keys(keys, distinct)]
 
     def next_expiry(self, stored: StoredRun) -> int:
         """Returns the watermark at which half of a run is below the floor, or can be combined."""
@@ -129,15 +138,13 @@ class FeatureState:
         if self.buckets is not None:
             combining = CombiningRecord(self.closed, self.buckets.resolution, self.buckets.lag, self.buckets.function)
         runs = [stored.to_record() for stored in self.runs]
-        resets = [ResetRecord(low, high, segment) for (low, high), segment in self.resets.items()]
-        return FeatureRecord(self.floor, self.since, self.width, runs, resets, combining)
+        return FeatureRecord(self.floor, self.since, self.width, runs, [], combining)
 
     @classmethod
     def from_record(cls, record: FeatureRecord) -> FeatureState:
         """Returns the feature of a record; its runs are read when they are needed."""
         runs = [StoredRun(*run) for run in record.runs]
-        resets = {(reset.low, reset.high): reset.segment for reset in record.resets}
-        feature = cls(record.floor, record.since, record.width, runs, resets)
+        feature = cls(record.floor, record.since, record.width, runs)
         if record.combining is not None:
             closed, resolution, lag, function = record.combining
             feature.closed, feature.buckets = closed, Buckets(resolution, lag, function)
@@ -148,7 +155,8 @@ class StateCounts(NamedTuple):
     """How much a shard keeps.
 
     rows: rows of window state at or above their feature's floor (see `ShardState.state_rows`). remembered: keys that
-    `suppress` holds back, keys that an alert emptied, and verdicts and events that may still be revised.
+    `suppress` holds back, keys that an alert emptied, and verdicts and events that may still be revised. Some that were
+    forgotten since may count until their page is written again.
     """
 
     rows: int
@@ -160,8 +168,7 @@ class ShardState:
     """Everything that one shard keeps.
 
     high: the highest event time of all commits so far; advanced: the watermark that an `advance` set; last_commit: the
-    last commit judged; segments: the number of segments judged; tables: keyed tables by name; suppressed: by rule_id and
-    group_by, the time of the last raised alert of each key; timer: when the shell wakes to drop old state, in the shell's
+    last commit judged; segments: the number of segments judged; tables: keyed tables by name; timer: when the shell wakes to drop old state, in the shell's
     unit; manifest: the page last saved or loaded; cache: decides which pages stay in memory. origin: a text unique to this
     state, set when it was created; saves: the number of times it was saved.
 
@@ -176,7 +183,6 @@ class ShardState:
     segments: int = 0
     features: dict[str, FeatureState] = field(default_factory=dict)
     tables: dict[str, KeyedTable] = field(default_factory=dict)
-    suppressed: dict[tuple[str, tuple[str, ...]], dict[Key, int]] = field(default_factory=dict)
     origin: str = ""
     saves: int = 0
     timer: int | None = None
@@ -187,7 +193,9 @@ class ShardState:
         self._run_count = 0
         self._unsaved: dict[str, StoredRun] = {}
         self._removed: list[str] = []
-        self._saved_rules = self._saved_suppressed = ""
+        self._saved_rules = ""
+        # Whether the store still has the page of suppressed keys that an earlier release wrote.
+        self._has_suppressed = False
         self._pieces: dict[str, int] = {}
         self.manifest = b""
 
@@ -248,9 +256,11 @@ class ShardState:
     def forget_resets(self) -> None:
         """Forgets the resets that are older than every run."""
         for feature in self.features.values():
-            if feature.resets:
-                oldest = min((stored.segment for stored in feature.runs), default=self.segments)
-                feature.resets = {key: segment for key, segment in feature.resets.items() if segment > oldest}
+            if feature.resets is not None:
+                feature.resets.forget_due(min((stored.segment for stored in feature.runs), default=self.segments))
+                if feature.resets.is_empty:
+                    self.drop_table(feature.resets.name)
+                    feature.resets = None
 
     def _drop_old_runs(self, feature: FeatureState, floor: int) -> None:
         for stored in [stored for stored in feature.runs if stored.last_time < floor]:
@@ -264,10 +274,45 @@ class ShardState:
         times = [feature.next_expiry(stored) for feature in self.features.values() for stored in feature.runs]
         return min(times) if times else None
 
-    def reset(self, feature: FeatureState, keys: Iterable[Key]) -> None:
+    def reset(self, feature_id: str, keys: Iterable[Key]) -> None:
         """Empties the windows of these keys: rows of earlier segments no longer count."""
-        for key in keys:
-            feature.resets[key] = self.segments
+        self._put_resets(feature_id, ((key, self.segments) for key in keys))
+
+    def _put_resets(self, feature_id: str, resets: Iterable[tuple[Key, int]]) -> None:
+        feature = self.features[feature_id]
+        for key, segment in resets:
+            if feature.resets is None:
+                feature.resets = self.table(f"{_RESETS}{feature_id}")
+            # A reset is forgotten by the segments of runs, in place of a watermark.
+            feature.resets.put(key, segment, segment)
+            feature.resets.notes["last"] = max(segment, feature.last_reset)
+
+    def raised(self, rule_id: str, group_by: Sequence[str], keep: tuple[int, int] | None = None) -> KeyedTable:
+        """Returns the table of the time of each key's last raised alert, created if there is none.
+
+        group_by: the fields of the keys; a version that groups by other fields has a table of its own. keep: how long an
+        alert suppresses others, and the allowed lateness; None if that is not known yet.
+        """
+        table = self.table(_RAISED + json.dumps([rule_id, *group_by]))
+        if keep is not None:
+            _keep_raised(table, *keep)
+        return table
+
+    def forget_raised(self, keep: Mapping[str, tuple[int, int]], watermark: int | None) -> None:
+        """Forgets raised alerts that can suppress no others, and those of rules that suppress none.
+
+        keep: by rule_id, how long an alert suppresses others, and the allowed lateness.
+        """
+        for name in [name for name in self.tables if name.startswith(_RAISED)]:
+            table, spans = self.tables[name], keep.get(json.loads(name.removeprefix(_RAISED))[0])
+            if spans is None:
+                self.drop_table(name)
+                continue
+            _keep_raised(table, *spans)
+            if watermark is not None:
+                table.forget_due(watermark)
+            if table.is_empty:
+                self.drop_table(name)
 
     def remove_rows(self, feature: FeatureState, keys: Keys, times: Int64s, values: Values | None) -> bool:
         """Removes rows, for a privacy request, from the runs that hold them.
@@ -297,6 +342,18 @@ class ShardState:
         for stored in list(feature.runs):
             self._drop_run(feature, stored)
         self.drop_table(feature_id)
+        self.drop_table(f"{_RESETS}{feature_id}")
+
+    def clear(self, prefix: str) -> None:
+        """Drops all features with their rows, all raised alerts, and the keyed tables whose names begin with a prefix."""
+        for feature_id in list(self.features):
+            self.drop_feature(feature_id)
+        for name in [name for name in self.tables if name.startswith((prefix, _RAISED))]:
+            self.drop_table(name)
+
+    def list_memories(self) -> list[str]:
+        """Lists the keyed tables that belong to rules, other than raised alerts."""
+        return [name for name in self.tables if not name.startswith((_RAISED, _RESETS))]
 
     def adopt(self, former: str, name: str, is_own: Callable[[Any], bool]) -> None:
         """Moves a rule's own values out of the table that release 0.1.0 shared between all kinds of rules."""
@@ -313,7 +370,7 @@ class ShardState:
         table = self.tables[name]
         if watermark is not None:
             table.forget_due(watermark)
-        if table.next_wake() is None:
+        if next(table.values(), None) is None:
             self.drop_table(name)
 
     def drop_table(self, name: str) -> None:
@@ -338,12 +395,12 @@ class ShardState:
     def estimate_counts(self) -> StateCounts:
         """Counts rows as `state_rows` does, and what is remembered beside them, without reading any page.
 
-        Rows of sessions and sequences count as of the last write of their page. A run across the floor, or with rows of
+        Rows of sessions and sequences count as of the last write of their key. A run across the floor, or with rows of
         emptied keys, is counted row by row if it is in memory, up to a million rows in all; otherwise all its rows count.
         """
         rows, left = 0, _MAX_COUNTED_ROWS
         for feature in self.features.values():
-            floor, resets = _find_floor(feature), max(feature.resets.values(), default=-1)
+            floor, resets = _find_floor(feature), feature.last_reset
             for stored in feature.runs:
                 if stored.last_time < floor:
                     continue
@@ -354,8 +411,7 @@ class ShardState:
                     rows += int((self._load_current(feature, stored).times >= floor).sum())
                     left -= stored.rows
         rows += sum(table.rows for name, table in self.tables.items() if name in self.features)
-        remembered = sum(map(len, self.suppressed.values())) + sum(len(f.resets) for f in self.features.values())
-        remembered += sum(table.rows for name, table in self.tables.items() if name not in self.features)
+        remembered = sum(table.rows for name, table in self.tables.items() if name not in self.features)
         return StateCounts(rows, remembered)
 
     def save(self) -> None:
@@ -375,12 +431,9 @@ class ShardState:
             store.put(run_id, stored.run.encode())
             self.hold(stored)
         self._saved_rules = _put_if_changed(store, _RULES, self.book.to_json(), self._saved_rules)
-        suppressed = [
-            SuppressedRecord(rule_id, low, high, alerted_at, list(group_by))
-            for (rule_id, group_by), keys in self.suppressed.items()
-            for (low, high), alerted_at in keys.items()
-        ]
-        self._saved_suppressed = _put_if_changed(store, _SUPPRESSED, json.dumps(suppressed), self._saved_suppressed)
+        if self._has_suppressed:
+            store.remove(_SUPPRESSED)
+            self._has_suppressed = False
         self.manifest = encode_text(self._to_manifest().to_json())
         store.put(MANIFEST, self.manifest)
         self._removed = []
@@ -421,15 +474,22 @@ class ShardState:
         }
         self._saved_rules = decode_text(store.get(_RULES), _RULES)
         self.book.load(self._saved_rules)
-        self._saved_suppressed = decode_text(store.get(_SUPPRESSED), _SUPPRESSED)
-        self.suppressed = {}
+        for feature_id, record in manifest.features.items():
+            self.features[feature_id].resets = self.tables.get(f"{_RESETS}{feature_id}")
+            self._put_resets(feature_id, (((reset.low, reset.high), reset.segment) for reset in record.resets))
+        self._has_suppressed = manifest.has_suppressed
+        if manifest.has_suppressed:
+            self._load_suppressed(decode_text(store.get(_SUPPRESSED), _SUPPRESSED))
+
+    def _load_suppressed(self, text: str) -> None:
+        """Reads the page in which earlier releases kept the times of raised alerts."""
         # Release 0.1.0 did not keep the fields of a key; they are those of the version in force.
         group_by_in_force = {entry.rule_id: rule.group_by for entry, rule in self.book.in_force()}
-        for row in json.loads(self._saved_suppressed):
+        for row in json.loads(text):
             record = SuppressedRecord(*row)
             rule_id, fields = record.rule_id, record.group_by
             group_by = group_by_in_force.get(rule_id, ()) if fields is None else tuple(fields)
-            self.suppressed.setdefault((rule_id, group_by), {})[record.low, record.high] = record.alerted_at
+            self.raised(rule_id, group_by).put((record.low, record.high), record.alerted_at)
 
     def runs_in_memory(self) -> dict[str, StoredRun]:
         """Returns the runs that are in memory, by id."""
@@ -455,6 +515,7 @@ class ShardState:
             features={feature_id: feature.to_record() for feature_id, feature in self.features.items()},
             tables={name: table.to_record() for name, table in self.tables.items()},
             pieces={name: count for name, count in self._pieces.items() if name != MANIFEST},
+            has_suppressed=False,
         )
 
     def _new_run(self, feature: FeatureState, run: Run) -> StoredRun:
@@ -519,8 +580,10 @@ class ShardState:
     def _load_current(self, feature: FeatureState, stored: StoredRun) -> Run:
         """Returns the run without the rows of keys that were emptied since it was made."""
         run = self.load_run(stored)
-        emptied = stored.find_emptied_keys(feature.resets, run)
-        return run if emptied is None else run.take(~emptied[run.groups])
+        if feature.last_reset <= stored.segment:
+            return run
+        is_emptied = feature.find_resets(run.keys) > stored.segment
+        return run.take(~is_emptied[run.groups]) if is_emptied.any() else run
 
     def _replace_runs(self, feature: FeatureState, start: int, end: int, run: Run) -> None:
         for stored in feature.runs[start:end]:
@@ -544,8 +607,22 @@ def _rows_of(value: Any) -> Iterator[Any]:
 
 
 def _count_memories(value: Any) -> int:
-    """Counts the verdicts, or the events that may be revised, that are remembered for a key."""
-    return len(value["rows"] if isinstance(value, dict) else value)
+    """Counts what is remembered for a key: verdicts, events that may be revised, a raised alert or a reset."""
+    return 1 if isinstance(value, int) else len(value["rows"] if isinstance(value, dict) else value)
+
+
+def raised_wake(raised_at: int, span: int, allowed_lateness: int) -> int:
+    """Returns the watermark from which on no event can come that an alert raised at that time suppresses."""
+    return raised_at + span + allowed_lateness + 1
+
+
+def _keep_raised(table: KeyedTable, span: int, allowed_lateness: int) -> None:
+    """Keeps raised alerts for these spans, if they were kept for those of another version or by an earlier release."""
+    spans = [span, allowed_lateness]
+    if table.notes.get("spans") != spans:
+        table.notes["spans"] = spans
+        for key, _, raised_at in list(table.items()):
+            table.put(key, raised_at, raised_wake(raised_at, *spans))
 
 
 def _take_small(runs: Iterable[StoredRun], size_class: int) -> Iterator[StoredRun]:

@@ -1,0 +1,307 @@
+"""Stores keys with their values as runs: immutable pages, in which a newer run overrides older ones key by key.
+
+A hash of the key assigns it to one of the pages of a run, whose number is a power of two. Values are texts of JSON here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lookback.core.errors import StateError
+from lookback.core.state.manifest import ABSENT, KeyRunRecord
+from lookback.core.values.columns import Mask, Values
+from lookback.core.values.keys import Int64s
+from lookback.core.values.pages import decode_page, encode_page
+from lookback.core.values.times import NEVER_DUE
+
+# The low and the high half of a grouping key.
+Key = tuple[int, int]
+# A page has about so many keys, unless its run would have more than 2**_MAX_DEPTH pages.
+_KEYS_PER_PAGE = 512
+_MAX_DEPTH = 12
+# The manifest holds the wakes of at most 2**_INLINE_DEPTH pages of a run; those of more pages have a page of their own.
+_INLINE_DEPTH = 4
+# The run whose pages an earlier release wrote as buckets.
+_BUCKETS_RUN = -1
+# A longer value goes on in the next row of its page.
+_MAX_ROW_CHARACTERS = 2**26
+# In place of a number of counted rows: an earlier release did not write it; the key is forgotten.
+UNCOUNTED, _FORGOTTEN = -1, -2
+# The memory of a row of a page, without the characters of its value.
+_ROW_BYTES = 220
+
+
+def hash_key(key: Key) -> int:
+    """Returns the hash by whose lowest bits a key finds its page. Stored pages depend on it."""
+    low, high = key
+    return low ^ (low >> 20) ^ (low >> 40) ^ high
+
+
+@dataclass(eq=False)
+class Rows:
+    """Rows of distinct keys, sorted by key; all arrays have shape (rows,).
+
+    low, high: the halves of the key; wakes: the watermark at which it is due; counts: how many rows of state its value
+    has, UNCOUNTED if that is not known. A forgotten key has a row too, which overrides those of older runs.
+    """
+
+    low: Int64s
+    high: Int64s
+    wakes: Int64s
+    counts: Int64s
+    texts: Values
+    _positions: dict[int, int] | None = None
+    _hashes: Int64s | None = None
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    @classmethod
+    def from_entries(cls, entries: Sequence[tuple[Key, int, str | None, int]]) -> Rows:
+        """Makes rows of (key, wake, text, count), sorted by key. text: None for a forgotten key."""
+        low, high = (np.array([key[half] for key, *_ in entries], dtype=np.int64) for half in (0, 1))
+        wakes = np.array([wake for _, wake, _, _ in entries], dtype=np.int64)
+        counts = [_FORGOTTEN if text is None else count for _, _, text, count in entries]
+        texts = _to_objects([text or "" for _, _, text, _ in entries])
+        return cls(low, high, wakes, np.array(counts, dtype=np.int64), texts)
+
+    @property
+    def is_forgotten(self) -> Mask:
+        """Marks the keys that are forgotten."""
+        mask: Mask = self.counts == _FORGOTTEN
+        return mask
+
+    @property
+    def hashes(self) -> Int64s:
+        """The hash of each key."""
+        if self._hashes is None:
+            self._hashes = self.low ^ (self.low >> 20) ^ (self.low >> 40) ^ self.high
+        return self._hashes
+
+    @property
+    def memory_bytes(self) -> int:
+        """The estimated memory, in bytes."""
+        return len(self) * _ROW_BYTES + sum(map(len, self.texts.tolist()))
+
+    def find(self, key: Key) -> int | None:
+        """Returns the position of a key; None if it has no row."""
+        if self._positions is None:
+            # If keys share their low half, the last of them is found first.
+            self._positions = dict(zip(self.low.tolist(), range(len(self)), strict=True))
+        low, high = key
+        at = self._positions.get(low, -1)
+        while at >= 0 and self.low.item(at) == low:
+            if self.high.item(at) == high:
+                return at
+            at -= 1
+        return None
+
+    def take(self, at: Int64s | Mask) -> Rows:
+        """Returns the rows at positions or of a mask."""
+        return Rows(self.low[at], self.high[at], self.wakes[at], self.counts[at], self.texts[at])
+
+    def forget(self, at: Mask) -> Rows:
+        """Returns the rows with those of a mask forgotten."""
+        wakes, counts = np.where(at, NEVER_DUE, self.wakes), np.where(at, _FORGOTTEN, self.counts)
+        texts = self.texts.copy()
+        texts[at] = ""
+        return Rows(self.low, self.high, wakes, counts, texts)
+
+    def list_keys(self, at: Mask) -> Iterator[Key]:
+        """Yields the keys of a mask."""
+        return zip(self.low[at].tolist(), self.high[at].tolist(), strict=True)
+
+    def split(self, depth: int, numbers: Sequence[int]) -> Iterator[tuple[int, Rows]]:
+        """Yields the rows of each page of a run, with its number: of those pages of `numbers` that have any.
+
+        depth: of the run, which has 2**depth pages.
+        """
+        if len(numbers) == 1:
+            if len(self):
+                yield numbers[0], self
+            return
+        page_of = self.hashes & (2**depth - 1)
+        order = np.argsort(page_of, kind="stable")
+        edges = np.searchsorted(page_of[order], [*numbers, 2**depth])
+        for at, number in enumerate(numbers):
+            if edges[at] < edges[at + 1]:
+                yield number, self.take(order[edges[at] : edges[at + 1]])
+
+    def encode(self) -> bytes:
+        """Encodes the rows as a page."""
+        listed = self.texts.tolist()
+        if max(map(len, listed), default=0) <= _MAX_ROW_CHARACTERS:
+            return encode_page([self.low, self.high, self.wakes, self.texts, self.counts])
+        parts = [split_text(text, _MAX_ROW_CHARACTERS) for text in listed]
+        at = np.repeat(np.arange(len(self)), [len(each) for each in parts])
+        texts = _to_objects([part for each in parts for part in each])
+        return encode_page([self.low[at], self.high[at], self.wakes[at], texts, self.counts[at]])
+
+    @classmethod
+    def decode(cls, page: bytes, place: str) -> Rows:
+        """Decodes a page that `encode` wrote, or the page of a bucket of an earlier release. Raises StateError."""
+        arrays = [array for array in decode_page(page, place) if array is not None]
+        kinds = "".join(array.dtype.kind for array in arrays)
+        if kinds not in ("iiiO", "iiiOi") or len({len(array) for array in arrays}) != 1:
+            raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
+        low, high, wakes, texts = arrays[:4]
+        counts = arrays[4] if len(arrays) > 4 else np.full(len(low), UNCOUNTED)
+        if len(texts) and not isinstance(texts[0], str):
+            raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
+        continued = np.flatnonzero((low[1:] == low[:-1]) & (high[1:] == high[:-1])) + 1
+        rows = cls(low, high, wakes, counts, texts)
+        if not len(continued):
+            return rows
+        first = np.setdiff1d(np.arange(len(low)), continued)
+        joined = ["".join(part.tolist()) for part in np.split(texts, first[1:])]
+        rows = rows.take(first)
+        rows.texts = _to_objects(joined)
+        return rows
+
+
+@dataclass(eq=False)
+class Page:
+    """A page of a run. wake: the earliest wake of its keys that are not yet known to be overridden; rows: None until read."""
+
+    wake: int
+    rows: Rows | None = None
+
+    def evict(self) -> None:
+        """Drops the rows from memory; the store has them."""
+        self.rows = None
+
+
+@dataclass(eq=False)
+class KeyRun:
+    """Keys that were written or merged together.
+
+    number: names its pages; depth: it has up to 2**depth pages; keys: how many rows it has. rows: the sum of the counts of
+    those keys that no newer run overrides. swept: all keys of the run with a wake up to it are overridden. horizon: all keys
+    with a wake up to it are forgotten. last_wake: the highest wake of its keys, or more.
+    sources: how many of the runs just before it are being merged into it, 0 if it is complete; parts_done: how many parts
+    of them have been. pages: by number; None until they are needed. successor: the run into which it was merged.
+    """
+
+    number: int
+    depth: int
+    keys: int = 0
+    rows: int = 0
+    swept: int = -NEVER_DUE
+    horizon: int = -NEVER_DUE
+    last_wake: int = -NEVER_DUE
+    sources: int = 0
+    parts_done: int = 0
+    pages: dict[int, Page] | None = None
+    successor: KeyRun | None = None
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether its pages are the buckets of an earlier release."""
+        return self.number == _BUCKETS_RUN
+
+    @property
+    def has_index(self) -> bool:
+        """Whether the wakes of its pages have a page of their own."""
+        return self.depth > _INLINE_DEPTH and not self.sources and not self.has_buckets
+
+    def name_page(self, table: str, number: int) -> str:
+        """Returns the name of a page in the store."""
+        return f"keys:{table}:{number}" if self.has_buckets else f"table:{table}:{self.number}:{number}"
+
+    def name_index(self, table: str) -> str:
+        """Returns the name of the page of the wakes."""
+        return f"table:{table}:{self.number}:wakes"
+
+    def numbers_in(self, part: int, depth: int) -> range:
+        """Returns the numbers of the pages with keys of a part: those whose hash has `part` as its lowest `depth` bits."""
+        if self.depth <= depth:
+            own = part & (2**self.depth - 1)
+            return range(own, own + 1)
+        return range(part, 2**self.depth, 2**depth)
+
+    def add_rows(self, rows: Rows, numbers: Sequence[int]) -> Iterator[tuple[int, Page]]:
+        """Adds rows whose pages are among `numbers`, which it has not yet. Yields the new pages with their numbers."""
+        self.pages = {} if self.pages is None else self.pages
+        self.keys += len(rows)
+        if len(rows):
+            self.last_wake = max(self.last_wake, int(np.where(rows.is_forgotten, -NEVER_DUE, rows.wakes).max()))
+        for number, own in rows.split(self.depth, numbers):
+            later = own.wakes[own.wakes > self.swept]
+            page = self.pages[number] = Page(int(later.min()) if len(later) else NEVER_DUE, own)
+            yield number, page
+
+    def encode_index(self) -> bytes:
+        """Encodes the wakes of the pages."""
+        return encode_page([np.array(self._list_wakes(), dtype=np.int64)])
+
+    def read_index(self, page: bytes, place: str) -> dict[int, Page]:
+        """Reads the pages from what `encode_index` wrote. Raises StateError."""
+        arrays = decode_page(page, place)
+        wakes = arrays[0] if len(arrays) == 1 else None
+        if wakes is None or wakes.dtype.kind != "i" or len(wakes) != 2**self.depth:
+            raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
+        return _open_pages(wakes.tolist())
+
+    def _list_wakes(self) -> list[int]:
+        assert self.pages is not None
+        pages = self.pages
+        return [pages[number].wake if number in pages else ABSENT for number in range(2**self.depth)]
+
+    def to_record(self) -> KeyRunRecord:
+        """Returns the manifest's record of the run."""
+        return KeyRunRecord(
+            self.number, self.depth, self.keys, self.rows, self.swept, self.horizon, self.last_wake, self.sources,
+            self.parts_done, [] if self.has_index else self._list_wakes(),
+        )  # fmt: skip
+
+    @classmethod
+    def from_record(cls, record: KeyRunRecord) -> KeyRun:
+        """Returns the run of a record; its pages are read when they are needed."""
+        run = cls(
+            record.number, record.depth, record.keys, record.rows, record.swept, record.horizon, record.last_wake,
+            record.sources, record.parts_done,
+        )  # fmt: skip
+        if not run.has_index:
+            run.pages = _open_pages(record.wakes)
+        return run
+
+
+def _open_pages(wakes: Sequence[int]) -> dict[int, Page]:
+    return {number: Page(wake) for number, wake in enumerate(wakes) if wake != ABSENT}
+
+
+def choose_depth(keys: int) -> int:
+    """Returns the depth of a run of so many keys."""
+    return min(_MAX_DEPTH, max(0, (keys - 1) // _KEYS_PER_PAGE).bit_length())
+
+
+def merge_rows(parts: Sequence[Rows]) -> tuple[Rows, Int64s]:
+    """Merges rows, from the oldest part to the newest. Returns the newest row of each key, and the part that it is of."""
+    if len(parts) == 1:
+        return parts[0], np.zeros(len(parts[0]), dtype=np.int64)
+    columns = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("low", "high", "wakes", "counts", "texts")
+    )
+    joined = Rows(*columns)
+    part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    # A stable sort: the newest of equal keys comes last.
+    order = np.lexsort((joined.high, joined.low))
+    low, high = joined.low[order], joined.high[order]
+    is_newest = np.ones(len(order), dtype=bool)
+    is_newest[:-1] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
+    order = order[is_newest]
+    return joined.take(order), part_of[order]
+
+
+def split_text(text: str, most: int) -> list[str]:
+    """Splits a text into parts of at most `most` characters; an empty text is one part."""
+    return [text[at : at + most] for at in range(0, len(text), most)] or [""]
+
+
+def _to_objects(texts: Sequence[str]) -> Values:
+    array: Values = np.empty(len(texts), dtype=object)
+    array[:] = texts
+    return array

@@ -1,0 +1,75 @@
+"""Keeps pages of any size in a store that takes only pieces of them."""
+
+from __future__ import annotations
+
+import struct
+from typing import Protocol
+
+from lookback.core.errors import StateError
+
+# The largest page that a store is given at once.
+MAX_PIECE_BYTES = 2**26
+_PIECES_MARK, _PIECES_HEAD = b"LBps", struct.Struct("<4sI")
+
+
+class Store(Protocol):
+    """Keeps pages: RocksDB in a stream, a dict in tests."""
+
+    def get(self, name: str) -> bytes | None:
+        """Returns the page of that name; None if there is none. Raises StoreFailed."""
+
+    def put(self, name: str, page: bytes) -> None:
+        """Keeps a page, in place of one of the same name."""
+
+    def remove(self, name: str) -> None:
+        """Removes a page, which must exist."""
+
+
+class Pieces:
+    """A store of pages of any size, on top of a store that takes at most MAX_PIECE_BYTES at once.
+
+    A larger page is kept as pieces, and the page of its own name holds their number. counts: the number of pieces of each
+    page that has any; it is saved with the pages, since a page can be replaced or removed without being read.
+    """
+
+    def __init__(self, store: Store, counts: dict[str, int]) -> None:
+        self._store, self._counts = store, counts
+
+    def get(self, name: str) -> bytes | None:
+        """Returns the page of that name; None if there is none. Raises StateError if a piece is missing."""
+        page = self._store.get(name)
+        if page is None or page[:4] != _PIECES_MARK or len(page) != _PIECES_HEAD.size:
+            return page
+        self._counts[name] = count = _PIECES_HEAD.unpack(page)[1]
+        parts = []
+        for at in range(count):
+            part = self._store.get(_name_piece(name, at))
+            if part is None:
+                error = f"piece {at + 1} of {count} is missing"
+                raise StateError(f"{name}: a page of window state is damaged ({error}); start with a new checkpoint")
+            parts.append(part)
+        return b"".join(parts)
+
+    def put(self, name: str, page: bytes) -> None:
+        """Keeps a page, in pieces if it is large, in place of one of the same name."""
+        parts = [page[at : at + MAX_PIECE_BYTES] for at in range(0, len(page), MAX_PIECE_BYTES)]
+        count = len(parts) if len(parts) > 1 else 0
+        self._remove_pieces(name, count)
+        if count:
+            self._counts[name] = count
+            for at, part in enumerate(parts):
+                self._store.put(_name_piece(name, at), part)
+        self._store.put(name, _PIECES_HEAD.pack(_PIECES_MARK, count) if count else page)
+
+    def remove(self, name: str) -> None:
+        """Removes a page, which must exist, and its pieces."""
+        self._remove_pieces(name, 0)
+        self._store.remove(name)
+
+    def _remove_pieces(self, name: str, first: int) -> None:
+        for at in range(first, self._counts.pop(name, 0)):
+            self._store.remove(_name_piece(name, at))
+
+
+def _name_piece(name: str, at: int) -> str:
+    return f"{name}/{at}"
