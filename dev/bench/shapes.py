@@ -225,13 +225,13 @@ SHAPES = (
     Shape("sequence, one key, own conditions, every event alerts", 4_000, lambda: _judge_sequence(
         4_000, "n = 0", "{a.count} and {b.count}"), 900),
     Shape("500 events over 50,000 keys, session", 500, lambda: _judge_after(
-        _rule({"session": "1 hour"}, "m < 0"), _KNOWN, 500, MINUTE)),
+        _rule({"session": "1 hour"}, "m < 0"), _KNOWN, 500, MINUTE), 900),
     Shape("500 events over 50,000 keys, sequence", 500, lambda: _judge_after(
-        _sequence([{"name": "a", "where": "n = 0"}, {"name": "b", "where": "n = 1"}]), _KNOWN, 500, MINUTE)),
+        _sequence([{"name": "a", "where": "n = 0"}, {"name": "b", "where": "n = 1"}]), _KNOWN, 500, MINUTE), 700),
     Shape("suppress, 50,000 alerted keys, batch of 100", 100, lambda: _judge_after(
-        _rule("1 hour", "m > 0", suppress="1 day"), _KNOWN, 100, MINUTE)),
+        _rule("1 hour", "m > 0", suppress="1 day"), _KNOWN, 100, MINUTE), 1_500),
     Shape("reset_on_alert, 50,000 alerted keys, batch of 100", 100, lambda: _judge_after(
-        _rule("1 hour", "m > 0 and n = 1", reset_on_alert=True), _KNOWN, 100, MINUTE, (0, 1, 0))),
+        _rule("1 hour", "m > 0 and n = 1", reset_on_alert=True), _KNOWN, 100, MINUTE, (0, 1, 0)), 400),
     Shape("avg", 50_000, lambda: _judge_aggregate("avg(amount)")),
     Shape("stddev_samp", 50_000, lambda: _judge_aggregate("stddev_samp(amount)"), 5, against="avg"),
     Shape("state of one aggregate, 50,000 rows", 50_000, lambda: _measure_bytes(_SIX[:1]), unit="bytes a row"),

@@ -47,7 +47,7 @@ class BatchReport:
     """The figures of one batch. watermark: microseconds; arrival: the last commit judged.
 
     alerts: rows written, by rule_id. discarded: the late events that no rule took. by_rule: the counts of each rule that
-    did anything. state_rows, remembered: what all shards keep, see `core.state.Held`.
+    did anything. state_rows, remembered: what all shards keep, see `core.state.shard.StateCounts`.
     run_ms: the time in which Spark reads, dispatches and judges. evaluate_ms: the part of it that the slowest shard takes.
     write_ms: the time for the tables. required: the coverage from now on, if the batch changed the rules.
     """

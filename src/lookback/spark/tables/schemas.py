@@ -199,7 +199,7 @@ METRICS = StructType(
             "remembered",
             _LONG,
             "Kept beside the rows of state: keys that suppress holds back or an alert has emptied, verdicts and events that "
-            "may be revised; NULL before the first batch",
+            "may be revised, some of them for a while after they were forgotten; NULL before the first batch",
         ),
         _make_column("ingested_at", _TIME, "When the row was written"),
     ]
