@@ -41,13 +41,13 @@ test-runtimes: setup ## on the Spark of each Databricks Runtime, RUNTIMES of the
 	@$(BIN)/python dev/tools/runtimes.py $(RUNTIMES)
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
-	@$(BIN)/python -m pytest tests/core
+	@$(BIN)/python -m pytest tests/core tests/testing
 
 fuzz: $(INSTALLED) ## new generated cases against the oracle, and of bytes, texts and values, 10,000 of each kind, about 45 minutes
-	@LOOKBACK_CASES=fuzz $(BIN)/python -m pytest tests/core/test_equals_oracle.py tests/core/test_pages.py tests/core/test_keyed.py tests/core/test_fuzz_*.py
+	@LOOKBACK_CASES=fuzz $(BIN)/python -m pytest tests/core/test_equals_oracle.py tests/core/values/test_pages.py tests/core/state/test_keyed.py tests/core/fuzzing
 
 fuzz-coverage: $(FUZZER) ## bytes, texts and values guided by coverage, SECONDS of each test (300): about an hour
-	@$(BIN)/python tests/core/fuzz_coverage.py --seconds $(or $(SECONDS),300)
+	@$(BIN)/python tests/core/fuzzing/fuzz_coverage.py --seconds $(or $(SECONDS),300)
 
 soak: setup ## kill -9 of ingest, authors and evaluation, KILLS of them (200): one or two hours; then compared with a replay
 	@$(BIN)/python -m dev.soak --kills $(or $(KILLS),200) --seed $(or $(SEED),1)

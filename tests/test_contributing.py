@@ -141,7 +141,7 @@ def test_window_is_one_that_rules_can_have(tree: Path) -> None:
         tree, "-c", "from lookback.core.rules.schema import format_rule_schema; print(format_rule_schema(), end='')"
     )
     (tree / "conf/rule.schema.json").write_text(schema, encoding="utf-8")
-    run_tests(tree, "tests/core/test_rule_schema.py", "-k", "published")
+    run_tests(tree, "tests/core/rules/test_rule_schema.py", "-k", "published")
     run(tree, "-c", COMPARED + WINDOW)
 
 

@@ -5,9 +5,7 @@ Times in microseconds.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,6 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.testing.harness import Harness
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from oracle import Oracle, OracleEvent
 
 # W = highest - 3; what is at most 6 late is taken.

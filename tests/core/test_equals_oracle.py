@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cases import STREAMS, cases, resolution_cases
 from hypothesis import given
+from state_layout import small_runs, state_pages, write_as_before_runs
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.judging import matching
@@ -28,12 +28,6 @@ from lookback.core.values import pages as pages_module
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import to_text
 from lookback.testing.harness import replay
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
-from cases import STREAMS, cases, resolution_cases
-from state_layout import small_runs, state_pages, write_as_before_runs
-
 from oracle import COVERED, Oracle, OracleEvent
 
 _END = 10**9

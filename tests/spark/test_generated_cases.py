@@ -5,23 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
-import sys
 from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cases import STREAMS, cases, with_reserved_names
 from hypothesis import HealthCheck, Phase, given, settings
 from pyspark.sql import functions as F  # noqa: N812
+from test_equals_oracle import run_oracle
 
 from lookback.spark.operations.status import event_account
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
-from cases import STREAMS, cases, with_reserved_names
-from test_equals_oracle import run_oracle
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_equals_oracle import DictStore
 
 from lookback import Harness
 from lookback.core.engine.evaluation import Batch, Evaluator
@@ -20,9 +19,6 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import from_values
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_equals_oracle import DictStore
 
 STREAM = Stream.from_dict(
     {

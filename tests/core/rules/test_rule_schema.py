@@ -13,7 +13,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from core.test_wrong_documents import (
+from core.rules.test_wrong_documents import (
     ABSENCE,
     DOCUMENTS,
     FAILURES,
@@ -40,7 +40,7 @@ from lookback.core.rules.document import COMMON_KEYS, KEYS_OF_KIND, read_rule
 from lookback.core.rules.schema import build_rule_schema, format_rule_schema
 from lookback.core.values.durations import MICROSECONDS
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 RULES = sorted((CONF / "rules").glob("*.yml"))
 SCHEMA = Draft202012Validator(build_rule_schema())
 

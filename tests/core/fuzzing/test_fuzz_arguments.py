@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from fuzz_targets import harness_call, replay_call
 from hypothesis import given
 from hypothesis import strategies as st
 
 import lookback
 from lookback.core.errors import EventError, RuleError, StreamError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fuzz_targets import harness_call, replay_call
 
 STREAM = {
     "stream": "tx",

@@ -22,7 +22,7 @@ from lookback.core.operations.health import (
 from lookback.core.streams.metrics import RuleCounts
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)
-PAGE = Path(__file__).parents[2] / "docs" / "health.md"
+PAGE = Path(__file__).parents[3] / "docs" / "health.md"
 
 
 def ago(seconds: float) -> dt.datetime:
@@ -238,7 +238,7 @@ def test_the_page_has_every_threshold_and_every_finding() -> None:
     }
     assert listed == {name: tuple(each) for name, each in THRESHOLDS.items()}
     assert dt.timedelta(hours=1) == RECENT
-    source = (Path(__file__).parents[2] / "src/lookback/core/operations/health.py").read_text(encoding="utf-8")
+    source = (Path(__file__).parents[3] / "src/lookback/core/operations/health.py").read_text(encoding="utf-8")
     checks = set(re.findall(r'(?:PROBLEM|WARNING|NOTE),\s+"(\w+)"', source)) | set(
         re.findall(r'else WARNING, "(\w+)"', source)
     )

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
-import sys
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from cases import documents
+from fuzz_targets import STREAM, change, document, events, expression, other_texts, yaml_text
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lookback.core.errors import EventError
 from lookback.core.expressions.compiling import compile_expression
 from lookback.core.streams.events import read_events
-
-sys.path.insert(0, str(Path(__file__).parent))
-from cases import documents
-from fuzz_targets import STREAM, change, document, events, expression, other_texts, yaml_text
 
 # What expressions are made of; put together at random most are refused, some late.
 _WORDS = [

@@ -21,7 +21,7 @@ from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.stream_draft import draft_stream
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[1] / "conf"
 
 
 def drafted(file: Path, text: str | bytes, **more: str) -> dict[str, Any]:

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cases as generated
 import pytest
 from hypothesis import given
-
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.engine.schedule import Schedule, Waiting, judge_batch, pack_waiting, unpack_waiting
-from lookback.core.rules.rulebook import LogRow, RuleChange
-from lookback.core.streams.arrival import find_marks
-from lookback.core.streams.events import read_events
-
-sys.path.insert(0, str(Path(__file__).parent))
-import cases as generated
 from test_equals_oracle import (
     DictStore,
     changes_after,
@@ -31,6 +21,11 @@ from test_equals_oracle import (
     run_oracle,
 )
 
+from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.schedule import Schedule, Waiting, judge_batch, pack_waiting, unpack_waiting
+from lookback.core.rules.rulebook import LogRow, RuleChange
+from lookback.core.streams.arrival import find_marks
+from lookback.core.streams.events import read_events
 from payins import STREAM, STREAMS, rule
 
 if TYPE_CHECKING:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import time
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_equals_oracle import DictStore
 
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
@@ -20,9 +19,6 @@ from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import from_values
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_equals_oracle import DictStore
 
 MOST_GROWTH = 2.2
 SECOND = 1_000_000

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
+from test_equals_oracle import assert_engine_equals_oracle
 
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
-
-sys.path.insert(0, str(Path(__file__).parent))
-from cases import cases
-from test_equals_oracle import assert_engine_equals_oracle
 
 TX = Stream.from_dict(
     {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_equals_oracle import DictStore
 
 import lookback
 from lookback.core.aggregation.runs import Buckets, Run, combine_runs, make_run, subtract_rows
@@ -22,9 +21,6 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
 from lookback.core.values.keys import Keys, number_keys
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_equals_oracle import DictStore
 
 # W is the highest time; what is at most 4 late is taken.
 TX = Stream.from_dict(

@@ -20,7 +20,7 @@ from lookback.core.rules.remarks import find_remarks
 from lookback.core.streams.declaration import Stream
 from lookback.data_remarks import find_data_remarks
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 START = dt.datetime(2026, 3, 1, 10, tzinfo=dt.timezone.utc)
 FIELDS = {
     "id": "bigint", "at": "timestamp", "customer": "string", "status": "string", "country": "string", "empty": "string",

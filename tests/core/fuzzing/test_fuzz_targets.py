@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import fuzz_targets
 import pyarrow as pa
 import pytest
 import yaml
+from fuzz_targets import block, change, document, events, expression, other_texts, page, state, yaml_text
+from test_fuzz_pages import SAVED
 
 from lookback import config
 from lookback.core.engine import evaluation
@@ -19,11 +20,6 @@ from lookback.core.rules import rulebook
 from lookback.core.streams import blocks
 from lookback.core.streams.blocks import COMMIT, pack_events, pack_failures, pack_late
 from lookback.core.values.pages import encode_page
-
-sys.path.insert(0, str(Path(__file__).parent))
-import fuzz_targets
-from fuzz_targets import block, change, document, events, expression, other_texts, page, state, yaml_text
-from test_fuzz_pages import SAVED
 
 COUNT = {"rule_id": "r", "stream": "tx", "group_by": ["k"], "measures": {"m": "count(*)"}, "when": "m > 0"}
 STEPS = [{"name": "one", "where": "n = 1"}, {"name": "two", "where": "n = 2"}]

@@ -11,7 +11,7 @@ from lookback.core.errors import SetupError, StreamError
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.types import BIGINT, TIMESTAMP, decimal
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 MINIMAL = {
     "stream": "payments",
     "event_id": "id",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
+from test_equals_oracle import DictStore
 
 import lookback
 from lookback.core.engine.evaluation import Batch, Evaluator
@@ -18,10 +17,6 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
-from test_equals_oracle import DictStore
 
 _MINUTE = 60_000_000
 STREAM = Stream.from_dict(

@@ -5,19 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import json
 import struct
-import sys
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from fuzz_targets import STREAM, block, page, state
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fuzz_targets import STREAM, block, page, state
 from state_layout import write_as_before_runs
 
 import lookback

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
+import cases as generated
 import numpy as np
 import pytest
 from hypothesis import assume, given
+from test_equals_oracle import changes_after, run_engine
 
 import lookback
 from lookback.core.engine.evaluation import Batch, Evaluator
@@ -33,10 +33,6 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_time
-
-sys.path.insert(0, str(Path(__file__).parent))
-import cases as generated
-from test_equals_oracle import changes_after, run_engine
 
 STREAM = Stream.from_dict(
     {

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from state_layout import small_runs, state_pages, table_pages, write_as_before_runs, write_buckets
 
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.errors import StateError
@@ -28,9 +27,6 @@ from lookback.core.values.cache import Cache
 from lookback.core.values.columns import from_values
 from lookback.core.values.pages import decode_page
 from lookback.core.values.times import NEVER_DUE
-
-sys.path.insert(0, str(Path(__file__).parent))
-from state_layout import small_runs, state_pages, table_pages, write_as_before_runs, write_buckets
 
 
 class CountingStore(dict[str, bytes]):
