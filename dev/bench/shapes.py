@@ -239,5 +239,5 @@ SHAPES = (
           against="state of one aggregate, 50,000 rows", unit="bytes a row"),
     Shape("every event alerts with 12 measures", 4_000, lambda: _judge_once(
         [{**_rule("1 hour", "m0 > 0"), "measures": {f"m{at}": f"sum(amount + {at})" for at in range(12)}}],
-        _spread_times(4_000, HOUR), np.arange(4_000) % 100)),
+        _spread_times(4_000, HOUR), np.arange(4_000) % 100), 420),
 )  # fmt: skip

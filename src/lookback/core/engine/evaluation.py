@@ -122,20 +122,22 @@ class Evaluator:
         """
         output = Output() if output is None else output
         self._apply_changes(state, batch.changes, output)
-        if not _check_coverage(state, batch, output):
+        in_force = state.book.in_force()
+        if not _check_coverage(in_force, batch, output):
             return output
-        rules = _list_rules(state)
+        rules = _drop_stopped(state, in_force)
         _open_features(state, rules)
         if not batch.marks:
             return output
         _open_memories(state, rules)
         self._note_cut_commit(state, batch, output)
+        watermark = None
         for part in _split_at_deletes(batch):
             self._delete_events(state, rules, part, output)
             segment = self._judge_events(state, rules, part, output)
-            self._pass_time(state, part.marks)
+            watermark = self._pass_time(state, part.marks)
             _keep_rows(segment, _drop_stopped(state, rules), output)
-        _forget_unused(state, _drop_stopped(state, rules), self._watermark(state))
+        _forget_unused(state, _drop_stopped(state, rules), watermark)
         return output
 
     def advance(self, state: ShardState, time: int) -> Output:
@@ -168,7 +170,7 @@ class Evaluator:
         after = self._watermark(state)
         assert after is not None
         if state.last_commit is not None and (before is None or before < after):
-            rules = _list_rules(state)
+            rules = _drop_stopped(state, state.book.in_force())
             _open_features(state, rules)
             _adopt_memories(state, rules)
             commits, watermarks = np.array([state.last_commit]), np.array([_NEVER if before is None else before])
@@ -242,10 +244,10 @@ class Evaluator:
 
     # Time -------------------------------------------------------------------------------------------------------------
 
-    def _pass_time(self, state: ShardState, marks: Mapping[int, int | None]) -> None:
+    def _pass_time(self, state: ShardState, marks: Mapping[int, int | None]) -> int | None:
         """Moves the shard past these commits: the one place where the highest event time and the floors rise.
 
-        `ShardState.drop_old` later forgets the rows below the floors.
+        `ShardState.drop_old` later forgets the rows below the floors. Returns the watermark after them.
         """
         highs = [high for high in marks.values() if high is not None]
         if highs:
@@ -256,6 +258,7 @@ class Evaluator:
         if watermark is not None:
             for feature in state.features.values():
                 feature.pass_time(watermark)
+        return watermark
 
     def _watermark(self, state: ShardState) -> int | None:
         return state.watermark(self.stream.max_out_of_orderness, automatic=self.automatic)
@@ -274,22 +277,17 @@ def _stop_unreadable(state: ShardState, output: Output) -> None:
             output.failures = merge_failures([*output.failures, failure])
 
 
-def _check_coverage(state: ShardState, batch: Batch, output: Output) -> bool:
+def _check_coverage(in_force: _Rules, batch: Batch, output: Output) -> bool:
     """Finds what the rules in force require of dispatch. Returns whether the batch has it."""
     # Rules that broke here count too: all shards must require the same.
-    output.required = find_coverage([rule for _, rule in state.book.in_force()])
+    output.required = find_coverage([rule for _, rule in in_force])
     if batch.coverage is not None and not batch.coverage.covers(output.required):
         output.covered = False
     return output.covered
 
 
-def _list_rules(state: ShardState) -> _Rules:
-    """Lists the rules in force that have not stopped in this shard."""
-    return _drop_stopped(state, state.book.in_force())
-
-
 def _drop_stopped(state: ShardState, rules: _Rules) -> _Rules:
-    """Returns the rules without those that broke meanwhile."""
+    """Returns the rules without those that have stopped in this shard."""
     return [(entry, rule) for entry, rule in rules if not state.book.entries[entry.rule_id].broken]
 
 
@@ -321,7 +319,8 @@ def _open_memories(state: ShardState, rules: _Rules) -> None:
     """Readies the tables that remember verdicts: of release 0.1.0, and of rules whose version has changed."""
     _adopt_memories(state, rules)
     for entry, rule in rules:
-        forget_other_versions(state, entry, rule)
+        if rule.spec.late == "revise":
+            forget_other_versions(state, entry, rule)
 
 
 def _adopt_memories(state: ShardState, rules: _Rules) -> None:
@@ -359,7 +358,9 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
         before = segment.take_snapshot(entry.rule_id)
         with _contain_failure(output, segment.state, [(entry, rule)], commit, partial(segment.restore, before)):
             JUDGES[rule.spec.kind](segment.start_run(entry, rule))
-    forget_keys(segment.state, [rule for _, rule in rules], segment.timeline.end)
+    tiled = [rule for _, rule in rules if rule.presence is not None]
+    if tiled:
+        forget_keys(segment.state, tiled, segment.timeline.end)
     gathered = segment.finish()
     output.rows += gathered.alerts
     output.late += gathered.late

@@ -102,18 +102,20 @@ def _raise_alerts(rule_run: RuleRun, findings: _Findings, counted: Int64s, hits:
     measures = _list_rows({measure.name: findings.columns[measure.name].take(hits) for measure in rule.measures}, hits)
     shown = [name for name in rule.fields if name in rule.message_names]
     values = _list_rows({name: events.columns[name].take(at_hits) for name in shown}, hits)
-    is_complete = findings.is_complete[hits].tolist()
-    for row, at in enumerate(at_hits.tolist()):
-        time = int(events.times[at])
+    is_complete, times = findings.is_complete[hits].tolist(), events.times[at_hits].tolist()
+    key_texts, ids = rule_run.list_key_texts(at_hits), events.list_ids(at_hits)
+    for row, (at, time) in enumerate(zip(at_hits.tolist(), times, strict=True)):
         first, last = window.bounds(time)
-        subject = Subject(rule_run.key_texts(at), rule_run.key_at(at), events.id_text(at), time, first, last)
+        subject = Subject(key_texts[row], rule_run.key_at(at), str(ids[row]), time, first, last)
         verdict, order = rule_run.writer.decide_first(subject), rule_run.order_by_event(at)
         rule_run.write_alert(order, subject, verdict, 0, measures[row], is_complete[row], values[row])
 
 
 def _list_rows(columns: Mapping[str, Column], hits: Int64s) -> list[dict[str, Any]]:
     """Returns the values of each hit by column. columns: of one length, that of `hits`; none give empty rows."""
-    rows = zip(*(column.to_list() for column in columns.values()), strict=True) if columns else ((),) * len(hits)
+    if not columns:
+        return [{}] * len(hits)
+    rows = zip(*(column.to_list() for column in columns.values()), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
@@ -204,9 +206,7 @@ def _judged_value(events: Sequence[_JudgedEvent]) -> dict[str, Any]:
 
 
 def forget_other_versions(state: ShardState, entry: Entry, rule: CompiledRule) -> None:
-    """Forgets the events that another version, or another document of the same version, has judged."""
-    if rule.spec.late != "revise":
-        return
+    """Forgets the events that another version of a rule with `late: revise`, or another document of it, has judged."""
     table, mark = state.table(rule.memory), {"version": entry.version, "document": rule.fingerprint}
     # Release 0.1.0 did not note the document.
     if table.notes not in (mark, {"version": entry.version}):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from lookback.core.streams.alerts import (
     Failure,
     LateEvent,
     sortable_id,
+    sortable_key,
 )
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
@@ -34,8 +34,6 @@ from lookback.core.values.columns import Column, Mask, find_beyond_calendar, fro
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BOOLEAN, DataType
 from lookback.core.values.windows import TiledWindow
-
-_TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Order(NamedTuple):
@@ -299,6 +297,14 @@ class RuleRun:
         """Returns the texts of an event's key."""
         return {name: to_text(self.events.columns[name].item(at)) for name in self.rule.group_by}
 
+    def list_key_texts(self, positions: Int64s) -> list[dict[str, str | None]]:
+        """Returns the texts of the keys of events."""
+        texts: list[dict[str, str | None]] = [{} for _ in positions]
+        for name in self.rule.group_by:
+            for row, value in zip(texts, self.events.columns[name].take(positions).to_list(), strict=True):
+                row[name] = to_text(value)
+        return texts
+
     def stored_key(self, at: int) -> list[Any]:
         """Returns the stored values of an event's key, for a table to keep."""
         return [self.events.columns[name].take(slice(at, at + 1)).to_stored_list()[0] for name in self.rule.group_by]
@@ -349,7 +355,7 @@ class RuleRun:
         time, event_id = order.cause, ""
         if order.phase == BY_EVENT:
             time, event_id = int(self.events.times[order.cause]), sortable_id(self.events.id_value(order.cause))
-        key = _TO_JSON(list(alert.key.values()))
+        key = sortable_key(tuple(alert.key.values()))
         place = AlertOrder(alert.arrival, order.phase, time, event_id, alert.rule_id, key, order.rank)
         self._gathered.alerts.append((place, alert))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
@@ -29,8 +28,7 @@ class Memory(NamedTuple):
     measures: dict[str, str | None]
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """The subject of a verdict: an event, a window, or the wait that an event began. Times in microseconds.
 
     key_texts: of the group_by fields; key: as tables know it. event_id: None for a window. evidence: event ids.

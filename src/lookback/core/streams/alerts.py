@@ -7,16 +7,21 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 # The alerts of one commit: those of its events come before those that its watermark triggers.
 BY_EVENT, BY_WATERMARK = 0, 1
+_TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
-@dataclass(frozen=True)
+@dataclass
 class Alert:
-    """A row of the alerts table. measures: typed values by name; times are aware UTC; decided_at: set when written."""
+    """A row of the alerts table. measures: typed values by name; times are aware UTC; decided_at: set when written.
+
+    It is not frozen, since a frozen one of so many fields takes five times as long to make.
+    """
 
     alert_id: str
     revision: int
@@ -91,8 +96,20 @@ def compute_alert_id(rule_id: str, version: int, key: Mapping[str, str | None], 
     subject: the event id as text, or a window's start in microseconds. In canonical JSON the key's names are sorted, and
     there are no spaces; it is encoded as UTF-8.
     """
-    text = _CANONICAL([rule_id, version, dict(key), subject])
+    text = f"{_encode_begin(rule_id, version, tuple(key.items()))}{_CANONICAL(subject)}]"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+@lru_cache(maxsize=4096)
+def _encode_begin(rule_id: str, version: int, key: tuple[tuple[str, str | None], ...]) -> str:
+    """Encodes what the ids of a key's alerts have in common: their JSON up to the subject."""
+    return _CANONICAL([rule_id, version, dict(key)])[:-1] + ","
+
+
+@lru_cache(maxsize=4096)
+def sortable_key(texts: tuple[str | None, ...]) -> str:
+    """Writes the texts of a key as JSON, by which alerts are sorted."""
+    return _TO_JSON(texts)
 
 
 def sortable_id(event_id: int | str) -> str:

@@ -23,7 +23,6 @@ from lookback.core.values.columns import (
     from_arrow,
     from_values,
     normalize_zeros,
-    to_text,
 )
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType
@@ -68,12 +67,15 @@ class Events:
 
     def id_value(self, at: int) -> int | str:
         """Returns the id of one event: an integer or a text, as the stream declares it."""
-        value: int | str = self.columns[self._id].item(at)
-        return value
+        return self.list_ids(slice(at, at + 1))[0]
+
+    def list_ids(self, positions: Int64s | slice) -> list[int | str]:
+        """Returns the ids of some events."""
+        return self.columns[self._id].to_stored_list(positions)
 
     def id_text(self, at: int) -> str:
         """Returns the id of one event as text."""
-        return str(to_text(self.columns[self._id].item(at)))
+        return str(self.id_value(at))
 
     @cached_property
     def id_texts(self) -> list[str]:

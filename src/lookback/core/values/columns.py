@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _EPOCH_DATE = dt.date(1970, 1, 1)
-_EXACT = Context(prec=28)
+_EXACT, _EXACT_LIMIT = Context(prec=28), 10**18
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
@@ -82,9 +82,19 @@ class Column:
 
     def to_list(self) -> list[Any]:
         """Returns all values as `item` returns them."""
-        if self.type.name not in ("timestamp", "date", "array") and not self.type.is_decimal:
-            return self.to_stored_list()
-        return [None if value is None else to_python(self.type, value) for value in self.to_stored_list()]
+        stored, type_ = self.to_stored_list(), self.type
+        if type_.is_decimal:
+            # The conversion of `to_decimal` in place: a batch may have millions of measures.
+            exponent = -type_.scale
+            return [
+                None if value is None
+                else Decimal(value).scaleb(exponent, _EXACT) if -_EXACT_LIMIT < value < _EXACT_LIMIT
+                else to_decimal(value, type_.scale)
+                for value in stored
+            ]  # fmt: skip
+        if type_.name not in ("timestamp", "date", "array"):
+            return stored
+        return [None if value is None else to_python(type_, value) for value in stored]
 
 
 def to_python(type_: DataType, value: Any) -> Any:
@@ -131,7 +141,7 @@ def replace_nan(value: Any) -> Any:
 
 def to_decimal(value: int, scale: int) -> Decimal:
     """Returns value * 10^-scale exactly; Decimal's own arithmetic would round to 28 digits."""
-    if -(10**18) < value < 10**18:
+    if -_EXACT_LIMIT < value < _EXACT_LIMIT:
         return Decimal(value).scaleb(-scale, _EXACT)
     digits = tuple(int(digit) for digit in str(abs(value)))
     return Decimal((int(value < 0), digits, -scale))

@@ -55,4 +55,6 @@ def parse_time(value: object) -> int:
 
 def to_utc(microseconds: int) -> dt.datetime:
     """Converts microseconds since 1970 to an aware UTC time; beyond the years 1 to 9999, to the nearest one within."""
-    return _EPOCH + dt.timedelta(microseconds=min(max(int(microseconds), FIRST_TIME_US), LAST_TIME_US))
+    if not FIRST_TIME_US <= microseconds <= LAST_TIME_US:
+        microseconds = FIRST_TIME_US if microseconds < 0 else LAST_TIME_US
+    return _EPOCH + dt.timedelta(0, 0, int(microseconds))
