@@ -212,14 +212,22 @@ _DAYS = (_spread_times(200_000, 5 * MINUTE - 2 * SECOND, DAY), np.arange(200_000
 
 SHAPES = (
     Shape("100 rules, tumbling, Zipf", 10_000, lambda: _judge_many(10_000, [
-        _rule({"tumbling": "1 hour"}, f"m > {200_000 + 10 * at}") for at in range(100)])),
+        _rule({"tumbling": "1 hour"}, f"m > {200_000 + 10 * at}") for at in range(100)]), 60),
+    Shape("100 rules, tumbling, each with windows of its own", 10_000, lambda: _judge_many(10_000, [
+        _rule({"tumbling": f"{60 + at} minutes"}, f"m > {200_000 + 10 * at}") for at in range(100)])),
     Shape("100 rules, different where, same measure", 10_000, lambda: _judge_many(10_000, [
         _rule("1 hour", "m > 200000", where=f"n <> {at}") for at in range(100)])),
     Shape("sliding 1 day / 5 min, 400,000 rows, no window ends", 1_000, lambda: _judge_after(
         _rule({"sliding": "1 day", "slide": "5 minutes"}, "m < 0"), _DAYS, 1_000, SECOND // 2), 100),
     Shape("sliding early, 600 windows an event", 1_000, lambda: _judge_once(
         [_rule({"sliding": "10 hours", "slide": "1 minute"}, "m < 0", early=True)],
-        _spread_times(1_000, HOUR), np.arange(1_000) % 50)),
+        _spread_times(1_000, HOUR), np.arange(1_000) % 50), 150),
+    Shape("sliding early, 600 windows an event, one key", 1_000, lambda: _judge_once(
+        [_rule({"sliding": "10 hours", "slide": "1 minute"}, "m < 0", early=True)],
+        _spread_times(1_000, 10 * HOUR), np.zeros(1_000)), 600),
+    Shape("sliding early, 600 alerts an event", 10, lambda: _judge_once(
+        [_rule({"sliding": "10 hours", "slide": "1 minute"}, "m > 0", early=True)],
+        _spread_times(10, HOUR), np.zeros(10))),
     Shape("sequence, one key, a condition on earlier steps", 2_000, lambda: _judge_sequence(
         2_000, "n = 0 and amount < element_at(a.amount, 1) - 1000"), 1_800),
     Shape("sequence, one key, own conditions, every event alerts", 4_000, lambda: _judge_sequence(

@@ -14,7 +14,7 @@ from hypothesis import given
 from state_layout import small_runs, state_pages, write_as_before_runs
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.judging import matching
+from lookback.core.judging import matching, tiled
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.state import keyruns, pieces
 from lookback.core.state import shard as state_module
@@ -107,6 +107,7 @@ def small_pages() -> Iterator[None]:
         patch.setattr(pages_module, "_MAX_BYTES", 150)
         patch.setattr(pages_module, "_MAX_ROWS", 18)
         patch.setattr(matching, "_FIRST_ROWS", 2)
+        patch.setattr(tiled, "_MAX_WINDOWS", 3)
         yield
 
 

@@ -91,7 +91,7 @@ def walk(rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Way:
     [
         ({**COUNT, "window": "1 hour"}, 12, 49),
         ({**COUNT, "window": {"tumbling": "10 minutes"}}, 13, 75),
-        ({**COUNT, "window": {"sliding": "10 minutes", "slide": "5 minutes"}}, 13, 89),
+        ({**COUNT, "window": {"sliding": "10 minutes", "slide": "5 minutes"}}, 13, 82),
         ({**COUNT, "window": {"session": "5 minutes"}}, 13, 59),
         ({**RULE, "sequence": {"within": "1 hour", "steps": STEPS}}, 14, 60),
     ],

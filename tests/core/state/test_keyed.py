@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from lookback.core.errors import StateError
 from lookback.core.state import keyruns, pieces
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.pieces import Pieces
+from lookback.core.values.keys import Keys
 
 HALF = st.integers(-(2**63), 2**63 - 1)
 
@@ -54,6 +56,25 @@ def test_values_and_wakes_come_back(values: dict[tuple[int, int], tuple[int, str
     for watermark in (0, 25, 50):
         assert table.due(watermark) == sorted(key for key, (wake, _) in left.items() if wake <= watermark)
     assert bool(store) == bool(left)
+
+
+@given(
+    st.lists(st.sets(st.tuples(st.integers(-2, 2), st.integers(0, 1)), max_size=6), max_size=12), st.integers(1, 600)
+)
+def test_the_keys_that_may_have_a_value_are_all_that_have_one(batches: list[set[tuple[int, int]]], step: int) -> None:
+    store, listed = DictStore(), [(low * step, high) for low in range(-3, 1_200) for high in (0, 1)]
+    table = KeyedTable("t", store=store)
+    keys = Keys(*(np.array(half, dtype=np.int64) for half in zip(*listed, strict=True)))
+    assert not table.may_have(keys).any()
+    for number, batch in enumerate(batches):
+        for low, high in batch:
+            table.put((low * step, high), None if table.get((low * step, high)) else number + 1)
+        if number % 3:
+            table = reloaded(table, store)
+        may_have = table.may_have(keys).tolist()
+        assert all(may for key, may in zip(listed, may_have, strict=True) if table.get(key) is not None)
+        put = {(low * step, high) for batch in batches[: number + 1] for low, high in batch}
+        assert not any(may for key, may in zip(listed, may_have, strict=True) if key not in put)
 
 
 def test_only_the_page_of_a_touched_key_is_written() -> None:

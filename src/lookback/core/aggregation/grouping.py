@@ -21,7 +21,9 @@ class Queries:
     numbers: each key's number in a grouping, -1 for a key without events in the batch; positions: the last event of the
     batch that counts; first, last: times, both included; all of shape (rows,). by_arrival: rows inside the window may have
     arrived after the query and must be cut off; by_time: rows that have arrived may be later than `last` and must be cut
-    off. ranges, disordered: the cached results of `Grouping.find_ranges` and `Grouping.select_disordered`.
+    off. windows, window_of: if many queries have the same window as of different events, these windows, each once, and the
+    number of each query's; rows of earlier batches are then aggregated once a window, and each query's last event must have
+    its key. ranges, disordered: the cached results of `Grouping.find_ranges` and `Grouping.select_disordered`.
     """
 
     numbers: Int64s
@@ -30,6 +32,8 @@ class Queries:
     last: Int64s
     by_arrival: bool = True
     by_time: bool = True
+    windows: Queries | None = None
+    window_of: Int64s | None = None
     ranges: tuple[Int64s, Int64s] | None = None
     disordered: tuple[Int64s, Queries] | None = None
 
@@ -47,7 +51,8 @@ class Queries:
         """Returns the same windows, cut off before `floor`."""
         if floor <= self.earliest:
             return self
-        return replace(self, first=np.maximum(self.first, floor), ranges=None, disordered=None)
+        windows = None if self.windows is None else self.windows.clip_to(floor)
+        return replace(self, first=np.maximum(self.first, floor), windows=windows, ranges=None, disordered=None)
 
     def take(self, at: Int64s) -> Queries:
         """Returns the queries at these positions."""
@@ -71,6 +76,14 @@ class Grouping:
         self.numbers = np.full(len(times), -1, dtype=np.int64)
         self.numbers[positions] = numbers
         self.sorted = positions[order_by_group(numbers, times[positions])]
+
+    @cached_property
+    def first_positions(self) -> Int64s:
+        """The position of an event of each key, shape (keys,): of the first by time."""
+        positions = np.zeros(len(self.distinct.low), dtype=np.int64)
+        backwards = self.sorted[::-1]
+        positions[self.numbers[backwards]] = backwards
+        return positions
 
     @cached_property
     def is_out_of_order(self) -> Mask:
@@ -101,6 +114,11 @@ class Grouping:
     def _by_arrival(self) -> TimeSearch:
         return TimeSearch(self.numbers[self.in_order], self.in_order)
 
+    @cached_property
+    def _arrived(self) -> Int64s:
+        """Per event the end of the rows of `in_order` that are of its key and had arrived with it; for events of this shard."""
+        return self._by_arrival.find_first(self.numbers, np.arange(1, len(self.numbers) + 1))
+
     def select_disordered(self, queries: Queries) -> tuple[Int64s, Queries]:
         """Selects the queries of keys with events out of order. Returns their positions and the queries."""
         if queries.disordered is None:
@@ -117,6 +135,8 @@ class Grouping:
         return queries.ranges
 
     def _compute_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
+        if queries.windows is not None:
+            return self._compute_shared_ranges(queries, queries.windows)
         numbers, known = queries.numbers, queries.numbers >= 0
         by_time, by_arrival = self._by_time, self._by_arrival
         low = by_time.find_first(numbers, queries.first)
@@ -138,6 +158,12 @@ class Grouping:
                 )
                 high[at] = np.minimum(high[at], other)
         return np.where(known, low, 0), np.where(known, np.maximum(low, high), 0)
+
+    def _compute_shared_ranges(self, queries: Queries, windows: Queries) -> tuple[Int64s, Int64s]:
+        """Searches each window and each event once, in place of each query."""
+        low = self._by_time.find_first(windows.numbers, windows.first)[queries.window_of]
+        beyond = self._by_time.find_first(windows.numbers, windows.last + 1)[queries.window_of]
+        return low, np.maximum(low, np.minimum(beyond, self._arrived[queries.positions]))
 
 
 class FeatureRows:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from lookback.core.aggregation.aggregates import Partial
 from lookback.core.aggregation.distinct import STORED, DistinctCounter, GroupedRows
 from lookback.core.aggregation.grouping import FeatureRows, Grouping, Queries, merge_at
 from lookback.core.aggregation.runs import Run
@@ -15,7 +16,7 @@ from lookback.core.rules.compiled import Feature
 from lookback.core.state.shard import ShardState, StoredRun
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, Values
-from lookback.core.values.keys import Int64s, Keys, encode_keys, find_keys, number_keys, order_by_group
+from lookback.core.values.keys import Int64s, Keys, TimeSearch, encode_keys, find_keys, number_keys, order_by_group
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT
 from lookback.core.values.windows import Lookback, Window
@@ -63,6 +64,15 @@ class _RecentCache(Generic[_Entry]):
         return entry
 
 
+def _spread(at: Int64s, rows: Partial, window_of: Int64s) -> tuple[Int64s, Partial]:
+    """Returns the contributions to the queries of those to some windows; window_of: of each query, its window."""
+    ranks = np.full(int(window_of.max()) + 1, -1, dtype=np.int64)
+    ranks[at] = np.arange(len(at))
+    rank = ranks[window_of]
+    queries = np.flatnonzero(rank >= 0)
+    return queries, tuple(part[rank[queries]] for part in rows)
+
+
 class Measuring:
     """Measures windows for the events of one shard, in order of arrival.
 
@@ -81,11 +91,17 @@ class Measuring:
         self._columns: _RecentCache[Column] = _RecentCache(32)
         self._distincts: _RecentCache[DistinctCounter] = _RecentCache(4)
         self._run_numbers: _RecentCache[Int64s] = _RecentCache(64)
+        self._shared: _RecentCache[Any] = _RecentCache(8)
 
     def restrict_to(self, positions: Int64s) -> Measuring:
         """Measures as if there were only these events, in ascending order, and no rows of earlier batches."""
         events, watermarks = self.events.take(positions), self.watermarks[positions]
         return Measuring(self.state, events, watermarks, self._shard, self._shards, uses_state=False)
+
+    def share(self, key: Hashable, make: Callable[[], _Entry]) -> _Entry:
+        """Returns what the rules that pass the same key have in common, made by the first of them."""
+        entry: _Entry = self._shared.get(key, make)
+        return entry
 
     def group_events(self, group_by: tuple[str, ...]) -> Grouping:
         """Groups the events by one grouping set."""
@@ -145,12 +161,32 @@ class Measuring:
         if feature.function == "count_distinct" and len(queries.first):
             return Column(BIGINT, self._find_distinct(feature, keys, queries, shared).count(queries.first))
         partial = self.select_rows(feature).aggregate_windows(queries)
-        for stored, run in self._find_runs(feature, queries.earliest, queries.latest):
-            groups = self._find_numbers(stored, run, feature, keys, queries)
-            at, rows = run.aggregate_windows(feature.function, aggregate, groups, queries)
+        windows = queries if queries.windows is None else queries.windows
+        for stored, run in self._find_runs(feature, windows.earliest, windows.latest):
+            groups = self._find_numbers(stored, run, feature, keys, windows)
+            at, rows = run.aggregate_windows(feature.function, aggregate, groups, windows)
+            if len(at) and queries.window_of is not None:
+                at, rows = _spread(at, rows, queries.window_of)
             if len(at):
                 partial = merge_at(aggregate, partial, at, rows)
         return aggregate.finish(partial, feature.argument_type)
+
+    def has_same_rows(self, feature: Feature, windows: Queries) -> Mask:
+        """Marks the windows that hold the same rows of the feature, of this batch and of earlier ones, as the one before.
+
+        windows: of keys with events in the batch. Windows of different keys may be marked too.
+        """
+        positions, grouping = self.select_rows(feature).positions, self.group_events(feature.group_by)
+        search = TimeSearch(grouping.numbers[positions], self.events.times[positions])
+        is_same = np.ones(len(windows.first), dtype=bool)
+        for edges in (windows.first, windows.last + 1):
+            found = search.find_first(windows.numbers, edges)
+            is_same[1:] &= found[1:] == found[:-1]
+        for stored, run in self._find_runs(feature, windows.earliest, windows.latest):
+            groups = self._find_numbers(stored, run, feature, None, windows)
+            for found in run.find_ranges(groups, windows.first, windows.last):
+                is_same[1:] &= found[1:] == found[:-1]
+        return is_same
 
     def _find_numbers(
         self, stored: StoredRun, run: Run, feature: Feature, keys: Keys | None, queries: Queries

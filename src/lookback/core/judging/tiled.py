@@ -1,13 +1,18 @@
 """Judges tumbling and sliding windows: when the watermark passes their end, and again for each late event.
 
+A window is judged as of the watermark that passes its end, and as of each event that arrives in it later, with `early` also
+before. Neighbouring windows that hold the same events are judged once (`_Results`). Only those that can get a row of alerts
+are looked at one by one (`_Writer`). Rules with the same windows share all that measures and conditions do not change.
+
 State: the rows of each measure and of the rule's `presence` feature (which tells which windows have events) are runs. Keyed
 tables hold the keys with open windows (`_OpenKey`) and the last verdict on each window (`verdicts.Memory`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,14 +20,17 @@ import numpy as np
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.judging.segment import Order, RuleRun
 from lookback.core.judging.verdicts import Memory, Subject, memories_value, read_memories, texts_of
-from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiled import CompiledRule, Feature
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK
 from lookback.core.values.columns import Column, Mask, to_text
-from lookback.core.values.keys import Int64s, Keys, find_keys, number_keys
-from lookback.core.values.times import to_utc
+from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, number_keys
+from lookback.core.values.times import NEVER_DUE, to_utc
 from lookback.core.values.windows import TiledWindow
+
+# So many windows of events are judged at once, which bounds memory.
+_MAX_WINDOWS = 2**18
 
 
 def judge_tiled(rule_run: RuleRun) -> None:
@@ -55,33 +63,255 @@ class _OpenKey:
 
 @dataclass(frozen=True)
 class _Results:
-    """Windows to be judged, one per row: their keys and starts, and the event up to which each result counts.
+    """Windows to be judged, each as of an event or of a watermark.
 
-    commit_indexes, phases, causes: the order of the results (see segment.Order).
+    keys: distinct; numbers: of each, its number in the grouping, -1 without events in the batch. groups, starts: of each
+    window, the position of its key in `keys`, and its start; the windows are sorted by both. The other columns have a row for
+    each result, which is that of `counts` windows from the position `firsts` on. queries: the first of them;
+    commit_indexes, phases, causes: the order of the result (see segment.Order).
     """
 
     keys: Keys
+    numbers: Int64s
+    groups: Int64s
     starts: Int64s
-    positions: Int64s
+    firsts: Int64s
+    counts: Int64s
+    queries: Queries
     commit_indexes: Int64s
     phases: Int64s
     causes: Int64s
 
     def take(self, at: Int64s) -> _Results:
         """Returns the results at these positions."""
-        columns = (self.starts, self.positions, self.commit_indexes, self.phases, self.causes)
-        return _Results(self.keys.take(at), *(column[at] for column in columns))
+        columns = (self.commit_indexes, self.phases, self.causes)
+        return _Results(
+            self.keys, self.numbers, self.groups, self.starts, self.firsts[at], self.counts[at], self.queries.take(at),
+            *(column[at] for column in columns),
+        )  # fmt: skip
 
-    def join(self, other: _Results) -> _Results:
-        """Returns these results and then the other ones."""
-        names = ("starts", "positions", "commit_indexes", "phases", "causes")
-        columns = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in names)
-        return _Results(_join_keys([self.keys, other.keys]), *columns)
+    @cached_property
+    def first_starts(self) -> Int64s:
+        """The start of the first window of each result."""
+        return self.starts[self.firsts]
 
-    def orders(self) -> list[Order]:
-        """Returns the order of each result; windows that one event brings are ordered by their starts."""
-        columns = (self.commit_indexes, self.phases, self.causes, self.starts)
-        return list(map(Order._make, zip(*(column.tolist() for column in columns), strict=True)))
+    @cached_property
+    def result_keys(self) -> Keys | None:
+        """The key of each result; None if all have events in the batch."""
+        return None if self.queries.windows is not None else self.keys.take(self.groups[self.firsts])
+
+    @cached_property
+    def used_groups(self) -> Int64s:
+        """The positions of the keys that have windows."""
+        is_used = np.zeros(len(self.keys.low), dtype=bool)
+        is_used[self.groups] = True
+        return np.flatnonzero(is_used)
+
+    @cached_property
+    def _search(self) -> TimeSearch:
+        return TimeSearch(self.groups, self.starts)
+
+    def mark_windows(self, keys: Keys, starts: Int64s) -> Mask:
+        """Marks those of the windows that have one of these keys and start with it."""
+        groups = find_keys(keys, self.keys)
+        groups, starts = groups[groups >= 0], starts[groups >= 0]
+        at = np.minimum(self._search.find_first(groups, starts), len(self.starts) - 1)
+        mask = np.zeros(len(self.starts), dtype=bool)
+        mask[at[(self.groups[at] == groups) & (self.starts[at] == starts)]] = True
+        return mask
+
+
+class _Windows:
+    """Finds the windows of a segment that are to be judged. Rules with the same windows have one object.
+
+    taken: mask of the events that the windows take.
+    """
+
+    def __init__(self, rule_run: RuleRun, tiles: TiledWindow, presence: Feature) -> None:
+        self._rule_run, self._tiles, self._presence = rule_run, tiles, presence
+        self._lateness, self._measuring, self._grouping = (
+            rule_run.rule.allowed_lateness,
+            rule_run.measuring,
+            rule_run.grouping,
+        )
+        # An `_OpenKey` per key.
+        self._open_keys = rule_run.state.table(presence.feature_id)
+        self.taken = rule_run.wanted & rule_run.find_in_time(tiles)
+        self._keep_keys()
+        self._arrivals: dict[bool, _Arrivals] = {}
+        # The last results of events, by their name.
+        self._updated: tuple[Hashable, _Results | None] = None, None
+
+    def _keep_keys(self) -> None:
+        """Keeps the values of the keys for as long as one of their windows can give a result."""
+        rule_run, tiles, grouping, taken = self._rule_run, self._tiles, self._grouping, self.taken
+        last = np.full(len(grouping.distinct.low), -NEVER_DUE)
+        np.maximum.at(last, grouping.numbers[taken], rule_run.events.times[taken])
+        untils = tiles.last_start(last) + tiles.size + self._lateness
+        # All windows of the others are closed when the segment is over.
+        numbers = np.flatnonzero((last > -NEVER_DUE) & (untils > rule_run.timeline.end))
+        untils = untils[numbers]
+        keys, positions = grouping.distinct.take(numbers), grouping.first_positions[numbers]
+        columns = [rule_run.events.columns[name].to_stored_list(positions) for name in rule_run.rule.group_by]
+        pairs = zip(keys.low.tolist(), keys.high.tolist(), strict=True)
+        for row, (key, until) in enumerate(zip(pairs, untils.tolist(), strict=True)):
+            value = self._open_keys.get(key)
+            if value is None or _OpenKey.from_value(value).until < until:
+                self._open_keys.put(key, _OpenKey([column[row] for column in columns], until).to_value(), until)
+
+    def find_stored_key(self, key: Key, number: int) -> list[Any]:
+        """Returns the stored values of a key's fields. number: of the key in the grouping, -1 for none."""
+        if number >= 0:
+            return self._rule_run.stored_key(int(self._grouping.first_positions[number]))
+        value = self._open_keys.get(key)
+        assert value is not None
+        return _OpenKey.from_value(value).stored
+
+    def list_results(self, rule_run: RuleRun) -> Iterator[tuple[Hashable, _Results]]:
+        """Yields the results of the watermark, then those of events, each with a name that other rules may share."""
+        if self.ended is not None:
+            yield "ended", self.ended
+        is_early = rule_run.spec.early
+        if is_early not in self._arrivals:
+            self._arrivals[is_early] = self._find_arrivals(is_early)
+        arrivals = self._arrivals[is_early]
+        if arrivals.parts:
+            each = (rule_run.complete_from(feature.feature_id) for feature in rule_run.rule.features)
+            bounds = frozenset(bound for bound in each if bound is not None)
+            for part in range(arrivals.parts):
+                name = (is_early, part, bounds)
+                if self._updated[0] != name:
+                    self._updated = name, self._find_updated(arrivals.take(part), bounds)
+                _, results = self._updated
+                assert results is not None
+                yield name, results
+
+    @cached_property
+    def ended(self) -> _Results | None:
+        """The windows with events whose ends the watermark passes; None if there are none."""
+        rule_run, tiles, timeline = self._rule_run, self._tiles, self._rule_run.timeline
+        passed = tiles.find_ends(timeline.start, timeline.end)
+        parts = list(self._list_ended(passed)) if passed else []
+        if not parts:
+            return None
+        each, starts = (_join_keys(keys for keys, _ in parts), np.concatenate([starts for _, starts in parts]))
+        groups, keys = number_keys(each)
+        groups, starts = _find_distinct(groups, starts)
+        ends, numbers = starts + tiles.size, find_keys(keys, self._grouping.distinct)
+        commit_indexes = timeline.find_passing(ends)
+        # All events of the commit count, and of those before it.
+        last = np.searchsorted(rule_run.events.commits, timeline.commits[commit_indexes], side="right") - 1
+        queries = Queries(numbers[groups], last.astype(np.int64), starts, ends - 1)
+        has_events = self._measuring.measure(self._presence, keys.take(groups), queries).values > 0
+        firsts, ones = np.arange(len(starts), dtype=np.int64), np.ones(len(starts), dtype=np.int64)
+        phases = np.full_like(commit_indexes, BY_WATERMARK)
+        results = _Results(keys, numbers, groups, starts, firsts, ones, queries, commit_indexes, phases, ends)
+        return results.take(np.flatnonzero(has_events)) if has_events.any() else None
+
+    def _list_ended(self, passed: range) -> Iterator[tuple[Keys, Int64s]]:
+        """Yields keys and starts of windows with one of these ends: of those that have events or stored rows."""
+        rule_run, grouping, size = self._rule_run, self._grouping, self._tiles.size
+        first, last = passed[0] - size, passed[-1] - 1
+        positions = grouping.sorted[self.taken[grouping.sorted]]
+        yield self._list_covering(
+            grouping.distinct, grouping.numbers[positions], rule_run.events.times[positions], passed
+        )
+        for stored in rule_run.state.features[self._presence.feature_id].runs:
+            if stored.last_time < first or stored.first_time > last:
+                continue
+            run = rule_run.state.load_run(stored)
+            if len(passed) * len(run.keys.low) > len(run):
+                yield self._list_covering(run.keys, run.groups, run.times, passed)
+                continue
+            for end in passed:
+                groups = run.find_keys_within(end - size, end - 1)
+                yield run.keys.take(groups), np.full(len(groups), end - size)
+
+    def _list_covering(self, keys: Keys, groups: Int64s, times: Int64s, passed: range) -> tuple[Keys, Int64s]:
+        """Returns the windows with one of these ends that cover rows sorted by group and time."""
+        tiles, first, last = self._tiles, passed[0] - self._tiles.size, passed[-1] - self._tiles.size
+        at = np.flatnonzero((times >= first) & (times < passed[-1]))
+        lows = np.maximum(self._find_first_starts(times[at]), first)
+        highs = np.minimum(tiles.last_start(times[at]), last)
+        at_groups, starts = _list_windows(groups[at], lows, highs, tiles.slide)
+        return keys.take(at_groups), starts
+
+    def _find_first_starts(self, times: Int64s) -> Int64s:
+        """Returns the start of the first window that ends after each time."""
+        return self._tiles.last_start(times - self._tiles.size) + self._tiles.slide
+
+    def _find_arrivals(self, is_early: bool) -> _Arrivals:
+        """Finds the windows that each event updates: those that have ended, and with `early` those that have not."""
+        rule_run, tiles = self._rule_run, self._tiles
+        positions = np.flatnonzero(self.taken if is_early else self.taken & rule_run.is_late)
+        times, watermarks = rule_run.events.times[positions], rule_run.watermarks[positions]
+        # A window is closed when its end is not above the watermark less the allowed lateness.
+        first = np.maximum(self._find_first_starts(times), self._find_first_starts(watermarks - self._lateness))
+        last = tiles.last_start(times)
+        if not is_early:
+            last = np.minimum(last, tiles.last_start(watermarks - tiles.size))
+        counts = np.maximum(0, (last - first) // tiles.slide + 1)
+        order = np.flatnonzero(counts)
+        order = order[np.argsort(self._grouping.numbers[positions[order]], kind="stable")]
+        full = (np.cumsum(counts[order]) - 1) // _MAX_WINDOWS
+        # An event of many windows may fill several parts, which are then one.
+        part_of = np.cumsum(np.diff(full, prepend=full[:1]) > 0, dtype=np.int64)
+        return _Arrivals(positions[order], first[order], last[order], part_of)
+
+    def _find_updated(self, arrivals: _Arrivals, bounds: Iterable[int]) -> _Results:
+        """Finds the results that events bring. bounds: windows before and after one of these have different results."""
+        rule_run, slide, grouping = self._rule_run, self._tiles.slide, self._grouping
+        numbers = grouping.numbers[arrivals.positions]
+        order = np.lexsort((arrivals.first, numbers))
+        groups, starts = _list_windows(numbers[order], arrivals.first[order], arrivals.last[order], slide)
+        windows = self._make_queries(groups, starts)
+        is_alike = self._measuring.has_same_rows(self._presence, windows)
+        is_alike[0] = False
+        is_alike[1:] &= (groups[1:] == groups[:-1]) & (starts[1:] == starts[:-1] + slide)
+        for bound in bounds:
+            is_alike[1:] &= (starts[1:] < bound) == (starts[:-1] < bound)
+        classes, class_firsts = np.cumsum(~is_alike) - 1, np.flatnonzero(~is_alike)
+        first = TimeSearch(groups, starts).find_first(numbers, arrivals.first)
+        last = first + (arrivals.last - arrivals.first) // slide
+        counts = classes[last] - classes[first] + 1
+        rows, class_of = np.repeat(np.arange(len(numbers)), counts), _list_ranges(classes[first], counts)
+        firsts = np.maximum(class_firsts[class_of], first[rows])
+        beyond = np.minimum(np.append(class_firsts[1:], len(groups))[class_of], last[rows] + 1)
+        at = arrivals.positions[rows]
+        queries = self._make_queries(groups[class_firsts[class_of]], starts[class_firsts[class_of]], at)
+        queries.windows, queries.window_of = windows.take(class_firsts), class_of
+        every = np.arange(len(grouping.distinct.low), dtype=np.int64)
+        return _Results(
+            grouping.distinct, every, groups, starts, firsts, beyond - firsts, queries, rule_run.commit_indexes[at],
+            np.full_like(at, BY_EVENT), at,
+        )  # fmt: skip
+
+    def _make_queries(self, numbers: Int64s, starts: Int64s, positions: Int64s | None = None) -> Queries:
+        return Queries(numbers, starts if positions is None else positions, starts, starts + self._tiles.size - 1)
+
+
+@dataclass(frozen=True)
+class _Arrivals:
+    """Events that update windows, sorted by key and arrival.
+
+    positions: of the events; first, last: the starts of the first and the last window of each; part_of: the part of each
+    event: the events of a part have a bounded number of windows.
+    """
+
+    positions: Int64s
+    first: Int64s
+    last: Int64s
+    part_of: Int64s
+
+    @property
+    def parts(self) -> int:
+        """The number of parts."""
+        return int(self.part_of[-1]) + 1 if len(self.part_of) else 0
+
+    def take(self, part: int) -> _Arrivals:
+        """Returns the events of a part."""
+        at = slice(*np.searchsorted(self.part_of, [part, part + 1]).tolist())
+        return _Arrivals(self.positions[at], self.first[at], self.last[at], self.part_of[at])
 
 
 class _Judge:
@@ -89,168 +319,186 @@ class _Judge:
         assert isinstance(rule_run.spec.window, TiledWindow)
         assert rule_run.rule.presence is not None
         self._rule_run, self._tiles, self._presence = rule_run, rule_run.spec.window, rule_run.rule.presence
-        self._lateness = rule_run.rule.allowed_lateness
-        # An `_OpenKey` per key.
-        self._open_keys = rule_run.state.table(self._presence.feature_id)
-        # Per key the memories of its windows, by start (see `verdicts.read_memories`).
-        self._memories = rule_run.state.table(rule_run.rule.memory)
+        self._windows = rule_run.measuring.share(self._presence.feature_id, self._open_windows)
+        self._writer = _Writer(rule_run, self._tiles, self._windows)
+
+    def _open_windows(self) -> _Windows:
+        return _Windows(self._rule_run, self._tiles, self._presence)
 
     def run(self) -> None:
         """Judges the windows that events or the watermark change in the segment."""
-        rule_run = self._rule_run
-        taken = rule_run.wanted & rule_run.find_in_time(self._tiles)
+        rule_run, taken = self._rule_run, self._windows.taken
         judged = taken if rule_run.is_evaluated else np.zeros(len(taken), dtype=bool)
         rule_run.record_judged(rule_run.wanted, taken, judged)
-        self._remember_keys(taken)
         if rule_run.is_evaluated:
             rule_run.failed |= taken & rule_run.find_errors(rule_run.events)
             rule_run.count_failed_events(rule_run.failed)
-            self._judge(self._find_updated(taken).join(self._find_ended(taken)))
-        self._memories.forget_due(rule_run.timeline.end)
+            for name, results in self._windows.list_results(rule_run):
+                self._judge(name, results)
+        self._writer.finish()
 
-    def _remember_keys(self, taken: Mask) -> None:
-        """Keeps the values of the keys for as long as one of their windows can give a result."""
-        rule_run, tiles = self._rule_run, self._tiles
-        for key, positions in rule_run.group_by_key(taken):
-            value = self._open_keys.get(key)
-            last = int(rule_run.events.times[positions].max())
-            until = tiles.last_start(last) + tiles.size + self._lateness
-            if value is None:
-                known = _OpenKey(rule_run.stored_key(int(positions[0])), until)
-            else:
-                known = _OpenKey.from_value(value)
-                if known.until >= until:
-                    continue
-                known.until = until
-            self._open_keys.put(key, known.to_value(), until)
-
-    def _find_updated(self, taken: Mask) -> _Results:
-        """Finds the results that events bring: to windows that have ended, and with `early` to those that have not."""
-        rule_run, tiles, is_early = self._rule_run, self._tiles, self._rule_run.spec.early
-        positions = np.flatnonzero(taken if is_early else taken & rule_run.is_late)
-        times, watermarks = rule_run.events.times[positions], rule_run.watermarks[positions]
-        covering: list[tuple[Int64s, Int64s]] = []
-        for start in self._covering_starts(times):
-            end = start + tiles.size
-            is_updated = (end > times) & (end + self._lateness > watermarks)
-            if not is_early:
-                is_updated &= end <= watermarks
-            covering.append((positions[is_updated], start[is_updated]))
-        at = np.concatenate([position for position, _ in covering]).astype(np.int64)
-        starts = np.concatenate([start for _, start in covering]).astype(np.int64)
-        return _Results(
-            rule_run.grouping.keys.take(at), starts, at, rule_run.commit_indexes[at], np.full_like(at, BY_EVENT), at
-        )
-
-    def _find_ended(self, taken: Mask) -> _Results:
-        """Finds the results that the watermark brings when it passes the ends of windows."""
-        rule_run, tiles, timeline = self._rule_run, self._tiles, self._rule_run.timeline
-        passed = tiles.find_ends(timeline.start, timeline.end)
-        if not passed:
-            nothing: Int64s = np.zeros(0, dtype=np.int64)
-            return _Results(rule_run.grouping.keys.take(nothing), nothing, nothing, nothing, nothing, nothing)
-        keys, times = self._find_rows(taken, passed[0] - tiles.size)
-        numbers, distinct = number_keys(keys)
-        windows: list[tuple[Int64s, Int64s]] = []
-        if len(passed) < tiles.windows_per_time:
-            for each in passed:
-                covered = numbers[(each - tiles.size <= times) & (times < each)]
-                windows.append(_find_distinct(covered, np.full_like(covered, each - tiles.size)))
-        else:
-            for start in self._covering_starts(times):
-                end = start + tiles.size
-                is_ended = (end > times) & (end > timeline.start) & (end <= timeline.end)
-                windows.append(_find_distinct(numbers[is_ended], start[is_ended]))
-        number, starts = _find_distinct(*(np.concatenate(column) for column in zip(*windows, strict=True)))
-        ends = starts + tiles.size
-        commit_indexes = timeline.find_passing(ends)
-        # All events of the commit count, and of those before it.
-        last = np.searchsorted(rule_run.events.commits, timeline.commits[commit_indexes], side="right") - 1
-        return _Results(
-            distinct.take(number), starts, last.astype(np.int64), commit_indexes,
-            np.full_like(commit_indexes, BY_WATERMARK), ends,
-        )  # fmt: skip
-
-    def _find_rows(self, taken: Mask, earliest: int) -> tuple[Keys, Int64s]:
-        """Finds keys and times of the events, and of the stored rows from `earliest` on."""
-        rule_run = self._rule_run
-        positions = np.flatnonzero(taken)
-        keys, times = [rule_run.grouping.keys.take(positions)], [rule_run.events.times[positions]]
-        for stored in rule_run.state.features[self._presence.feature_id].runs:
-            if stored.last_time >= earliest:
-                run = rule_run.state.load_run(stored)
-                at = np.flatnonzero(run.times >= earliest)
-                keys.append(run.keys.take(run.groups[at]))
-                times.append(run.times[at])
-        return _join_keys(keys), np.concatenate(times)
-
-    def _covering_starts(self, times: Int64s) -> Iterator[Int64s]:
-        """Yields the starts of the windows that may cover each time, from the last window on.
-
-        Where the slide does not divide the size, the last one may end before the time.
-        """
-        start = self._tiles.last_start(times)
-        for _ in range(self._tiles.windows_per_time):
-            yield start
-            start = start - self._tiles.slide
-
-    def _judge(self, results: _Results) -> None:
-        """Measures all results of the segment at once and writes them in order."""
-        rule_run, measuring = self._rule_run, self._rule_run.measuring
-        if not len(results.starts):
-            return
-        has_events = measuring.measure(self._presence, results.keys, self._queries(results)).values > 0
-        results = results.take(np.flatnonzero(has_events))
-        starts, queries = results.starts, self._queries(results)
+    def _judge(self, name: Hashable, results: _Results) -> None:
+        """Measures results and hands those that can get a row to the writer."""
+        rule_run, starts = self._rule_run, results.first_starts
         columns: dict[str, Column] = {}
         is_complete = rule_run.find_complete(self._presence.feature_id, starts)
+        known_as = (self._tiles, (self._presence.feature_id, name))
         for measure in rule_run.rule.measures:
-            columns[measure.name] = measuring.measure(measure.feature, results.keys, queries)
-            is_complete &= rule_run.find_complete(measure.feature.feature_id, starts)
-        keys = list(zip(results.keys.low.tolist(), results.keys.high.tolist(), strict=True))
-        key_columns = rule_run.key_columns(self._stored_key(key) for key in keys)
-        holds, errors = rule_run.check_condition({**columns, **key_columns}, is_complete)
-        effective = rule_run.find_effective(starts + self._tiles.size)
-        # A key without alerts has nothing to retract.
-        alerting = {keys[row] for row in np.flatnonzero(holds & effective).tolist()}
-        alerting |= {key for key in set(keys) if self._memories.get(key)}
-        has_alerts = np.fromiter((key in alerting for key in keys), dtype=bool, count=len(keys))
-        shown = np.flatnonzero(effective & (errors | has_alerts))
-        orders = results.take(shown).orders()
-        for at in sorted(range(len(shown)), key=orders.__getitem__):
-            row, start = int(shown[at]), int(starts[shown[at]])
-            if errors[row]:
-                arrival = rule_run.arrival_of(orders[at])
-                rule_run.count_failure(arrival, start, f"the window of {to_text(to_utc(start))}")
-                continue
-            measures = {measure.name: columns[measure.name].item(row) for measure in rule_run.rule.measures}
-            self._write(orders[at], keys[row], start, bool(holds[row]), measures, bool(is_complete[row]))
+            feature = measure.feature
+            columns[measure.name] = rule_run.measuring.measure(feature, results.result_keys, results.queries, known_as)
+            is_complete &= rule_run.find_complete(feature.feature_id, starts)
+        holds, errors = rule_run.check_condition({**columns, **self._key_columns(results)}, is_complete)
+        self._writer.add(results, _Verdicts(columns, is_complete, holds, errors))
 
-    def _queries(self, results: _Results) -> Queries:
-        numbers = find_keys(results.keys, self._rule_run.grouping.distinct)
-        return Queries(numbers, results.positions, results.starts, results.starts + self._tiles.size - 1)
+    def _key_columns(self, results: _Results) -> dict[str, Column]:
+        """Returns the group_by fields that the condition reads, of each result."""
+        rule = self._rule_run.rule
+        if rule.when is None or rule.when.fields.isdisjoint(rule.group_by):
+            return {}
+        used, keys = results.used_groups, results.keys.take(results.used_groups)
+        triples = zip(keys.low.tolist(), keys.high.tolist(), results.numbers[used].tolist(), strict=True)
+        columns = self._rule_run.key_columns(
+            [self._windows.find_stored_key((low, high), at) for low, high, at in triples]
+        )
+        ranks = np.searchsorted(used, results.groups[results.firsts])
+        return {name: column.take(ranks) for name, column in columns.items()}
 
-    def _write(
-        self, order: Order, key: Key, start: int, holds: bool, measures: dict[str, Any], is_complete: bool
-    ) -> None:
+
+@dataclass(frozen=True)
+class _Verdicts:
+    """The measures of results, and masks: where the window is complete, where the condition holds, where there is an error."""
+
+    columns: Mapping[str, Column]
+    is_complete: Mask
+    holds: Mask
+    errors: Mask
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A window as of an event or a watermark, which may get a row of alerts. texts: of the measures."""
+
+    order: Order
+    key: Key
+    number: int
+    holds: bool
+    measures: Mapping[str, Any]
+    texts: Mapping[str, str | None]
+    is_complete: bool
+
+
+class _Writer:
+    """Writes the rows of the windows whose verdict or measures have changed, once all results of a segment are known."""
+
+    def __init__(self, rule_run: RuleRun, tiles: TiledWindow, windows: _Windows) -> None:
+        self._rule_run, self._tiles, self._windows = rule_run, tiles, windows
+        self._span = tiles.size + rule_run.rule.allowed_lateness
+        # Per key the memories of its windows, by start (see `verdicts.read_memories`).
+        self._table = rule_run.state.table(rule_run.rule.memory)
+        self._memories: dict[Key, dict[int, Memory]] = {}
+        # Per key whose memories have changed, up to which start they are forgotten.
+        self._changed: dict[Key, int] = {}
+        self._values: dict[Key, tuple[dict[str, Any], dict[str, str | None]]] = {}
+        self._rows: list[_Row] = []
+        # The windows for which the condition held: keys and starts.
+        self._held: list[tuple[Keys, Int64s]] = []
+
+    def add(self, results: _Results, verdicts: _Verdicts) -> None:
+        """Adds the results that can get a row: where the condition holds, and where it did when it was judged before.
+
+        Results of the watermark come first: an event changes what they tell, and they tell the same as the event before.
+        """
+        is_watched = self._find_watched(results)
+        if not (verdicts.holds.any() or verdicts.errors.any() or is_watched.any()):
+            return
+        is_effective = self._rule_run.find_effective(results.starts + self._tiles.size)
+        if verdicts.errors.any():
+            self._count_failures(results, np.flatnonzero(verdicts.errors), is_effective)
+        is_held = _mark_ranges(results.firsts, results.counts, np.flatnonzero(verdicts.holds), len(results.starts))
+        at, windows = _list_marked(results, np.flatnonzero(~verdicts.errors), (is_held | is_watched) & is_effective)
+        order = np.lexsort((results.causes[at], results.phases[at], results.commit_indexes[at], windows))
+        at, windows = at[order], windows[order]
+        holds = verdicts.holds[at]
+        # Where the condition holds no more. Where it did not hold before either, there is nothing to retract.
+        before = is_watched[windows]
+        before[1:] = np.where(windows[1:] == windows[:-1], holds[:-1], before[1:])
+        self._list_rows(results, verdicts, at[holds | before], windows[holds | before])
+        held = np.unique(windows[holds])
+        self._held.append((results.keys.take(results.groups[held]), results.starts[held]))
+
+    def _find_watched(self, results: _Results) -> Mask:
+        """Marks the windows for which the condition held when they were judged before."""
+        mask = np.zeros(len(results.starts), dtype=bool)
+        if not self._table.is_empty:
+            keys = results.keys.take(results.used_groups)
+            keys = keys.take(self._table.may_have(keys))
+            remembered = [
+                (*key, start)
+                for key in zip(keys.low.tolist(), keys.high.tolist(), strict=True)
+                for start, memory in self._open_memories(key).items()
+                if memory.holds
+            ]
+            columns = np.array(remembered, dtype=np.int64).reshape(-1, 3).T
+            mask |= results.mark_windows(Keys(columns[0], columns[1]), columns[2])
+        for keys, starts in self._held:
+            mask |= results.mark_windows(keys, starts)
+        return mask
+
+    def _open_memories(self, key: Key) -> dict[int, Memory]:
+        if key not in self._memories:
+            self._memories[key] = read_memories(Memory, self._table.get(key), after=-NEVER_DUE)
+        return self._memories[key]
+
+    def _count_failures(self, results: _Results, failed: Int64s, is_effective: Mask) -> None:
+        """Counts the windows whose results have an error."""
+        at, windows = _list_marked(results, failed, is_effective)
+        if len(at):
+            first = np.lexsort((results.starts[windows], results.commit_indexes[at]))[0]
+            start = int(results.starts[windows[first]])
+            commit = int(self._rule_run.timeline.commits[results.commit_indexes[at[first]]])
+            self._rule_run.count_failure(commit, start, f"the window of {to_text(to_utc(start))}", len(at))
+
+    def _list_rows(self, results: _Results, verdicts: _Verdicts, at: Int64s, windows: Int64s) -> None:
+        """Lists rows of these results and windows. Columns are converted as a whole, each result once."""
+        distinct, ranks = np.unique(at, return_inverse=True)
+        columns = {name: column.take(distinct).to_list() for name, column in verdicts.columns.items()}
+        measures = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        texts = [texts_of(each) for each in measures]
+        groups, starts = results.groups[windows], results.starts[windows].tolist()
+        keys = results.keys.take(groups)
+        pairs, numbers = zip(keys.low.tolist(), keys.high.tolist(), strict=True), results.numbers[groups].tolist()
+        places = (column[at].tolist() for column in (results.commit_indexes, results.phases, results.causes))
+        orders = map(Order, *places, starts)
+        flags = zip(verdicts.holds[at].tolist(), verdicts.is_complete[at].tolist(), ranks.tolist(), strict=True)
+        for order, key, number, (holds, is_complete, rank) in zip(orders, pairs, numbers, flags, strict=True):
+            self._rows.append(_Row(order, key, number, holds, measures[rank], texts[rank], is_complete))
+
+    def finish(self) -> None:
+        """Writes all rows in order, and keeps the memories of their windows."""
+        for row in sorted(self._rows, key=lambda row: row.order):
+            self._write(row)
+        for key, after in self._changed.items():
+            memories = {start: memory for start, memory in self._memories[key].items() if start > after}
+            self._table.put(key, memories_value(memories), max(memories) + self._span)
+        self._table.forget_due(self._rule_run.timeline.end)
+
+    def _write(self, row: _Row) -> None:
         """Writes the row of a window, if its verdict or its measures have changed."""
-        rule_run, span = self._rule_run, self._tiles.size + self._lateness
-        # Windows that are closed by now are forgotten.
-        memories = read_memories(Memory, self._memories.get(key), after=rule_run.watermark_before(order) - span)
-        values, end = rule_run.key_values(self._stored_key(key)), start + self._tiles.size
-        subject = Subject(texts_of(values), key, None, end, start, end)
-        memory, verdict = rule_run.writer.revise(memories.get(start), subject, holds, texts_of(measures))
+        rule_run, start, memories = self._rule_run, row.order.rank, self._open_memories(row.key)
+        if row.key not in self._values:
+            values = rule_run.key_values(self._windows.find_stored_key(row.key, row.number))
+            self._values[row.key] = values, texts_of(values)
+        values, texts = self._values[row.key]
+        end = start + self._tiles.size
+        subject = Subject(texts, row.key, None, end, start, end)
+        memory, verdict = rule_run.writer.revise(memories.get(start), subject, row.holds, row.texts)
         if verdict is None or memory is None:
             return
         memories[start] = memory
-        self._memories.put(key, memories_value(memories), max(memories) + span)
-        rule_run.write_alert(order, subject, verdict, memory.revision, measures, is_complete, values)
-
-    def _stored_key(self, key: Key) -> list[Any]:
-        """Returns the stored values of a key's fields."""
-        value = self._open_keys.get(key)
-        assert value is not None
-        return _OpenKey.from_value(value).stored
+        # Windows that are closed by now are forgotten.
+        self._changed[row.key] = rule_run.watermark_before(row.order) - self._span
+        measures = dict(row.measures)
+        rule_run.write_alert(row.order, subject, verdict, memory.revision, measures, row.is_complete, values)
 
 
 def _join_keys(parts: Iterable[Keys]) -> Keys:
@@ -265,3 +513,41 @@ def _find_distinct(numbers: Int64s, starts: Int64s) -> tuple[Int64s, Int64s]:
     is_first = np.ones(len(order), dtype=bool)
     is_first[1:] = (numbers[1:] != numbers[:-1]) | (starts[1:] != starts[:-1])
     return numbers[is_first], starts[is_first]
+
+
+def _list_windows(groups: Int64s, first: Int64s, last: Int64s, slide: int) -> tuple[Int64s, Int64s]:
+    """Lists the windows that start from `first` to `last`, each once, as groups and starts in ascending order.
+
+    groups, first, last: of the ranges, sorted by group and first; a range with first > last is empty.
+    """
+    if not len(groups):
+        return groups, first
+    ends, ranks = np.unique(last, return_inverse=True)
+    # The last start of all ranges of the group so far. The offset per group lets one pass serve all groups.
+    highest = ends[np.maximum.accumulate(groups * len(ends) + ranks) % len(ends)]
+    first = first.copy()
+    is_same = groups[1:] == groups[:-1]
+    first[1:] = np.where(is_same, np.maximum(first[1:], highest[:-1] + slide), first[1:])
+    counts = np.maximum(0, (last - first) // slide + 1)
+    steps = _list_ranges(np.zeros_like(counts), counts)
+    return np.repeat(groups, counts), np.repeat(first, counts) + steps * slide
+
+
+def _list_ranges(first: Int64s, counts: Int64s) -> Int64s:
+    """Returns the numbers first, first + 1, ... of each range, one range after another."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - ends + counts, counts)
+
+
+def _mark_ranges(firsts: Int64s, counts: Int64s, at: Int64s, size: int) -> Mask:
+    """Marks the elements of some of the ranges, which begin at `firsts`. at: the positions of these ranges."""
+    change = np.bincount(firsts[at], minlength=size + 1) - np.bincount((firsts + counts)[at], minlength=size + 1)
+    mask: Mask = np.cumsum(change[:size]) > 0
+    return mask
+
+
+def _list_marked(results: _Results, at: Int64s, is_marked: Mask) -> tuple[Int64s, Int64s]:
+    """Lists the marked windows of the results at these positions: the position of the result, and that of the window."""
+    before, marked = np.concatenate(([0], np.cumsum(is_marked))), np.flatnonzero(is_marked)
+    first, beyond = before[results.firsts[at]], before[(results.firsts + results.counts)[at]]
+    return np.repeat(at, beyond - first), marked[_list_ranges(first, beyond - first)]

@@ -210,7 +210,8 @@ class CompiledRule:
         """A sort key that puts rules with the same windows over the same features next to each other."""
         where = self.where.sql if self.where else ""
         features = [feature.feature_id for feature in self.features]
-        return self.group_by, self.allowed_lateness, where, features, repr(self.spec.window)
+        presence = self.presence.feature_id if self.presence else ""
+        return self.group_by, self.allowed_lateness, where, presence, features, repr(self.spec.window)
 
     def message(self, values: Mapping[str, Any]) -> str:
         """Returns the rule's message with the names in braces replaced by `values`, formatted for people; NULL is `null`."""

@@ -17,10 +17,22 @@ from typing import Any
 import numpy as np
 
 from lookback.core.errors import StateError
-from lookback.core.state.keyruns import UNCOUNTED, Key, KeyRun, Page, Rows, choose_depth, hash_key, merge_rows
+from lookback.core.state.keyruns import (
+    UNCOUNTED,
+    Key,
+    KeyRun,
+    Page,
+    Rows,
+    choose_depth,
+    hash_key,
+    hash_keys,
+    merge_rows,
+)
 from lookback.core.state.manifest import TableRecord
 from lookback.core.state.pieces import Store
 from lookback.core.values.cache import SHARED_CACHE, Cache
+from lookback.core.values.columns import Mask
+from lookback.core.values.keys import Keys, find_keys
 from lookback.core.values.times import NEVER_DUE
 
 __all__ = ["Key", "KeyedTable"]
@@ -91,6 +103,24 @@ class KeyedTable:
     def get(self, key: Key) -> Any | None:
         """Returns the value of a key; None if it has none. A value that is changed in place must be put again."""
         return self._decode_value(key, self._open(key))
+
+    def may_have(self, keys: Keys) -> Mask:
+        """Marks the keys that may have a value; no other has one. Cheaper than to ask for each of many keys."""
+        found = np.zeros(len(keys.low), dtype=bool)
+        if self._changed:
+            pairs = zip(keys.low.tolist(), keys.high.tolist(), strict=True)
+            found[:] = [key in self._changed for key in pairs]
+        hashes = hash_keys(keys)
+        for run in self._runs:
+            number_of, pages = hashes & ((1 << run.depth) - 1), self._open_run(run)
+            order = np.argsort(number_of, kind="stable")
+            for at in np.split(order, np.flatnonzero(np.diff(number_of[order])) + 1):
+                number = int(number_of[at[0]]) if len(at) else -1
+                page = pages.get(number)
+                if page is not None:
+                    rows = page.rows if page.rows is not None else self._load(run, number, page)
+                    found[at] |= find_keys(keys.take(at), rows.keys) >= 0
+        return found
 
     def put(self, key: Key, value: Any | None, wake: int = NEVER_DUE) -> None:
         """Keeps a value, whose key `due` returns from the watermark `wake` on; None forgets the key."""

@@ -13,7 +13,7 @@ import numpy as np
 from lookback.core.errors import StateError
 from lookback.core.state.manifest import ABSENT, KeyRunRecord
 from lookback.core.values.columns import Mask, Values
-from lookback.core.values.keys import Int64s
+from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.times import NEVER_DUE
 
@@ -38,6 +38,12 @@ def hash_key(key: Key) -> int:
     """Returns the hash by whose lowest bits a key finds its page. Stored pages depend on it."""
     low, high = key
     return low ^ (low >> 20) ^ (low >> 40) ^ high
+
+
+def hash_keys(keys: Keys) -> Int64s:
+    """Returns what `hash_key` does, of many keys."""
+    hashes: Int64s = keys.low ^ (keys.low >> 20) ^ (keys.low >> 40) ^ keys.high
+    return hashes
 
 
 @dataclass(eq=False)
@@ -69,6 +75,11 @@ class Rows:
         return cls(low, high, wakes, np.array(counts, dtype=np.int64), texts)
 
     @property
+    def keys(self) -> Keys:
+        """The key of each row."""
+        return Keys(self.low, self.high)
+
+    @property
     def is_forgotten(self) -> Mask:
         """Marks the keys that are forgotten."""
         mask: Mask = self.counts == _FORGOTTEN
@@ -78,7 +89,7 @@ class Rows:
     def hashes(self) -> Int64s:
         """The hash of each key."""
         if self._hashes is None:
-            self._hashes = self.low ^ (self.low >> 20) ^ (self.low >> 40) ^ self.high
+            self._hashes = hash_keys(self.keys)
         return self._hashes
 
     @property

@@ -26,9 +26,9 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 class Column:
     """A column of one type.
 
-    values: shape (rows,), dtype `type.storage`; a value under `null` or `error` has no meaning. null, error: boolean
-    masks of the same shape, or None if no row is marked. `error` marks the rows for which Spark would raise an error in
-    ANSI mode; no row is marked in both.
+    values: shape (rows,), dtype `type.storage`, or int64 for the wide decimals of a measure; a value under `null` or `error`
+    has no meaning. null, error: boolean masks of the same shape, or None if no row is marked. `error` marks the rows for
+    which Spark would raise an error in ANSI mode; no row is marked in both.
     """
 
     type: DataType
