@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import re
 import sys
 import threading
@@ -18,6 +19,7 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from lookback.config import Settings
 from lookback.core.errors import SetupError
+from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.declaration import Stream
 from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
@@ -244,6 +246,48 @@ def test_a_look_at_the_rules_that_fails_is_logged_and_done_again(
     clock[0] += 10
     watch.follow_if_due(None)
     assert widened == [Coverage()]
+
+
+def test_a_look_at_the_rules_compiles_only_the_documents_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream.from_dict(
+        {
+            "stream": "tx",
+            "event_id": "id",
+            "event_time": "at",
+            "fields": {"id": "string", "at": "timestamp", "n": "int"},
+        }
+    )
+    compiled = list[str]()
+
+    def count(rule: Any, stream: Stream) -> Any:
+        compiled.append(rule["rule_id"])
+        return compile_rule(rule, stream)
+
+    monkeypatch.setattr("lookback.spark.stream.watching.compile_rule", count)
+    tables: Any = SimpleNamespace(root=None, version=lambda _: 1)
+    watch = RulesWatch(tables, stream, SimpleNamespace())  # type: ignore[arg-type]
+
+    def row(number: int, status: str = "active", **more: Any) -> dict[str, Any]:
+        rule = {
+            "rule_id": f"r{number}", "stream": "tx", "group_by": ["id"], "window": "1 hour",
+            "measures": {"m": "count(*)"}, "when": f"m > {number}", **more,
+        }  # fmt: skip
+        return {"status": status, "document": json.dumps(rule)}
+
+    rows = [row(number, where=f"n = {number % 3}") for number in range(50)] + [{"status": "active", "document": "no"}]
+    first = watch._find_needs(rows)
+    assert first.wants == {(("id",), f"n = {value}") for value in range(3)}
+    assert len(compiled) == 50
+    more = watch._find_needs(
+        [*rows[1:], row(60, measures={"m": "sum(n)"}), row(70, "retired"), {"status": None, "document": None}]
+    )
+    assert compiled[50:] == ["r60"]
+    assert more.wants == {(("id",), None)}
+    assert watch._find_needs(rows) == first
+    monkeypatch.setattr("lookback.spark.stream.watching._MOST_DOCUMENTS", 10)
+    watch._needs.clear()
+    assert watch._find_needs(rows) == first
+    assert len(watch._needs) <= 10
 
 
 def test_a_watermark_that_cannot_be_moved_on_is_logged_and_moved_a_span_later(

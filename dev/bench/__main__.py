@@ -32,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from dev.bench import shapes  # noqa: PLC0415
 
         return shapes.run()
+    if options.command == "scale":
+        from dev.bench import scale  # noqa: PLC0415
+
+        return scale.run(options.parts, quick=options.small)
     if options.command in ("latency", "changes"):
         return _live(options)
     events = EventSet(options.set, options.rows)
@@ -85,6 +89,11 @@ def parser() -> argparse.ArgumentParser:
     _set_arguments(prepare)
     prepare.add_argument("--commits", type=int, required=True)
     commands.add_parser("shapes", help="rules and events that are easily slow, by the core alone, against a kernel")
+    scale = commands.add_parser(
+        "scale", help="many shards, many rules, a log of many commits: what they cost by themselves"
+    )
+    scale.add_argument("--parts", type=_list_of(plan.SCALE_PARTS), default=list(plan.SCALE_PARTS), help="default: all")
+    scale.add_argument("--small", action="store_true", help="small sizes: does everything work?")
     written = commands.add_parser("report", help="dev/bench/results.md and its pictures from dev/bench/results/*.json")
     written.add_argument("--baseline", type=Path, help="a folder of results; default: those last committed")
     return top

@@ -14,7 +14,8 @@ from dev.bench.sets import COMMIT_ROWS, REPOSITORY, ROWS
 from dev.bench.versus import PEERS
 from dev.bench.watching import say
 
-PARTS = ("shapes", "drain", "rules", "windows", "sequence", "cluster", "latency", "changes", "peers")
+PARTS = ("shapes", "drain", "rules", "windows", "sequence", "cluster", "latency", "changes", "scale", "peers")
+SCALE_PARTS = ("shards", "rules", "log")
 # What `python -m dev.bench` runs unless told otherwise.
 DEFAULT_PARTS = ("shapes", "drain", "rules", "windows", "sequence", "cluster", "latency", "changes")
 _QUICK_ROWS = 300_000
@@ -36,7 +37,8 @@ class Step:
 def steps(*, quick: bool, peers: Sequence[str], limit_seconds: float) -> list[Step]:
     """Every measurement. quick: small sets and short times, to see that everything works. peers: names of engines."""
     shapes = Step("shapes", "zipf", ("shapes",))
-    return [shapes, *_drains(quick=quick), *_live(quick=quick), *_peers(peers, limit_seconds, quick=quick)]
+    scale = Step("scale", "zipf", ("scale", *(("--small",) if quick else ())))
+    return [shapes, *_drains(quick=quick), *_live(quick=quick), scale, *_peers(peers, limit_seconds, quick=quick)]
 
 
 def run(chosen: Iterable[Step]) -> int:

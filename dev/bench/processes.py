@@ -101,3 +101,16 @@ def _kib(process: int, file: str, name: str) -> int:
         return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
     except OSError:
         return 0
+
+
+def read_processor_seconds() -> float:
+    """Returns the processor time that this process and those below it have used so far, the JVM and workers included."""
+    ticks = 0
+    for process in (os.getpid(), *_descendants(os.getpid())):
+        try:
+            fields = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        # utime, stime, and those of children that have ended.
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -28,7 +28,7 @@ from lookback.core.values.columns import Column
 SECOND, MINUTE, HOUR, DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
 _KERNEL_ROWS = 200_000
 _REPEATS = 3
-_STREAM = Stream.from_dict(
+STREAM = Stream.from_dict(
     {
         "stream": "shapes", "event_id": "id", "event_time": "at", "max_out_of_orderness": "1 minute",
         "allowed_lateness": "1 hour", "fields": {"id": "bigint", "at": "timestamp", "k": "bigint", "n": "int", "amount": "decimal(18,2)"},
@@ -41,7 +41,7 @@ class Shard:
 
     def __init__(self, *rules: dict[str, Any]) -> None:
         self._pages: dict[str, bytes] = {}
-        self._state, self._evaluator = ShardState(RuleBook(_STREAM, {_STREAM.name: _STREAM})), Evaluator(_STREAM)
+        self._state, self._evaluator = ShardState(RuleBook(STREAM, {STREAM.name: STREAM})), Evaluator(STREAM)
         self._changes = [
             RuleChange(
                 "insert", at, f"r{at}", 1, "active", json.dumps({"rule_id": f"r{at}", "stream": "shapes", **rule})
@@ -49,6 +49,10 @@ class Shard:
             for at, rule in enumerate(rules)
         ]
         self._commit = self._ids = 0
+
+    def adopt(self, state: ShardState, evaluator: Evaluator) -> None:
+        """Judges by another state, which has its rules already."""
+        self._state, self._evaluator = state, evaluator
 
     def get(self, name: str) -> bytes | None:
         """Returns a page of the store."""
@@ -77,8 +81,7 @@ class Shard:
         }  # fmt: skip
         self._ids += rows
         columns = {
-            name: Column(type_, np.asarray(values[name]).astype(type_.storage))
-            for name, type_ in _STREAM.fields.items()
+            name: Column(type_, np.asarray(values[name]).astype(type_.storage)) for name, type_ in STREAM.fields.items()
         }
         events = Events(columns, np.full(rows, self._commit, dtype=np.int64), "id", "at")
         changes, self._changes = self._changes, []

@@ -17,6 +17,7 @@ import pandas as pd
 from lookback.config import load_stream
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.errors import EventError, Problem, RuleError
+from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import STATUSES, Rule
 from lookback.core.rules.quarantine import describe_failure
@@ -216,7 +217,7 @@ def find_errors(output: Output, stream: str) -> list[LogRow]:
         + output.notes
         + [
             LogRow(stream, f.rule_id, f.version, "failed", describe_failure(f), f.first_arrival[0])
-            for f in output.failures
+            for f in merge_failures(output.failures)
         ]
     )
 

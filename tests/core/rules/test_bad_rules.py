@@ -523,6 +523,7 @@ def test_a_rule_that_breaks_while_it_is_read_again_stops_alone(monkeypatch: pyte
 
     # As another process, or another release, reads what is in force.
     rulebook._compile_cached.cache_clear()
+    harness._state.book.load(harness._state.book.to_json())
     try:
         monkeypatch.setattr(rulebook, "compile_rule", broken)
         harness.events(events(2, start=2))

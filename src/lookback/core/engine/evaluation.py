@@ -19,7 +19,7 @@ import numpy as np
 
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.judging.measuring import group_keys, select_kept, select_values
-from lookback.core.judging.segment import RuleRun, Segment, Timeline, merge_failures
+from lookback.core.judging.segment import RuleRun, Segment, Timeline
 from lookback.core.judging.sequences import delete_from_sequences, judge_sequences
 from lookback.core.judging.sessions import SessionMemory, delete_from_sessions, forget_measures, judge_sessions
 from lookback.core.judging.tiled import forget_keys, judge_tiled
@@ -80,7 +80,10 @@ class Batch:
 
 @dataclass
 class Output:
-    """The results of a batch. rows: of alerts, in order of their places; failures: one per rule and version.
+    """The results of a batch.
+
+    rows: of alerts, in order of their places; failures: of one step after another; `merge_failures` makes one per rule and
+    version of them.
 
     log: rows for rule_log that all shards have alike; notes: those that this shard alone has. evaluated: per rule how many
     events it judged, of windows those that it counted.
@@ -273,8 +276,7 @@ def _stop_unreadable(state: ShardState, output: Output) -> None:
         if not entry.broken:
             state.book.mark_broken(entry.rule_id)
             reason = f"a document that cannot be read any more: {problems}"
-            failure = Failure(entry.rule_id, entry.version, 0, "", (state.last_commit or 0, 0), reason)
-            output.failures = merge_failures([*output.failures, failure])
+            output.failures.append(Failure(entry.rule_id, entry.version, 0, "", (state.last_commit or 0, 0), reason))
 
 
 def _check_coverage(in_force: _Rules, batch: Batch, output: Output) -> bool:
@@ -366,7 +368,7 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
     output.late += gathered.late
     output.notes += gathered.notes
     output.evaluated.update(gathered.evaluated)
-    output.failures = merge_failures([*output.failures, *gathered.failures])
+    output.failures += gathered.failures
 
 
 def _keep_rows(segment: Segment, rules: _Rules, output: Output) -> None:
@@ -424,8 +426,7 @@ def _contain_failure(
             state.book.mark_broken(entry.rule_id)
             for name in (rule.store, rule.memory):
                 state.drop_table(name)
-            failure = Failure(entry.rule_id, entry.version, 0, "", (commit, 0), reason)
-            output.failures = merge_failures([*output.failures, failure])
+            output.failures.append(Failure(entry.rule_id, entry.version, 0, "", (commit, 0), reason))
 
 
 def describe_unmatched(commit: int) -> str:

@@ -102,7 +102,7 @@ class Snapshot:
     rule_id: str
     alerts: int
     notes: int
-    failures: list[Failure]
+    failures: int
     evaluated: int | None
     actions: Actions
 
@@ -140,6 +140,7 @@ class Segment:
         gathered.late += self.late_events.list_rows(self.stream.name)
         gathered.alerts.sort(key=lambda row: row[0])
         gathered.notes.sort(key=lambda row: (row.arrival, row.rule_id, row.version, row.action, row.message))
+        gathered.failures = merge_failures(gathered.failures)
         return gathered
 
     def empty_feature(self, feature_id: str, is_emptied: Mask, keys: Iterable[Key]) -> None:
@@ -163,7 +164,7 @@ class Segment:
         """Notes how much has been gathered so far, before the rule is judged."""
         gathered = self.gathered
         return Snapshot(
-            rule_id, len(gathered.alerts), len(gathered.notes), gathered.failures, gathered.evaluated.get(rule_id),
+            rule_id, len(gathered.alerts), len(gathered.notes), len(gathered.failures), gathered.evaluated.get(rule_id),
             self.late_events.actions,
         )  # fmt: skip
 
@@ -172,7 +173,7 @@ class Segment:
         gathered = self.gathered
         del gathered.alerts[before.alerts :]
         del gathered.notes[before.notes :]
-        gathered.failures = before.failures
+        del gathered.failures[before.failures :]
         if before.evaluated is None:
             gathered.evaluated.pop(before.rule_id, None)
         else:
@@ -368,7 +369,7 @@ class RuleRun:
         """Counts errors while judging. commit, time, name: of the first one; a name is an event's id, for example."""
         if self.is_evaluated:
             failure = Failure(self.entry.rule_id, self.entry.version, count, name, (commit, time))
-            self._gathered.failures = merge_failures([*self._gathered.failures, failure])
+            self._gathered.failures.append(failure)
 
     def count_failed_events(self, mask: Mask) -> None:
         """Counts events with errors."""

@@ -18,7 +18,7 @@ from lookback.core.rules.document import RULE_ID, STATUSES, quote_value, read_do
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
-from lookback.core.values.limits import WIDEST_LIMITS, Limits, name_limit
+from lookback.core.values.limits import LIMITS, WIDEST_LIMITS, Limits, name_limit
 from lookback.core.values.texts import cut_end
 from lookback.core.values.times import parse_calendar_time, to_utc
 
@@ -37,6 +37,8 @@ MAX_VERSION = 2**63 - 2
 # Longer ids are cut in the log; a valid one has at most 100 characters.
 _MAX_ID_CHARACTERS = 103
 _MAX_LOG_CHARACTERS = 4_000
+# Compiled rules that the shards of a process share: all that one stream can have in force, and some that were replaced.
+_MOST_COMPILED = LIMITS["rules"].most + 2_000
 COMMANDS = ("clear_state", "retire_all", "advance")
 
 
@@ -125,6 +127,9 @@ class RuleBook:
 
     def __post_init__(self) -> None:
         self._json: str | None = None
+        # The compiled rules of entries in force, by rule_id, so that a batch looks none up among those of other books.
+        self._compiled: dict[str, tuple[Entry, CompiledRule | RuleError]] = {}
+        self._counts = self._count_in_force()
         # Compiled rules are cached by declaration and document for all books of a process.
         self._declarations = {name: json.dumps(stream.to_dict()) for name, stream in self.streams.items()}
         self._unlimited = {
@@ -167,19 +172,33 @@ class RuleBook:
     def load(self, text: str) -> None:
         """Reads the entries that `to_json` wrote."""
         self.entries = {row["rule_id"]: Entry(**row) for row in json.loads(text)}
-        self._json = text
+        self._json, self._compiled, self._counts = text, {}, self._count_in_force()
 
     def _enter(self, entry: Entry) -> None:
+        before = self.entries.get(entry.rule_id)
+        if before is not None and before.status in WITH_STATE:
+            self._counts[before.stream] -= 1
+        if entry.status in WITH_STATE:
+            self._counts[entry.stream] += 1
         self.entries[entry.rule_id], self._json = entry, None
+        self._compiled.pop(entry.rule_id, None)
+
+    def _count_in_force(self) -> Counter[str]:
+        """Counts the rules in force of each stream."""
+        return Counter(entry.stream for entry in self.entries.values() if entry.status in WITH_STATE)
 
     def _compile(self, stream: str, document: str, *, limited: bool = True) -> CompiledRule | RuleError:
         return _compile_cached((self._declarations if limited else self._unlimited)[stream], document)
 
     def _compile_in_force(self, entry: Entry) -> CompiledRule | RuleError:
         """Compiles the rule of an entry; a rule in force stays valid where the stream's limits were lowered."""
+        known = self._compiled.get(entry.rule_id)
+        if known is not None and known[0] is entry:
+            return known[1]
         compiled = self._compile(entry.stream, entry.document)
         if isinstance(compiled, RuleError):
-            return self._compile(entry.stream, entry.document, limited=False)
+            compiled = self._compile(entry.stream, entry.document, limited=False)
+        self._compiled[entry.rule_id] = entry, compiled
         return compiled
 
     def _apply(self, change: RuleChange, arrival: int | None, log: list[LogRow]) -> list[Command]:
@@ -280,9 +299,9 @@ class RuleBook:
     def _check_count(self, change: RuleChange, entry: Entry | None, name: str) -> None:
         most = self.streams[name].limits.rules
         is_more = entry is None or entry.status not in WITH_STATE or entry.stream != name
-        if change.status == "draft" or not is_more or len(self.entries) < most:
+        if change.status == "draft" or not is_more:
             return
-        count = sum(1 for each in self.entries.values() if each.stream == name and each.status in WITH_STATE)
+        count = self._counts[name]
         if count >= most:
             raise Rejected(
                 name_limit(f"stream {name!r} has {count:,} rules in force already; retire one first", "rules")
@@ -399,10 +418,15 @@ def _join_problems(problems: list[Problem]) -> str:
     return "; ".join(str(problem) for problem in problems)[:_MAX_LOG_CHARACTERS]
 
 
-@functools.lru_cache(maxsize=4_096)
+@functools.lru_cache(maxsize=100)
+def _read_declaration(text: str) -> Stream:
+    return Stream.from_dict(json.loads(text))
+
+
+@functools.lru_cache(maxsize=_MOST_COMPILED)
 def _compile_cached(declaration: str, document: str) -> CompiledRule | RuleError:
     try:
-        return compile_rule(read_document(document), Stream.from_dict(json.loads(declaration)))
+        return compile_rule(read_document(document), _read_declaration(declaration))
     except RuleError as error:
         # A new error, since the cache would keep the frames of the one that was raised in memory.
         return RuleError(error.name, error.problems)

@@ -66,7 +66,7 @@ class Limits:
     window: Annotated[
         int, Limit("the longest window with its delay, and the longest `within`", 1, MAX_DURATION_US, is_duration=True)
     ] = 3_660 * _DAY
-    rules: Annotated[int, Limit("rules of the stream that are shadow, active or paused at a time", 1, 4_000)] = 2_000
+    rules: Annotated[int, Limit("rules of the stream that are shadow, active or paused at a time", 1, 10_000)] = 2_000
 
     @classmethod
     def from_dict(cls, document: object) -> Limits:

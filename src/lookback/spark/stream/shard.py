@@ -19,6 +19,7 @@ from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessor
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import Schedule, Waiting, judge_batch, pack_waiting, unpack_waiting
 from lookback.core.errors import StoreFailed
+from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_text
@@ -237,7 +238,7 @@ def _pack_answers(label: str, output: Output, report: dict[str, Any], *, with_lo
     if output.late:
         rows.append((LATE, pack_late(output.late)))
     if output.failures:
-        rows.append((FAILURES, pack_failures(output.failures)))
+        rows.append((FAILURES, pack_failures(merge_failures(output.failures))))
     # All shards log the same rows, so one of them sends them. Notes are known to one shard or a few.
     rows += [
         (kind, json.dumps([vars(row) for row in logged]).encode())

@@ -20,6 +20,7 @@ from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import WITH_STATE
+from lookback.core.values.limits import LIMITS
 from lookback.core.values.texts import summarize_error
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.dispatch import select_rule_changes
@@ -35,6 +36,8 @@ _COLUMNS = ["rule_id", "version", "status", "document"]
 # Looking for a file costs nothing; asking a catalog for a table's version takes a job. If a rule that needs more than is
 # sent arrives between two looks, a new query must be planned, which takes some two seconds.
 _REMOTE_SECONDS = 10.0
+# The documents whose needs are kept: those of the largest table, and some that were replaced.
+_MOST_DOCUMENTS = 2 * LIMITS["rules"].most
 
 
 class RulesWatch:
@@ -52,6 +55,8 @@ class RulesWatch:
         self._version = tables.version("rules")
         self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
         self._seen: BatchReport | None = None
+        # What each document of a rule needs, since a change of one rule looks at all of them; None for one that is no rule.
+        self._needs: dict[str, Coverage | None] = {}
 
     @property
     def is_cheap(self) -> bool:
@@ -116,13 +121,22 @@ class RulesWatch:
         return added
 
     def _find_needs(self, rows: Iterable[dict[str, Any]]) -> Coverage:
-        rules = []
-        for row in rows:
-            if row["status"] in WITH_STATE and row["document"]:
-                # A row that is not a valid rule is rejected and logged by the stream, whatever the error is.
-                with contextlib.suppress(Exception):
-                    rules.append(compile_rule(read_document(row["document"]), self._stream))
-        return find_coverage(rules)
+        documents = {row["document"] for row in rows if row["status"] in WITH_STATE and row["document"]}
+        needs = [needed for document in documents if (needed := self._find_needs_of(document)) is not None]
+        return Coverage.of(
+            (want for needed in needs for want in needed.wants), (name for needed in needs for name in needed.fields)
+        )
+
+    def _find_needs_of(self, document: str) -> Coverage | None:
+        """Returns the coverage of one rule; None for a document that is no rule of the stream."""
+        if document not in self._needs:
+            if len(self._needs) >= _MOST_DOCUMENTS:
+                self._needs.clear()
+            self._needs[document] = None
+            # A row that is not a valid rule is rejected and logged by the stream, whatever the error is.
+            with contextlib.suppress(Exception):
+                self._needs[document] = find_coverage([compile_rule(read_document(document), self._stream)])
+        return self._needs[document]
 
     def _widen(self, coverage: Coverage) -> None:
         plan = self._checkpoint.read_plan()

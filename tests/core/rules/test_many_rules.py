@@ -1,0 +1,170 @@
+"""Thousands of rules: the work that a rule makes does not depend on how many others there are."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.judging.segment import merge_failures
+from lookback.core.rules import rulebook
+from lookback.core.rules.rulebook import Entry, RuleBook, RuleChange
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.arrival import find_marks
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import Events
+from lookback.core.values.columns import Column
+from lookback.core.values.limits import Limits
+
+TX = Stream.from_dict(
+    {
+        "stream": "tx", "event_id": "id", "event_time": "at",
+        "fields": {"id": "bigint", "at": "timestamp", "customer": "bigint", "amount": "bigint"},
+    }
+)  # fmt: skip
+
+
+def document(number: int, **more: Any) -> str:
+    rule = {
+        "rule_id": f"r{number}", "stream": "tx", "group_by": ["customer"], "window": "1 hour",
+        "measures": {"m": "sum(amount)"}, "when": f"m > {number}",
+    }  # fmt: skip
+    return json.dumps({**rule, **more})
+
+
+def insert(numbers: range) -> list[RuleChange]:
+    return [RuleChange("insert", 1, f"r{at}", 1, "active", document(at)) for at in numbers]
+
+
+def events(rows: int, commit: int = 1) -> Batch:
+    columns = {
+        name: Column(type_, np.arange(rows).astype(type_.storage) + commit * rows) for name, type_ in TX.fields.items()
+    }
+    found = Events(columns, np.full(rows, commit, dtype=np.int64), "id", "at")
+    return Batch(found, marks=find_marks(found, found.commits))
+
+
+def grows_linearly(run: Callable[[int], Callable[[], object]], size: int) -> bool:
+    """Whether twice the size takes at most 2.2 times the time. run: prepares, and returns what is timed."""
+
+    def time_of(rows: int) -> float:
+        spent = []
+        for _ in range(5):
+            act = run(rows)
+            start = time.process_time()
+            act()
+            spent.append(time.process_time() - start)
+        return min(spent)
+
+    # The machine may be busy with other things in one of the attempts.
+    return any(time_of(2 * size) <= 2.2 * time_of(size) for _ in range(4))
+
+
+def test_a_rule_is_compiled_once_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if the streams of a process had more rules in force than it keeps compiled.
+    small = functools.lru_cache(maxsize=5)(rulebook._compile_cached.__wrapped__)
+    monkeypatch.setattr(rulebook, "_compile_cached", small)
+    state, evaluator = ShardState(RuleBook(TX, {"tx": TX})), Evaluator(TX)
+    state.book.apply(insert(range(20)), None)
+    assert len(evaluator.process(state, events(1)).alerts) == 1
+    compiled = small.cache_info().misses
+    for commit in (2, 3):
+        assert len(evaluator.process(state, events(1, commit)).alerts) > 1
+    assert small.cache_info().misses == compiled
+    # A new version, or another status, is what it says.
+    changes = [replace(insert(range(1))[0], version=2, document=document(0, when="m < 0")),
+               replace(insert(range(1, 2))[0], version=2, status="retired")]  # fmt: skip
+    state.book.apply(changes, 3)
+    assert {rule.spec.document["when"] for entry, rule in state.book.in_force() if entry.rule_id == "r0"} == {"m < 0"}
+    assert "r1" not in {entry.rule_id for entry, _ in state.book.in_force()}
+    assert state.book._compiled.keys() == {entry.rule_id for entry, _ in state.book.in_force()}
+
+
+def test_one_stream_may_have_ten_thousand_rules() -> None:
+    limits = Limits.from_dict({"rules": 10_000})
+    assert limits.rules == 10_000
+    assert rulebook._MOST_COMPILED > 10_000
+
+
+def test_rules_that_were_retired_make_no_new_rule_slower() -> None:
+    insert_all = functools.cache(insert)
+
+    def run(size: int) -> Callable[[], object]:
+        entries = {f"old{at}": Entry(f"old{at}", 1, "retired", "{}", "tx", 1) for at in range(size)}
+        changes = insert_all(range(size))
+        # The limit is near enough for each rule to be counted.
+        stream = replace(TX, limits=Limits(rules=size))
+        book = RuleBook(stream, {"tx": stream}, entries)
+        RuleBook(stream, {"tx": stream}).apply(changes, None)
+
+        def apply() -> None:
+            log, _ = book.apply(changes, None)
+            assert {row.action for row in log} == {"activated"}
+
+        return apply
+
+    assert grows_linearly(run, 500)
+
+
+def test_the_limit_counts_rules_of_the_stream_in_force() -> None:
+    limited = replace(TX, limits=Limits(rules=2))
+    streams = {"tx": limited, "other": replace(TX, name="other")}
+    book = RuleBook(limited, streams)
+    book.apply([*insert(range(2)), replace(insert(range(2, 3))[0], document=document(2, stream="other"))], None)
+    text = book.to_json()
+    for again in (book, RuleBook(limited, streams)):
+        again.load(text)
+        (row,), _ = again.apply(insert(range(3, 4)), None)
+        assert row.action == "rejected"
+        # The command retires those of this stream, and a rule that moves here from another stream counts here.
+        again.apply([RuleChange("insert", 2, "*", None, "retire_all", None)], None)
+        moved = replace(insert(range(2, 3))[0], commit=3, version=2)
+        log, _ = again.apply([moved, *(replace(each, commit=4) for each in insert(range(4, 6)))], None)
+        assert [row.action for row in log] == ["activated", "activated", "rejected"]
+
+
+def test_rules_that_all_break_cost_no_more_each() -> None:
+    def run(size: int) -> Callable[[], object]:
+        # As if the declaration had lost the field that they read.
+        broken = document(0, measures={"m": "sum(gone)"})
+        book = RuleBook(TX, {"tx": TX}, {f"r{at}": Entry(f"r{at}", 1, "active", broken, "tx", 1) for at in range(size)})
+        state = ShardState(book)
+
+        def process() -> Output:
+            output = Evaluator(TX).process(state, events(1))
+            assert len(merge_failures(output.failures)) == size
+            return output
+
+        return process
+
+    assert grows_linearly(run, 1_000)
+
+
+def test_rules_that_all_fail_cost_no_more_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lookback.core.engine.evaluation.JUDGES", {"lookback": fail_once})
+
+    def run(size: int) -> Callable[[], object]:
+        book = RuleBook(
+            TX, {"tx": TX}, {f"r{at}": Entry(f"r{at}", 1, "active", document(0), "tx", 1) for at in range(size)}
+        )
+        state = ShardState(book)
+
+        def process() -> Output:
+            output = Evaluator(TX).process(state, events(1))
+            assert len(merge_failures(output.failures)) == size
+            return output
+
+        return process
+
+    assert grows_linearly(run, 500)
+
+
+def fail_once(run: Any) -> None:
+    run.count_failure(1, 1, "0")
