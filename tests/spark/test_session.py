@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.spark.platform.session import (
+    _LOG_CONFIG,
     _OWN_MARK,
     _QUERY_SETTINGS,
     _QUERY_SPEED,
@@ -53,6 +54,13 @@ def theirs(spark: SparkSession) -> Iterator[SparkSession]:
     yield session
     # The session that makes a frame is the active one.
     spark.createDataFrame([(1,)], "n int")
+
+
+def test_a_new_session_logs_by_the_file_that_lies_beside_its_module(spark: SparkSession) -> None:
+    assert "status = error" in _LOG_CONFIG.read_text(encoding="utf-8")
+    manager = spark.sparkContext._jvm.org.apache.logging.log4j.LogManager  # type: ignore[union-attr]
+    used = manager.getContext(False).getConfiguration().getConfigurationSource().getLocation()
+    assert Path(used.removeprefix("file:")) == _LOG_CONFIG
 
 
 def frozen(folder: str) -> dict[str, str]:

@@ -116,21 +116,21 @@ def test_c6_rows_below_the_floor_are_no_state() -> None:
 
 @pytest.mark.parametrize("kind", ["runs", "sessions"])
 def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "_MAX_MERGED_ROWS", 8_000)
+    monkeypatch.setattr(state_module, "_MAX_MERGED_ROWS", 4_000)
     window: Any = HOUR if kind == "runs" else {"session": HOUR}
     when = "m > 1000000" if kind == "runs" else "m > 3"
     rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": window, **COUNTS, "when": when}
-    limit, batches = 300_000, 12
+    limit, batches = 150_000, 12
     found: dict[int | None, list[Any]] = {}
     for most in (None, limit):
         cache = Cache(10**12 if most is None else most)
         shard = _Shard(rule, cache)
         peaks = []
         for batch in range(batches):
-            shard.judge_events(_many(2_000, batch))
+            shard.judge_events(_many(1_000, batch))
             peaks.append(shard.in_memory())
             assert cache.bytes >= shard.in_memory()
-        assert shard.state.estimate_counts().rows == 2_000 * batches
+        assert shard.state.estimate_counts().rows == 1_000 * batches
         found[most] = shard.alerts
         if most is None:
             # 40 bytes a row and more: memory grows with state.
@@ -148,7 +148,7 @@ def _many(rows: int, batch: int) -> Events:
     columns = {
         "id": from_values(STREAM.fields["id"], ids.tolist()),
         "at": from_values(STREAM.fields["at"], sorted((rng.integers(0, 1_000, rows) + batch * 1_000).tolist())),
-        "card": from_values(STREAM.fields["card"], [f"c{n}" for n in rng.integers(0, 20_000, rows).tolist()]),
+        "card": from_values(STREAM.fields["card"], [f"c{n}" for n in rng.integers(0, 10_000, rows).tolist()]),
         "n": from_values(STREAM.fields["n"], [1] * rows),
     }
     return Events(columns, np.full(rows, batch + 1, dtype=np.int64), "id", "at")
