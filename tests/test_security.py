@@ -21,6 +21,7 @@ import pytest
 from lookback.cli import main
 from lookback.config import Settings, load_rule_document, load_stream, load_streams
 from lookback.core.aggregation.runs import Run
+from lookback.core.aggregation.sharedruns import SharedRun
 from lookback.core.errors import RuleError, SetupError, StateError, StreamError
 from lookback.core.rules.document import Rule, read_document
 from lookback.core.rules.rulebook import RuleBook
@@ -170,7 +171,7 @@ def test_a_pickle_in_place_of_a_page_or_block_is_refused_and_never_run(tmp_path:
         for page in pages:
             with contextlib.suppress(StateError):
                 decode_page(page, "page")
-        for read in (lambda page: Run.decode(page, "page"), loaded):
+        for read in (lambda page: Run.decode(page, "page"), lambda page: SharedRun.decode(page, "page"), loaded):
             with pytest.raises(StateError):
                 read(raw)
         for read in (lambda block: unpack_events(block, Stream.from_dict(STREAM)), unpack_table, unpack_failures):

@@ -37,7 +37,7 @@ def table_pages(table: KeyedTable) -> set[str]:
 
 def state_pages(state: ShardState) -> set[str]:
     """The names of the pages that a saved state has."""
-    names = {MANIFEST, "rules"} | {stored.run_id for feature in state.features.values() for stored in feature.runs}
+    names = {MANIFEST, "rules"} | {stored.run_id for stored in state.list_runs()}
     names = names.union(*(table_pages(table) for table in state.tables.values()))
     return names | {f"{name}/{at}" for name, count in state._pieces.items() for at in range(count)}
 

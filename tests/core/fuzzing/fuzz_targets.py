@@ -14,6 +14,7 @@ import numpy as np
 
 import lookback
 from lookback.core.aggregation.runs import Run
+from lookback.core.aggregation.sharedruns import SharedRun
 from lookback.core.errors import (
     DurationError,
     EventError,
@@ -192,6 +193,9 @@ def page(data: bytes) -> None:
     with contextlib.suppress(StateError):
         run = Run.decode(data, "page 7")
         run.take(np.ones(len(run), dtype=bool)).encode()
+    with contextlib.suppress(StateError):
+        shared = SharedRun.decode(data, "page 7")
+        shared.encode()
     for record in (
         [{}, [[0, 1]]],
         [{}, 1, [[1, 0, 1, 1, 0, 0, 1, 0, 0, [1]]]],

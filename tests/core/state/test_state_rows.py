@@ -107,7 +107,7 @@ def test_c6_rows_below_the_floor_are_no_state() -> None:
     shard.judge([{"id": at, "at": at, "card": "a", "n": 1, "arrival": 1} for at in range(5)])
     shard.judge([{"id": 32, "at": 32, "card": "a", "n": 1, "arrival": 2}])
     shard.state.drop_old()
-    assert [stored.rows for stored in shard.state.features.popitem()[1].runs] == [5, 1]
+    assert [stored.rows for stored in shard.state.list_runs()] == [5, 1]
     shard = _Shard(rule, Cache())
     shard.judge([{"id": at, "at": at, "card": "a", "n": 1, "arrival": 1} for at in range(5)])
     shard.judge([{"id": 32, "at": 32, "card": "a", "n": 1, "arrival": 2}])
@@ -178,7 +178,7 @@ class _Shard:
 
     def in_memory(self) -> int:
         """What the decoded pages take, as the cache counts it."""
-        runs = [run.run for feature in self.state.features.values() for run in feature.runs if run.run is not None]
+        runs = [run.run for run in self.state.list_runs() if run.run is not None]
         tables = self.state.tables.values()
         pages = [
             page

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,8 @@ class Queries:
     arrived after the query and must be cut off; by_time: rows that have arrived may be later than `last` and must be cut
     off. windows, window_of: if many queries have the same window as of different events, these windows, each once, and the
     number of each query's; rows of earlier batches are then aggregated once a window, and each query's last event must have
-    its key. ranges, disordered: the cached results of `Grouping.find_ranges` and `Grouping.select_disordered`.
+    its key. ranges, disordered: the cached results of `Grouping.find_ranges` and `Grouping.select_disordered`; stored: those
+    of `Run.find_windows`, by run.
     """
 
     numbers: Int64s
@@ -36,6 +37,7 @@ class Queries:
     window_of: Int64s | None = None
     ranges: tuple[Int64s, Int64s] | None = None
     disordered: tuple[Int64s, Queries] | None = None
+    stored: dict[str, tuple[Int64s, Int64s, Int64s]] = field(default_factory=dict)
 
     @cached_property
     def earliest(self) -> int:
@@ -52,7 +54,9 @@ class Queries:
         if floor <= self.earliest:
             return self
         windows = None if self.windows is None else self.windows.clip_to(floor)
-        return replace(self, first=np.maximum(self.first, floor), windows=windows, ranges=None, disordered=None)
+        return replace(
+            self, first=np.maximum(self.first, floor), windows=windows, ranges=None, disordered=None, stored={}
+        )
 
     def take(self, at: Int64s) -> Queries:
         """Returns the queries at these positions."""
@@ -169,19 +173,30 @@ class Grouping:
 class FeatureRows:
     """The rows of a batch that a feature keeps, sorted by (key, time, arrival).
 
-    positions: of the rows among the batch's events in order of arrival; values: None if the feature stores none.
+    selected: marks them among the batch's events, which are in order of arrival; positions: theirs among these. values: None
+    if the feature stores none; all_values: those of all events.
     """
 
     def __init__(self, grouping: Grouping, aggregate: Aggregate, selected: Mask, values: Values | None) -> None:
         """selected, values: one element per event of the batch, in order of arrival."""
-        self._grouping, self._aggregate, self._selected, self._all_values = grouping, aggregate, selected, values
-        self.positions: Int64s = grouping.sorted[selected[grouping.sorted]]
-        self.values = None if values is None else values[self.positions]
+        self._grouping, self._aggregate = grouping, aggregate
+        self.selected, self.all_values = selected, values
+
+    @property
+    def positions(self) -> Int64s:
+        """The positions of the rows."""
+        positions: Int64s = self._grouping.sorted[self.selected[self._grouping.sorted]]
+        return positions
+
+    @property
+    def values(self) -> Values | None:
+        """The values of the rows."""
+        return None if self.all_values is None else self.all_values[self.positions]
 
     @cached_property
     def _in_order(self) -> tuple[Int64s | None, Any]:
         """The number of rows before each event of `Grouping.in_order` (None if every event is a row), and their index."""
-        kept = self._selected[self._grouping.in_order]
+        kept = self.selected[self._grouping.in_order]
         positions, before = self._grouping.in_order, None
         if not kept.all():
             positions = positions[kept]
@@ -212,7 +227,8 @@ class FeatureRows:
     @cached_property
     def _out_of_order(self) -> Int64s:
         """The positions of the rows out of order, by (key, time, arrival)."""
-        return self.positions[self._grouping.is_out_of_order[self.positions]]
+        positions = self.positions
+        return positions[self._grouping.is_out_of_order[positions]]
 
     @cached_property
     def _arrived(self) -> Int64s:
@@ -220,7 +236,7 @@ class FeatureRows:
         return np.sort(self._out_of_order)
 
     def _build_index(self, positions: Int64s) -> Any:
-        return self._aggregate.build_index(positions if self._all_values is None else self._all_values[positions])
+        return self._aggregate.build_index(positions if self.all_values is None else self.all_values[positions])
 
     def aggregate_windows(self, queries: Queries) -> Partial:
         """Aggregates the rows of each window that had arrived by its query."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class Run:
         groups: the number of each query's key in the run; negative if the run lacks the key or its rows no longer count.
         Returns the positions of the queries whose times overlap those of the run, and the contributions to them.
         """
-        at = np.flatnonzero((groups >= 0) & (queries.first <= self._last) & (queries.last >= self._first))
+        at, low, high = self.find_windows(groups, queries)
         if not len(at):
             return at, ()
         if name not in self._indexes:
@@ -102,8 +102,15 @@ class Run:
             else:
                 self._indexes[name] = aggregate.build_index(self.times if self.values is None else self.values)
         aggregate_ranges = aggregate.aggregate_ranges if self.parts is None else sum_ranges
-        low, high = self._find_ranges(groups[at], queries.first[at], queries.last[at])
         return at, aggregate_ranges(self._indexes[name], low, high)
+
+    def find_windows(self, groups: Int64s, queries: Queries) -> tuple[Int64s, Int64s, Int64s]:
+        """Finds the rows in each window; arguments as of `aggregate_windows`.
+
+        Returns the positions of the queries that may have rows here, and the range [low, high) of rows of each.
+        """
+        at = np.flatnonzero((groups >= 0) & (queries.first <= self._last) & (queries.last >= self._first))
+        return at, *self._find_ranges(groups[at], queries.first[at], queries.last[at])
 
     @cached_property
     def _first(self) -> int:
@@ -158,6 +165,14 @@ class Run:
         high[within] = self._search.find_first(groups[within], last[within] + 1)
         return low, np.maximum(low, high)
 
+    def list_rows(self) -> tuple[Int64s, Int64s]:
+        """Lists the number of each row's key, and its time."""
+        return self.groups, self.times
+
+    def count_since(self, earliest: int) -> int:
+        """Counts the rows from a time on."""
+        return int(np.count_nonzero(self.times >= earliest))
+
     def take(self, rows: Mask) -> Run:
         """Returns a run of these rows alone."""
         values = None if self.values is None else self.values[rows]
@@ -173,25 +188,35 @@ class Run:
     def decode(cls, page: bytes, place: str) -> Run:
         """Decodes the run of a page. Raises StateError, naming `place`, if it is damaged."""
         arrays = decode_page(page, place)
-        if len(arrays) < 5 or any(array is None or array.dtype != np.int64 for array in arrays[:4]):
-            raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
-        low, high, counts, times, values, *more = arrays
+        keys, starts, times, (values, *more) = read_rows(arrays, place)
+        rows = len(times)
         parts = tuple(part for part in more if part is not None and (part.dtype.kind == "i" or _has_integers(part)))
-        assert low is not None
-        assert high is not None
-        assert counts is not None
-        assert times is not None
-        starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        rows = int(starts[-1])
-        # A huge count could make the sum overflow to the right number.
-        counted = len(times) == rows and not ((counts < 1) | (counts > rows)).any()
-        if len(low) != len(high) or len(counts) != len(low) or not counted:
-            raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
         if values is not None and len(values) != rows:
             raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
         if len(parts) != len(more) or any(len(part) != rows for part in parts) or (parts and values is not None):
             raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
-        return cls(Keys(low, high), starts, times, values, parts or None)
+        return cls(keys, starts, times, values, parts or None)
+
+
+def read_rows(arrays: Sequence[Values | None], place: str) -> tuple[Keys, Int64s, Int64s, Sequence[Values | None]]:
+    """Reads what the page of a run begins with: keys, the number of rows of each, times. Returns starts, and the rest too.
+
+    Raises StateError, naming `place`, if it is damaged.
+    """
+    if len(arrays) < 5 or any(array is None or array.dtype != np.int64 for array in arrays[:4]):
+        raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
+    low, high, counts, times, *more = arrays
+    assert low is not None
+    assert high is not None
+    assert counts is not None
+    assert times is not None
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    rows = int(starts[-1])
+    # A huge count could make the sum overflow to the right number.
+    counted = len(times) == rows and not ((counts < 1) | (counts > rows)).any()
+    if len(low) != len(high) or len(counts) != len(low) or not counted:
+        raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
+    return Keys(low, high), starts, times, more
 
 
 def make_run(numbers: Int64s, keys: Keys, times: Int64s, values: Values | None, parts: Partial | None = None) -> Run:
@@ -211,7 +236,7 @@ def make_run(numbers: Int64s, keys: Keys, times: Int64s, values: Values | None, 
 
 def merge_runs(runs: Sequence[Run], floor: int | None) -> Run:
     """Merges runs, without the rows before `floor`; of rows with equal key and time, those of earlier runs come first."""
-    numbers, keys, times = _concat_rows(runs)
+    numbers, keys, times = concat_rows(runs)
     columns = [run.values for run in runs if run.values is not None]
     values = np.concatenate(columns) if columns else None
     if floor is not None:
@@ -227,7 +252,7 @@ def combine_runs(runs: Sequence[Run], floor: int | None, buckets: Buckets, close
 
     floor, closed: multiples of the resolution.
     """
-    numbers, keys, times = _concat_rows(runs)
+    numbers, keys, times = concat_rows(runs)
     each = [buckets.contributions(run.times, run.values) if run.parts is None else run.parts for run in runs]
     parts = tuple(np.concatenate(columns) for columns in zip(*each, strict=True))
     times = np.where(times < closed, align_down(times, buckets.resolution), times)
@@ -246,7 +271,15 @@ def combine_runs(runs: Sequence[Run], floor: int | None, buckets: Buckets, close
     return Run(run.keys, starts, run.times[edges[:-1]], None, combined)
 
 
-def _concat_rows(runs: Sequence[Run]) -> tuple[Int64s, Keys, Int64s]:
+class Sorted(Protocol):
+    """A run of any kind (see `Run`)."""
+
+    keys: Keys
+    starts: Int64s
+    times: Int64s
+
+
+def concat_rows(runs: Sequence[Sorted]) -> tuple[Int64s, Keys, Int64s]:
     """Returns the number of each row's key, the distinct keys, and the times of the rows of all runs."""
     own = Keys(np.concatenate([run.keys.low for run in runs]), np.concatenate([run.keys.high for run in runs]))
     numbers, keys = number_keys(own)
@@ -269,13 +302,19 @@ def _narrow(part: Values) -> Values:
 
 def remove_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> tuple[Run, Int64s]:
     """Removes one row for each (key, time, value) that the run has. Returns the run and the positions of the rows it had."""
+    is_removed, had = match_rows(run, keys, times, values)
+    return (run.take(~is_removed), had) if len(had) else (run, had)
+
+
+def match_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> tuple[Mask, Int64s]:
+    """Finds one row for each (key, time, value) that the run has. Returns their mask and the positions of what it had."""
     wanted: dict[tuple[Any, ...], list[int]] = {}
     columns = [keys.low.tolist(), keys.high.tolist(), times.tolist()]
     columns += [] if values is None else [[replace_nan(value) for value in values.tolist()]]
     for at, row in enumerate(zip(*columns, strict=True)):
         wanted.setdefault(row, []).append(at)
-    keep = np.ones(len(run), dtype=bool)
-    removed: list[int] = []
+    is_found = np.zeros(len(run), dtype=bool)
+    had: list[int] = []
     group = run.groups
     candidates = np.flatnonzero(np.isin(run.times, times))
     for at in candidates.tolist():
@@ -284,12 +323,9 @@ def remove_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> t
             value = run.values[at]
             row = (*row, replace_nan(value.item() if isinstance(value, np.generic) else value))
         if wanted.get(row):
-            removed.append(wanted[row].pop())
-            keep[at] = False
-    if not removed:
-        return run, np.zeros(0, dtype=np.int64)
-    kept = make_run(group[keep], run.keys, run.times[keep], None if run.values is None else run.values[keep])
-    return kept, np.array(removed, dtype=np.int64)
+            had.append(wanted[row].pop())
+            is_found[at] = True
+    return is_found, np.array(had, dtype=np.int64)
 
 
 def subtract_rows(run: Run, keys: Keys, times: Int64s, values: Values | None, buckets: Buckets, closed: int) -> Run:

@@ -216,7 +216,8 @@ class Evaluator:
         selected = select_kept(feature, deleted) & (keys.shard(self.shards) == self.shard)
         values = select_values(feature, deleted)
         return state.remove_rows(
-            state.features[feature.feature_id],
+            feature.feature_id,
+            feature.row_set,
             keys.take(selected),
             deleted.times[selected],
             None if values is None else values.values[selected],
@@ -376,9 +377,17 @@ def _keep_rows(segment: Segment, rules: _Rules, output: Output) -> None:
 
     Call it when the floors have risen: of a long batch, only rows that later windows can hold are kept.
     """
+    commit = int(segment.timeline.commits[0])
     for feature, users in _list_features(rules):
-        with _contain_failure(output, segment.state, users, int(segment.timeline.commits[0])):
+        with _contain_failure(output, segment.state, users, commit):
             segment.keep_rows(feature)
+    sharing: dict[str, list[tuple[Feature, list[tuple[Entry, CompiledRule]]]]] = {}
+    for feature, users in _list_features(_drop_stopped(segment.state, rules)):
+        if feature.row_set:
+            sharing.setdefault(feature.row_set, []).append((feature, users))
+    for each in sharing.values():
+        with _contain_failure(output, segment.state, [user for _, users in each for user in users], commit):
+            segment.store_shared_rows([feature for feature, _ in each])
 
 
 def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> None:

@@ -11,6 +11,7 @@ from lookback.core.aggregation.aggregates import Partial
 from lookback.core.aggregation.distinct import STORED, DistinctCounter, GroupedRows
 from lookback.core.aggregation.grouping import FeatureRows, Grouping, Queries, merge_at
 from lookback.core.aggregation.runs import Run
+from lookback.core.aggregation.sharedruns import FeatureColumn
 from lookback.core.judging.lateness import find_in_time
 from lookback.core.rules.compiled import Feature
 from lookback.core.state.shard import ShardState, StoredRun
@@ -163,8 +164,12 @@ class Measuring:
         partial = self.select_rows(feature).aggregate_windows(queries)
         windows = queries if queries.windows is None else queries.windows
         for stored, run in self._find_runs(feature, windows.earliest, windows.latest):
-            groups = self._find_numbers(stored, run, feature, keys, windows)
-            at, rows = run.aggregate_windows(feature.function, aggregate, groups, windows)
+            if isinstance(run, FeatureColumn):
+                at, low, high = self._find_windows(stored, run, feature, keys, windows)
+                rows = run.aggregate_ranges(feature.function, aggregate, low, high) if len(at) else ()
+            else:
+                groups = self._find_numbers(stored, run, feature, keys, windows)
+                at, rows = run.aggregate_windows(feature.function, aggregate, groups, windows)
             if len(at) and queries.window_of is not None:
                 at, rows = _spread(at, rows, queries.window_of)
             if len(at):
@@ -188,8 +193,17 @@ class Measuring:
                 is_same[1:] &= found[1:] == found[:-1]
         return is_same
 
+    def _find_windows(
+        self, stored: StoredRun, run: FeatureColumn, feature: Feature, keys: Keys | None, queries: Queries
+    ) -> tuple[Int64s, Int64s, Int64s]:
+        """Finds the rows in each window, once for all features that share the run (see `Run.find_windows`)."""
+        if stored.run_id not in queries.stored:
+            groups = self._find_numbers(stored, run, feature, keys, queries)
+            queries.stored[stored.run_id] = run.find_windows(groups, queries)
+        return queries.stored[stored.run_id]
+
     def _find_numbers(
-        self, stored: StoredRun, run: Run, feature: Feature, keys: Keys | None, queries: Queries
+        self, stored: StoredRun, run: Run | FeatureColumn, feature: Feature, keys: Keys | None, queries: Queries
     ) -> Int64s:
         """Returns the number of each query's key in a run; -1 where the run has no such key, or it was emptied since."""
         if keys is not None:
@@ -200,21 +214,19 @@ class Measuring:
         )
         return groups[queries.numbers]
 
-    def _find_groups(self, stored: StoredRun, run: Run, feature: Feature, keys: Keys) -> Int64s:
+    def _find_groups(self, stored: StoredRun, run: Run | FeatureColumn, feature: Feature, keys: Keys) -> Int64s:
         """Returns the number of each key in a run; -1 where it has no rows there that still count."""
         groups, state = find_keys(keys, run.keys), self.state.features[feature.feature_id]
         if state.last_reset > stored.segment:
             groups[state.find_resets(keys) > stored.segment] = -1
         return groups
 
-    def _find_runs(self, feature: Feature, earliest: int, latest: int) -> Iterator[tuple[StoredRun, Run]]:
+    def _find_runs(
+        self, feature: Feature, earliest: int, latest: int
+    ) -> Iterator[tuple[StoredRun, Run | FeatureColumn]]:
         """Yields the runs of earlier batches with rows in these times."""
-        state = self.state.features[feature.feature_id]
-        for stored in state.runs if self._uses_state else ():
-            if stored.last_time >= earliest and stored.first_time <= latest:
-                yield stored, self.state.load_run(stored)
-                # The indexes that searching it made take memory too.
-                self.state.hold(stored)
+        if self._uses_state:
+            yield from self.state.find_rows(feature.feature_id, feature.row_set, earliest, latest)
 
     def _find_distinct(
         self, feature: Feature, keys: Keys | None, queries: Queries, shared: tuple[Hashable, ...] | None

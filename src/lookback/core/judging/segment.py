@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lookback.core.aggregation.sharedruns import Kept
 from lookback.core.expressions.kernels import either_mask
 from lookback.core.judging.lateness import Actions, LateEvents, earliest_in_time, find_in_time
 from lookback.core.judging.measuring import Measuring
@@ -30,7 +31,7 @@ from lookback.core.streams.alerts import (
 )
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Column, Mask, find_beyond_calendar, from_text, from_values, to_text
+from lookback.core.values.columns import Column, Mask, Values, find_beyond_calendar, from_text, from_values, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BOOLEAN, DataType
 from lookback.core.values.windows import TiledWindow
@@ -126,6 +127,8 @@ class Segment:
         self.gathered = Gathered()
         # Per feature, a mask of the events that an alert has emptied.
         self._emptied: dict[str, Mask] = {}
+        # By grouping, what features that share their rows keep of the events.
+        self._kept: dict[tuple[str, ...], list[Kept]] = {}
 
     def start_run(self, entry: Entry, rule: CompiledRule) -> RuleRun:
         """Starts one rule over this segment."""
@@ -149,16 +152,42 @@ class Segment:
         self.state.reset(feature_id, keys)
 
     def keep_rows(self, feature: Feature) -> None:
-        """Adds the rows that a feature keeps of the events to the state."""
-        rows = self.measuring.select_rows(feature)
+        """Adds the rows that a feature keeps of the events to the state; those that it shares, `store_shared_rows` adds."""
+        rows, state = self.measuring.select_rows(feature), self.state.features[feature.feature_id]
+        if feature.row_set:
+            selected = rows.selected if state.floor is None else rows.selected & (self.events.times >= state.floor)
+            if selected.any():
+                argument = None if feature.argument is None else (feature.argument.sql, str(feature.argument.type))
+                kept = Kept(feature.feature_id, selected, rows.all_values, argument)
+                self._kept.setdefault(feature.group_by, []).append(kept)
+            return
         positions, values = rows.positions, rows.values
         if feature.feature_id in self._emptied:
             keep = ~self._emptied[feature.feature_id][positions]
             positions, values = positions[keep], None if values is None else values[keep]
         if len(positions):
-            grouping, state = self.measuring.group_events(feature.group_by), self.state.features[feature.feature_id]
+            grouping = self.measuring.group_events(feature.group_by)
             numbers, times = grouping.numbers[positions], self.events.times[positions]
             self.state.add_rows(state, numbers, grouping.distinct, times, values)
+
+    def store_shared_rows(self, features: Sequence[Feature]) -> None:
+        """Adds the rows that these features share to the state. features: of one grouping; others were left out since."""
+        group_by, row_set = features[0].group_by, features[0].row_set
+        wanted = {feature.feature_id for feature in features}
+        kept = [each for each in self._kept.pop(group_by, ()) if each.feature_id in wanted]
+        if not kept:
+            return
+        grouping = self.measuring.group_events(group_by)
+        is_kept = np.logical_or.reduce([each.selected for each in kept])
+        at = grouping.sorted[is_kept[grouping.sorted]]
+        values: dict[Hashable, Values] = {}
+        rows = []
+        for each in kept:
+            if each.values is not None and each.argument not in values:
+                values[each.argument] = each.values[at]
+            own = None if each.values is None else values[each.argument]
+            rows.append(Kept(each.feature_id, each.selected[at], own, each.argument))
+        self.state.add_shared_rows(row_set, grouping.numbers[at], grouping.distinct, self.events.times[at], rows)
 
     def take_snapshot(self, rule_id: str) -> Snapshot:
         """Notes how much has been gathered so far, before the rule is judged."""

@@ -216,12 +216,10 @@ class _Windows:
         yield self._list_covering(
             grouping.distinct, grouping.numbers[positions], rule_run.events.times[positions], passed
         )
-        for stored in rule_run.state.features[self._presence.feature_id].runs:
-            if stored.last_time < first or stored.first_time > last:
-                continue
-            run = rule_run.state.load_run(stored)
+        presence = self._presence
+        for _, run in rule_run.state.find_rows(presence.feature_id, presence.row_set, first, last):
             if len(passed) * len(run.keys.low) > len(run):
-                yield self._list_covering(run.keys, run.groups, run.times, passed)
+                yield self._list_covering(run.keys, *run.list_rows(), passed)
                 continue
             for end in passed:
                 groups = run.find_keys_within(end - size, end - 1)

@@ -57,7 +57,8 @@ class Feature:
 
     group_by: names in ascending order. where, filter: conditions on the events that are kept; argument: the value that is
     kept of each. allowed_lateness in microseconds. tiles: the windows that decide whether an event is too late; None if
-    its own time does. buckets: how rows are combined if its windows have a resolution.
+    its own time does. buckets: how rows are combined if its windows have a resolution. row_set: the name of the rows that it
+    shares with other features of the grouping; "" if it has its own, which can be combined or emptied.
     """
 
     stream: str
@@ -70,6 +71,7 @@ class Feature:
     tiles: TiledWindow | None = None
     buckets: Buckets | None = None
     feature_id: str = ""
+    row_set: str = ""
 
     @property
     def aggregate(self) -> Aggregate:
@@ -574,7 +576,7 @@ def _describe_no_resolution(call: AggregateCall, window: Lookback) -> str:
 def _make_feature(kind: list[Any], where: Expression | None, call: AggregateCall, window: Window) -> Feature:
     parts: Sequence[Expression | None] = (where, call.filter, call.argument)
     identity: list[Any] = [*kind, call.function, *([part.sql, str(part.type)] if part else None for part in parts)]
-    stream, group_by, lateness, *_ = kind
+    stream, group_by, lateness, *owner = kind
     tiles, buckets = None, None
     if isinstance(window, TiledWindow):
         tiles = window
@@ -583,9 +585,11 @@ def _make_feature(kind: list[Any], where: Expression | None, call: AggregateCall
         # The delay decides which buckets are closed, so rules with different delays share no combined rows.
         identity += ["resolution", window.resolution, window.delay]
         buckets = Buckets(window.resolution, window.delay + lateness, call.function)
+    row_set = "" if owner or buckets else json.dumps(group_by)
     return Feature(
-        stream, group_by, call.function, lateness, where, call.filter, call.argument, tiles, buckets, _digest(identity)
-    )
+        stream, group_by, call.function, lateness, where, call.filter, call.argument, tiles, buckets, _digest(identity),
+        row_set,
+    )  # fmt: skip
 
 
 def _digest(identity: list[Any]) -> str:

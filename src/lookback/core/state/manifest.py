@@ -35,6 +35,44 @@ class RunRecord(NamedTuple):
         return list(self[:-1] if self.due == NEVER_DUE else self)
 
 
+class SharedRunRecord(NamedTuple):
+    """A stored run of many features; see `shard.StoredRun`.
+
+    places: four figures of each feature: its number in the list of its row set's features, and those of its
+    `sharedruns.Place`. has_dropped: whether the page has features that were dropped.
+    """
+
+    run_id: str
+    segment: int
+    rows: int
+    first_time: int
+    middle_time: int
+    last_time: int
+    due: int
+    has_dropped: bool
+    places: list[int]
+
+
+class RowSetRecord(NamedTuple):
+    """The rows that many features of a grouping share. features: their ids."""
+
+    features: list[str]
+    runs: list[SharedRunRecord]
+
+    @classmethod
+    def from_json(cls, row: Iterable[Any]) -> RowSetRecord:
+        """Reads the record from its JSON. Raises ValueError if a figure cannot be."""
+        features, runs = row
+        records = [SharedRunRecord(*run) for run in runs]
+        for record in records:
+            places = record.places
+            if len(places) % 4 or not all(type(each) is int for each in places):
+                raise ValueError("the places of features are groups of four integers")
+            if not all(0 <= number < len(features) for number in places[::4]):
+                raise ValueError("a row set has no such feature")
+        return cls([str(name) for name in features], records)
+
+
 class ResetRecord(NamedTuple):
     """A reset as earlier releases kept it: the segment in which an alert emptied the windows of a key. low, high: the halves of the key."""
 
@@ -174,15 +212,17 @@ class Manifest:
     tables: dict[str, TableRecord]
     pieces: dict[str, int]
     has_suppressed: bool
+    row_sets: dict[str, RowSetRecord]
 
     def to_json(self) -> str:
         """Returns the manifest as JSON."""
         document = {
-            "high": self.high, "advanced": self.advanced, "last_commit": self.last_commit, "stretches": self.segments,
+            "high": self.high, "advanced": self.advanced, "last_commit": self.last_commit, "segments": self.segments,
             "origin": self.origin, "saves": self.saves, "timer": self.timer,
             "features": {feature_id: record.to_json() for feature_id, record in self.features.items()},
             "tables": self.tables, "has_suppressed": self.has_suppressed,
             **({"pieces": self.pieces} if self.pieces else {}),
+            **({"row_sets": self.row_sets} if self.row_sets else {}),
         }  # fmt: skip
         return json.dumps(document, separators=(",", ":"))
 
@@ -194,12 +234,14 @@ class Manifest:
             high=document["high"],
             advanced=document["advanced"],
             last_commit=document["last_commit"],
-            segments=document["stretches"],
+            # Release 0.1.0 calls them so. It refuses a manifest without them, whose shared rows it would not see.
+            segments=document["segments"] if "segments" in document else document["stretches"],
             origin=document["origin"],
             saves=document["saves"],
             timer=document["timer"],
             features={name: FeatureRecord.from_json(row) for name, row in document["features"].items()},
             tables={name: TableRecord.from_json(row) for name, row in document["tables"].items()},
             has_suppressed=bool(document.get("has_suppressed", True)),
+            row_sets={name: RowSetRecord.from_json(row) for name, row in document.get("row_sets", {}).items()},
             pieces={str(name): int(count) for name, count in document.get("pieces", {}).items()},
         )

@@ -10,12 +10,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookback.core.aggregation.runs import Buckets, Run, combine_runs, make_run, merge_runs, remove_rows, subtract_rows
+from lookback.core.aggregation.runs import (
+    Buckets,
+    Run,
+    combine_runs,
+    make_run,
+    match_rows,
+    merge_runs,
+    remove_rows,
+    subtract_rows,
+)
+from lookback.core.aggregation.sharedruns import (
+    ALL,
+    FeatureColumn,
+    Kept,
+    Place,
+    SharedRun,
+    make_shared_run,
+    merge_shared_runs,
+)
 from lookback.core.errors import StateError
 from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.keyruns import Key, split_text
-from lookback.core.state.manifest import CombiningRecord, FeatureRecord, Manifest, RunRecord, SuppressedRecord
+from lookback.core.state.manifest import (
+    CombiningRecord,
+    FeatureRecord,
+    Manifest,
+    RowSetRecord,
+    RunRecord,
+    SharedRunRecord,
+    SuppressedRecord,
+)
 from lookback.core.state.pieces import Pieces, Store
 from lookback.core.values.cache import SHARED_CACHE, Cache
 from lookback.core.values.columns import Values
@@ -43,7 +69,9 @@ class StoredRun:
     """A run in the store, with the figures that are known before it is read. Times in microseconds.
 
     segment: the number of the segment that made it. due: of a feature with buckets, half of the run's rows can be combined
-    once this time is closed.
+    once this time is closed; of a run that features share, the watermark at which half of its rows are of no feature any
+    more. places: of the features that share the run; None for a run of one feature. has_dropped: whether its page has
+    features that were dropped since.
     """
 
     run_id: str
@@ -53,7 +81,9 @@ class StoredRun:
     middle_time: int
     last_time: int
     due: int = NEVER_DUE
-    run: Run | None = None
+    run: Run | SharedRun | None = None
+    places: dict[str, Place] | None = None
+    has_dropped: bool = False
 
     def evict(self) -> None:
         """Drops the run from memory; the store has it."""
@@ -68,7 +98,10 @@ class StoredRun:
 
 @dataclass
 class FeatureState:
-    """The rows of one feature, as sorted runs from oldest to newest. State that belongs to one rule is in a keyed table.
+    """How far the rows of one feature reach. State that belongs to one rule is in a keyed table.
+
+    runs: the rows, sorted, from oldest to newest, of a feature that shares none: they can be combined or emptied, or an
+    earlier release wrote them. Other rows are in `ShardState.row_sets`.
 
     floor: an event below it counts in no window; None before the first commit. since: the highest event time when
     the feature started, before which its windows are incomplete; None if the stream was empty. width: how far below
@@ -140,6 +173,11 @@ class FeatureState:
         runs = [stored.to_record() for stored in self.runs]
         return FeatureRecord(self.floor, self.since, self.width, runs, [], combining)
 
+    @property
+    def reach(self) -> int | None:
+        """The watermark up to which rows were forgotten; None before the first commit. Above that for a while after `width` rose."""
+        return None if self.floor is None else self.floor + self.width
+
     @classmethod
     def from_record(cls, record: FeatureRecord) -> FeatureState:
         """Returns the feature of a record; its runs are read when they are needed."""
@@ -168,7 +206,8 @@ class ShardState:
     """Everything that one shard keeps.
 
     high: the highest event time of all commits so far; advanced: the watermark that an `advance` set; last_commit: the
-    last commit judged; segments: the number of segments judged; tables: keyed tables by name; timer: when the shell wakes to drop old state, in the shell's
+    last commit judged; segments: the number of segments judged; row_sets: the rows that features share, by `Feature.row_set`,
+    as runs from oldest to newest; tables: keyed tables by name; timer: when the shell wakes to drop old state, in the shell's
     unit; manifest: the page last saved or loaded; cache: decides which pages stay in memory. origin: a text unique to this
     state, set when it was created; saves: the number of times it was saved.
 
@@ -182,6 +221,7 @@ class ShardState:
     last_commit: int | None = None
     segments: int = 0
     features: dict[str, FeatureState] = field(default_factory=dict)
+    row_sets: dict[str, list[StoredRun]] = field(default_factory=dict)
     tables: dict[str, KeyedTable] = field(default_factory=dict)
     origin: str = ""
     saves: int = 0
@@ -221,13 +261,53 @@ class ShardState:
 
     def load_run(self, stored: StoredRun) -> Run:
         """Returns the run, read from the store unless it is in memory."""
+        run = self._load(stored)
+        assert isinstance(run, Run)
+        return run
+
+    def load_shared(self, stored: StoredRun) -> SharedRun:
+        """Returns the run that features share, read from the store unless it is in memory."""
+        run = self._load(stored)
+        assert isinstance(run, SharedRun)
+        return run
+
+    def _load(self, stored: StoredRun) -> Run | SharedRun:
         if stored.run is None:
             assert self._store is not None
-            page = self._store.get(stored.run_id)
-            stored.run = Run.decode(page or b"", stored.run_id)
+            page = self._store.get(stored.run_id) or b""
+            if stored.places is None:
+                stored.run = Run.decode(page, stored.run_id)
+            else:
+                shared = SharedRun.decode(page, stored.run_id)
+                if not all(map(shared.has_place, stored.places.values())):
+                    raise StateError(f"{stored.run_id}: a page of window state is damaged; start with a new checkpoint")
+                stored.run = shared
         run = stored.run
         self.hold(stored)
         return run
+
+    def find_rows(
+        self, feature_id: str, row_set: str, earliest: int, latest: int
+    ) -> Iterator[tuple[StoredRun, Run | FeatureColumn]]:
+        """Yields the runs that have rows of a feature in these times. row_set: see `rules.compiled.Feature`."""
+        for stored in (*self.features[feature_id].runs, *self.row_sets.get(row_set, ())):
+            if stored.last_time < earliest or stored.first_time > latest:
+                continue
+            if stored.places is None:
+                yield stored, self.load_run(stored)
+            elif feature_id in stored.places:
+                yield stored, self.load_shared(stored).column(stored.places[feature_id])
+            else:
+                continue
+            # The indexes that searching it made take memory too.
+            self.hold(stored)
+
+    def list_runs(self) -> Iterator[StoredRun]:
+        """Yields all runs."""
+        for feature in self.features.values():
+            yield from feature.runs
+        for runs in self.row_sets.values():
+            yield from runs
 
     def hold(self, stored: StoredRun) -> None:
         """Marks a saved run as used just now, so that the cache keeps it in memory while there is room."""
@@ -244,14 +324,32 @@ class ShardState:
         if not len(times):
             return
         feature.runs.append(self._new_run(feature, make_run(numbers, keys, times, values)))
-        while self._merge_newest(feature):
-            pass
+        while alike := _count_alike(feature.runs):
+            self._rewrite(feature, len(feature.runs) - alike, len(feature.runs))
+
+    def add_shared_rows(self, row_set: str, numbers: Int64s, keys: Keys, times: Int64s, kept: Sequence[Kept]) -> None:
+        """Adds rows that features share, and merges runs where there are many of a size. Arguments: `make_shared_run`'s."""
+        runs = self.row_sets.setdefault(row_set, [])
+        runs.append(self._new_shared_run(*make_shared_run(numbers, keys, times, kept)))
+        while alike := _count_alike(runs):
+            self._rewrite_shared(runs, len(runs) - alike, len(runs))
 
     def drop_old(self) -> None:
-        """Drops runs below their feature's floor, and rewrites runs of which more than half is, or can be combined."""
+        """Drops runs below their features' floors, and rewrites runs of which more than half is, or can be combined."""
         for feature in self.features.values():
             if feature.floor is not None:
                 self._drop_old_runs(feature, feature.floor)
+        for name, runs in list(self.row_sets.items()):
+            for stored in list(runs):
+                features = [self.features[feature_id] for feature_id in stored.places or ()]
+                if all(stored.last_time < _find_floor(feature) for feature in features):
+                    runs.remove(stored)
+                    self._drop_page(stored)
+                elif stored.due <= min(-NEVER_DUE if each.reach is None else each.reach for each in features):
+                    at = runs.index(stored)
+                    self._rewrite_shared(runs, at, at + 1)
+            if not runs:
+                del self.row_sets[name]
 
     def forget_resets(self) -> None:
         """Forgets the resets that are older than every run."""
@@ -272,6 +370,7 @@ class ShardState:
     def next_expiry(self) -> int | None:
         """Returns the watermark at which `drop_old` next has something to drop; None if never."""
         times = [feature.next_expiry(stored) for feature in self.features.values() for stored in feature.runs]
+        times += [stored.due for runs in self.row_sets.values() for stored in runs]
         return min(times) if times else None
 
     def reset(self, feature_id: str, keys: Iterable[Key]) -> None:
@@ -314,17 +413,18 @@ class ShardState:
             if table.is_empty:
                 self.drop_table(name)
 
-    def remove_rows(self, feature: FeatureState, keys: Keys, times: Int64s, values: Values | None) -> bool:
-        """Removes rows, for a privacy request, from the runs that hold them.
+    def remove_rows(self, feature_id: str, row_set: str, keys: Keys, times: Int64s, values: Values | None) -> bool:
+        """Removes rows of a feature, for a privacy request, from the runs that hold them. row_set: see `rules.compiled.Feature`.
 
         Returns whether a row was not found although there is one of its key and time with another value: its event was
         updated after it was judged, or the value is another event's. False for a feature with buckets, whose combined rows
         have no times of their own.
         """
+        feature = self.features[feature_id]
         if feature.buckets is not None:
             self._subtract(feature, feature.buckets, keys, times, values)
             return False
-        left = np.arange(len(times))
+        left = self._remove_shared(feature_id, self.row_sets.get(row_set, []), keys, times, values)
         for at in range(len(feature.runs) - 1, -1, -1):
             if not len(left):
                 return False
@@ -333,19 +433,64 @@ class ShardState:
             if len(held):
                 left = np.delete(left, held)
                 self._replace_runs(feature, at, at + 1, run)
-        runs = (self._load_current(feature, stored) for stored in feature.runs)
-        return any(bool(run.has_rows(keys.take(left), times[left]).any()) for run in runs if len(run))
+        if not len(left):
+            return False
+        own = [self._load_current(feature, stored) for stored in feature.runs]
+        columns = [*(run for run in own if len(run)), *self._list_columns(feature_id)]
+        return any(bool(rows.has_rows(keys.take(left), times[left]).any()) for rows in columns)
+
+    def _remove_shared(
+        self, feature_id: str, runs: list[StoredRun], keys: Keys, times: Int64s, values: Values | None
+    ) -> Int64s:
+        """Removes rows of a feature from the runs that it shares. Returns the positions of those that none has."""
+        left = np.arange(len(times))
+        for at in range(len(runs) - 1, -1, -1):
+            stored = runs[at]
+            assert stored.places is not None
+            place = stored.places.get(feature_id)
+            if place is not None and len(left):
+                column = self.load_shared(stored).column(place)
+                part = None if values is None else values[left]
+                is_removed, held = match_rows(column.to_run(), keys.take(left), times[left], part)
+                if len(held):
+                    left = np.delete(left, held)
+                    if is_removed.all():
+                        del stored.places[feature_id]
+                    else:
+                        stored.run, stored.places[feature_id] = column.without(is_removed)
+                    stored.has_dropped = True
+            # What dropped features had of the event must go as well.
+            if stored.has_dropped and len(times):
+                self._rewrite_shared(runs, at, at + 1)
+        return left
 
     def drop_feature(self, feature_id: str) -> None:
         """Drops a feature and its rows."""
         feature = self.features.pop(feature_id)
         for stored in list(feature.runs):
             self._drop_run(feature, stored)
+        for name, runs in list(self.row_sets.items()):
+            for stored in [stored for stored in runs if stored.places is not None and feature_id in stored.places]:
+                self._drop_column(runs, stored, feature_id)
+            if not runs:
+                del self.row_sets[name]
         self.drop_table(feature_id)
         self.drop_table(f"{_RESETS}{feature_id}")
 
+    def _drop_column(self, runs: list[StoredRun], stored: StoredRun, feature_id: str) -> None:
+        """Drops a feature from a run. Its page is written again only where less than half of the rows can be of others."""
+        assert stored.places is not None
+        del stored.places[feature_id]
+        stored.has_dropped = True
+        if sum(place.rows for place in stored.places.values()) * 2 < stored.rows:
+            at = runs.index(stored)
+            self._rewrite_shared(runs, at, at + 1)
+
     def clear(self, prefix: str) -> None:
         """Drops all features with their rows, all raised alerts, and the keyed tables whose names begin with a prefix."""
+        for stored in [stored for runs in self.row_sets.values() for stored in runs]:
+            self._drop_page(stored)
+        self.row_sets = {}
         for feature_id in list(self.features):
             self.drop_feature(feature_id)
         for name in [name for name in self.tables if name.startswith((prefix, _RAISED))]:
@@ -388,9 +533,17 @@ class ShardState:
         for feature_id, feature in self.features.items():
             floor = _find_floor(feature)
             total += sum(int((self._load_current(feature, stored).times >= floor).sum()) for stored in feature.runs)
+            total += sum(rows.count_since(floor) for rows in self._list_columns(feature_id))
             if feature_id in self.tables:
                 total += sum(_count_rows(value, floor) for value in self.tables[feature_id].values())
         return total
+
+    def _list_columns(self, feature_id: str) -> Iterator[FeatureColumn]:
+        """Yields the rows of a feature in all runs that it shares."""
+        for runs in self.row_sets.values():
+            for stored in runs:
+                if stored.places is not None and feature_id in stored.places:
+                    yield self.load_shared(stored).column(stored.places[feature_id])
 
     def estimate_counts(self) -> StateCounts:
         """Counts rows as `state_rows` does, and what is remembered beside them, without reading any page.
@@ -409,6 +562,16 @@ class ShardState:
                     rows += stored.rows
                 else:
                     rows += int((self._load_current(feature, stored).times >= floor).sum())
+                    left -= stored.rows
+        for stored in (stored for runs in self.row_sets.values() for stored in runs):
+            for feature_id, place in (stored.places or {}).items():
+                floor = _find_floor(self.features[feature_id])
+                if stored.last_time < floor:
+                    continue
+                if stored.first_time >= floor or not isinstance(stored.run, SharedRun) or stored.rows > left:
+                    rows += place.rows
+                else:
+                    rows += stored.run.column(place).count_since(floor)
                     left -= stored.rows
         rows += sum(table.rows for name, table in self.tables.items() if name in self.features)
         remembered = sum(table.rows for name, table in self.tables.items() if name not in self.features)
@@ -449,14 +612,14 @@ class ShardState:
         if page is None:
             return False
         try:
-            self._load(page, pages, known)
+            self._read(page, pages, known)
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, AssertionError) as error:
             raise StateError(
                 f"{MANIFEST}: what a shard keeps is damaged ({type(error).__name__}: {error}); start with a new checkpoint"
             ) from error
         return True
 
-    def _load(self, page: bytes, store: Store, known: ShardState | None) -> None:
+    def _read(self, page: bytes, store: Store, known: ShardState | None) -> None:
         self.manifest = page
         manifest = Manifest.from_json(decode_text(page, MANIFEST))
         self._pieces.update(manifest.pieces)
@@ -465,10 +628,12 @@ class ShardState:
         self.origin, self.saves = manifest.origin, manifest.saves
         in_memory = known.runs_in_memory() if known is not None and known.origin == self.origin else {}
         self.features = {name: FeatureState.from_record(record) for name, record in manifest.features.items()}
-        for feature in self.features.values():
-            for stored in feature.runs:
-                if stored.run_id in in_memory:
-                    self._share_run(stored, in_memory[stored.run_id])
+        self.row_sets = {name: _read_row_set(record) for name, record in manifest.row_sets.items()}
+        for stored in self.list_runs():
+            if any(feature_id not in self.features for feature_id in stored.places or ()):
+                raise ValueError("a run has rows of a feature that is not there")
+            if stored.run_id in in_memory:
+                self._share_run(stored, in_memory[stored.run_id])
         self.tables = {
             name: KeyedTable.from_record(name, record, store, self.cache) for name, record in manifest.tables.items()
         }
@@ -493,8 +658,7 @@ class ShardState:
 
     def runs_in_memory(self) -> dict[str, StoredRun]:
         """Returns the runs that are in memory, by id."""
-        stored = (stored for feature in self.features.values() for stored in feature.runs)
-        return {each.run_id: each for each in stored if each.run is not None}
+        return {each.run_id: each for each in self.list_runs() if each.run is not None}
 
     def _share_run(self, stored: StoredRun, known: StoredRun) -> None:
         """Takes over a run that another state has in memory, unless it was evicted there in the meantime."""
@@ -516,6 +680,7 @@ class ShardState:
             tables={name: table.to_record() for name, table in self.tables.items()},
             pieces={name: count for name, count in self._pieces.items() if name != MANIFEST},
             has_suppressed=False,
+            row_sets={name: _record_row_set(runs) for name, runs in self.row_sets.items() if runs},
         )
 
     def _new_run(self, feature: FeatureState, run: Run) -> StoredRun:
@@ -537,6 +702,51 @@ class ShardState:
         self._unsaved[stored.run_id] = stored
         return stored
 
+    def _new_shared_run(self, run: SharedRun, places: dict[str, Place]) -> StoredRun:
+        self._run_count += 1
+        half = len(run) // 2
+        ends = run.times + self._find_widths(run, places) + 1
+        stored = StoredRun(
+            f"run:{self.saves}:{self._run_count}",
+            self.segments,
+            len(run),
+            int(run.times.min()),
+            int(np.partition(run.times, half)[half]),
+            int(run.times.max()),
+            int(np.partition(ends, half)[half]),
+            run,
+            places,
+        )
+        self._unsaved[stored.run_id] = stored
+        return stored
+
+    def _find_widths(self, run: SharedRun, places: Mapping[str, Place]) -> Int64s:
+        """Returns how far below the watermark each row is kept: for the widest of its features, shape (rows,)."""
+        widest: dict[int, int] = {}
+        for feature_id, place in places.items():
+            widest[place.selection] = max(self.features[feature_id].width, widest.get(place.selection, 0))
+        if ALL not in widest and len({*widest.values()}) == 1:
+            # Every row is of a feature.
+            return np.full(len(run), next(iter(widest.values())), dtype=np.int64)
+        least = widest.pop(ALL, 0)
+        widths = np.full(len(run), least, dtype=np.int64)
+        for selection, width in widest.items():
+            if width > least:
+                mask = run.select(selection)
+                widths[mask] = np.maximum(widths[mask], width)
+        return widths
+
+    def _rewrite_shared(self, runs: list[StoredRun], start: int, end: int) -> None:
+        """Merges runs, without rows below the floor of every feature that keeps them, and without features that are gone."""
+        old = runs[start:end]
+        names = dict.fromkeys(name for stored in old for name in stored.places or ())
+        places = {name: [(stored.places or {}).get(name) for stored in old] for name in names}
+        floors = {name: self.features[name].floor for name in names}
+        merged = merge_shared_runs([self.load_shared(stored) for stored in old], places, floors)
+        for stored in old:
+            self._drop_page(stored)
+        runs[start:end] = [] if merged is None else [self._new_shared_run(*merged)]
+
     def _drop_run(self, feature: FeatureState, stored: StoredRun) -> None:
         feature.runs.remove(stored)
         self._drop_page(stored)
@@ -545,15 +755,6 @@ class ShardState:
         self.cache.forget(stored)
         if self._unsaved.pop(stored.run_id, None) is None:
             self._removed.append(stored.run_id)
-
-    def _merge_newest(self, feature: FeatureState) -> bool:
-        runs = feature.runs
-        newest = _size_class(runs[-1].rows) if runs else 0
-        alike = sum(1 for _ in _take_small(reversed(runs), newest))
-        if alike < _RUNS_PER_CLASS or sum(stored.rows for stored in runs[-alike:]) > _MAX_MERGED_ROWS:
-            return False
-        self._rewrite(feature, len(runs) - alike, len(runs))
-        return bool(runs)
 
     def _rewrite(self, feature: FeatureState, start: int, end: int) -> None:
         runs = [self._load_current(feature, stored) for stored in feature.runs[start:end]]
@@ -589,6 +790,39 @@ class ShardState:
         for stored in feature.runs[start:end]:
             self._drop_page(stored)
         feature.runs[start:end] = [self._new_run(feature, run)] if len(run) else []
+
+
+def _count_alike(runs: Sequence[StoredRun]) -> int:
+    """Counts the newest runs of one size class; 0 where they are not to be merged."""
+    newest = _size_class(runs[-1].rows) if runs else 0
+    alike = sum(1 for _ in _take_small(reversed(runs), newest))
+    few = alike < _RUNS_PER_CLASS or sum(stored.rows for stored in runs[-alike:]) > _MAX_MERGED_ROWS
+    return 0 if few else alike
+
+
+def _record_row_set(runs: Sequence[StoredRun]) -> RowSetRecord:
+    """Returns the manifest's record of a row set, which `_read_row_set` reads."""
+    numbers: dict[str, int] = {}
+    records = []
+    for stored in runs:
+        places: list[int] = []
+        for feature_id, place in (stored.places or {}).items():
+            places += (numbers.setdefault(feature_id, len(numbers)), *place)
+        records.append(SharedRunRecord(*stored.to_record(), stored.has_dropped, places))
+    return RowSetRecord(list(numbers), records)
+
+
+def _read_row_set(record: RowSetRecord) -> list[StoredRun]:
+    runs = []
+    for each in record.runs:
+        listed = each.places
+        places = {record.features[listed[at]]: Place(*listed[at + 1 : at + 4]) for at in range(0, len(listed), 4)}
+        stored = StoredRun(
+            each.run_id, each.segment, each.rows, each.first_time, each.middle_time, each.last_time, each.due,
+            places=places, has_dropped=each.has_dropped,
+        )  # fmt: skip
+        runs.append(stored)
+    return runs
 
 
 def _find_floor(feature: FeatureState) -> int:

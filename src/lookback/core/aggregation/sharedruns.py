@@ -1,0 +1,389 @@
+"""Keeps the rows of many features of one grouping in one run: each event once, with a mark for every feature that keeps it.
+
+Keys and times are those of the grouping, so they are sorted, searched, merged and stored once, however many features there
+are. A feature is a column: which rows are its own (a `Selection`), and the values of its argument, which it shares with
+the other features of that argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lookback.core.aggregation.aggregates import Aggregate, Partial
+from lookback.core.aggregation.grouping import Queries
+from lookback.core.aggregation.runs import Run, concat_rows, read_rows
+from lookback.core.errors import StateError
+from lookback.core.values.cache import estimate_bytes
+from lookback.core.values.columns import Mask, Values
+from lookback.core.values.keys import Int64s, Keys, order_by_group
+from lookback.core.values.pages import decode_page, encode_page
+
+# In place of a number: all rows are selected, or no values are kept.
+ALL = NONE = -1
+# One row in so many, or fewer, is kept as its position, which takes as much memory as the bits of these rows.
+_SPARSE = 64
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some of the rows of a run, at least one: as positions, ascending, where they are few, else as bits.
+
+    rows: of the run; count: of the selected ones.
+    """
+
+    rows: int
+    count: int
+    content: Values
+
+    @classmethod
+    def from_mask(cls, mask: Mask) -> Selection:
+        """Returns the selection of a mask."""
+        count = int(np.count_nonzero(mask))
+        return cls(len(mask), count, np.flatnonzero(mask) if count * _SPARSE <= len(mask) else np.packbits(mask))
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the rows are kept as positions."""
+        return self.content.dtype != np.uint8
+
+    @property
+    def mask(self) -> Mask:
+        """The selection as a mask, shape (rows,)."""
+        if not self.is_sparse:
+            return np.unpackbits(self.content, count=self.rows).view(bool)
+        mask = np.zeros(self.rows, dtype=bool)
+        mask[self.content] = True
+        return mask
+
+    @property
+    def positions(self) -> Int64s:
+        """The selected rows, ascending."""
+        return np.asarray(self.content, dtype=np.int64) if self.is_sparse else np.flatnonzero(self.mask)
+
+
+class Place(NamedTuple):
+    """Where a feature is in a shared run. selection, values: their numbers there, ALL or NONE; rows: how many it has."""
+
+    selection: int
+    values: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The rows of one feature among others. selected: a mask of them; values: None where the feature stores none.
+
+    argument: what tells the values from those of other arguments.
+    """
+
+    feature_id: str
+    selected: Mask
+    values: Values | None
+    argument: Hashable
+
+
+@dataclass(eq=False)
+class SharedRun:
+    """Rows of a grouping sorted by (key, time, arrival), and which of them each feature keeps. Each row is of a feature.
+
+    keys, starts, times: as those of a `Run`. values: of shape (rows,); those of rows that no feature needs mean nothing.
+    """
+
+    keys: Keys
+    starts: Int64s
+    times: Int64s
+    selections: tuple[Selection, ...]
+    values: tuple[Values, ...]
+    _before: dict[int, Values] = field(default_factory=dict)
+    _indexes: dict[tuple[str, int, int], Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The estimated memory of the run, including its indexes, in bytes."""
+        return estimate_bytes(vars(self))
+
+    @cached_property
+    def frame(self) -> Run:
+        """All rows, without values."""
+        return Run(self.keys, self.starts, self.times, None)
+
+    def column(self, place: Place) -> FeatureColumn:
+        """Returns the rows of a feature."""
+        return FeatureColumn(self, place)
+
+    def has_place(self, place: Place) -> bool:
+        """Returns whether a feature can be at a place."""
+        is_inside = ALL <= place.selection < len(self.selections) and NONE <= place.values < len(self.values)
+        return is_inside and place.rows == (
+            len(self) if place.selection == ALL else self.selections[place.selection].count
+        )
+
+    def select(self, number: int) -> Mask:
+        """Returns the mask of a selection."""
+        return np.ones(len(self), dtype=bool) if number == ALL else self.selections[number].mask
+
+    def count_before(self, number: int) -> Values:
+        """Returns how many rows of a selection come before each row, and before the end."""
+        if number not in self._before:
+            before = np.zeros(len(self) + 1, dtype=np.int32)
+            np.cumsum(self.selections[number].mask, out=before[1:])
+            self._before[number] = before
+        return self._before[number]
+
+    def encode(self) -> bytes:
+        """Encodes the run as a page."""
+        marks = [each.content if each.is_sparse else each.mask for each in self.selections]
+        sizes = np.array([len(marks), len(self.values)], dtype=np.int64)
+        return encode_page(
+            [self.keys.low, self.keys.high, np.diff(self.starts), self.times, sizes, *marks, *self.values]
+        )
+
+    @classmethod
+    def decode(cls, page: bytes, place: str) -> SharedRun:
+        """Decodes the run of a page. Raises StateError, naming `place`, if it is damaged."""
+        arrays = decode_page(page, place)
+        keys, starts, times, (sizes, *more) = read_rows(arrays, place)
+        is_whole = sizes is not None and sizes.dtype == np.int64 and len(sizes) == 2 and min(sizes) >= 0
+        columns = [array for array in more if array is not None]
+        if sizes is None or not is_whole or len(columns) != len(more) or len(columns) != sum(sizes.tolist()):
+            raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
+        marks, values = columns[: int(sizes[0])], columns[int(sizes[0]) :]
+        if not all(_is_mark(mark, len(times)) for mark in marks) or any(len(each) != len(times) for each in values):
+            raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
+        selections = tuple(
+            Selection.from_mask(mark) if mark.dtype == bool else Selection(len(times), len(mark), mark)
+            for mark in marks
+        )
+        return cls(keys, starts, times, selections, tuple(values))
+
+
+def _is_mark(mark: Values, rows: int) -> bool:
+    """Returns whether an array is a mask of the rows or the ascending positions of some of them, and marks any."""
+    if mark.dtype == bool:
+        return len(mark) == rows and bool(mark.any())
+    if mark.dtype != np.int64 or not 0 < len(mark) <= rows:
+        return False
+    return bool(mark[0] >= 0) and bool(mark[-1] < rows) and bool((mark[1:] > mark[:-1]).all())
+
+
+@dataclass(frozen=True)
+class FeatureColumn:
+    """The rows of one feature in a shared run. Rows have the positions that they have there."""
+
+    run: SharedRun
+    place: Place
+
+    def __len__(self) -> int:
+        return self.place.rows
+
+    @property
+    def keys(self) -> Keys:
+        """The keys of the run; the feature may have no rows of some of them."""
+        return self.run.keys
+
+    @property
+    def times(self) -> Int64s:
+        """The times of all rows of the run, shape (rows,)."""
+        return self.run.times
+
+    @property
+    def values(self) -> Values | None:
+        """The values of all rows of the run; they mean something where the feature has the row."""
+        return None if self.place.values == NONE else self.run.values[self.place.values]
+
+    def find_windows(self, groups: Int64s, queries: Queries) -> tuple[Int64s, Int64s, Int64s]:
+        """Finds the rows in each window, whichever features they are of (see `Run.find_windows`)."""
+        return self.run.frame.find_windows(groups, queries)
+
+    def aggregate_ranges(self, name: str, aggregate: Aggregate, low: Int64s, high: Int64s) -> Partial:
+        """Aggregates the feature's rows among the rows [low, high) of each window. name: of the aggregate."""
+        low, high = self._count_before(low), self._count_before(high)
+        indexes, known_as = self.run._indexes, (name, self.place.selection, self.place.values)
+        if known_as not in indexes:
+            kept = self.times if self.values is None else self.values
+            if self.place.selection != ALL:
+                kept = kept[self.run.selections[self.place.selection].positions]
+            indexes[known_as] = aggregate.build_index(kept)
+        return aggregate.aggregate_ranges(indexes[known_as], low, high)
+
+    def _count_before(self, positions: Int64s) -> Int64s:
+        """Returns how many rows of the feature come before each position."""
+        if self.place.selection == ALL:
+            return positions
+        selection = self.run.selections[self.place.selection]
+        if selection.is_sparse:
+            return np.searchsorted(selection.content, positions).astype(np.int64, copy=False)
+        return self.run.count_before(self.place.selection)[positions].astype(np.int64)
+
+    def find_rows(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Finds the feature's rows of some keys with first <= time <= last (see `Run.find_rows`)."""
+        numbers, at = self.run.frame.find_rows(groups, first, last)
+        if self.place.selection == ALL:
+            return numbers, at
+        selected = self.run.select(self.place.selection)[at]
+        return numbers[selected], at[selected]
+
+    def has_rows(self, keys: Keys, times: Int64s) -> Mask:
+        """Marks the pairs of key and time at which the feature has a row, shape (keys,)."""
+        return self.to_run().has_rows(keys, times)
+
+    def find_ranges(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Finds the feature's rows [low, high) of each window, counted among its own (see `Run.find_ranges`)."""
+        low, high = self.run.frame.find_ranges(groups, first, last)
+        return self._count_before(low), self._count_before(high)
+
+    def find_keys_within(self, first: int, last: int) -> Int64s:
+        """Returns the numbers of the keys that have a row of the feature with first <= time <= last, ascending."""
+        groups = np.arange(len(self.keys.low), dtype=np.int64)
+        low, high = self.find_ranges(groups, np.full_like(groups, first), np.full_like(groups, last))
+        return np.flatnonzero(low < high)
+
+    def list_rows(self) -> tuple[Int64s, Int64s]:
+        """Lists the number of the key of each row of the feature, and its time."""
+        groups = self.run.frame.groups
+        if self.place.selection == ALL:
+            return groups, self.times
+        selected = self.run.select(self.place.selection)
+        return groups[selected], self.times[selected]
+
+    def count_since(self, earliest: int) -> int:
+        """Counts the feature's rows from a time on."""
+        return int(np.count_nonzero((self.times >= earliest) & self.run.select(self.place.selection)))
+
+    def to_run(self) -> Run:
+        """Returns the feature's rows as a run of their own."""
+        frame = Run(self.keys, self.run.starts, self.times, self.values)
+        return frame if self.place.selection == ALL else frame.take(self.run.select(self.place.selection))
+
+    def without(self, dropped: Mask) -> tuple[SharedRun, Place]:
+        """Returns the run in which the feature lacks some of its rows, which others may keep, and its place there.
+
+        dropped: of the feature's rows, of which some must be left.
+        """
+        mask = self.run.select(self.place.selection)
+        mask[np.flatnonzero(mask)[dropped]] = False
+        run, selection = self.run, Selection.from_mask(mask)
+        selections = (*run.selections, selection)
+        changed = SharedRun(run.keys, run.starts, run.times, selections, run.values)
+        return changed, Place(len(selections) - 1, self.place.values, selection.count)
+
+
+def make_shared_run(
+    numbers: Int64s, keys: Keys, times: Int64s, kept: Sequence[Kept]
+) -> tuple[SharedRun, dict[str, Place]]:
+    """Makes a run of rows that are sorted by (number, time, arrival). Returns it with the place of each feature.
+
+    numbers: the number of each row's key in `keys`, which are distinct and sorted. kept: of at least one row each; every
+    row is of one of these.
+    """
+    counts = np.bincount(numbers, minlength=len(keys.low))
+    has_rows = counts > 0
+    keys, starts = keys.take(has_rows), np.concatenate(([0], np.cumsum(counts[has_rows]))).astype(np.int64)
+    known, masks = dict[bytes, int](), list[Mask]()
+    known_values, values, users = dict[Hashable, int](), list[Values](), list[Mask | None]()
+    places: dict[str, Place] = {}
+    for each in kept:
+        rows, selection, place = int(np.count_nonzero(each.selected)), ALL, NONE
+        if rows < len(times):
+            selection = known.setdefault(np.packbits(each.selected).tobytes(), len(masks))
+            if selection == len(masks):
+                masks.append(each.selected)
+        if each.values is not None:
+            place = known_values.setdefault(each.argument, len(values))
+            if place == len(values):
+                values.append(each.values)
+                users.append(np.zeros(len(times), dtype=bool))
+            users[place] = _unite(users[place], None if selection == ALL else each.selected)
+        places[each.feature_id] = Place(selection, place, rows)
+    selections = tuple(map(Selection.from_mask, masks))
+    return SharedRun(keys, starts, times, selections, tuple(map(_blank, values, users))), places
+
+
+def merge_shared_runs(
+    runs: Sequence[SharedRun], places: Mapping[str, Sequence[Place | None]], floors: Mapping[str, int | None]
+) -> tuple[SharedRun, dict[str, Place]] | None:
+    """Merges the rows of some features; of rows with equal key and time, those of earlier runs come first.
+
+    places: of each feature in each run, None where it has no rows; floors: of each feature, below which it keeps no rows.
+    Returns None if no rows are left.
+    """
+    numbers, keys, times = concat_rows(runs)
+    order = order_by_group(numbers, times)
+    times, earliest = times[order], int(times.min())
+    masks: dict[Hashable, Mask | None] = {}
+    chosen: dict[str, Hashable] = {}
+    for feature_id, each in places.items():
+        floor = floors[feature_id]
+        cut = floor if floor is not None and floor > earliest else None
+        chosen[feature_id] = known_as = (tuple(None if place is None else place.selection for place in each), cut)
+        if known_as not in masks:
+            masks[known_as] = _merge_masks(runs, each, order, None if cut is None else times >= cut)
+    union: Mask | None = np.zeros(len(times), dtype=bool)
+    for mask in masks.values():
+        union = _unite(union, mask)
+    rows = slice(None) if union is None or union.all() else np.flatnonzero(union)
+    order, numbers, times = order[rows], numbers[order][rows], times[rows]
+    if not len(times):
+        return None
+    masks = {known_as: None if mask is None else mask[rows] for known_as, mask in masks.items()}
+    kept, values = [], dict[Hashable, Values | None]()
+    for feature_id, each in places.items():
+        mask = masks[chosen[feature_id]]
+        selected = np.ones(len(times), dtype=bool) if mask is None else mask
+        if not selected.any():
+            continue
+        argument = tuple(NONE if place is None else place.values for place in each)
+        if argument not in values:
+            values[argument] = _merge_values(runs, argument, order)
+        kept.append(Kept(feature_id, selected, values[argument], argument))
+    return make_shared_run(numbers, keys, times, kept)
+
+
+def _merge_masks(
+    runs: Sequence[SharedRun], places: Sequence[Place | None], order: Int64s, above_floor: Mask | None
+) -> Mask | None:
+    """Returns the mask of a feature's rows among those of all runs; None for all of them."""
+    if above_floor is None and all(place is not None and place.selection == ALL for place in places):
+        return None
+    each = (
+        np.zeros(len(run), dtype=bool) if place is None else run.select(place.selection)
+        for run, place in zip(runs, places, strict=True)
+    )
+    mask: Mask = np.concatenate(list(each))[order]
+    return mask if above_floor is None else mask & above_floor
+
+
+def _merge_values(runs: Sequence[SharedRun], numbers: Sequence[int], order: Int64s) -> Values | None:
+    """Returns the values of an argument, by its number in each run; None if no run has any."""
+    known = [run.values[number] for run, number in zip(runs, numbers, strict=True) if number != NONE]
+    if not known:
+        return None
+    parts = [
+        run.values[number] if number != NONE else np.zeros(len(run), dtype=known[0].dtype)
+        for run, number in zip(runs, numbers, strict=True)
+    ]
+    merged: Values = np.concatenate(parts)[order]
+    return merged
+
+
+def _unite(left: Mask | None, right: Mask | None) -> Mask | None:
+    """Returns the rows of either mask; None for all."""
+    return None if left is None or right is None else left | right
+
+
+def _blank(values: Values, needed: Mask | None) -> Values:
+    """Returns the values with something of their kind in place of those that no feature needs."""
+    if needed is None or needed.all():
+        return values
+    blank = values.copy()
+    is_text = values.dtype == np.dtype(object) and isinstance(values[int(needed.argmax())], str)
+    blank[~needed] = "" if is_text else 0
+    return blank
