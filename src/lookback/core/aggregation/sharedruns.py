@@ -101,6 +101,7 @@ class SharedRun:
     values: tuple[Values, ...]
     _before: dict[int, Values] = field(default_factory=dict)
     _indexes: dict[tuple[str, int, int], Any] = field(default_factory=dict)
+    _index_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self.times)
@@ -108,7 +109,11 @@ class SharedRun:
     @property
     def memory_bytes(self) -> int:
         """The estimated memory of the run, including its indexes, in bytes."""
-        return estimate_bytes(vars(self))
+        return estimate_bytes(vars(self.frame)) + self._column_bytes + self._index_bytes
+
+    @cached_property
+    def _column_bytes(self) -> int:
+        return estimate_bytes(self.selections) + estimate_bytes(self.values)
 
     @cached_property
     def frame(self) -> Run:
@@ -136,7 +141,19 @@ class SharedRun:
             before = np.zeros(len(self) + 1, dtype=np.int32)
             np.cumsum(self.selections[number].mask, out=before[1:])
             self._before[number] = before
+            self._index_bytes += before.nbytes
         return self._before[number]
+
+    def index(self, name: str, aggregate: Aggregate, place: Place) -> Any:
+        """Returns the index of an aggregate over the rows of a feature. name: of the aggregate."""
+        known_as = (name, place.selection, place.values)
+        if known_as not in self._indexes:
+            kept = self.times if place.values == NONE else self.values[place.values]
+            if place.selection != ALL:
+                kept = kept[self.selections[place.selection].positions]
+            self._indexes[known_as] = aggregate.build_index(kept)
+            self._index_bytes += estimate_bytes(self._indexes[known_as])
+        return self._indexes[known_as]
 
     def encode(self) -> bytes:
         """Encodes the run as a page."""
@@ -206,13 +223,7 @@ class FeatureColumn:
     def aggregate_ranges(self, name: str, aggregate: Aggregate, low: Int64s, high: Int64s) -> Partial:
         """Aggregates the feature's rows among the rows [low, high) of each window. name: of the aggregate."""
         low, high = self._count_before(low), self._count_before(high)
-        indexes, known_as = self.run._indexes, (name, self.place.selection, self.place.values)
-        if known_as not in indexes:
-            kept = self.times if self.values is None else self.values
-            if self.place.selection != ALL:
-                kept = kept[self.run.selections[self.place.selection].positions]
-            indexes[known_as] = aggregate.build_index(kept)
-        return aggregate.aggregate_ranges(indexes[known_as], low, high)
+        return aggregate.aggregate_ranges(self.run.index(name, aggregate, self.place), low, high)
 
     def _count_before(self, positions: Int64s) -> Int64s:
         """Returns how many rows of the feature come before each position."""

@@ -8,7 +8,7 @@ before it has them judged again (`_Revising`).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,15 @@ from lookback.core.values.windows import Lookback
 
 # After an alert has emptied a key, so many of its events are judged first; twice as many each time without an alert.
 _FIRST_EVENTS = 16
+# In place of a condition: all events that are in time.
+_ALL = "*"
 
 
 def judge_lookback(rule_run: RuleRun) -> None:
     """Judges the events of a segment by a lookback rule."""
-    taken = rule_run.wanted & rule_run.find_in_time()
+    rule = rule_run.rule
+    in_time, ordered = rule_run.measuring.list_in_time(rule.group_by, rule.allowed_lateness)
+    taken = rule_run.wanted & in_time
     judged = taken & rule_run.find_effective(rule_run.events.times)
     if rule_run.spec.late == "record":
         judged &= ~rule_run.is_late
@@ -47,14 +51,20 @@ def judge_lookback(rule_run: RuleRun) -> None:
     elif rule_run.spec.reset_on_alert:
         _judge_resetting(rule_run, taken, judged)
     else:
-        _judge_once(rule_run, taken, judged)
+        _judge_once(rule_run, taken, judged, ordered)
     rule_run.count_failed_events(rule_run.failed)
 
 
-def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
-    # In the order of (key, time): neighbours search the same rows, which is several times faster.
-    counted = rule_run.grouping.sorted[taken[rule_run.grouping.sorted]]
-    findings = _judge_events(rule_run, rule_run.measuring, counted)
+def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask, ordered: Int64s) -> None:
+    """Judges each event that is taken. ordered: all that are in time, by (key, time).
+
+    In that order neighbours search the same rows, which is several times faster.
+    """
+    rule, measuring, counted, counted_as = rule_run.rule, rule_run.measuring, ordered, _ALL
+    if 2 * np.count_nonzero(taken) < len(counted):
+        counted, counted_as = counted[taken[counted]], rule.where.sql if rule.where else ""
+    # Otherwise every event is measured, whether the rule counts it or not: all such rules find the rows of windows once.
+    findings = _judge_events(rule_run, measuring, counted, (counted_as, rule.allowed_lateness))
     failing, hits = counted[findings.errors], np.flatnonzero(findings.holds)
     rule_run.failed[failing[judged[failing]]] = True
     hits = hits[judged[counted[hits]]]
@@ -71,20 +81,20 @@ class _Findings:
     errors: Mask
 
 
-def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s) -> _Findings:
-    """Judges each counted event of `measuring`, as of its arrival."""
+def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, counted_as: Hashable) -> _Findings:
+    """Judges each counted event of `measuring`, as of its arrival. counted_as: what tells these events from other ones."""
     rule, events = rule_run.rule, measuring.events
     columns: dict[str, Column] = {}
     is_complete = np.ones(len(counted), dtype=bool)
-    # Rules that count the same events share their windows; one whose alerts empty its windows sorts them in its own way.
-    counted_as = (rule.where.sql if rule.where else "", rule.allowed_lateness, rule.spec.reset_on_alert, len(counted))
     has_error = rule_run.find_errors(events)[counted]
     for measure in rule.measures:
         window = measure.window
         assert isinstance(window, Lookback)
         queries = measuring.find_lookbacks(window, rule.group_by, counted, counted_as)
         columns[measure.name] = measuring.measure(measure.feature, None, queries, (window, counted_as))
-        is_complete &= rule_run.find_complete(measure.feature.feature_id, queries.first)
+        complete_from = measuring.state.features[measure.feature.feature_id].complete_from
+        if complete_from is not None and complete_from > queries.earliest:
+            is_complete &= queries.first >= complete_from
     inputs = dict(columns)
     assert rule.when is not None
     for name in rule.when.fields & set(events.columns):
@@ -142,7 +152,7 @@ def _judge_resetting(rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
             fresh = np.concatenate([order[starts[key] + done[key] : starts[key] + end] for key, end in spans])
             measuring = rule_run.measuring.restrict_to(positions)
             counted = np.searchsorted(positions, fresh)
-        findings = _judge_events(rule_run, measuring, counted)
+        findings = _judge_events(rule_run, measuring, counted, rule_run.rule.fingerprint)
         at = positions[counted]
         hits = np.flatnonzero(findings.holds & judged[at])
         first = np.full(len(keys), len(events), dtype=np.int64)

@@ -86,9 +86,11 @@ class Measuring:
         self.state, self.events, self.watermarks = state, events, watermarks
         self._shard, self._shards, self._uses_state = shard, shards, uses_state
         self._groupings: dict[tuple[str, ...], Grouping] = {}
+        self._in_time: dict[int, Mask] = {}
+        self._listed: dict[tuple[tuple[str, ...], int], Int64s] = {}
         # These are as long as the batch. Rules that measure alike are judged one after another (see `CompiledRule.sharing_key`).
         self._rows: _RecentCache[FeatureRows] = _RecentCache(64)
-        self._queries: _RecentCache[Queries] = _RecentCache(16)
+        self._queries: _RecentCache[Queries] = _RecentCache(4)
         self._columns: _RecentCache[Column] = _RecentCache(32)
         self._distincts: _RecentCache[DistinctCounter] = _RecentCache(4)
         self._run_numbers: _RecentCache[Int64s] = _RecentCache(64)
@@ -112,13 +114,30 @@ class Measuring:
             self._groupings[group_by] = Grouping(keys, self.events.times, mine)
         return self._groupings[group_by]
 
+    def find_in_time(self, allowed_lateness: int) -> Mask:
+        """Marks the events that are in time, whatever a rule counts; callers must not change the mask."""
+        if allowed_lateness not in self._in_time:
+            self._in_time[allowed_lateness] = find_in_time(self.events.times, self.watermarks, allowed_lateness)
+        return self._in_time[allowed_lateness]
+
+    def list_in_time(self, group_by: tuple[str, ...], allowed_lateness: int) -> tuple[Mask, Int64s]:
+        """Returns what `find_in_time` does, and the events of this shard that are in time by (key, time, arrival)."""
+        known_as, in_time = (group_by, allowed_lateness), self.find_in_time(allowed_lateness)
+        if known_as not in self._listed:
+            ordered = self.group_events(group_by).sorted
+            self._listed[known_as] = ordered[in_time[ordered]]
+        return in_time, self._listed[known_as]
+
     def select_rows(self, feature: Feature) -> FeatureRows:
         """Selects the rows that a feature keeps of the events."""
         return self._rows.get(feature.feature_id, lambda: self._select_rows(feature))
 
     def _select_rows(self, feature: Feature) -> FeatureRows:
         grouping = self.group_events(feature.group_by)
-        in_time = find_in_time(self.events.times, self.watermarks, feature.allowed_lateness, feature.tiles)
+        if feature.tiles is None:
+            in_time = self.find_in_time(feature.allowed_lateness)
+        else:
+            in_time = find_in_time(self.events.times, self.watermarks, feature.allowed_lateness, feature.tiles)
         selected = grouping.mine & in_time & select_kept(feature, self.events)
         values = select_values(feature, self.events)
         return FeatureRows(grouping, feature.aggregate, selected, None if values is None else values.values)

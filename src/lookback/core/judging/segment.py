@@ -178,7 +178,9 @@ class Segment:
         if not kept:
             return
         grouping = self.measuring.group_events(group_by)
-        is_kept = np.logical_or.reduce([each.selected for each in kept])
+        is_kept = np.zeros(len(self.events), dtype=bool)
+        for each in kept:
+            is_kept |= each.selected
         at = grouping.sorted[is_kept[grouping.sorted]]
         values: dict[Hashable, Values] = {}
         rows = []
@@ -236,6 +238,8 @@ class RuleRun:
 
     def find_in_time(self, tiles: TiledWindow | None = None) -> Mask:
         """Marks the events that are in time for the rule; tiles: by the last of these windows that covers each."""
+        if tiles is None:
+            return self.measuring.find_in_time(self.rule.allowed_lateness)
         return find_in_time(self.events.times, self.watermarks, self.rule.allowed_lateness, tiles)
 
     def earliest_in_time(self, watermark: int) -> int:

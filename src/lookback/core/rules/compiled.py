@@ -209,11 +209,16 @@ class CompiledRule:
 
     @cached_property
     def sharing_key(self) -> tuple[object, ...]:
-        """A sort key that puts rules with the same windows over the same features next to each other."""
+        """A sort key that puts rules with the same windows next to each other, which find the same rows.
+
+        Before them come those that count different values: windows of any size share what finding these takes.
+        """
         where = self.where.sql if self.where else ""
         features = [feature.feature_id for feature in self.features]
         presence = self.presence.feature_id if self.presence else ""
-        return self.group_by, self.allowed_lateness, where, presence, features, repr(self.spec.window)
+        counted = [each.feature_id for each in self.features if each.function == "count_distinct" and not presence]
+        window = repr(self.spec.window)
+        return self.group_by, self.allowed_lateness, not counted, counted, window, where, presence, features
 
     def message(self, values: Mapping[str, Any]) -> str:
         """Returns the rule's message with the names in braces replaced by `values`, formatted for people; NULL is `null`."""

@@ -436,7 +436,8 @@ class ShardState:
         if not len(left):
             return False
         own = [self._load_current(feature, stored) for stored in feature.runs]
-        columns = [*(run for run in own if len(run)), *self._list_columns(feature_id)]
+        columns: list[Run | FeatureColumn] = [run for run in own if len(run)]
+        columns += self._list_columns(feature_id)
         return any(bool(rows.has_rows(keys.take(left), times[left]).any()) for rows in columns)
 
     def _remove_shared(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_equals_oracle import DictStore
 
 from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.aggregation.sharedruns import Kept, Place, SharedRun, make_shared_run, merge_shared_runs
@@ -27,9 +26,6 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
 from lookback.core.values.keys import Keys, number_keys, order_by_group
 from lookback.core.values.pages import decode_page, encode_page
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_equals_oracle import DictStore
 
 TX = Stream.from_dict(
     {
