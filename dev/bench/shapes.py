@@ -196,6 +196,31 @@ def _judge_many(events: int, rules: list[dict[str, Any]]) -> Iterator[float]:
     return _judge_once(rules, _spread_times(events, DAY), _zipf_keys(events), np.arange(events) % 200)
 
 
+def _judge_on(events: int, rules: list[dict[str, Any]]) -> Iterator[float]:
+    """Judges batches by rules that are known, after one of as many events."""
+    shard, keys = Shard(*rules), _zipf_keys(events)
+    for at in range(1 + _REPEATS):
+        spent = shard.judge(_spread_times(events, 2 * HOUR, 2 * HOUR * at), keys, np.arange(events) % 200)
+        if at:
+            yield spent
+
+
+def _over_groupings() -> list[dict[str, Any]]:
+    """Each of 20 measures over 5 windows."""
+    large, sums = "count(*) filter (where amount >= 20)", ["count(*)", "sum(amount)"]
+    measures = {
+        ("k",): [*sums, large, "count(distinct n)"], ("n",): [*sums, large, "count(distinct k)"],
+        ("k", "n"): [*sums, "max(amount)", "avg(amount)"], ("amount", "k"): [*sums, large, "count(distinct n)"],
+        ("amount", "n"): [*sums, large, "count(distinct k)"],
+    }  # fmt: skip
+    return [
+        {**_rule(f"{size} minutes", "m < 0", group_by=list(group_by)), "measures": {"m": text}}
+        for group_by, texts in measures.items()
+        for text in texts
+        for size in (10, 60, 180, 720, 1_440)
+    ]
+
+
 def _judge_aggregate(text: str) -> Iterator[float]:
     rule = {**_rule("1 hour", "m < 0"), "measures": {"m": text}}
     return _judge_once([rule], _spread_times(50_000, DAY), np.arange(50_000) % 100)
@@ -218,8 +243,9 @@ SHAPES = (
         _rule({"tumbling": "1 hour"}, f"m > {200_000 + 10 * at}") for at in range(100)]), 60),
     Shape("100 rules, tumbling, each with windows of its own", 10_000, lambda: _judge_many(10_000, [
         _rule({"tumbling": f"{60 + at} minutes"}, f"m > {200_000 + 10 * at}") for at in range(100)])),
-    Shape("100 rules, different where, same measure", 10_000, lambda: _judge_many(10_000, [
-        _rule("1 hour", "m > 200000", where=f"n <> {at}") for at in range(100)])),
+    Shape("100 rules, different where, same measure", 100_000, lambda: _judge_on(100_000, [
+        _rule("1 hour", "m < 0", where=f"n <> {at}") for at in range(100)]), 70),
+    Shape("100 rules over 20 measures of 5 groupings", 100_000, lambda: _judge_on(100_000, _over_groupings()), 135),
     Shape("sliding 1 day / 5 min, 400,000 rows, no window ends", 1_000, lambda: _judge_after(
         _rule({"sliding": "1 day", "slide": "5 minutes"}, "m < 0"), _DAYS, 1_000, SECOND // 2), 100),
     Shape("sliding early, 600 windows an event", 1_000, lambda: _judge_once(
