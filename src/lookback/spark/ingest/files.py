@@ -21,9 +21,9 @@ from lookback.spark.ingest.fields import ASSUMED, BLOCK, FILE, NO_TIME, NO_ZONE,
 from lookback.spark.ingest.kafka import name_source
 from lookback.spark.ingest.rejected import RejectedRows, Rejection, count_rejections, name_options_key
 from lookback.spark.ingest.sources import Files, Source, normalize_slashes, read_planned_files
-from lookback.spark.platform.session import is_connect
+from lookback.spark.platform.session import find_local_path, is_connect
 from lookback.spark.tables.lakehouse import to_timestamp
-from lookback.spark.tables.locks import find_local_root, lock_ingest
+from lookback.spark.tables.locks import lock_ingest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -458,7 +458,7 @@ class IngestRound:
 
     def _require_alone(self, commits: int) -> None:
         """Raises SetupError if there can be no lock file and another ingest has written since this one began."""
-        if find_local_root(self._tables.root) is not None:
+        if find_local_path(self._tables.root) is not None:
             return
         # Maintenance may have committed since.
         history = self._tables.history(self._stream.name, commits + 50).select("userMetadata").collect()

@@ -26,7 +26,7 @@ from lookback.spark.ingest.fields import (
 )
 from lookback.spark.ingest.kafka import add_record_columns, drop_record_parts, is_record, name_source
 from lookback.spark.ingest.sources import FORMATS, JSON_FORMATS, KEEP_CORRUPT, Files, Source
-from lookback.spark.tables.lakehouse import WRITE_ERRORS, is_conflict
+from lookback.spark.tables.lakehouse import change_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _TABLE = "rejected_events"
-_ATTEMPTS = 5
 _GROUP = "__alike"
 _MAX_KINDS, _MAX_RAW_CHARACTERS = 20, 200
 
@@ -149,15 +148,13 @@ class RejectedRows:
         """Deletes the rows that have the values of `source` and `raw` in `used`, in which each pair is there once."""
         same = " and ".join(f"rejected.{name} <=> used.{name}" for name in ("source", "raw"))
         condition = (F.col("rejected.stream") == self.stream.name) & F.expr(same)
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                table = self.tables.delta(_TABLE).alias("rejected")
-                table.merge(used.alias("used"), condition).whenMatchedDelete().execute()
-            except WRITE_ERRORS as error:  # noqa: PERF203 - rows of other streams come meanwhile
-                if attempt == _ATTEMPTS or not is_conflict(error):
-                    raise
-            else:
-                return
+
+        def act() -> None:
+            table = self.tables.delta(_TABLE).alias("rejected")
+            table.merge(used.alias("used"), condition).whenMatchedDelete().execute()
+
+        # Rows of other streams come meanwhile.
+        change_table(self.tables, _TABLE, act)
 
     def _read_with_reading(self) -> DataFrame:
         rows = self._read_stream()

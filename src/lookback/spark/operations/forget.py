@@ -20,7 +20,7 @@ Then rows that the evaluation has written meanwhile go too. Events that were del
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -38,7 +38,7 @@ from lookback.core.values.types import BOOLEAN
 from lookback.spark.ingest.fields import RAW, REASON
 from lookback.spark.ingest.rejected import RejectedRows
 from lookback.spark.stream.checkpoint import Checkpoint
-from lookback.spark.tables.lakehouse import parse_file_retention, retry_on_conflict
+from lookback.spark.tables.lakehouse import change_table, parse_file_retention
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -59,8 +59,6 @@ _NAMING = ("failed", "revisions_limited", "session_closed")
 _REMOVING = ("DELETE", "MERGE", "UPDATE")
 # At most so many commits of a table's history are searched for earlier deletions.
 _MAX_COMMITS = 10_000
-# For so long a deletion is tried again while others keep writing to the same table.
-_PATIENCE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -220,7 +218,7 @@ class _Request:
             return rows, None
         before = self._tables.version(name)
         table = self._tables.identifier(name)
-        self._retry(name, lambda: self._tables.spark.sql(f"DELETE FROM {table} WHERE {self._text}"))
+        change_table(self._tables, name, lambda: self._tables.spark.sql(f"DELETE FROM {table} WHERE {self._text}"))
         removal = self._find_last_removal(name)
         if removal is None or removal.commit <= before:
             return {**rows, name: 0}, None  # another request has deleted the events first
@@ -352,16 +350,9 @@ class _Request:
         same = " AND ".join(f"t.{column} <=> k.{column}" for column in _KNOWN_BY[name])
         merge = f"MERGE INTO {self._tables.identifier(name)} AS t USING {view} AS k ON {same} WHEN MATCHED THEN DELETE"
         try:
-            self._retry(name, lambda: self._tables.spark.sql(merge))
+            change_table(self._tables, name, lambda: self._tables.spark.sql(merge))
         finally:
             self._tables.spark.catalog.dropTempView(view)
-
-    def _retry(self, name: str, act: Callable[[], object]) -> None:
-        if not retry_on_conflict(self._tables, name, act, _PATIENCE_SECONDS):
-            raise SetupError(
-                f"others keep writing to {self._tables.identifier(name)}; pause the ingest or the evaluation for a "
-                "minute and make the same request again"
-            )
 
     def _find_last_removal(self, name: str) -> _Removal | None:
         """Finds the last commit that deleted rows of a table, among the last 100."""

@@ -302,12 +302,14 @@ def _make_local_settings(jars: Sequence[Path]) -> dict[str, str]:
         local["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
         # Also where the session reads its first file, before `spark.jars` are there.
         local["spark.driver.extraClassPath"] = str(files)
-    if _is_local(os.environ.get("LOOKBACK_ROOT", "")):
+    if find_local_path(os.environ.get("LOOKBACK_ROOT", "")) is not None:
         # Files are renamed without a shell command per file; right for local disks alone.
         package = _CHECKPOINTS if __version__.startswith("4.0.") else f"{_CHECKPOINTS}.checkpointing"
         local["spark.sql.streaming.checkpointFileManagerClass"] = f"{package}.FileSystemBasedCheckpointFileManager"
     return local
 
 
-def _is_local(root: str) -> bool:
-    return "://" not in root or root.startswith("file://")
+def find_local_path(place: str | None) -> Path | None:
+    """Returns the path of a place on this machine, or mounted as if it were; None for one elsewhere, such as a bucket."""
+    path = (place or "").removeprefix("file://")
+    return None if place is None or "://" in path or path.startswith("dbfs:") else Path(path)

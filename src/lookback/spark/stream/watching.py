@@ -22,6 +22,7 @@ from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import WITH_STATE
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.texts import summarize_error
+from lookback.spark.platform.session import find_local_path
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.dispatch import select_rule_changes
 from lookback.spark.tables.lakehouse import commit_file
@@ -50,8 +51,8 @@ class RulesWatch:
 
     def __init__(self, tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
         self._tables, self._stream, self._checkpoint = tables, stream, checkpoint
-        local = tables.root is not None and "://" not in tables.root and not tables.root.startswith("dbfs:")
-        self._folder = Path(tables.path_or_name("rules")) if local else None
+        is_local = find_local_path(tables.root) is not None
+        self._folder = Path(tables.path_or_name("rules")) if is_local else None
         self._version = tables.version("rules")
         self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
         self._seen: BatchReport | None = None

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams import metrics
 from lookback.core.values.durations import parse_duration
-from lookback.spark.platform.session import is_connect, on_databricks
+from lookback.spark.platform.session import find_local_path, is_connect, on_databricks
 from lookback.spark.tables.schemas import COMMENTS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ _CONFLICT = re.compile(
     r"DELTA_(CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)"
     r"|\b(Concurrent(Append|DeleteDelete|DeleteRead|Transaction|Write)|MetadataChanged|ProtocolChanged)Exception"
 )
+# For so long a change is tried again while others keep writing to the same table.
+_PATIENCE_SECONDS = 300.0
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
 # How far back commits of an events table can be replayed and read as they were.
 DEFAULT_HISTORY = "30 days"
@@ -96,7 +98,7 @@ class Tables:
     def local(cls, spark: SparkSession, root: str | Path) -> Tables:
         """Returns tables in Delta folders ROOT/<table>. A relative folder is resolved against the working directory."""
         text = str(root)
-        if "://" in text or text.startswith("dbfs:/"):
+        if "://" in text or text.startswith("dbfs:"):
             return cls(spark, root=text.rstrip("/"))
         return cls(spark, root=str(Path(text).expanduser().resolve()))
 
@@ -270,10 +272,7 @@ class Tables:
 
     def local_folder(self, name: str) -> Path | None:
         """Returns the folder of a table if it is on this machine, else None."""
-        place = self.path_or_name(name)
-        if not self.is_place(name) or "://" in place or place.startswith("dbfs:"):
-            return None
-        return Path(place)
+        return find_local_path(self.path_or_name(name)) if self.is_place(name) else None
 
     def is_unwritten(self, name: str) -> bool:
         """Returns whether nothing can have been written to a table since it was created; False if that is not known."""
@@ -445,6 +444,15 @@ def retry_on_conflict(tables: Tables, name: str, act: Callable[[], object], pati
             return False
         _await_commit(tables, name)
     return True
+
+
+def change_table(tables: Tables, name: str, act: Callable[[], object]) -> None:
+    """Changes a table as `retry_on_conflict` does, for up to five minutes. Raises SetupError if it could not."""
+    if not retry_on_conflict(tables, name, act, _PATIENCE_SECONDS):
+        raise SetupError(
+            f"others keep writing to {tables.identifier(name)}; pause the ingest or the evaluation for a minute and make the "
+            "same request again"
+        )
 
 
 def _succeeds(act: Callable[[], object]) -> bool:

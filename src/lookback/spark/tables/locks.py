@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookback.spark.platform.owner import become_owner
+from lookback.spark.platform.session import find_local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -15,20 +15,13 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 
-def find_local_root(root: str | None) -> Path | None:
-    """Returns the root of tables if it is a folder of this machine, or is mounted as one; else None."""
-    if root is None or ("://" in root and not root.startswith("file://")) or root.startswith("dbfs:/"):
-        return None
-    return Path(root.removeprefix("file://"))
-
-
 @contextlib.contextmanager
 def lock_ingest(tables: Tables, stream: Stream) -> Iterator[None]:
     """Lets the block ingest a stream alone. Raises SetupError, which names the other ingest if there is one.
 
     Without local folders there is no lock: see `IngestRound._require_alone`.
     """
-    root = find_local_root(tables.root)
+    root = find_local_path(tables.root)
     with contextlib.ExitStack() as held:
         if root is not None:
             held.enter_context(
@@ -44,7 +37,7 @@ def lock_notifier(root: str | None, streams: Sequence[str]) -> Iterator[Callable
     Yields a check that raises SetupError if another machine has begun too. Raises SetupError, which names the other
     notifier if there is one.
     """
-    folder = find_local_root(root)
+    folder = find_local_path(root)
     with contextlib.ExitStack() as held:
         names = [] if folder is None else [(name, folder / f".notify-{name}.lock") for name in sorted(streams)]
         checks = [held.enter_context(become_owner(file, f"the notifier of stream {name!r}")) for name, file in names]
