@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dev.bench import goals, plan, report, sets, shapes
+from dev.bench import goals, plan, report, scale, sets, shapes
 from dev.bench.__main__ import parser
 from dev.bench.drain import throughput
 from dev.bench.lakehouse import STREAMS, rows_of
@@ -325,3 +325,19 @@ def test_pictures_are_drawn(sample: dict[str, dict[str, Any]], tmp_path: Path, m
     assert "![throughput](results/throughput.png)" in page.read_text(encoding="utf-8")
     assert (folder / "throughput.png").stat().st_size > 5_000
     assert not (folder / "latency.png").exists()
+
+
+def test_scale_measures_shards_and_rules_as_the_evaluation_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lookback.spark.stream import shard
+
+    # The measurement raises it for its process.
+    monkeypatch.setattr(shard, "_MOST_IN_MEMORY", shard._MOST_IN_MEMORY)
+    few, many = scale.measure_shards([2, 4]).values()
+    assert few["1000"]["rules_bytes"] * 2 == many["1000"]["rules_bytes"]
+    for rows in (1_000, 100_000):
+        # Two grouping sets send each event to a shard or two.
+        assert few[str(rows)]["shuffled_bytes"] > 40 * rows
+    (figures,) = scale.measure_rules([20]).values()
+    assert figures["text_bytes"] > figures["page_bytes"] > 0
+    assert figures["batch_of_100_ms"] > 0
+    assert set(scale.PARTS) == set(scale.SIZES) == set(scale.QUICK) == set(plan.SCALE_PARTS)
