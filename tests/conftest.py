@@ -30,12 +30,25 @@ USUAL = {
     "spark.sql.codegen.wholeStage": "true",
     "spark.sql.codegen.factoryMode": "FALLBACK",
     "spark.sql.adaptive.enabled": "true",
+    "spark.sql.ui.explainMode": "formatted",
 }
 SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
+    # Each query is described to Spark's pages, which are off.
+    "spark.sql.ui.explainMode": "simple",
 }
+_JAVA = (
+    # Tests are over before a slower compiler pays; the code of this one has 48 MB by default, too little for all of them.
+    "-XX:TieredStopAtLevel=1",
+    "-XX:ReservedCodeCacheSize=240m",
+    "-XX:+UseSerialGC",
+    # The sizes that a run of all tests reaches anyway; from smaller ones it gets there by many collections.
+    "-Xms1g",
+    "-Xmn500m",
+    "-XX:MetaspaceSize=300m",
+)
 # The folders of tests by how long their files take; all others follow.
 _LONGEST_FIRST = ("notebooks", "spark")
 
@@ -54,8 +67,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     folder = tmp_path_factory.mktemp("spark")
     options = {
         "spark.driver.memory": "2g",
-        # Tests are over before a slower compiler pays; the code of this one has 48 MB by default, too little for all of them.
-        "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
+        "spark.driver.defaultJavaOptions": " ".join(_JAVA),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }

@@ -50,6 +50,7 @@ def comments(tables: Tables, name: str) -> dict[str, str | None]:
     return {field.name: field.metadata.get("comment") for field in tables.read(name).schema}
 
 
+@pytest.mark.long
 def test_tables_of_an_earlier_release_get_their_comments_once(tables: Tables) -> None:
     events = tables.identifier(STREAM.name)
     tables.spark.sql(
@@ -248,6 +249,7 @@ def test_a_comment_in_place_of_which_spark_would_put_a_variable_is_refused(table
         set_up(tables, {stream.name: stream})
 
 
+@pytest.mark.long
 def test_a_table_that_was_made_before_is_clustered_from_now_on(catalog: Tables) -> None:
     spark = catalog.spark
     spark.sql(f"create schema spark_catalog.{catalog.schema_name}")

@@ -169,25 +169,21 @@ TYPED: list[tuple[str, Any, Any]] = [
 
 
 def test_a_typed_value_is_cast_exactly_or_rejected_with_a_remedy(tables: Tables, tmp_path: Path) -> None:
-    # A file has a field once, so the first cases of all fields go into one file, the second ones into the next.
-    rounds: list[dict[str, int]] = []
-    for at, (field, _, _) in enumerate(TYPED):
-        number = sum(earlier == field for earlier, _, _ in TYPED[:at])
-        rounds += [{}] * (number == len(rounds))
-        rounds[number] = {**rounds[number], field: at}
-    for number, cases in enumerate(rounds):
-        columns: dict[str, Any] = {"id": [f"e{at:02d}" for at in cases.values()], "at": [NOON] * len(cases)}
-        for row, (field, at) in enumerate(cases.items()):
-            values = TYPED[at][1]
-            others = [pa.nulls(rows, values.type) for rows in (row, len(cases) - row - 1)]
-            columns[field] = pa.concat_arrays([others[0], values, others[1]])
-        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
-        take(tables, stream(), tmp_path / f"{number}.parquet")
+    # A column has one type, so each case has a field of its own.
+    names = [f"{field}_{at}" for at, (field, *_) in enumerate(TYPED)]
+    fields = {name: FIELDS[field] for name, (field, *_) in zip(names, TYPED, strict=True)}
+    columns: dict[str, Any] = {"id": [f"e{at:02d}" for at in range(len(TYPED))], "at": [NOON] * len(TYPED)}
+    for at, (name, (_, values, _)) in enumerate(zip(names, TYPED, strict=True)):
+        before, after = (pa.nulls(rows, values.type) for rows in (at, len(TYPED) - at - 1))
+        columns[name] = pa.concat_arrays([before, values, after])
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    report = take(tables, stream(fields={"id": "string", "at": "timestamp", **fields}), tmp_path / "x.parquet")
+    assert report.rejected == sum(isinstance(expected, str) for *_, expected in TYPED)
     found = outcome(tables)
     wrong = [
-        (field, str(values.type), found[f"e{at:02d}"])
-        for at, (field, values, expected) in enumerate(TYPED)
-        if not same(found[f"e{at:02d}"], expected, field)
+        (name, str(values.type), found[f"e{at:02d}"])
+        for at, (name, (_, values, expected)) in enumerate(zip(names, TYPED, strict=True))
+        if not same(found[f"e{at:02d}"], expected, name)
     ]
     assert wrong == []
 

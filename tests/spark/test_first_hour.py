@@ -12,10 +12,9 @@ import yaml
 from lookback.cli import main
 from lookback.notebook import show_queue
 from lookback.spark.review import open_queue
-from lookback.spark.tables.lakehouse import Tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 ORDERS = """order_id;ordered_at;customer;amount;status
@@ -65,8 +64,9 @@ class Shell:
 
 
 def test_the_first_hour(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # The product's tables are there; those of the streams are made by the commands.
     monkeypatch.chdir(tmp_path)
     shell = Shell(tmp_path, capsys)
     (tmp_path / "orders.csv").write_text(ORDERS, encoding="utf-8")
@@ -148,7 +148,6 @@ def test_the_first_hour(
     assert "there is no stream 'nothing'" in shell.err
 
     # The queue of notebook 4 is that of its stream.
-    tables = Tables.local(spark, shell.root)
     workspace: Any = type("Workspace", (), {"tables": tables, "stream": type("Stream", (), {"name": "others"})})
     assert list(show_queue(workspace)["rule_id"]) == ["elsewhere"]
     assert open_queue(tables).count() == 2

@@ -74,6 +74,7 @@ def test_an_evaluation_that_runs_notices_nothing_of_it(tables: Tables) -> None:
     assert (third.compacted, third.written) == (0, 0)
 
 
+@pytest.mark.long
 def test_files_go_when_the_table_keeps_them_no_longer_and_not_before(tables: Tables) -> None:
     tables.create(STREAM)
     append(tables, make_events(75, seed=2))

@@ -249,6 +249,7 @@ def test_a_pass_reads_no_files_of_what_is_settled_however_long_the_history_is(ta
     assert desk.came[-1] == ("c1", 0)
 
 
+@pytest.mark.long
 def test_notifications_of_an_earlier_release_have_no_marks_and_go_on(tables: Tables) -> None:
     clock, desk = Clock(), Inbox()
     raise_alerts(tables, "a1")

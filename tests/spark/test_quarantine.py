@@ -190,6 +190,7 @@ def test_c4_a_rule_that_fails_too_often_or_breaks_is_quarantined_once_and_comes_
     assert ready.read("rules").where("status = 'quarantined'").count() == 2
 
 
+@pytest.mark.long
 def test_c4_the_engine_publishes_no_quarantine_where_the_author_was_first(ready: Tables) -> None:
     rules = RulesTable(ready, STREAMS)
     documents = {name: rule(name) for name in ("plain", "newer", "drafted", "wrong", "unnumbered")}

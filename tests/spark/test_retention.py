@@ -115,6 +115,7 @@ def test_rows_that_are_older_go_and_what_rebuilds_and_notifiers_read_stays(table
     assert tables.version("rule_log") == before
 
 
+@pytest.mark.long
 def test_an_alert_is_not_sent_again_once_what_was_sent_has_been_deleted(tables: Tables) -> None:
     came: list[str] = []
 
