@@ -76,6 +76,10 @@ def write_as_before_runs(state: ShardState, store: Any) -> None:
             resets = [[*key, segment] for key, _, segment in items]
             manifest["features"][name.removeprefix("resets:")][4] = resets
         else:
-            manifest["tables"][name] = [notes, write_buckets(store, name, items)]
+            # The keys with open windows were kept for each presence feature.
+            windowed = [rule for _, rule in state.book.in_force() if rule.presence is not None]
+            former = {rule.presence.feature_id for rule in windowed if rule.open_keys == name}
+            for each in former or {name}:
+                manifest["tables"][each] = [notes, write_buckets(store, each, items)]
     store.put("suppressed", encode_text(json.dumps(suppressed)))
     store.put(MANIFEST, encode_text(json.dumps(manifest)))

@@ -452,7 +452,10 @@ def test_c8_what_release_0_1_0_remembered_is_gone_on_with(kind: str) -> None:
     stream, store, state = STREAMS["plain"], DictStore(), new_state(STREAMS["plain"])
     document = {"rule_id": "r1", "stream": "tx", "group_by": ["k"], "suppress": "2 microseconds", **EVERY_KIND[kind]}
     events, _ = read_events(
-        [{"id": f"e{at:02}", "at": at - 7 * (at % 5 == 4), "k": "x", "arrival": 1 + at // 2} for at in range(20)],
+        [
+            {"id": f"e{at:02}", "at": at - 7 * (at % 5 == 4), "k": "y" if at == 11 else "x", "arrival": 1 + at // 2}
+            for at in range(20)
+        ],
         stream,
         1,
     )

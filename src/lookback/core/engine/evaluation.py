@@ -22,9 +22,9 @@ from lookback.core.judging.measuring import group_keys, select_kept, select_valu
 from lookback.core.judging.segment import RuleRun, Segment, Timeline
 from lookback.core.judging.sequences import delete_from_sequences, judge_sequences
 from lookback.core.judging.sessions import SessionMemory, delete_from_sessions, forget_measures, judge_sessions
-from lookback.core.judging.tiled import forget_keys, judge_tiled
+from lookback.core.judging.tiled import adopt_keys, judge_tiled, keep_keys
 from lookback.core.judging.verdicts import Memory, are_memories
-from lookback.core.rules.compiled import JUDGED, CompiledRule, Feature
+from lookback.core.rules.compiled import JUDGED, OPEN_KEYS, CompiledRule, Feature
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.rulebook import Command, Entry, LogRow, RuleChange, order_changes
@@ -164,7 +164,7 @@ class Evaluator:
         if command.action == "advance" and command.time is not None:
             self._advance(state, command.time, output)
         elif command.action == "clear_state":
-            state.clear(JUDGED)
+            state.clear((JUDGED, OPEN_KEYS))
 
     def _advance(self, state: ShardState, time: int, output: Output) -> None:
         """Moves the watermark, and judges a segment without events, in which it moves."""
@@ -327,10 +327,12 @@ def _open_memories(state: ShardState, rules: _Rules) -> None:
 
 
 def _adopt_memories(state: ShardState, rules: _Rules) -> None:
-    """Moves the memories that release 0.1.0 left to tables of each rule's kind."""
+    """Moves the memories that release 0.1.0 left to tables of each rule's kind, and the keys with open windows."""
     for _, rule in rules:
         if rule.memory:
             state.adopt(rule.former_memory, rule.memory, IS_OWN[rule.spec.kind])
+        if rule.presence is not None and rule.presence.feature_id in state.tables:
+            adopt_keys(state, rule, rule.presence)
 
 
 # Steps of a batch -----------------------------------------------------------------------------------------------------
@@ -363,7 +365,7 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
             JUDGES[rule.spec.kind](segment.start_run(entry, rule))
     tiled = [rule for _, rule in rules if rule.presence is not None]
     if tiled:
-        forget_keys(segment.state, tiled, segment.timeline.end)
+        keep_keys(segment, tiled)
     gathered = segment.finish()
     output.rows += gathered.alerts
     output.late += gathered.late
@@ -396,7 +398,7 @@ def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> N
     for name in [name for name in state.features if name not in used]:
         state.drop_feature(name)
     # Memories of windows are kept until they are due: their version may come back and write more.
-    remembered = {rule.memory for _, rule in rules}
+    remembered = {name for _, rule in rules for name in (rule.memory, rule.open_keys)}
     for name in [name for name in state.list_memories() if name not in used and name not in remembered]:
         if name.startswith(JUDGED):
             state.drop_table(name)

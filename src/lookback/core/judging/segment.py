@@ -112,7 +112,8 @@ class Segment:
     """The events of a segment in order of arrival, with all that judges need.
 
     watermarks, commit_indexes: per event, the watermark that it is judged against and its commit's index in the timeline.
-    measuring: measures windows. late_events: which events are late. gathered: the results so far.
+    measuring: measures windows. late_events: which events are late. gathered: the results so far. kept_until: by group_by,
+    until which watermark each key of the grouping is kept.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Segment:
         self.measuring = Measuring(state, self.events, self.watermarks, shard, shards)
         self.late_events = LateEvents(self.events, self.watermarks)
         self.gathered = Gathered()
+        self.kept_until: dict[tuple[str, ...], Int64s] = {}
         # Per feature, a mask of the events that an alert has emptied.
         self._emptied: dict[str, Mask] = {}
         # By grouping, what features that share their rows keep of the events.
@@ -267,6 +269,11 @@ class RuleRun:
         evaluated = self._gathered.evaluated
         evaluated[self.entry.rule_id] = evaluated.get(self.entry.rule_id, 0) + int(np.count_nonzero(judged))
         self._segment.late_events.record(wanted, taken, judged)
+
+    def keep_keys_until(self, watermarks: Int64s) -> None:
+        """Has each key of the grouping kept until a watermark, unless it is kept longer already."""
+        kept_until, group_by = self._segment.kept_until, self.rule.group_by
+        kept_until[group_by] = np.maximum(watermarks, kept_until.get(group_by, watermarks))
 
     def find_effective(self, times: Int64s, until: Int64s | None = None) -> Mask:
         """Marks the times that may trigger: those in [effective_from, effective_until).

@@ -5,7 +5,7 @@ before. Neighbouring windows that hold the same events are judged once (`_Result
 are looked at one by one (`_Writer`). Rules with the same windows share all that measures and conditions do not change.
 
 State: the rows of each measure and of the rule's `presence` feature (which tells which windows have events) are runs. Keyed
-tables hold the keys with open windows (`_OpenKey`) and the last verdict on each window (`verdicts.Memory`).
+tables hold the keys of a grouping with open windows (`_OpenKey`) and the last verdict on each window (`verdicts.Memory`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from lookback.core.aggregation.grouping import Queries
-from lookback.core.judging.segment import Order, RuleRun
+from lookback.core.judging.segment import Order, RuleRun, Segment
 from lookback.core.judging.verdicts import Memory, Subject, memories_value, read_memories, texts_of
 from lookback.core.rules.compiled import CompiledRule, Feature
-from lookback.core.state.keyed import Key
+from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK
 from lookback.core.values.columns import Column, Mask, to_text
@@ -38,10 +38,32 @@ def judge_tiled(rule_run: RuleRun) -> None:
     _Judge(rule_run).run()
 
 
-def forget_keys(state: ShardState, rules: Iterable[CompiledRule], watermark: int) -> None:
-    """Forgets keys without open windows, once all rules that share their windows are judged."""
-    for name in sorted({rule.presence.feature_id for rule in rules if rule.presence is not None}):
-        state.table(name).forget_due(watermark)
+def keep_keys(segment: Segment, rules: Iterable[CompiledRule]) -> None:
+    """Keeps the keys with open windows and forgets the others, once all rules of a segment are judged."""
+    for name, group_by in sorted({(rule.open_keys, rule.group_by) for rule in rules if rule.open_keys}):
+        table, untils = segment.state.table(name), segment.kept_until.get(group_by)
+        if untils is not None:
+            # All windows of the others are closed when the segment is over.
+            numbers, grouping = np.flatnonzero(untils > segment.timeline.end), segment.measuring.group_events(group_by)
+            keys, positions = grouping.distinct.take(numbers), grouping.first_positions[numbers]
+            columns = [segment.events.columns[field].to_stored_list(positions) for field in group_by]
+            pairs = zip(keys.low.tolist(), keys.high.tolist(), strict=True)
+            for row, (key, until) in enumerate(zip(pairs, untils[numbers].tolist(), strict=True)):
+                _keep_key(table, key, _OpenKey([column[row] for column in columns], until))
+        table.forget_due(segment.timeline.end)
+
+
+def adopt_keys(state: ShardState, rule: CompiledRule, presence: Feature) -> None:
+    """Moves the keys that an earlier release kept for each presence feature to the table of the grouping."""
+    for key, _, value in state.table(presence.feature_id).items():
+        _keep_key(state.table(rule.open_keys), key, _OpenKey.from_value(value))
+    state.drop_table(presence.feature_id)
+
+
+def _keep_key(table: KeyedTable, key: Key, open_key: _OpenKey) -> None:
+    value = table.get(key)
+    if value is None or _OpenKey.from_value(value).until < open_key.until:
+        table.put(key, open_key.to_value(), open_key.until)
 
 
 @dataclass
@@ -134,30 +156,20 @@ class _Windows:
             rule_run.measuring,
             rule_run.grouping,
         )
-        # An `_OpenKey` per key.
-        self._open_keys = rule_run.state.table(presence.feature_id)
+        # An `_OpenKey` per key, of all rules with windows over the grouping.
+        self._open_keys = rule_run.state.table(rule_run.rule.open_keys)
         self.taken = rule_run.wanted & rule_run.find_in_time(tiles)
-        self._keep_keys()
+        rule_run.keep_keys_until(self._find_last_ends())
         self._arrivals: dict[bool, _Arrivals] = {}
         # The last results of events, by their name.
         self._updated: tuple[Hashable, _Results | None] = None, None
 
-    def _keep_keys(self) -> None:
-        """Keeps the values of the keys for as long as one of their windows can give a result."""
-        rule_run, tiles, grouping, taken = self._rule_run, self._tiles, self._grouping, self.taken
+    def _find_last_ends(self) -> Int64s:
+        """Returns per key of the grouping the watermark that closes its last window."""
+        grouping, taken = self._grouping, self.taken
         last = np.full(len(grouping.distinct.low), -NEVER_DUE)
-        np.maximum.at(last, grouping.numbers[taken], rule_run.events.times[taken])
-        untils = tiles.last_start(last) + tiles.size + self._lateness
-        # All windows of the others are closed when the segment is over.
-        numbers = np.flatnonzero((last > -NEVER_DUE) & (untils > rule_run.timeline.end))
-        untils = untils[numbers]
-        keys, positions = grouping.distinct.take(numbers), grouping.first_positions[numbers]
-        columns = [rule_run.events.columns[name].to_stored_list(positions) for name in rule_run.rule.group_by]
-        pairs = zip(keys.low.tolist(), keys.high.tolist(), strict=True)
-        for row, (key, until) in enumerate(zip(pairs, untils.tolist(), strict=True)):
-            value = self._open_keys.get(key)
-            if value is None or _OpenKey.from_value(value).until < until:
-                self._open_keys.put(key, _OpenKey([column[row] for column in columns], until).to_value(), until)
+        np.maximum.at(last, grouping.numbers[taken], self._rule_run.events.times[taken])
+        return self._tiles.last_start(last) + self._tiles.size + self._lateness
 
     def find_stored_key(self, key: Key, number: int) -> list[Any]:
         """Returns the stored values of a key's fields. number: of the key in the grouping, -1 for none."""
@@ -170,7 +182,7 @@ class _Windows:
     def list_results(self, rule_run: RuleRun) -> Iterator[tuple[Hashable, _Results]]:
         """Yields the results of the watermark, then those of events, each with a name that other rules may share."""
         if self.ended is not None:
-            yield "ended", self.ended
+            yield self.ended
         is_early = rule_run.spec.early
         if is_early not in self._arrivals:
             self._arrivals[is_early] = self._find_arrivals(is_early)
@@ -187,8 +199,8 @@ class _Windows:
                 yield name, results
 
     @cached_property
-    def ended(self) -> _Results | None:
-        """The windows with events whose ends the watermark passes; None if there are none."""
+    def ended(self) -> tuple[str, _Results] | None:
+        """The windows with events whose ends the watermark passes, with their name; None if there are none."""
         rule_run, tiles, timeline = self._rule_run, self._tiles, self._rule_run.timeline
         passed = tiles.find_ends(timeline.start, timeline.end)
         parts = list(self._list_ended(passed)) if passed else []
@@ -202,11 +214,15 @@ class _Windows:
         # All events of the commit count, and of those before it.
         last = np.searchsorted(rule_run.events.commits, timeline.commits[commit_indexes], side="right") - 1
         queries = Queries(numbers[groups], last.astype(np.int64), starts, ends - 1)
-        has_events = self._measuring.measure(self._presence, keys.take(groups), queries).values > 0
+        # They mostly have; what is counted here then serves the rules that count events.
+        known_as = (tiles, (self._presence.feature_id, "passed"))
+        has_events = self._measuring.measure(self._presence, keys.take(groups), queries, known_as).values > 0
         firsts, ones = np.arange(len(starts), dtype=np.int64), np.ones(len(starts), dtype=np.int64)
         phases = np.full_like(commit_indexes, BY_WATERMARK)
         results = _Results(keys, numbers, groups, starts, firsts, ones, queries, commit_indexes, phases, ends)
-        return results.take(np.flatnonzero(has_events)) if has_events.any() else None
+        if has_events.all():
+            return "passed", results
+        return ("ended", results.take(np.flatnonzero(has_events))) if has_events.any() else None
 
     def _list_ended(self, passed: range) -> Iterator[tuple[Keys, Int64s]]:
         """Yields keys and starts of windows with one of these ends: of those that have events or stored rows."""

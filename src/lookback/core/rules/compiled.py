@@ -46,6 +46,8 @@ WINDOW_COMPLETE = "window_complete"
 COUNT = "count"
 # Prefixes of the names of tables that remember a rule's judged events (with late: revise) or windows, by kind of rule.
 JUDGED = "judged-"
+# The prefix of the names of tables that keep the keys with open windows.
+OPEN_KEYS = "open-"
 _MEMORY_PREFIXES = {TUMBLING: "windows-", SLIDING: "windows-", SESSION: "sessions-"}
 # More digits than any value that a message shows.
 _WIDE_CONTEXT = Context(prec=400)
@@ -193,6 +195,11 @@ class CompiledRule:
     @cached_property
     def _owner(self) -> str:
         return _digest([self.spec.rule_id, self.group_by])
+
+    @cached_property
+    def open_keys(self) -> str:
+        """The name of the table of keys with open windows, which the rules that group alike share; "" without tiled windows."""
+        return "" if self.presence is None else f"{OPEN_KEYS}{_digest([self.group_by])}"
 
     @cached_property
     def fingerprint(self) -> str:

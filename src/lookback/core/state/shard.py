@@ -487,14 +487,14 @@ class ShardState:
             at = runs.index(stored)
             self._rewrite_shared(runs, at, at + 1)
 
-    def clear(self, prefix: str) -> None:
-        """Drops all features with their rows, all raised alerts, and the keyed tables whose names begin with a prefix."""
+    def clear(self, prefixes: tuple[str, ...]) -> None:
+        """Drops all features with their rows, all raised alerts, and the keyed tables whose names have one of the prefixes."""
         for stored in [stored for runs in self.row_sets.values() for stored in runs]:
             self._drop_page(stored)
         self.row_sets = {}
         for feature_id in list(self.features):
             self.drop_feature(feature_id)
-        for name in [name for name in self.tables if name.startswith((prefix, _RAISED))]:
+        for name in [name for name in self.tables if name.startswith((*prefixes, _RAISED))]:
             self.drop_table(name)
 
     def list_memories(self) -> list[str]:
@@ -842,8 +842,11 @@ def _rows_of(value: Any) -> Iterator[Any]:
 
 
 def _count_memories(value: Any) -> int:
-    """Counts what is remembered for a key: verdicts, events that may be revised, a raised alert or a reset."""
-    return 1 if isinstance(value, int) else len(value["rows"] if isinstance(value, dict) else value)
+    """Counts what is remembered for a key: verdicts, events that may be revised, a raised alert or a reset.
+
+    That a key has open windows does not count: their rows do.
+    """
+    return 1 if isinstance(value, int) else len(value.get("rows", ()) if isinstance(value, dict) else value)
 
 
 def raised_wake(raised_at: int, span: int, allowed_lateness: int) -> int:
