@@ -245,7 +245,7 @@ SHAPES = (
         _rule({"tumbling": f"{60 + at} minutes"}, f"m > {200_000 + 10 * at}") for at in range(100)])),
     Shape("100 rules, different where, same measure", 100_000, lambda: _judge_on(100_000, [
         _rule("1 hour", "m < 0", where=f"n <> {at}") for at in range(100)]), 70),
-    Shape("100 rules over 20 measures of 5 groupings", 100_000, lambda: _judge_on(100_000, _over_groupings()), 135),
+    Shape("100 rules over 20 measures of 5 groupings", 100_000, lambda: _judge_on(100_000, _over_groupings()), 110),
     Shape("sliding 1 day / 5 min, 400,000 rows, no window ends", 1_000, lambda: _judge_after(
         _rule({"sliding": "1 day", "slide": "5 minutes"}, "m < 0"), _DAYS, 1_000, SECOND // 2), 100),
     Shape("sliding early, 600 windows an event", 1_000, lambda: _judge_once(

@@ -51,3 +51,12 @@ def test_nan_is_one_value() -> None:
     one, times = np.zeros(1, dtype=np.int64), np.arange(3)
     rows = GroupedRows(np.zeros(3, dtype=np.int64), times, np.array([np.nan, np.nan, 0.0]), np.full(3, -1))
     assert DistinctCounter(rows, one, one, one + 2).count(one).tolist() == [2]
+
+
+def test_windows_of_groups_without_rows_beside_rows_of_all_times() -> None:
+    #  Number and time of a group in one integer would exceed 64 bits.
+    rows = GroupedRows(np.zeros(2, dtype=np.int64), np.array([-(2**60), 2**60]), np.array([1, 2]), np.full(2, -1))
+    groups, last = np.array([0, 3, 7]), np.full(3, 2**60)
+    counter = DistinctCounter(rows, groups, np.zeros(3, dtype=np.int64), last)
+    assert counter.count(np.full(3, -(2**60))).tolist() == [2, 0, 0]
+    assert counter.count(np.full(3, 0)).tolist() == [1, 0, 0]

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from test_equals_oracle import DictStore
 
 from lookback.core.aggregation.aggregates import AGGREGATES
-from lookback.core.aggregation.sharedruns import Kept, Place, SharedRun, make_shared_run, merge_shared_runs
+from lookback.core.aggregation.grouping import Grouping
+from lookback.core.aggregation.sharedruns import (
+    FeatureColumn,
+    Kept,
+    Place,
+    SharedRun,
+    make_shared_run,
+    merge_shared_runs,
+)
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.errors import StateError
 from lookback.core.judging.segment import Segment
@@ -115,6 +123,36 @@ def test_c8_rules_that_count_other_events_share_keys_and_times() -> None:
         assert len(shard.stored_rows()) == 1
         sizes.append(sum(len(shard.store.get(stored.run_id) or b"") for stored in shard.state.list_runs()))
     assert sizes[1] < 2 * sizes[0]
+
+
+@pytest.mark.parametrize(("count", "apart"), [(1, 0), (40, 0), (40, 3)])
+def test_rules_over_the_same_windows_find_their_rows_once(
+    count: int, apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"batch": 0, "runs": 0}
+
+    def counting(owner: type, name: str, what: str) -> None:
+        method = getattr(owner, name)
+
+        def counted(*given: Any) -> Any:
+            found[what] += 1
+            return method(*given)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    counting(Grouping, "_compute_ranges", "batch")
+    counting(FeatureColumn, "find_windows", "runs")
+    # Most events are of each rule; or, of the last `apart`, few.
+    wheres = [f"n <> {at}" if at < count - apart else f"n = {at}" for at in range(count)]
+    texts = ("sum(n)", "max(n)", "count(*)")
+    rules = [
+        {"rule_id": f"r{at}", "window": "1 hour", "where": where, "measures": {"m": texts[at % 3]}, "when": "m < 0"}
+        for at, where in enumerate(wheres)
+    ]
+    shard = Shard()
+    shard.judge([row(at, at % 50) for at in range(100)], *rules)
+    shard.judge([row(100 + at, at % 50) for at in range(100)])
+    assert found == {"batch": 2 + 2 * apart, "runs": 1 + apart}
 
 
 @pytest.mark.parametrize("size", [1, 4])

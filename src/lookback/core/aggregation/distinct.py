@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from pandas import factorize
 
 from lookback.core.values.columns import Mask, Values
-from lookback.core.values.keys import Int64s, TimeSearch
+from lookback.core.values.keys import Int64s, TimeSearch, order_by_number
 
 # The position of a row that was stored before the batch.
 STORED = -1
@@ -56,8 +57,9 @@ class DistinctCounter:
         Within a group, a window that ends later must not begin earlier.
         """
         counts = np.zeros(len(self._groups), dtype=np.int64)
-        at, rows = self._forward, self._rows
-        beyond = TimeSearch(self._groups[at], first[at]).find_first(rows.groups, rows.times + 1)
+        at = self._forward
+        # The windows that begin at or before the row.
+        beyond = self._count_windows(first[at])
         ends = np.minimum(self._ends, beyond)
         counted = self._begins < ends
         edges = len(at) + 1
@@ -67,6 +69,18 @@ class DistinctCounter:
             self._count_back(first, counts)
         return counts
 
+    def _count_windows(self, times: Int64s) -> Int64s:
+        """Counts for each row the forward windows of earlier groups, and those of its own whose time is not above the row's.
+
+        times: one of each forward window. There are fewer windows than rows, so their places among the rows are searched.
+        """
+        places = self._by_time.find_first(self._groups[self._forward], times)
+        return np.cumsum(np.bincount(places, minlength=len(self._rows.times) + 1)[:-1])
+
+    @cached_property
+    def _by_time(self) -> TimeSearch:
+        return TimeSearch(self._rows.groups, self._rows.times, int(self._groups.max(initial=-1)) + 1)
+
     def _find_ranges(self) -> tuple[Int64s, Int64s]:
         """Finds for each row the first window that covers it, and the first that covers a later row of the same value.
 
@@ -74,11 +88,13 @@ class DistinctCounter:
         the last row of a value in a window counts.
         """
         rows, at = self._rows, self._forward
-        by_time = TimeSearch(self._groups[at], self._last[at]).find_first(rows.groups, rows.times)
+        by_time = self._count_windows(self._last[at] + 1)
         by_arrival = TimeSearch(self._groups[at], self._positions[at]).find_first(rows.groups, rows.positions)
         begins = np.maximum(by_time, by_arrival)
-        order = np.lexsort((np.arange(len(begins)), self._codes, rows.groups))[::-1]
-        same = (rows.groups[order[1:]] == rows.groups[order[:-1]]) & (self._codes[order[1:]] == self._codes[order[:-1]])
+        numbers = rows.groups * (int(self._codes.max(initial=0)) + 1) + self._codes
+        order = order_by_number(numbers)[::-1] if len(numbers) else np.zeros(0, dtype=np.int64)
+        numbers = numbers[order]
+        same = numbers[1:] == numbers[:-1]
         value = np.concatenate(([0], np.cumsum(~same))) if len(order) else order
         # The minimum over all later rows of the same value. The offset per value lets one pass serve all values.
         span = len(at) + 2

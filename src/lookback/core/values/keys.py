@@ -132,7 +132,7 @@ def order_by_group(numbers: Int64s, times: Int64s) -> Int64s:
     numbers: from 0. Only the numbers whose times are not in order are sorted by time, since most are in order.
     """
     if len(numbers) > 1 and bool((numbers[1:] < numbers[:-1]).any()):
-        order = _order_of_numbers(numbers)
+        order = order_by_number(numbers)
     else:
         order = np.arange(len(numbers), dtype=np.int64)
     grouped, ordered = numbers[order], times[order]
@@ -145,12 +145,12 @@ def order_by_group(numbers: Int64s, times: Int64s) -> Int64s:
     at = has_disorder[grouped]
     rows = order[at]
     rows = rows[np.argsort(times[rows], kind="stable")]
-    order[at] = rows[_order_of_numbers(numbers[rows])]
+    order[at] = rows[order_by_number(numbers[rows])]
     return order
 
 
-def _order_of_numbers(numbers: Int64s) -> Int64s:
-    """Returns a stable order by number, in one pass per 16 bits: numpy sorts 16-bit integers by radix."""
+def order_by_number(numbers: Int64s) -> Int64s:
+    """Returns a stable order by number (from 0, at least one), in one pass per 16 bits: numpy sorts 16 bits by radix."""
     order = np.argsort((numbers & 0xFFFF).astype(np.uint16), kind="stable")
     highest, shift = int(numbers.max()), 16
     while highest >> shift:
@@ -182,9 +182,10 @@ class TimeSearch:
     """Finds times in rows that are sorted by (group, time), for many groups at once.
 
     groups: int64 shape (rows,), dense numbers in ascending order; times: int64 shape (rows,), ascending in a group.
+    numbered: how many groups are asked for, if that may be more than have rows.
     """
 
-    def __init__(self, groups: Int64s, times: Int64s) -> None:
+    def __init__(self, groups: Int64s, times: Int64s, numbered: int = 0) -> None:
         self._ranks: Int64s | None = None
         if len(times) == 0:
             self._base, self._span = 0, 1
@@ -192,7 +193,7 @@ class TimeSearch:
             self._base = int(times.min())
             self._span = int(times.max()) - self._base + 2
         # (group, time) becomes one 64-bit number; if that could overflow, ranks take the place of times.
-        if len(groups) and (int(groups[-1]) + 1) * self._span >= 2**62:
+        if len(groups) and max(int(groups[-1]) + 1, numbered) * self._span >= 2**62:
             self._ranks = np.unique(times)
             self._span = len(self._ranks) + 1
             offsets = np.searchsorted(self._ranks, times)
