@@ -242,7 +242,7 @@ SHAPES = (
     Shape("100 rules, tumbling, Zipf", 10_000, lambda: _judge_many(10_000, [
         _rule({"tumbling": "1 hour"}, f"m > {200_000 + 10 * at}") for at in range(100)]), 60),
     Shape("100 rules, tumbling, each with windows of its own", 10_000, lambda: _judge_many(10_000, [
-        _rule({"tumbling": f"{60 + at} minutes"}, f"m > {200_000 + 10 * at}") for at in range(100)])),
+        _rule({"tumbling": f"{60 + at} minutes"}, f"m > {200_000 + 10 * at}") for at in range(100)]), 320),
     Shape("100 rules, different where, same measure", 100_000, lambda: _judge_on(100_000, [
         _rule("1 hour", "m < 0", where=f"n <> {at}") for at in range(100)]), 70),
     Shape("100 rules over 20 measures of 5 groupings", 100_000, lambda: _judge_on(100_000, _over_groupings()), 110),

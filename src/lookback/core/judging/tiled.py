@@ -31,6 +31,8 @@ from lookback.core.values.windows import TiledWindow
 
 # So many windows of events are judged at once, which bounds memory.
 _MAX_WINDOWS = 2**18
+# A key with open windows is kept longer by this part of the time, so that it is written seldom.
+_SPARE = 4
 
 
 def judge_tiled(rule_run: RuleRun) -> None:
@@ -49,7 +51,8 @@ def keep_keys(segment: Segment, rules: Iterable[CompiledRule]) -> None:
             columns = [segment.events.columns[field].to_stored_list(positions) for field in group_by]
             pairs = zip(keys.low.tolist(), keys.high.tolist(), strict=True)
             for row, (key, until) in enumerate(zip(pairs, untils[numbers].tolist(), strict=True)):
-                _keep_key(table, key, _OpenKey([column[row] for column in columns], until))
+                spare = (until - segment.timeline.end) // _SPARE
+                _keep_key(table, key, _OpenKey([column[row] for column in columns], until), spare)
         table.forget_due(segment.timeline.end)
 
 
@@ -60,15 +63,17 @@ def adopt_keys(state: ShardState, rule: CompiledRule, presence: Feature) -> None
     state.drop_table(presence.feature_id)
 
 
-def _keep_key(table: KeyedTable, key: Key, open_key: _OpenKey) -> None:
+def _keep_key(table: KeyedTable, key: Key, open_key: _OpenKey, spare: int = 0) -> None:
+    """Keeps a key, if it is not kept as long already. spare: how much longer, so that not every event writes it anew."""
     value = table.get(key)
     if value is None or _OpenKey.from_value(value).until < open_key.until:
+        open_key.until += spare
         table.put(key, open_key.to_value(), open_key.until)
 
 
 @dataclass
 class _OpenKey:
-    """A key with open windows. stored: the values of the group_by fields; until: the watermark that closes the last window."""
+    """A key with open windows. stored: the values of the group_by fields; until: a watermark that closes all its windows."""
 
     stored: list[Any]
     until: int
