@@ -447,7 +447,10 @@ def retry_on_conflict(tables: Tables, name: str, act: Callable[[], object], pati
 
 
 def change_table(tables: Tables, name: str, act: Callable[[], object]) -> None:
-    """Changes a table as `retry_on_conflict` does, for up to five minutes. Raises SetupError if it could not."""
+    """Changes a table as `retry_on_conflict` does, for up to five minutes. Raises SetupError if it could not.
+
+    name: the table; act: makes the change, or raises a conflict.
+    """
     if not retry_on_conflict(tables, name, act, _PATIENCE_SECONDS):
         raise SetupError(
             f"others keep writing to {tables.identifier(name)}; pause the ingest or the evaluation for a minute and make the "
