@@ -54,7 +54,7 @@ def test_a_judge_that_raises_fails_the_target_of_documents(kind: str, monkeypatc
 # What each target is given that is right, and what it reaches with it.
 REACHED: list[tuple[Callable[[Any], None], Any, Any, str]] = [
     (document, RULES["lookback"], evaluation.Segment, "keep_rows"),
-    (document, RULES["tumbling"], evaluation, "forget_keys"),
+    (document, RULES["tumbling"], evaluation, "keep_keys"),
     (document, RULES["lookback"], rulebook, "compile_rule"),
     (document, RULES["lookback"], rulebook.RuleBook, "_put_in_force"),
     (document, RULES["lookback"], fuzz_targets.Stream, "from_dict"),
