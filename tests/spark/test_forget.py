@@ -169,16 +169,16 @@ class Killed(Exception):
 def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
     lived: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = forgetting._Request._retry, 0
+    real, left = forgetting.change_table, 0
 
-    def stopping(self: Any, name: str, act: Any) -> None:
+    def stopping(tables: Tables, name: str, act: Any) -> None:
         nonlocal left
         if not left:
             raise Killed
         left -= 1
-        real(self, name, act)
+        real(tables, name, act)
 
-    monkeypatch.setattr(forgetting._Request, "_retry", stopping)
+    monkeypatch.setattr(forgetting, "change_table", stopping)
     deleted = 0
     for steps in (2, 3):
         left = steps
@@ -201,7 +201,7 @@ def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
     with pytest.raises(Killed):
         forget(lived, STREAM, CUSTOMER)
     monkeypatch.setattr(forgetting._Request, "_find_dependents", dependents)
-    monkeypatch.setattr(forgetting._Request, "_retry", real)
+    monkeypatch.setattr(forgetting, "change_table", real)
     lived.append(lived.spark.createDataFrame(written, schema), "alerts")
     report = forget(lived, STREAM, CUSTOMER)
     assert report.rows["alerts"] == 4  # both rules' row of e5, whose id they were given, and what bears the same id
