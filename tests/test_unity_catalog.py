@@ -206,7 +206,7 @@ def test_the_version_of_rules_in_a_catalog_is_asked_for_every_ten_seconds(monkey
         asked.append(name)
         return 1
 
-    tables: Any = SimpleNamespace(root=None, version=version)
+    tables: Any = SimpleNamespace(local_folder=lambda _: None, version=version)
     nothing: Any = None
     watch = RulesWatch(tables, nothing, nothing)
     assert not watch.is_cheap
@@ -222,7 +222,7 @@ def test_a_look_at_the_rules_that_fails_is_logged_and_done_again(
 ) -> None:
     clock, version, widened = [0.0], [1], list[Coverage]()
     monkeypatch.setattr("lookback.spark.stream.watching.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    tables: Any = SimpleNamespace(root=None, version=lambda _: version[0])
+    tables: Any = SimpleNamespace(local_folder=lambda _: None, version=lambda _: version[0])
     stream: Any = SimpleNamespace(name="tx")
     watch = RulesWatch(tables, stream, SimpleNamespace())  # type: ignore[arg-type]
     is_out = [False]
@@ -264,7 +264,7 @@ def test_a_look_at_the_rules_compiles_only_the_documents_that_are_new(monkeypatc
         return compile_rule(rule, stream)
 
     monkeypatch.setattr("lookback.spark.stream.watching.compile_rule", count)
-    tables: Any = SimpleNamespace(root=None, version=lambda _: 1)
+    tables: Any = SimpleNamespace(local_folder=lambda _: None, version=lambda _: 1)
     watch = RulesWatch(tables, stream, SimpleNamespace())  # type: ignore[arg-type]
 
     def row(number: int, status: str = "active", **more: Any) -> dict[str, Any]:

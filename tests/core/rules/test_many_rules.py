@@ -134,15 +134,7 @@ def test_rules_that_all_break_cost_no_more_each() -> None:
     def run(size: int) -> Callable[[], object]:
         # As if the declaration had lost the field that they read.
         broken = document(0, measures={"m": "sum(gone)"})
-        book = RuleBook(TX, {"tx": TX}, {f"r{at}": Entry(f"r{at}", 1, "active", broken, "tx", 1) for at in range(size)})
-        state = ShardState(book)
-
-        def process() -> Output:
-            output = Evaluator(TX).process(state, events(1))
-            assert len(merge_failures(output.failures)) == size
-            return output
-
-        return process
+        return judge_and_fail(size, broken)
 
     assert grows_linearly(run, 1_000)
 
@@ -151,19 +143,22 @@ def test_rules_that_all_fail_cost_no_more_each(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("lookback.core.engine.evaluation.JUDGES", {"lookback": fail_once})
 
     def run(size: int) -> Callable[[], object]:
-        book = RuleBook(
-            TX, {"tx": TX}, {f"r{at}": Entry(f"r{at}", 1, "active", document(0), "tx", 1) for at in range(size)}
-        )
-        state = ShardState(book)
-
-        def process() -> Output:
-            output = Evaluator(TX).process(state, events(1))
-            assert len(merge_failures(output.failures)) == size
-            return output
-
-        return process
+        return judge_and_fail(size, document(0))
 
     assert grows_linearly(run, 500)
+
+
+def judge_and_fail(rules: int, text: str) -> Callable[[], object]:
+    """Judges an event by rules of one document, all of which fail."""
+    book = RuleBook(TX, {"tx": TX}, {f"r{at}": Entry(f"r{at}", 1, "active", text, "tx", 1) for at in range(rules)})
+    state = ShardState(book)
+
+    def process() -> Output:
+        output = Evaluator(TX).process(state, events(1))
+        assert len(merge_failures(output.failures)) == rules
+        return output
+
+    return process
 
 
 def fail_once(run: Any) -> None:

@@ -141,12 +141,6 @@ class Run:
         low, high = self._find_ranges(np.maximum(groups, 0), first, last)
         return np.where(groups < 0, 0, low), np.where(groups < 0, 0, high)
 
-    def find_keys_within(self, first: int, last: int) -> Int64s:
-        """Returns the numbers of the keys that have a row with first <= time <= last, ascending."""
-        groups = np.arange(len(self.keys.low), dtype=np.int64)
-        low, high = self._find_ranges(groups, np.full_like(groups, first), np.full_like(groups, last))
-        return np.flatnonzero(low < high)
-
     def has_rows(self, keys: Keys, times: Int64s) -> Mask:
         """Marks the pairs of key and time at which the run has a row, shape (keys,)."""
         groups = find_keys(keys, self.keys)

@@ -251,12 +251,6 @@ class FeatureColumn:
         low, high = self.run.frame.find_ranges(groups, first, last)
         return self._count_before(low), self._count_before(high)
 
-    def find_keys_within(self, first: int, last: int) -> Int64s:
-        """Returns the numbers of the keys that have a row of the feature with first <= time <= last, ascending."""
-        groups = np.arange(len(self.keys.low), dtype=np.int64)
-        low, high = self.find_ranges(groups, np.full_like(groups, first), np.full_like(groups, last))
-        return np.flatnonzero(low < high)
-
     def list_rows(self) -> tuple[Int64s, Int64s]:
         """Lists the number of the key of each row of the feature, and its time."""
         groups = self.run.frame.groups

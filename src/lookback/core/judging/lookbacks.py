@@ -92,7 +92,7 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
         assert isinstance(window, Lookback)
         queries = measuring.find_lookbacks(window, rule.group_by, counted, counted_as)
         columns[measure.name] = measuring.measure(measure.feature, None, queries, (window, counted_as))
-        complete_from = measuring.state.features[measure.feature.feature_id].complete_from
+        complete_from = rule_run.complete_from(measure.feature.feature_id)
         if complete_from is not None and complete_from > queries.earliest:
             is_complete &= queries.first >= complete_from
     inputs = dict(columns)

@@ -41,8 +41,11 @@ def judge_tiled(rule_run: RuleRun) -> None:
 
 
 def keep_keys(segment: Segment, rules: Iterable[CompiledRule]) -> None:
-    """Keeps the keys with open windows and forgets the others, once all rules of a segment are judged."""
-    for name, group_by in sorted({(rule.open_keys, rule.group_by) for rule in rules if rule.open_keys}):
+    """Keeps the keys with open windows and forgets the others, once all rules of a segment are judged.
+
+    rules: those of the segment with tumbling or sliding windows.
+    """
+    for name, group_by in sorted({(rule.open_keys, rule.group_by) for rule in rules}):
         table, untils = segment.state.table(name), segment.kept_until.get(group_by)
         if untils is not None:
             # All windows of the others are closed when the segment is over.
@@ -242,8 +245,10 @@ class _Windows:
             if len(passed) * len(run.keys.low) > len(run):
                 yield self._list_covering(run.keys, *run.list_rows(), passed)
                 continue
+            every = np.arange(len(run.keys.low), dtype=np.int64)
             for end in passed:
-                groups = run.find_keys_within(end - size, end - 1)
+                low, high = run.find_ranges(every, np.full_like(every, end - size), np.full_like(every, end - 1))
+                groups = np.flatnonzero(low < high)
                 yield run.keys.take(groups), np.full(len(groups), end - size)
 
     def _list_covering(self, keys: Keys, groups: Int64s, times: Int64s, passed: range) -> tuple[Keys, Int64s]:

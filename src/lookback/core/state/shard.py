@@ -685,39 +685,25 @@ class ShardState:
         )
 
     def _new_run(self, feature: FeatureState, run: Run) -> StoredRun:
-        self._run_count += 1
-        half = len(run) // 2
-        stored = StoredRun(
-            f"run:{self.saves}:{self._run_count}",
-            self.segments,
-            len(run),
-            int(run.times.min()),
-            int(np.partition(run.times, half)[half]),
-            int(run.times.max()),
-            run=run,
-        )
+        due = NEVER_DUE
         if feature.buckets is not None:
             # Rows that are combined already come first and do not count; fewer than half of all may be left.
-            half += 0 if run.parts is None else int((run.times < feature.closed).sum())
-            stored.due = int(np.partition(run.times, half)[half]) if half < len(run) else NEVER_DUE
-        self._unsaved[stored.run_id] = stored
-        return stored
+            half = len(run) // 2 + (0 if run.parts is None else int((run.times < feature.closed).sum()))
+            due = int(np.partition(run.times, half)[half]) if half < len(run) else NEVER_DUE
+        return self._store_new(run, due)
 
     def _new_shared_run(self, run: SharedRun, places: dict[str, Place]) -> StoredRun:
-        self._run_count += 1
-        half = len(run) // 2
         ends = run.times + self._find_widths(run, places) + 1
+        return self._store_new(run, _find_middle(ends), places)
+
+    def _store_new(self, run: Run | SharedRun, due: int, places: dict[str, Place] | None = None) -> StoredRun:
+        """Returns a new run, which the next save writes. due, places: see `StoredRun`."""
+        self._run_count += 1
+        times = run.times
         stored = StoredRun(
-            f"run:{self.saves}:{self._run_count}",
-            self.segments,
-            len(run),
-            int(run.times.min()),
-            int(np.partition(run.times, half)[half]),
-            int(run.times.max()),
-            int(np.partition(ends, half)[half]),
-            run,
-            places,
-        )
+            f"run:{self.saves}:{self._run_count}", self.segments, len(run), int(times.min()), _find_middle(times),
+            int(times.max()), due, run, places,
+        )  # fmt: skip
         self._unsaved[stored.run_id] = stored
         return stored
 
@@ -824,6 +810,12 @@ def _read_row_set(record: RowSetRecord) -> list[StoredRun]:
         )  # fmt: skip
         runs.append(stored)
     return runs
+
+
+def _find_middle(times: Int64s) -> int:
+    """Returns the time that half of the times are below, or at."""
+    half = len(times) // 2
+    return int(np.partition(times, half)[half])
 
 
 def _find_floor(feature: FeatureState) -> int:

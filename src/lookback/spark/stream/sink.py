@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.platform.session import on_databricks
 from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
-from lookback.spark.tables.lakehouse import commit_file
+from lookback.spark.tables.lakehouse import commit_file, read_actions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -139,38 +139,37 @@ def is_written(tables: Tables, name: str, mark: str) -> bool:
     if tables.is_unwritten(name):
         return False
     folder = None if on_databricks() else tables.local_folder(name)
-    if folder is not None:
-        # The log's files answer without a job that reads them all, where no commit is of this query.
-        return _is_in_log(folder, tables.version(name), mark)
+    # The log's files answer without a job that reads them all, where no commit is of this query.
+    parts = _read_history(tables, name) if folder is None else _read_log(folder, tables.version(name))
+    query = mark.rpartition(":")[0]
+    for marks in parts:
+        if mark in marks:
+            return True
+        # Batches of a query are written in order: an earlier one's mark ends the search.
+        if any(each.startswith(f"{query}:") for each in marks):
+            return False
+    return False
+
+
+def _read_history(tables: Tables, name: str) -> Iterator[list[str]]:
+    """Yields the user metadata of the last commits of a table, each time of more of them."""
     limit = _FIRST_LIMIT
     while True:
         rows = tables.history(name, limit).select("userMetadata").collect()
-        if any(row["userMetadata"] == mark for row in rows):
-            return True
-        # Batches of a query are written in order: an earlier one's mark ends the search.
-        query = mark.rpartition(":")[0]
-        if len(rows) < limit or any((row["userMetadata"] or "").startswith(f"{query}:") for row in rows):
-            return False
+        yield [row["userMetadata"] or "" for row in rows]
+        if len(rows) < limit:
+            return
         limit *= 8
 
 
-def _is_in_log(folder: Path, last: int, mark: str) -> bool:
-    """Returns whether a commit up to `last` in the log of a local table has this mark; reads as few of them as it can."""
-    query = mark.rpartition(":")[0]
+def _read_log(folder: Path, last: int) -> Iterator[list[str]]:
+    """Yields the user metadata of each commit in the log of a local table, from `last` back to where it was cleaned."""
     for version in range(last, -1, -1):
         try:
-            lines = commit_file(folder, version).read_bytes().splitlines()
+            actions = read_actions(commit_file(folder, version), "commitInfo")
         except FileNotFoundError:
-            # The log before it was cleaned.
-            return False
-        infos = [json.loads(line) for line in lines if b'"commitInfo"' in line]
-        written = [info["commitInfo"].get("userMetadata") or "" for info in infos if "commitInfo" in info]
-        if mark in written:
-            return True
-        # Batches of a query are written in order.
-        if any(each.startswith(f"{query}:") for each in written):
-            return False
-    return False
+            return
+        yield [action["commitInfo"].get("userMetadata") or "" for action in actions]
 
 
 def _list_payloads(answers: pa.Table, kind: str) -> list[bytes]:

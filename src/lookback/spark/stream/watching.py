@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Iterable
@@ -22,10 +21,9 @@ from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import WITH_STATE
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.texts import summarize_error
-from lookback.spark.platform.session import find_local_path
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.dispatch import select_rule_changes
-from lookback.spark.tables.lakehouse import commit_file
+from lookback.spark.tables.lakehouse import commit_file, read_actions
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -51,8 +49,7 @@ class RulesWatch:
 
     def __init__(self, tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
         self._tables, self._stream, self._checkpoint = tables, stream, checkpoint
-        is_local = find_local_path(tables.root) is not None
-        self._folder = Path(tables.path_or_name("rules")) if is_local else None
+        self._folder = tables.local_folder("rules")
         self._version = tables.version("rules")
         self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
         self._seen: BatchReport | None = None
@@ -153,8 +150,8 @@ class RulesWatch:
 def _read_commit_rows(table: Path, version: int) -> list[dict[str, Any]] | None:
     """Reads the rows of the files that a commit added to a local table; None if there is no such commit yet."""
     try:
-        actions = [json.loads(line) for line in commit_file(table, version).read_text().splitlines()]
-        files = [table / unquote(action["add"]["path"]) for action in actions if "add" in action]
+        added = read_actions(commit_file(table, version), "add")
+        files = [table / unquote(action["add"]["path"]) for action in added]
         return [row for file in files for row in pq.read_table(file, columns=_COLUMNS).to_pylist()]
     except FileNotFoundError:
         return None

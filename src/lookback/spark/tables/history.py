@@ -5,7 +5,6 @@ Logs are cleaned, files are vacuumed, change feeds are switched on late.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from bisect import bisect_left
@@ -21,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import SetupError
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
-from lookback.spark.tables.lakehouse import commit_file
+from lookback.spark.tables.lakehouse import commit_file, read_actions
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -82,7 +81,7 @@ def _has_feed_from_start(tables: Tables, name: str) -> bool:
     if folder is None:
         return _can_read(tables, name, 0)
     try:
-        actions = _read_actions(commit_file(folder, 0))
+        actions = read_actions(commit_file(folder, 0))
         settings = next(action["metaData"]["configuration"] for action in actions if "metaData" in action)
     except (OSError, ValueError, KeyError, StopIteration):
         return False
@@ -137,7 +136,7 @@ def _find_commits_without_files(folder: Path, first: int) -> Iterator[int]:
     }
     version = first
     while (log := commit_file(folder, version)).exists():
-        if any(path not in present and not Path(path).exists() for path in _list_change_files(_read_actions(log))):
+        if any(path not in present and not Path(path).exists() for path in _list_change_files(read_actions(log))):
             yield version
         version += 1
 
@@ -147,10 +146,6 @@ def _list_change_files(actions: list[dict[str, Any]]) -> list[str]:
     changes = [action["cdc"] for action in actions if "cdc" in action]
     parts = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
     return [unquote(part["path"]) for part in changes or [part for part in parts if part.get("dataChange")]]
-
-
-def _read_actions(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
 
 
 def read_recent_events(tables: Tables, stream: Stream, limit: int) -> Any:

@@ -404,6 +404,19 @@ def commit_file(folder: Path, version: int) -> Path:
     return folder / "_delta_log" / f"{version:020d}.json"
 
 
+def read_actions(commit: Path, kind: str = "") -> list[dict[str, Any]]:
+    """Reads the actions of a commit.
+
+    commit: the file that `commit_file` names; kind: of the actions that are wanted, such as add; all of them without it.
+    Raises OSError if there is no such file, and ValueError if it is damaged.
+    """
+    mark = f'"{kind}"' if kind else ""
+    lines = commit.read_text(encoding="utf-8").splitlines()
+    # A line that does not name the kind is not parsed: a commit may add thousands of files.
+    actions = (json.loads(line) for line in lines if mark in line)
+    return [action for action in actions if not kind or kind in action]
+
+
 def _find_last_commit(folder: Path) -> int | None:
     """Returns the last commit in the log of a table's folder; None if the log does not say. Commits have no gaps."""
     try:
