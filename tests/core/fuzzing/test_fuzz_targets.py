@@ -46,7 +46,10 @@ def boom(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize("kind", RULES)
 def test_a_judge_that_raises_fails_the_target_of_documents(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     document(RULES[kind])
-    monkeypatch.setitem(evaluation.JUDGES, kind, boom)
+    if kind in evaluation.JUDGES:
+        monkeypatch.setitem(evaluation.JUDGES, kind, boom)
+    else:
+        monkeypatch.setattr(evaluation.TiledJudge, "judge", boom)
     with pytest.raises(AssertionError, match="BoomError: a defect"):
         document(RULES[kind])
 
@@ -54,7 +57,7 @@ def test_a_judge_that_raises_fails_the_target_of_documents(kind: str, monkeypatc
 # What each target is given that is right, and what it reaches with it.
 REACHED: list[tuple[Callable[[Any], None], Any, Any, str]] = [
     (document, RULES["lookback"], evaluation.Segment, "keep_rows"),
-    (document, RULES["tumbling"], evaluation, "keep_keys"),
+    (document, RULES["tumbling"], evaluation.TiledJudge, "finish"),
     (document, RULES["lookback"], rulebook, "compile_rule"),
     (document, RULES["lookback"], rulebook.RuleBook, "_put_in_force"),
     (document, RULES["lookback"], fuzz_targets.Stream, "from_dict"),

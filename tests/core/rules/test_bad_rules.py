@@ -435,10 +435,12 @@ class Breaks:
         self.asked, self._rule_id, self._error = 0, rule_id, error
         for kind, judge in list(evaluation.JUDGES.items()):
             monkeypatch.setitem(evaluation.JUDGES, kind, self._around(judge))
+        monkeypatch.setattr(evaluation.TiledJudge, "judge", self._around(evaluation.TiledJudge.judge))
 
     def _around(self, judge: Any) -> Any:
-        def judged(case: RuleRun) -> None:
-            judge(case)
+        def judged(*arguments: Any) -> None:
+            judge(*arguments)
+            case: RuleRun = arguments[-1]
             if case.entry.rule_id == self._rule_id:
                 self.asked += 1
                 raise self._error

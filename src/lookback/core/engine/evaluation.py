@@ -22,9 +22,9 @@ from lookback.core.judging.measuring import group_keys, select_kept, select_valu
 from lookback.core.judging.segment import RuleRun, Segment, Timeline
 from lookback.core.judging.sequences import delete_from_sequences, judge_sequences
 from lookback.core.judging.sessions import SessionMemory, delete_from_sessions, forget_measures, judge_sessions
-from lookback.core.judging.tiled import adopt_keys, judge_tiled, keep_keys
+from lookback.core.judging.tiled import TiledJudge, adopt_keys
 from lookback.core.judging.verdicts import Memory, are_memories
-from lookback.core.rules.compiled import JUDGED, OPEN_KEYS, CompiledRule, Feature
+from lookback.core.rules.compiled import CompiledRule, Feature
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.rulebook import Command, Entry, LogRow, RuleChange, order_changes
@@ -38,11 +38,9 @@ from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, T
 
 # A watermark below every time that can be written, for "no watermark yet".
 _NEVER = -(2**62)
-# Judges one rule of a kind over a segment.
+# Judges one rule of a kind over a segment; for the other kinds see `TiledJudge`.
 JUDGES: dict[str, Callable[[RuleRun], None]] = {
     LOOKBACK: judge_lookback,
-    TUMBLING: judge_tiled,
-    SLIDING: judge_tiled,
     SESSION: judge_sessions,
     SEQUENCE: judge_sequences,
 }
@@ -164,7 +162,7 @@ class Evaluator:
         if command.action == "advance" and command.time is not None:
             self._advance(state, command.time, output)
         elif command.action == "clear_state":
-            state.clear((JUDGED, OPEN_KEYS))
+            state.clear()
 
     def _advance(self, state: ShardState, time: int, output: Output) -> None:
         """Moves the watermark, and judges a segment without events, in which it moves."""
@@ -249,20 +247,7 @@ class Evaluator:
     # Time -------------------------------------------------------------------------------------------------------------
 
     def _pass_time(self, state: ShardState, marks: Mapping[int, int | None]) -> int | None:
-        """Moves the shard past these commits: the one place where the highest event time and the floors rise.
-
-        `ShardState.drop_old` later forgets the rows below the floors. Returns the watermark after them.
-        """
-        highs = [high for high in marks.values() if high is not None]
-        if highs:
-            state.high = max(highs) if state.high is None else max(state.high, *highs)
-        if marks:
-            state.last_commit = max(marks)
-        watermark = self._watermark(state)
-        if watermark is not None:
-            for feature in state.features.values():
-                feature.pass_time(watermark)
-        return watermark
+        return state.pass_time(marks, self.stream.max_out_of_orderness, automatic=self.automatic)
 
     def _watermark(self, state: ShardState) -> int | None:
         return state.watermark(self.stream.max_out_of_orderness, automatic=self.automatic)
@@ -357,15 +342,15 @@ def _split_at_deletes(batch: Batch) -> list[Batch]:
 
 def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
     """Judges a segment by all rules. A rule that breaks stops alone, and its results of the segment are dropped."""
-    commit = int(segment.timeline.commits[0])
+    commit, tiled = int(segment.timeline.commits[0]), TiledJudge()
+    judges = {**JUDGES, TUMBLING: tiled.judge, SLIDING: tiled.judge}
     # Neighbours measure the same windows; the places of rows do not depend on who is judged first.
     for entry, rule in sorted(rules, key=lambda each: each[1].sharing_key):
         before = segment.take_snapshot(entry.rule_id)
         with _contain_failure(output, segment.state, [(entry, rule)], commit, partial(segment.restore, before)):
-            JUDGES[rule.spec.kind](segment.start_run(entry, rule))
-    tiled = [rule for _, rule in rules if rule.presence is not None]
-    if tiled:
-        keep_keys(segment, tiled)
+            judges[rule.spec.kind](segment.start_run(entry, rule))
+    if any(rule.presence is not None for _, rule in rules):
+        tiled.finish()
     gathered = segment.finish()
     output.rows += gathered.alerts
     output.late += gathered.late
@@ -394,26 +379,17 @@ def _keep_rows(segment: Segment, rules: _Rules, output: Output) -> None:
 
 def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> None:
     """Forgets all that no rule needs any more."""
-    used = {name for _, rule in rules for name in rule.needs}
-    for name in [name for name in state.features if name not in used]:
-        state.drop_feature(name)
-    # Memories of windows are kept until they are due: their version may come back and write more.
-    remembered = {name for _, rule in rules for name in (rule.memory, rule.open_keys)}
-    for name in [name for name in state.list_memories() if name not in used and name not in remembered]:
-        if name.startswith(JUDGED):
-            state.drop_table(name)
-        else:
-            state.drop_due(name, watermark)
     for _, rule in rules:
         if rule.store and rule.measures:
             forget_measures(state.table(rule.store), [measure.feature.feature_id for measure in rule.measures])
-    keep = {
+    features = {name for _, rule in rules for name in rule.needs}
+    tables = {name for _, rule in rules for name in (rule.memory, rule.open_keys)}
+    raised = {
         entry.rule_id: (rule.spec.suppress, rule.allowed_lateness)
         for entry, rule in rules
         if rule.spec.suppress is not None
     }
-    state.forget_raised(keep, watermark)
-    state.forget_resets()
+    state.forget_unused(features, tables, raised, watermark)
 
 
 @contextmanager

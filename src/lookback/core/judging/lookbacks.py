@@ -17,13 +17,13 @@ import numpy as np
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.judging.measuring import Measuring
 from lookback.core.judging.segment import RuleRun
-from lookback.core.judging.verdicts import Memory, Subject, texts_of
+from lookback.core.judging.verdicts import Finding, Memory, Subject
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.rulebook import Entry
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Column, Mask, from_values
+from lookback.core.values.columns import Column, Mask, from_values, to_texts
 from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.windows import Lookback
 
@@ -92,7 +92,7 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
         assert isinstance(window, Lookback)
         queries = measuring.find_lookbacks(window, rule.group_by, counted, counted_as)
         columns[measure.name] = measuring.measure(measure.feature, None, queries, (window, counted_as))
-        complete_from = rule_run.complete_from(measure.feature.feature_id)
+        complete_from = rule_run.find_complete_from(measure.feature)
         if complete_from is not None and complete_from > queries.earliest:
             is_complete &= queries.first >= complete_from
     inputs = dict(columns)
@@ -323,7 +323,9 @@ class _Revising:
             assert isinstance(measure.window, Lookback)
             queries = Queries(numbers, positions, *measure.window.bounds(times))
             columns[measure.name] = rule_run.measuring.measure(measure.feature, None, queries)
-            is_complete &= rule_run.find_complete(measure.feature.feature_id, queries.first)
+            complete_from = rule_run.find_complete_from(measure.feature)
+            if complete_from is not None:
+                is_complete &= queries.first >= complete_from
         event_columns = {
             name: from_values(rule_run.stream.fields[name], [item.judged.values[at] for item in items])
             for at, name in enumerate(self._fields)
@@ -347,11 +349,11 @@ class _Revising:
         first, last = window.bounds(judged.time)
         key_texts = rule_run.key_texts(item.position)
         subject = Subject(key_texts, item.key, judged.id, judged.time, first, last)
-        memory, verdict = rule_run.writer.revise(judged.memory, subject, holds, texts_of(measures))
-        judged.memory = memory
-        if verdict is not None and memory is not None:
-            order = rule_run.order_by_event(item.position, item.rank)
-            rule_run.write_alert(order, subject, verdict, memory.revision, measures, is_complete, values)
+        finding, order = (
+            Finding(measures, to_texts(measures), is_complete, values),
+            rule_run.order_by_event(item.position, item.rank),
+        )
+        judged.memory = rule_run.revise(order, judged.memory, subject, holds, finding) or judged.memory
 
     def _keep_revisable(self, touched: list[tuple[Key, list[_JudgedEvent]]]) -> None:
         """Keeps the judged events whose windows an event that is in time can still enter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -94,17 +94,11 @@ class Measuring:
         self._columns: _RecentCache[Column] = _RecentCache(32)
         self._distincts: _RecentCache[DistinctCounter] = _RecentCache(4)
         self._run_numbers: _RecentCache[Int64s] = _RecentCache(64)
-        self._shared: _RecentCache[Any] = _RecentCache(8)
 
     def restrict_to(self, positions: Int64s) -> Measuring:
         """Measures as if there were only these events, in ascending order, and no rows of earlier batches."""
         events, watermarks = self.events.take(positions), self.watermarks[positions]
         return Measuring(self.state, events, watermarks, self._shard, self._shards, uses_state=False)
-
-    def share(self, key: Hashable, make: Callable[[], _Entry]) -> _Entry:
-        """Returns what the rules that pass the same key have in common, made by the first of them."""
-        entry: _Entry = self._shared.get(key, make)
-        return entry
 
     def group_events(self, group_by: tuple[str, ...]) -> Grouping:
         """Groups the events by one grouping set."""

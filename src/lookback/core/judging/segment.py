@@ -12,9 +12,9 @@ import numpy as np
 
 from lookback.core.aggregation.sharedruns import Kept
 from lookback.core.expressions.kernels import either_mask
-from lookback.core.judging.lateness import Actions, LateEvents, earliest_in_time, find_in_time
+from lookback.core.judging.lateness import Actions, LateEvents, earliest_in_time
 from lookback.core.judging.measuring import Measuring
-from lookback.core.judging.verdicts import AlertWriter, Subject
+from lookback.core.judging.verdicts import AlertWriter, Finding, Memory, Subject
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.rules.rulebook import EVALUATED, Entry, LogRow
 from lookback.core.state.keyed import Key
@@ -34,7 +34,6 @@ from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, Values, find_beyond_calendar, from_text, from_values, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BOOLEAN, DataType
-from lookback.core.values.windows import TiledWindow
 
 
 class Order(NamedTuple):
@@ -112,8 +111,7 @@ class Segment:
     """The events of a segment in order of arrival, with all that judges need.
 
     watermarks, commit_indexes: per event, the watermark that it is judged against and its commit's index in the timeline.
-    measuring: measures windows. late_events: which events are late. gathered: the results so far. kept_until: by group_by,
-    until which watermark each key of the grouping is kept.
+    measuring: measures windows. late_events: which events are late. gathered: the results so far.
     """
 
     def __init__(
@@ -126,7 +124,6 @@ class Segment:
         self.measuring = Measuring(state, self.events, self.watermarks, shard, shards)
         self.late_events = LateEvents(self.events, self.watermarks)
         self.gathered = Gathered()
-        self.kept_until: dict[tuple[str, ...], Int64s] = {}
         # Per feature, a mask of the events that an alert has emptied.
         self._emptied: dict[str, Mask] = {}
         # By grouping, what features that share their rows keep of the events.
@@ -238,11 +235,9 @@ class RuleRun:
             if where.error is not None:
                 self.failed |= self.grouping.mine & where.error & self.find_in_time()
 
-    def find_in_time(self, tiles: TiledWindow | None = None) -> Mask:
-        """Marks the events that are in time for the rule; tiles: by the last of these windows that covers each."""
-        if tiles is None:
-            return self.measuring.find_in_time(self.rule.allowed_lateness)
-        return find_in_time(self.events.times, self.watermarks, self.rule.allowed_lateness, tiles)
+    def find_in_time(self) -> Mask:
+        """Marks the events that are in time for the rule, whatever its windows; callers must not change the mask."""
+        return self.measuring.find_in_time(self.rule.allowed_lateness)
 
     def earliest_in_time(self, watermark: int) -> int:
         """Returns the earliest time that is in time for the rule at a watermark."""
@@ -270,10 +265,12 @@ class RuleRun:
         evaluated[self.entry.rule_id] = evaluated.get(self.entry.rule_id, 0) + int(np.count_nonzero(judged))
         self._segment.late_events.record(wanted, taken, judged)
 
-    def keep_keys_until(self, watermarks: Int64s) -> None:
-        """Has each key of the grouping kept until a watermark, unless it is kept longer already."""
-        kept_until, group_by = self._segment.kept_until, self.rule.group_by
-        kept_until[group_by] = np.maximum(watermarks, kept_until.get(group_by, watermarks))
+    def count_taken(self, taken: Mask) -> None:
+        """Records the events that the rule's windows take, and counts those of them that have an error."""
+        self.record_judged(self.wanted, taken, taken if self.is_evaluated else np.zeros(len(taken), dtype=bool))
+        if self.is_evaluated:
+            self.failed |= taken & self.find_errors(self.events)
+            self.count_failed_events(self.failed)
 
     def find_effective(self, times: Int64s, until: Int64s | None = None) -> Mask:
         """Marks the times that may trigger: those in [effective_from, effective_until).
@@ -321,13 +318,19 @@ class RuleRun:
             errors |= when.error
         return when.is_true() & ~errors, errors
 
-    def complete_from(self, state_id: str) -> int | None:
-        """Returns the earliest start of a window that has all its events in the state of that name; None for any."""
-        return self.state.features[state_id].complete_from
+    @cached_property
+    def complete_from(self) -> int | None:
+        """The earliest start of a window that has all its events in all states that the rule needs; None for any."""
+        each = (self.state.features[name].complete_from for name in self.rule.needs)
+        return max((bound for bound in each if bound is not None), default=None)
 
-    def find_complete(self, state_id: str, starts: Int64s) -> Mask:
-        """Marks the window starts that have all their events in the state of that name."""
-        bound = self.complete_from(state_id)
+    def find_complete_from(self, feature: Feature) -> int | None:
+        """Returns the earliest start of a window that has all its rows of a feature; None for any."""
+        return self.state.features[feature.feature_id].complete_from
+
+    def find_complete(self, starts: Int64s) -> Mask:
+        """Marks the starts of windows that have all their events."""
+        bound = self.complete_from
         return np.ones(len(starts), dtype=bool) if bound is None else np.asarray(starts >= bound)
 
     def key_at(self, at: int) -> Key:
@@ -390,9 +393,25 @@ class RuleRun:
         values: Mapping[str, Any],
     ) -> None:
         """Writes a row of alerts. measures: typed values; values: what else the message may name."""
-        alert = self.writer.make_alert(
-            subject, verdict, revision, self.arrival_of(order), measures, is_complete, values
+        arrival = self.arrival_of(order)
+        self._add_alert(
+            order, self.writer.make_alert(subject, verdict, revision, arrival, measures, is_complete, values)
         )
+
+    def revise(
+        self, order: Order, memory: Memory | None, subject: Subject, holds: bool, finding: Finding
+    ) -> Memory | None:
+        """Judges a subject, perhaps again, and writes its row if the verdict or the measures have changed.
+
+        memory: of the row before. Returns the memory of the row; None if no row is written.
+        """
+        memory, alert = self.writer.revise(memory, subject, holds, finding, self.arrival_of(order))
+        if alert is None:
+            return None
+        self._add_alert(order, alert)
+        return memory
+
+    def _add_alert(self, order: Order, alert: Alert) -> None:
         time, event_id = order.cause, ""
         if order.phase == BY_EVENT:
             time, event_id = int(self.events.times[order.cause]), sortable_id(self.events.id_value(order.cause))

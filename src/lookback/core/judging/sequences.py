@@ -16,12 +16,12 @@ import numpy as np
 
 from lookback.core.judging.matching import Index, Match, Row, SortKey, Steps, TakenRows, sort_key
 from lookback.core.judging.segment import Order, RuleRun
-from lookback.core.judging.verdicts import Subject, texts_of
+from lookback.core.judging.verdicts import Subject
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Mask
+from lookback.core.values.columns import Mask, to_texts
 from lookback.core.values.keys import Int64s, Keys
 
 _MAX_EVIDENCE_IDS = 100
@@ -236,7 +236,7 @@ class _Judge:
         # A `KeyState` per key.
         self._table = rule_run.state.table(rule_run.rule.store)
         self._floor = rule_run.state.features[rule_run.rule.store].floor
-        self._complete_from = rule_run.complete_from(rule_run.rule.store)
+        self._complete_from = rule_run.complete_from
         # The names in the message that are of earlier steps, and those of the event itself.
         self._step_names = sorted(name for name in rule_run.rule.message_names if "." in name)
         self._field_names = sorted(rule_run.rule.message_names & set(rule_run.stream.fields))
@@ -449,7 +449,7 @@ class _Judge:
         """Writes a row of an absence. verdict None: the first one, raised or suppressed."""
         rule_run, due, row, taken = self._rule_run, wait.time + self._wait, self._find_row(wait), self._find_taken(wait)
         self._rank += 1
-        key_texts = texts_of(rule_run.key_values(self._state.stored_key))
+        key_texts = to_texts(rule_run.key_values(self._state.stored_key))
         subject = Subject(key_texts, self._key, row.id, due, wait.time, due, _list_evidence(taken))
         if verdict is None:
             verdict = rule_run.writer.decide_first(subject)

@@ -17,12 +17,12 @@ import numpy as np
 from lookback.core.aggregation.distinct import count_from_start
 from lookback.core.judging.measuring import select_kept, select_values
 from lookback.core.judging.segment import Order, RuleRun
-from lookback.core.judging.verdicts import Memory, Subject, memories_value, read_memories, texts_of
+from lookback.core.judging.verdicts import Finding, Memory, Subject, memories_value, read_memories
 from lookback.core.rules.compiled import CompiledRule, Feature
 from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Column, Mask, Values, from_values, replace_nan, to_text
+from lookback.core.values.columns import Column, Mask, Values, from_values, replace_nan, to_text, to_texts
 from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.times import NEVER_DUE, to_utc
 from lookback.core.values.types import BIGINT
@@ -354,11 +354,8 @@ class _Judge:
         values = self._slot_values()
         for key in sorted({*positions_by_key, *self._table.due(rule_run.timeline.end)}):
             results += self._process_key(key, positions_by_key.get(key, none), values, taken)
-        judged = taken if rule_run.is_evaluated else np.zeros(len(taken), dtype=bool)
-        rule_run.record_judged(rule_run.wanted, taken, judged)
+        rule_run.count_taken(taken)
         if rule_run.is_evaluated:
-            rule_run.failed |= taken & rule_run.find_errors(rule_run.events)
-            rule_run.count_failed_events(rule_run.failed)
             self._judge(results)
         self._memories.forget_due(rule_run.timeline.end)
 
@@ -429,7 +426,7 @@ class _Judge:
                 yield _Result.of(order, key, session, end)
                 if sessions.is_cut(session) and rule_run.is_evaluated:
                     message = (
-                        f"the session of {texts_of(rule_run.key_values(self._stored_keys[key]))} that began "
+                        f"the session of {to_texts(rule_run.key_values(self._stored_keys[key]))} that began "
                         f"{to_text(to_utc(session.start))} was closed at max_session"
                     )
                     rule_run.add_note("session_closed", message, rule_run.arrival_of(order))
@@ -448,7 +445,7 @@ class _Judge:
         starts = np.array([result.start for result in shown], dtype=np.int64)
         ends = np.array([result.end for result in shown], dtype=np.int64)
         columns = {measure.name: self._measure(measure.feature, shown) for measure in rule_run.rule.measures}
-        is_complete = rule_run.find_complete(rule_run.rule.store, starts)
+        is_complete = rule_run.find_complete(starts)
         for slot in self._slots:
             if slot.feature_id is not None and slot.since is not None:
                 is_complete &= starts >= slot.since
@@ -499,10 +496,10 @@ class _Judge:
         memories, values = self._read_memories(result), self._key_values(result)
         known = memories.get(result.start)
         subject = self._make_subject(result, result.end, values)
-        memory, verdict = self._rule_run.writer.revise(known and known.last, subject, holds, texts_of(measures))
-        if verdict is not None and memory is not None:
+        finding = Finding(measures, to_texts(measures), is_complete, values)
+        memory = self._rule_run.revise(result.order, known and known.last, subject, holds, finding)
+        if memory is not None:
             self._remember(result, memories, SessionMemory(*memory, complete=is_complete, end=result.end))
-            self._rule_run.write_alert(result.order, subject, verdict, memory.revision, measures, is_complete, values)
 
     def _retract_merged(self, result: _Result) -> None:
         """Retracts the alert of a session that was merged into another."""
@@ -520,7 +517,7 @@ class _Judge:
         return self._rule_run.key_values(self._stored_keys[result.key])
 
     def _make_subject(self, result: _Result, end: int, key_values: Mapping[str, Any]) -> Subject:
-        return Subject(texts_of(key_values), result.key, None, end, result.start, end)
+        return Subject(to_texts(key_values), result.key, None, end, result.start, end)
 
     def _read_memories(self, result: _Result) -> dict[int, SessionMemory]:
         """Reads the memories of the key by session start, without those of starts that no session can have any more."""

@@ -5,26 +5,26 @@ before. Neighbouring windows that hold the same events are judged once (`_Result
 are looked at one by one (`_Writer`). Rules with the same windows share all that measures and conditions do not change.
 
 State: the rows of each measure and of the rule's `presence` feature (which tells which windows have events) are runs. Keyed
-tables hold the keys of a grouping with open windows (`_OpenKey`) and the last verdict on each window (`verdicts.Memory`).
+tables hold the keys of a grouping with open windows (`_OpenKeys`) and the last verdict on each window (`verdicts.Memory`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from lookback.core.aggregation.grouping import Queries
-from lookback.core.judging.segment import Order, RuleRun, Segment
-from lookback.core.judging.verdicts import Memory, Subject, memories_value, read_memories, texts_of
+from lookback.core.judging.segment import Order, RuleRun
+from lookback.core.judging.verdicts import Finding, Memory, Subject, memories_value, read_memories
 from lookback.core.rules.compiled import CompiledRule, Feature
-from lookback.core.state.keyed import Key, KeyedTable
+from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK
-from lookback.core.values.columns import Column, Mask, to_text
+from lookback.core.values.columns import Column, Mask, to_text, to_texts
 from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, number_keys
 from lookback.core.values.times import NEVER_DUE, to_utc
 from lookback.core.values.windows import TiledWindow
@@ -35,60 +35,78 @@ _MAX_WINDOWS = 2**18
 _SPARE = 4
 
 
-def judge_tiled(rule_run: RuleRun) -> None:
-    """Judges the windows of a segment by a rule with tumbling or sliding windows."""
-    _Judge(rule_run).run()
+@dataclass(eq=False)
+class TiledJudge:
+    """Judges the rules of a segment that have tumbling or sliding windows; rules with the same windows share them."""
 
+    _open_keys: dict[str, _OpenKeys] = field(default_factory=dict)
+    # The windows that were judged last, by the id of their presence feature: the rules that share them are neighbours.
+    _windows: dict[str, _Windows] = field(default_factory=dict)
 
-def keep_keys(segment: Segment, rules: Iterable[CompiledRule]) -> None:
-    """Keeps the keys with open windows and forgets the others, once all rules of a segment are judged.
+    def judge(self, rule_run: RuleRun) -> None:
+        """Judges the windows of a segment by one rule."""
+        rule, tiles = rule_run.rule, rule_run.spec.window
+        assert isinstance(tiles, TiledWindow)
+        assert rule.presence is not None
+        if rule.open_keys not in self._open_keys:
+            self._open_keys[rule.open_keys] = _OpenKeys(rule_run)
+        presence_id = rule.presence.feature_id
+        if presence_id not in self._windows:
+            self._windows = {presence_id: _Windows(rule_run, tiles, rule.presence, self._open_keys[rule.open_keys])}
+        _RuleJudge(rule_run, self._windows[presence_id]).run()
 
-    rules: those of the segment with tumbling or sliding windows.
-    """
-    for name, group_by in sorted({(rule.open_keys, rule.group_by) for rule in rules}):
-        table, untils = segment.state.table(name), segment.kept_until.get(group_by)
-        if untils is not None:
-            # All windows of the others are closed when the segment is over.
-            numbers, grouping = np.flatnonzero(untils > segment.timeline.end), segment.measuring.group_events(group_by)
-            keys, positions = grouping.distinct.take(numbers), grouping.first_positions[numbers]
-            columns = [segment.events.columns[field].to_stored_list(positions) for field in group_by]
-            pairs = zip(keys.low.tolist(), keys.high.tolist(), strict=True)
-            for row, (key, until) in enumerate(zip(pairs, untils[numbers].tolist(), strict=True)):
-                spare = (until - segment.timeline.end) // _SPARE
-                _keep_key(table, key, _OpenKey([column[row] for column in columns], until), spare)
-        table.forget_due(segment.timeline.end)
+    def finish(self) -> None:
+        """Keeps the keys with open windows and forgets the others, once all rules of the segment are judged."""
+        for _, open_keys in sorted(self._open_keys.items()):
+            open_keys.finish()
 
 
 def adopt_keys(state: ShardState, rule: CompiledRule, presence: Feature) -> None:
     """Moves the keys that an earlier release kept for each presence feature to the table of the grouping."""
+    table = state.table(rule.open_keys)
     for key, _, value in state.table(presence.feature_id).items():
-        _keep_key(state.table(rule.open_keys), key, _OpenKey.from_value(value))
+        if table.find_wake(key) < value["until"]:
+            table.put(key, value, value["until"])
     state.drop_table(presence.feature_id)
 
 
-def _keep_key(table: KeyedTable, key: Key, open_key: _OpenKey, spare: int = 0) -> None:
-    """Keeps a key, if it is not kept as long already. spare: how much longer, so that not every event writes it anew."""
-    value = table.get(key)
-    if value is None or _OpenKey.from_value(value).until < open_key.until:
-        open_key.until += spare
-        table.put(key, open_key.to_value(), open_key.until)
+class _OpenKeys:
+    """The keys of a grouping with open windows, of all rules over the grouping.
 
+    The table has for each key the values of its fields, and a watermark that closes all its windows, which is its wake.
+    """
 
-@dataclass
-class _OpenKey:
-    """A key with open windows. stored: the values of the group_by fields; until: a watermark that closes all its windows."""
+    def __init__(self, rule_run: RuleRun) -> None:
+        self._rule_run, self._grouping = rule_run, rule_run.grouping
+        self._table = rule_run.state.table(rule_run.rule.open_keys)
+        self._untils = np.full(len(self._grouping.distinct.low), -NEVER_DUE)
 
-    stored: list[Any]
-    until: int
+    def keep_until(self, watermarks: Int64s) -> None:
+        """Has each key of the grouping kept until a watermark, unless it is kept longer already."""
+        self._untils = np.maximum(self._untils, watermarks)
 
-    @classmethod
-    def from_value(cls, value: Mapping[str, Any]) -> _OpenKey:
-        """Reads what `to_value` wrote."""
-        return cls(value["key"], value["until"])
+    def find_stored_key(self, key: Key, number: int) -> list[Any]:
+        """Returns the stored values of a key's fields. number: of the key in the grouping, -1 for none."""
+        if number >= 0:
+            return self._rule_run.stored_key(int(self._grouping.first_positions[number]))
+        value = self._table.get(key)
+        assert value is not None
+        stored: list[Any] = value["key"]
+        return stored
 
-    def to_value(self) -> dict[str, Any]:
-        """Returns plain values, as a keyed table stores them."""
-        return {"key": self.stored, "until": self.until}
+    def finish(self) -> None:
+        """Keeps the keys that have open windows when the segment is over, and forgets the others."""
+        end, grouping, events = self._rule_run.timeline.end, self._grouping, self._rule_run.events
+        numbers = np.flatnonzero(self._untils > end)
+        keys, positions = grouping.distinct.take(numbers), grouping.first_positions[numbers]
+        columns = [events.columns[field].to_stored_list(positions) for field in self._rule_run.rule.group_by]
+        pairs = zip(keys.low.tolist(), keys.high.tolist(), strict=True)
+        for row, (key, until) in enumerate(zip(pairs, self._untils[numbers].tolist(), strict=True)):
+            if self._table.find_wake(key) < until:
+                # Kept longer than it needs to be, it is not written again for every event.
+                wake = until + (until - end) // _SPARE
+                self._table.put(key, {"key": [column[row] for column in columns], "until": wake}, wake)
+        self._table.forget_due(end)
 
 
 @dataclass(frozen=True)
@@ -157,17 +175,12 @@ class _Windows:
     taken: mask of the events that the windows take.
     """
 
-    def __init__(self, rule_run: RuleRun, tiles: TiledWindow, presence: Feature) -> None:
-        self._rule_run, self._tiles, self._presence = rule_run, tiles, presence
-        self._lateness, self._measuring, self._grouping = (
-            rule_run.rule.allowed_lateness,
-            rule_run.measuring,
-            rule_run.grouping,
-        )
-        # An `_OpenKey` per key, of all rules with windows over the grouping.
-        self._open_keys = rule_run.state.table(rule_run.rule.open_keys)
-        self.taken = rule_run.wanted & rule_run.find_in_time(tiles)
-        rule_run.keep_keys_until(self._find_last_ends())
+    def __init__(self, rule_run: RuleRun, tiles: TiledWindow, presence: Feature, open_keys: _OpenKeys) -> None:
+        self.tiles, self.presence, self.open_keys = tiles, presence, open_keys
+        self._rule_run, self._measuring, self._grouping = rule_run, rule_run.measuring, rule_run.grouping
+        self._lateness = rule_run.rule.allowed_lateness
+        self.taken = self._measuring.select_rows(presence).selected
+        open_keys.keep_until(self._find_last_ends())
         self._arrivals: dict[bool, _Arrivals] = {}
         # The last results of events, by their name.
         self._updated: tuple[Hashable, _Results | None] = None, None
@@ -177,15 +190,7 @@ class _Windows:
         grouping, taken = self._grouping, self.taken
         last = np.full(len(grouping.distinct.low), -NEVER_DUE)
         np.maximum.at(last, grouping.numbers[taken], self._rule_run.events.times[taken])
-        return self._tiles.last_start(last) + self._tiles.size + self._lateness
-
-    def find_stored_key(self, key: Key, number: int) -> list[Any]:
-        """Returns the stored values of a key's fields. number: of the key in the grouping, -1 for none."""
-        if number >= 0:
-            return self._rule_run.stored_key(int(self._grouping.first_positions[number]))
-        value = self._open_keys.get(key)
-        assert value is not None
-        return _OpenKey.from_value(value).stored
+        return self.tiles.last_start(last) + self.tiles.size + self._lateness
 
     def list_results(self, rule_run: RuleRun) -> Iterator[tuple[Hashable, _Results]]:
         """Yields the results of the watermark, then those of events, each with a name that other rules may share."""
@@ -195,21 +200,18 @@ class _Windows:
         if is_early not in self._arrivals:
             self._arrivals[is_early] = self._find_arrivals(is_early)
         arrivals = self._arrivals[is_early]
-        if arrivals.parts:
-            each = (rule_run.complete_from(feature.feature_id) for feature in rule_run.rule.features)
-            bounds = frozenset(bound for bound in each if bound is not None)
-            for part in range(arrivals.parts):
-                name = (is_early, part, bounds)
-                if self._updated[0] != name:
-                    self._updated = name, self._find_updated(arrivals.take(part), bounds)
-                _, results = self._updated
-                assert results is not None
-                yield name, results
+        for part in range(arrivals.parts):
+            name = (is_early, part, rule_run.complete_from)
+            if self._updated[0] != name:
+                self._updated = name, self._find_updated(arrivals.take(part), rule_run.complete_from)
+            _, results = self._updated
+            assert results is not None
+            yield name, results
 
     @cached_property
     def ended(self) -> tuple[str, _Results] | None:
         """The windows with events whose ends the watermark passes, with their name; None if there are none."""
-        rule_run, tiles, timeline = self._rule_run, self._tiles, self._rule_run.timeline
+        rule_run, tiles, timeline = self._rule_run, self.tiles, self._rule_run.timeline
         passed = tiles.find_ends(timeline.start, timeline.end)
         parts = list(self._list_ended(passed)) if passed else []
         if not parts:
@@ -223,8 +225,8 @@ class _Windows:
         last = np.searchsorted(rule_run.events.commits, timeline.commits[commit_indexes], side="right") - 1
         queries = Queries(numbers[groups], last.astype(np.int64), starts, ends - 1)
         # They mostly have; what is counted here then serves the rules that count events.
-        known_as = (tiles, (self._presence.feature_id, "passed"))
-        has_events = self._measuring.measure(self._presence, keys.take(groups), queries, known_as).values > 0
+        known_as = (tiles, (self.presence.feature_id, "passed"))
+        has_events = self._measuring.measure(self.presence, keys.take(groups), queries, known_as).values > 0
         firsts, ones = np.arange(len(starts), dtype=np.int64), np.ones(len(starts), dtype=np.int64)
         phases = np.full_like(commit_indexes, BY_WATERMARK)
         results = _Results(keys, numbers, groups, starts, firsts, ones, queries, commit_indexes, phases, ends)
@@ -234,13 +236,13 @@ class _Windows:
 
     def _list_ended(self, passed: range) -> Iterator[tuple[Keys, Int64s]]:
         """Yields keys and starts of windows with one of these ends: of those that have events or stored rows."""
-        rule_run, grouping, size = self._rule_run, self._grouping, self._tiles.size
+        rule_run, grouping, size = self._rule_run, self._grouping, self.tiles.size
         first, last = passed[0] - size, passed[-1] - 1
         positions = grouping.sorted[self.taken[grouping.sorted]]
         yield self._list_covering(
             grouping.distinct, grouping.numbers[positions], rule_run.events.times[positions], passed
         )
-        presence = self._presence
+        presence = self.presence
         for _, run in rule_run.state.find_rows(presence.feature_id, presence.row_set, first, last):
             if len(passed) * len(run.keys.low) > len(run):
                 yield self._list_covering(run.keys, *run.list_rows(), passed)
@@ -253,7 +255,7 @@ class _Windows:
 
     def _list_covering(self, keys: Keys, groups: Int64s, times: Int64s, passed: range) -> tuple[Keys, Int64s]:
         """Returns the windows with one of these ends that cover rows sorted by group and time."""
-        tiles, first, last = self._tiles, passed[0] - self._tiles.size, passed[-1] - self._tiles.size
+        tiles, first, last = self.tiles, passed[0] - self.tiles.size, passed[-1] - self.tiles.size
         at = np.flatnonzero((times >= first) & (times < passed[-1]))
         lows = np.maximum(self._find_first_starts(times[at]), first)
         highs = np.minimum(tiles.last_start(times[at]), last)
@@ -262,11 +264,11 @@ class _Windows:
 
     def _find_first_starts(self, times: Int64s) -> Int64s:
         """Returns the start of the first window that ends after each time."""
-        return self._tiles.last_start(times - self._tiles.size) + self._tiles.slide
+        return self.tiles.last_start(times - self.tiles.size) + self.tiles.slide
 
     def _find_arrivals(self, is_early: bool) -> _Arrivals:
         """Finds the windows that each event updates: those that have ended, and with `early` those that have not."""
-        rule_run, tiles = self._rule_run, self._tiles
+        rule_run, tiles = self._rule_run, self.tiles
         positions = np.flatnonzero(self.taken if is_early else self.taken & rule_run.is_late)
         times, watermarks = rule_run.events.times[positions], rule_run.watermarks[positions]
         # A window is closed when its end is not above the watermark less the allowed lateness.
@@ -282,18 +284,18 @@ class _Windows:
         part_of = np.cumsum(np.diff(full, prepend=full[:1]) > 0, dtype=np.int64)
         return _Arrivals(positions[order], first[order], last[order], part_of)
 
-    def _find_updated(self, arrivals: _Arrivals, bounds: Iterable[int]) -> _Results:
-        """Finds the results that events bring. bounds: windows before and after one of these have different results."""
-        rule_run, slide, grouping = self._rule_run, self._tiles.slide, self._grouping
+    def _find_updated(self, arrivals: _Arrivals, complete_from: int | None) -> _Results:
+        """Finds the results that events bring. complete_from: windows that start before it are not complete."""
+        rule_run, slide, grouping = self._rule_run, self.tiles.slide, self._grouping
         numbers = grouping.numbers[arrivals.positions]
         order = np.lexsort((arrivals.first, numbers))
         groups, starts = _list_windows(numbers[order], arrivals.first[order], arrivals.last[order], slide)
         windows = self._make_queries(groups, starts)
-        is_alike = self._measuring.has_same_rows(self._presence, windows)
+        is_alike = self._measuring.has_same_rows(self.presence, windows)
         is_alike[0] = False
         is_alike[1:] &= (groups[1:] == groups[:-1]) & (starts[1:] == starts[:-1] + slide)
-        for bound in bounds:
-            is_alike[1:] &= (starts[1:] < bound) == (starts[:-1] < bound)
+        if complete_from is not None:
+            is_alike[1:] &= (starts[1:] < complete_from) == (starts[:-1] < complete_from)
         classes, class_firsts = np.cumsum(~is_alike) - 1, np.flatnonzero(~is_alike)
         first = TimeSearch(groups, starts).find_first(numbers, arrivals.first)
         last = first + (arrivals.last - arrivals.first) // slide
@@ -311,7 +313,7 @@ class _Windows:
         )  # fmt: skip
 
     def _make_queries(self, numbers: Int64s, starts: Int64s, positions: Int64s | None = None) -> Queries:
-        return Queries(numbers, starts if positions is None else positions, starts, starts + self._tiles.size - 1)
+        return Queries(numbers, starts if positions is None else positions, starts, starts + self.tiles.size - 1)
 
 
 @dataclass(frozen=True)
@@ -338,39 +340,31 @@ class _Arrivals:
         return _Arrivals(self.positions[at], self.first[at], self.last[at], self.part_of[at])
 
 
-class _Judge:
-    def __init__(self, rule_run: RuleRun) -> None:
-        assert isinstance(rule_run.spec.window, TiledWindow)
-        assert rule_run.rule.presence is not None
-        self._rule_run, self._tiles, self._presence = rule_run, rule_run.spec.window, rule_run.rule.presence
-        self._windows = rule_run.measuring.share(self._presence.feature_id, self._open_windows)
-        self._writer = _Writer(rule_run, self._tiles, self._windows)
+class _RuleJudge:
+    """Judges one rule over the windows of a segment."""
 
-    def _open_windows(self) -> _Windows:
-        return _Windows(self._rule_run, self._tiles, self._presence)
+    def __init__(self, rule_run: RuleRun, windows: _Windows) -> None:
+        self._rule_run, self._windows = rule_run, windows
+        self._writer = _Writer(rule_run, windows.tiles, windows.open_keys)
 
     def run(self) -> None:
         """Judges the windows that events or the watermark change in the segment."""
-        rule_run, taken = self._rule_run, self._windows.taken
-        judged = taken if rule_run.is_evaluated else np.zeros(len(taken), dtype=bool)
-        rule_run.record_judged(rule_run.wanted, taken, judged)
+        rule_run = self._rule_run
+        rule_run.count_taken(self._windows.taken)
         if rule_run.is_evaluated:
-            rule_run.failed |= taken & rule_run.find_errors(rule_run.events)
-            rule_run.count_failed_events(rule_run.failed)
             for name, results in self._windows.list_results(rule_run):
                 self._judge(name, results)
         self._writer.finish()
 
     def _judge(self, name: Hashable, results: _Results) -> None:
         """Measures results and hands those that can get a row to the writer."""
-        rule_run, starts = self._rule_run, results.first_starts
-        columns: dict[str, Column] = {}
-        is_complete = rule_run.find_complete(self._presence.feature_id, starts)
-        known_as = (self._tiles, (self._presence.feature_id, name))
-        for measure in rule_run.rule.measures:
-            feature = measure.feature
-            columns[measure.name] = rule_run.measuring.measure(feature, results.result_keys, results.queries, known_as)
-            is_complete &= rule_run.find_complete(feature.feature_id, starts)
+        rule_run, windows, keys = self._rule_run, self._windows, results.result_keys
+        known_as = (windows.tiles, (windows.presence.feature_id, name))
+        columns = {
+            measure.name: rule_run.measuring.measure(measure.feature, keys, results.queries, known_as)
+            for measure in rule_run.rule.measures
+        }
+        is_complete = rule_run.find_complete(results.first_starts)
         holds, errors = rule_run.check_condition({**columns, **self._key_columns(results)}, is_complete)
         self._writer.add(results, _Verdicts(columns, is_complete, holds, errors))
 
@@ -382,7 +376,7 @@ class _Judge:
         used, keys = results.used_groups, results.keys.take(results.used_groups)
         triples = zip(keys.low.tolist(), keys.high.tolist(), results.numbers[used].tolist(), strict=True)
         columns = self._rule_run.key_columns(
-            [self._windows.find_stored_key((low, high), at) for low, high, at in triples]
+            [self._windows.open_keys.find_stored_key((low, high), at) for low, high, at in triples]
         )
         ranks = np.searchsorted(used, results.groups[results.firsts])
         return {name: column.take(ranks) for name, column in columns.items()}
@@ -414,14 +408,13 @@ class _Row:
 class _Writer:
     """Writes the rows of the windows whose verdict or measures have changed, once all results of a segment are known."""
 
-    def __init__(self, rule_run: RuleRun, tiles: TiledWindow, windows: _Windows) -> None:
-        self._rule_run, self._tiles, self._windows = rule_run, tiles, windows
+    def __init__(self, rule_run: RuleRun, tiles: TiledWindow, open_keys: _OpenKeys) -> None:
+        self._rule_run, self._tiles, self._open_keys = rule_run, tiles, open_keys
         self._span = tiles.size + rule_run.rule.allowed_lateness
         # Per key the memories of its windows, by start (see `verdicts.read_memories`).
         self._table = rule_run.state.table(rule_run.rule.memory)
         self._memories: dict[Key, dict[int, Memory]] = {}
-        # Per key whose memories have changed, up to which start they are forgotten.
-        self._changed: dict[Key, int] = {}
+        self._changed: set[Key] = set()
         self._values: dict[Key, tuple[dict[str, Any], dict[str, str | None]]] = {}
         self._rows: list[_Row] = []
         # The windows for which the condition held: keys and starts.
@@ -487,7 +480,7 @@ class _Writer:
         distinct, ranks = np.unique(at, return_inverse=True)
         columns = {name: column.take(distinct).to_list() for name, column in verdicts.columns.items()}
         measures = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        texts = [texts_of(each) for each in measures]
+        texts = [to_texts(each) for each in measures]
         groups, starts = results.groups[windows], results.starts[windows].tolist()
         keys = results.keys.take(groups)
         pairs, numbers = zip(keys.low.tolist(), keys.high.tolist(), strict=True), results.numbers[groups].tolist()
@@ -501,28 +494,27 @@ class _Writer:
         """Writes all rows in order, and keeps the memories of their windows."""
         for row in sorted(self._rows, key=lambda row: row.order):
             self._write(row)
-        for key, after in self._changed.items():
-            memories = {start: memory for start, memory in self._memories[key].items() if start > after}
-            self._table.put(key, memories_value(memories), max(memories) + self._span)
-        self._table.forget_due(self._rule_run.timeline.end)
+        end = self._rule_run.timeline.end
+        for key in self._changed:
+            # Windows that are closed by now are forgotten.
+            memories = {start: memory for start, memory in self._memories[key].items() if start + self._span > end}
+            self._table.put(key, memories_value(memories) if memories else None, max(memories, default=0) + self._span)
+        self._table.forget_due(end)
 
     def _write(self, row: _Row) -> None:
         """Writes the row of a window, if its verdict or its measures have changed."""
         rule_run, start, memories = self._rule_run, row.order.rank, self._open_memories(row.key)
         if row.key not in self._values:
-            values = rule_run.key_values(self._windows.find_stored_key(row.key, row.number))
-            self._values[row.key] = values, texts_of(values)
+            values = rule_run.key_values(self._open_keys.find_stored_key(row.key, row.number))
+            self._values[row.key] = values, to_texts(values)
         values, texts = self._values[row.key]
         end = start + self._tiles.size
         subject = Subject(texts, row.key, None, end, start, end)
-        memory, verdict = rule_run.writer.revise(memories.get(start), subject, row.holds, row.texts)
-        if verdict is None or memory is None:
-            return
-        memories[start] = memory
-        # Windows that are closed by now are forgotten.
-        self._changed[row.key] = rule_run.watermark_before(row.order) - self._span
-        measures = dict(row.measures)
-        rule_run.write_alert(row.order, subject, verdict, memory.revision, measures, row.is_complete, values)
+        finding = Finding(dict(row.measures), row.texts, row.is_complete, values)
+        memory = rule_run.revise(row.order, memories.get(start), subject, row.holds, finding)
+        if memory is not None:
+            memories[start] = memory
+            self._changed.add(row.key)
 
 
 def _join_keys(parts: Iterable[Keys]) -> Keys:

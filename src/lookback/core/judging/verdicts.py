@@ -10,7 +10,6 @@ from lookback.core.rules.rulebook import Entry
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState, raised_wake
 from lookback.core.streams.alerts import Alert, compute_alert_id
-from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 
 
@@ -41,6 +40,18 @@ class Subject(NamedTuple):
     window_start: int
     window_end: int
     evidence: Sequence[str] = ()
+
+
+class Finding(NamedTuple):
+    """The findings about a subject: its measures, typed and as texts, and whether its window has all its events.
+
+    values: what else the message may name.
+    """
+
+    measures: Mapping[str, Any]
+    texts: Mapping[str, str | None]
+    is_complete: bool
+    values: Mapping[str, Any]
 
 
 _Memory = TypeVar("_Memory", bound=NamedTuple)
@@ -88,10 +99,19 @@ class AlertWriter:
         return memory if memory is not None and memory.version == self._entry.version else None
 
     def revise(
+        self, memory: Memory | None, subject: Subject, holds: bool, finding: Finding, arrival: int
+    ) -> tuple[Memory | None, Alert | None]:
+        """Judges a subject, perhaps again. Returns its memory, and the row to write; None for no row."""
+        memory, verdict = self._decide(self.keep_own(memory), subject, holds, finding.texts)
+        if memory is None or verdict is None:
+            return memory, None
+        values = finding.measures, finding.is_complete, finding.values
+        return memory, self.make_alert(subject, verdict, memory.revision, arrival, *values)
+
+    def _decide(
         self, memory: Memory | None, subject: Subject, holds: bool, texts: Mapping[str, str | None]
     ) -> tuple[Memory | None, str | None]:
-        """Judges a subject, perhaps again. Returns its new memory, and the verdict of the row to write; None for no row."""
-        memory = self.keep_own(memory)
+        """Decides the verdict of the row to write, None for no row, and what is remembered after it."""
         if memory is None:
             if not holds:
                 return None, None
@@ -137,8 +157,3 @@ class AlertWriter:
             evidence=subject.evidence,
             arrival=arrival,
         )
-
-
-def texts_of(measures: Mapping[str, Any]) -> dict[str, str | None]:
-    """Returns values as the alerts table holds them."""
-    return {name: to_text(value) for name, value in measures.items()}

@@ -104,6 +104,11 @@ class KeyedTable:
         """Returns the value of a key; None if it has none. A value that is changed in place must be put again."""
         return self._decode_value(key, self._open(key))
 
+    def find_wake(self, key: Key) -> int:
+        """Returns the wake of a key; below every watermark if it has no value."""
+        entry = self._open(key)
+        return entry.wake if entry.exists else -NEVER_DUE
+
     def may_have(self, keys: Keys) -> Mask:
         """Marks the keys that may have a value; no other has one. Cheaper than to ask for each of many keys."""
         found = np.zeros(len(keys.low), dtype=bool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from lookback.core.aggregation.sharedruns import (
     merge_shared_runs,
 )
 from lookback.core.errors import StateError
+from lookback.core.rules.compiled import JUDGED, OPEN_KEYS
 from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.keyruns import Key, split_text
@@ -259,6 +260,25 @@ class ShardState:
             bounds.append(self.high - max_out_of_orderness)
         return max(bounds) if bounds else None
 
+    def pass_time(
+        self, marks: Mapping[int, int | None], max_out_of_orderness: int, *, automatic: bool = True
+    ) -> int | None:
+        """Moves past these commits: the one place where the highest event time and the floors rise.
+
+        marks: the highest event time of each commit, None if no event of it counts. `drop_old` later forgets the rows below
+        the floors. Returns the watermark after the commits.
+        """
+        highs = [high for high in marks.values() if high is not None]
+        if highs:
+            self.high = max(highs) if self.high is None else max(self.high, *highs)
+        if marks:
+            self.last_commit = max(marks)
+        watermark = self.watermark(max_out_of_orderness, automatic=automatic)
+        if watermark is not None:
+            for feature in self.features.values():
+                feature.pass_time(watermark)
+        return watermark
+
     def load_run(self, stored: StoredRun) -> Run:
         """Returns the run, read from the store unless it is in memory."""
         run = self._load(stored)
@@ -351,7 +371,29 @@ class ShardState:
             if not runs:
                 del self.row_sets[name]
 
-    def forget_resets(self) -> None:
+    def forget_unused(
+        self,
+        features: Collection[str],
+        tables: Collection[str],
+        raised: Mapping[str, tuple[int, int]],
+        watermark: int | None,
+    ) -> None:
+        """Forgets all but the features and keyed tables of these names, and what is due of those.
+
+        raised: of the rules that suppress alerts, by rule_id, how long an alert suppresses others, and the allowed lateness.
+        """
+        for feature_id in [feature_id for feature_id in self.features if feature_id not in features]:
+            self.drop_feature(feature_id)
+        for name in [name for name in self.tables if name not in features and name not in tables]:
+            if name.startswith(JUDGED):
+                self.drop_table(name)
+            elif not name.startswith((_RAISED, _RESETS)):
+                # Memories of windows are kept until they are due: their version may come back and write more.
+                self._drop_due(name, watermark)
+        self._forget_raised(raised, watermark)
+        self._forget_resets()
+
+    def _forget_resets(self) -> None:
         """Forgets the resets that are older than every run."""
         for feature in self.features.values():
             if feature.resets is not None:
@@ -397,11 +439,8 @@ class ShardState:
             _keep_raised(table, *keep)
         return table
 
-    def forget_raised(self, keep: Mapping[str, tuple[int, int]], watermark: int | None) -> None:
-        """Forgets raised alerts that can suppress no others, and those of rules that suppress none.
-
-        keep: by rule_id, how long an alert suppresses others, and the allowed lateness.
-        """
+    def _forget_raised(self, keep: Mapping[str, tuple[int, int]], watermark: int | None) -> None:
+        """Forgets raised alerts that can suppress no others, and those of rules that suppress none."""
         for name in [name for name in self.tables if name.startswith(_RAISED)]:
             table, spans = self.tables[name], keep.get(json.loads(name.removeprefix(_RAISED))[0])
             if spans is None:
@@ -487,19 +526,15 @@ class ShardState:
             at = runs.index(stored)
             self._rewrite_shared(runs, at, at + 1)
 
-    def clear(self, prefixes: tuple[str, ...]) -> None:
-        """Drops all features with their rows, all raised alerts, and the keyed tables whose names have one of the prefixes."""
+    def clear(self) -> None:
+        """Drops all features with their rows, raised alerts, keys with open windows, and events that may be revised."""
         for stored in [stored for runs in self.row_sets.values() for stored in runs]:
             self._drop_page(stored)
         self.row_sets = {}
         for feature_id in list(self.features):
             self.drop_feature(feature_id)
-        for name in [name for name in self.tables if name.startswith((*prefixes, _RAISED))]:
+        for name in [name for name in self.tables if name.startswith((JUDGED, OPEN_KEYS, _RAISED))]:
             self.drop_table(name)
-
-    def list_memories(self) -> list[str]:
-        """Lists the keyed tables that belong to rules, other than raised alerts."""
-        return [name for name in self.tables if not name.startswith((_RAISED, _RESETS))]
 
     def adopt(self, former: str, name: str, is_own: Callable[[Any], bool]) -> None:
         """Moves a rule's own values out of the table that release 0.1.0 shared between all kinds of rules."""
@@ -511,7 +546,7 @@ class ShardState:
                     own.put(key, value, wake)
             self.drop_table(former)
 
-    def drop_due(self, name: str, watermark: int | None) -> None:
+    def _drop_due(self, name: str, watermark: int | None) -> None:
         """Drops the keys of a table whose wake is at or below the watermark, and the table with its last key."""
         table = self.tables[name]
         if watermark is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any
@@ -166,6 +167,11 @@ def to_text(value: Any) -> str | None:
     if isinstance(value, list):
         return "[" + ", ".join(to_text(v) or "null" for v in value) + "]"
     return str(value)
+
+
+def to_texts(values: Mapping[str, Any]) -> dict[str, str | None]:
+    """Writes values by name as `to_text` does."""
+    return {name: to_text(value) for name, value in values.items()}
 
 
 def from_text(type_: DataType, text: str) -> Any:
