@@ -24,11 +24,10 @@ from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.platform.session import on_databricks
 from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
+from lookback.spark.tables.appends import append_directly
 from lookback.spark.tables.lakehouse import commit_file, read_actions
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
@@ -121,7 +120,7 @@ class Sink:
         # The log goes first, so that every alert that is written has the log row of its rule's activation.
         for name, rows in (("rule_log", log), ("late_events", late), ("alerts", alerts)):
             if rows.num_rows and not (self.check and is_written(self.tables, name, mark)):
-                self.tables.append(self._make_frame(rows), name, mark)
+                self._append(rows, name, mark)
         self.check = False
         finished = dt.datetime.now(dt.timezone.utc)
         report = _make_report(
@@ -130,8 +129,9 @@ class Sink:
         _LOG.info("stream=%s %s", self.stream.name, report)
         return report
 
-    def _make_frame(self, rows: pa.Table) -> DataFrame:
-        return self.tables.spark.createDataFrame(rows).coalesce(1)
+    def _append(self, rows: pa.Table, name: str, mark: str) -> None:
+        if not append_directly(self.tables, rows, name, mark):
+            self.tables.append(self.tables.spark.createDataFrame(rows).coalesce(1), name, mark)
 
 
 def is_written(tables: Tables, name: str, mark: str) -> bool:
