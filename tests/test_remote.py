@@ -413,7 +413,7 @@ def test_missing_credentials_are_said(
         (error(403, "PERMISSION_DENIED", "User is not authorized."), "not allowed (403: User is not authorized)"),
         (error(500, "INTERNAL_ERROR", "Internal error."), "the workspace failed (500: Internal error)"),
         (error(503, "TEMPORARILY_UNAVAILABLE", "Busy.", Retry_After="0"), "is not available for now (503)"),
-        (error(429, "REQUEST_LIMIT_EXCEEDED", "Slow down.", Retry_After="0"), "asked too often (429)"),
+        (error(429, "REQUEST_LIMIT_EXCEEDED", "Slow down.", Retry_After="0"), "too many requests (429)"),
         (error(400, "INVALID_PARAMETER_VALUE", "No such thing."), "refused (INVALID_PARAMETER_VALUE: No such thing)"),
         (Answer("<html>Sign in to the proxy</html>"), "the answer does not come from a workspace"),
         (Answer({}, seconds=0.5), "no answer in time"),

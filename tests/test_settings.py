@@ -79,7 +79,7 @@ def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, text: str) -> 
 def test_a_rule_file_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "rule.yml"
     file.write_text("rule_id: a\nwindow: 1 hour\nrule_id: b\n")
-    with pytest.raises(SetupError, match=r"rule\.yml:3: the key rule_id stands twice"):
+    with pytest.raises(SetupError, match=r"rule\.yml:3: the key rule_id is written twice"):
         load_rule_document(file)
 
 

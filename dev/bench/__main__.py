@@ -126,7 +126,7 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    """Those of the profile, and what the command line says before them."""
+    """Returns the settings of the profile, changed by those of the command line."""
     chosen = Settings.local(conf=REPOSITORY / "conf", profile=options.profile)
     return replace(
         chosen,

@@ -17,8 +17,8 @@ _MIB = 1 << 20
 class MemorySampler:
     """Looks twice a second, while it is entered, at the resident memory of the processes below this one.
 
-    The peak of the largest worker is the kernel's own, which misses nothing between two looks. Of the workers together there
-    are two: resident memory, in which a page that they share counts for each, and proportional (PSS), in which it counts once.
+    The peak of the largest worker is the kernel's own, which misses nothing between two looks. The workers together
+    have two: resident memory, in which a page that they share counts for each, and proportional (PSS), in which it counts once.
     """
 
     def __init__(self) -> None:

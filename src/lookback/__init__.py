@@ -21,7 +21,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Imports what is asked for when it is: a part of the package costs only what that part needs."""
+    """Imports a part of the package when it is first used, so that each costs only what it needs."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

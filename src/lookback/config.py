@@ -89,12 +89,12 @@ class Settings:
             own["every"] or chosen["every"],
             {**chosen["admission"], **own["admission"]},
             {**chosen["spark"], **own["spark"]},
-            _metrics(own["metrics"], file),
-            _shards(own["shards"], file),
-            _truth(own["accept_unknown_checkpoint"], "accept_unknown_checkpoint", file),
+            _read_metrics_seconds(own["metrics"], file),
+            _read_shards(own["shards"], file),
+            _read_boolean(own["accept_unknown_checkpoint"], "accept_unknown_checkpoint", file),
             catalog or "",
             schema or "",
-            _retention(own["retention"], file),
+            _read_retention(own["retention"], file),
         )
 
     def streams(self) -> dict[str, Stream]:
@@ -118,7 +118,7 @@ def load_receivers(conf_dir: str | Path) -> tuple[Receiver, ...]:
     return receivers
 
 
-def _shards(text: str, file: Path) -> int | None:
+def _read_shards(text: str, file: Path) -> int | None:
     """Reads the number of shards; None if the settings leave it out. Raises SetupError."""
     if not text:
         return None
@@ -127,13 +127,13 @@ def _shards(text: str, file: Path) -> int | None:
     return int(text)
 
 
-def _truth(text: str, key: str, file: Path) -> bool:
+def _read_boolean(text: str, key: str, file: Path) -> bool:
     if text.lower() not in ("true", "false"):
         raise SetupError(f"{file}: {key} is true or false, got {text!r}")
     return text.lower() == "true"
 
 
-def _metrics(text: str, file: Path) -> float | None:
+def _read_metrics_seconds(text: str, file: Path) -> float | None:
     """Reads the seconds between two rows of metrics; None for none. Raises SetupError."""
     if text in ("", "none"):
         return None if text else DEFAULT_METRICS
@@ -146,7 +146,7 @@ def _metrics(text: str, file: Path) -> float | None:
     return microseconds / 1_000_000
 
 
-def _retention(texts: Mapping[str, str], file: Path) -> dict[str, dt.timedelta]:
+def _read_retention(texts: Mapping[str, str], file: Path) -> dict[str, dt.timedelta]:
     """Reads the age at which rows are deleted, by table. Raises SetupError with every problem."""
     problems, found = [], {}
     for name, text in texts.items():
@@ -201,11 +201,13 @@ def load_stream(path: str | Path) -> Stream:
     file = Path(path)
     node, document = _read(file)
     lines: dict[str, int] = {}
-    twice = [Problem(place, f"the key stands twice, {file}:{line}") for place, line in _places(node, "", lines)]
+    twice = [
+        Problem(place, f"the key is written twice, {file}:{line}") for place, line in _note_places(node, "", lines)
+    ]
     try:
         stream = Stream.from_dict(document)
     except StreamError as error:
-        problems = [Problem(p.place, f"{p.message}, {file}:{_line(lines, p.place)}") for p in error.problems]
+        problems = [Problem(p.place, f"{p.message}, {file}:{_find_line(lines, p.place)}") for p in error.problems]
         raise StreamError(error.name, [*twice, *problems]) from None
     if twice:
         raise StreamError(stream.name, twice)
@@ -235,9 +237,9 @@ def load_rule_document(path: str | Path) -> dict[str, Any]:
     """Reads the rule document of a YAML file, unchecked. Raises SetupError if the file holds no mapping."""
     file = Path(path)
     node, document = _read(file)
-    twice = _places(node, "", {})
+    twice = _note_places(node, "", {})
     if twice:
-        raise SetupError("; ".join(f"{file}:{line}: the key {place} stands twice" for place, line in twice))
+        raise SetupError("; ".join(f"{file}:{line}: the key {place} is written twice" for place, line in twice))
     if not isinstance(document, dict):
         raise SetupError(f"{file} holds no rule; a rule is a mapping with the keys rule_id, stream, window, ...")
     return document
@@ -260,7 +262,7 @@ def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
             raise SetupError(f"{file} is larger than {MAX_FILE_BYTES:,} bytes; that is no declaration, rule or setting")
         text = file.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is not None and _size(node, {}) > MAX_NODES:
+        if node is not None and _count_nodes(node, {}) > MAX_NODES:
             raise SetupError(
                 f"{file} has more than {MAX_NODES:,} values once its aliases (*name) are written out; write what is meant"
             )
@@ -268,7 +270,7 @@ def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"{file} cannot be read: {error}") from error
     except yaml.MarkedYAMLError as error:
-        raise _not_yaml(file, text, error) from error
+        raise _explain_yaml_error(file, text, error) from error
     except RecursionError as error:
         raise SetupError(f"{file} is nested too deeply, or an alias in it holds itself; make it flatter") from error
     except (yaml.YAMLError, ValueError) as error:
@@ -290,11 +292,11 @@ _YAML_PROBLEMS = (
         "put the whole value in double quotes, and texts in it in single ones",
     ),
     ("expected <block end>", "the line is indented otherwise than the others of its level", _ALIKE),
-    ("sequence entries are not allowed", "a '-' stands where no list can begin", "put the list below its key"),
+    ("sequence entries are not allowed", "a '-' is where no list can begin", "put the list below its key"),
     ("expected ',' or", "a bracket before it is not closed, or a comma is missing", "write it"),
     ("unexpected end of stream", "a quote is opened and not closed", "close it"),
     ("another document", "a second document begins", "write one in a file, and leave '---' out"),
-    ("unknown escape character", "a backslash stands within double quotes", "use single quotes"),
+    ("unknown escape character", "there is a backslash within double quotes", "use single quotes"),
     (
         "could not find expected ':'",
         "a key has no ':'",
@@ -304,7 +306,7 @@ _YAML_PROBLEMS = (
 )
 
 
-def _not_yaml(file: Path, text: str, error: yaml.MarkedYAMLError) -> SetupError:
+def _explain_yaml_error(file: Path, text: str, error: yaml.MarkedYAMLError) -> SetupError:
     """Names the place, what is seen there, and the remedy of a file that YAML's parser refuses."""
     problem, mark = str(error.problem or error.context), error.problem_mark or error.context_mark
     if "unexpected end of stream" in problem:
@@ -324,17 +326,17 @@ def _not_yaml(file: Path, text: str, error: yaml.MarkedYAMLError) -> SetupError:
     return SetupError(f"{file}:{mark.line + 1} is not YAML: {what}, at {seen!r}; {remedy}")
 
 
-def _size(node: Any, known: dict[int, int]) -> int:
+def _count_nodes(node: Any, known: dict[int, int]) -> int:
     """Counts the nodes with every alias written out. Raises RecursionError if one contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:
         parts = [part for each in node.value for part in (each if isinstance(each, tuple) else (each,))]
-        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+        known[id(node)] = 1 + sum(_count_nodes(part, known) for part in parts)
     return known[id(node)]
 
 
-def _places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str, int]]:
+def _note_places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str, int]]:
     """Notes the line of every place below a node. Returns the places that occur twice, each with its later line."""
     if not isinstance(node, yaml.MappingNode):
         return []
@@ -344,11 +346,11 @@ def _places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str, int
         if name in lines:
             twice.append((name, line))
         lines[name] = line
-        twice += _places(value, name, lines)
+        twice += _note_places(value, name, lines)
     return twice
 
 
-def _line(lines: dict[str, int], place: str) -> int:
+def _find_line(lines: dict[str, int], place: str) -> int:
     """Returns the line of a place, or of the nearest one around it that is in the file."""
     while place and place not in lines:
         place = place.rpartition(".")[0]

@@ -211,7 +211,7 @@ def test_a_line_with_a_key_twice_is_rejected(tables: Tables, tmp_path: Path) -> 
     )
     assert take(tables, stream(), file).rejected == 1
     (row,) = tables.read("rejected_events").collect()
-    assert row["reason"] == "a key stands twice in the line, and only one value can count; send it once"
+    assert row["reason"] == "a key is written twice in the line, and only one value can count; send it once"
 
 
 def test_times_without_a_zone_and_days_without_a_time_are_counted(tables: Tables, tmp_path: Path) -> None:

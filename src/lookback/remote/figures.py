@@ -90,7 +90,7 @@ class _Reader:
     def read_samples(self) -> tuple[list[Sample], Row | None]:
         """Returns the rows of `metrics` of the last hour, oldest first, and the last row of all."""
         table = self.tables.quote("metrics")
-        rows = self._rows(
+        rows = self._query(
             f"SELECT unix_micros(measured_at) AS at_us, measured_at >= {self._since} AS recent, events, late, discarded, "
             "lag_seconds, unix_micros(watermark) AS watermark, state_rows, run_ms, evaluate_ms, write_ms, "
             f"to_json(by_rule) AS by_rule, judged FROM {table} WHERE stream = :stream AND (measured_at >= {self._since} "
@@ -101,7 +101,7 @@ class _Reader:
 
     def read_rules(self) -> dict[str, str]:
         """Maps each rule of the stream to the status of its last version."""
-        rows = self._rows(
+        rows = self._query(
             "SELECT rule_id, newest.status AS status, newest.document AS document FROM (SELECT rule_id, "
             "max_by(struct(status, document), coalesce(version, 0)) AS newest "
             f"FROM {self.tables.quote('rules')} WHERE rule_id <> '*' GROUP BY rule_id) ORDER BY rule_id"
@@ -120,7 +120,7 @@ class _Reader:
         """Returns the last commit judged, by the last row of `metrics`; without one, the last that raised an alert."""
         if last is not None and last["judged"] is not None:
             return int(last["judged"])
-        rows = self._rows(
+        rows = self._query(
             f"SELECT max(arrival) AS arrival FROM {self.tables.quote('alerts')} WHERE stream = :stream",
             stream=self.tables.stream,
         )
@@ -128,7 +128,7 @@ class _Reader:
 
     def read_history(self, limit: int) -> list[Commit]:
         """Returns the newest commits of the events table."""
-        rows = self._rows(f"DESCRIBE HISTORY {self.tables.quote(self.tables.stream)} LIMIT {limit}")
+        rows = self._query(f"DESCRIBE HISTORY {self.tables.quote(self.tables.stream)} LIMIT {limit}")
         return [
             Commit(
                 int(row["version"] or 0), _parse_time(str(row["timestamp"])), row["operation"] or "",
@@ -139,7 +139,7 @@ class _Reader:
 
     def count_rejected(self) -> tuple[int, str]:
         """Counts the rows that ingest rejected within the last hour; with the reason of the newest."""
-        rows = self._rows(
+        rows = self._query(
             "SELECT count(*) AS counted, max_by(reason, ingested_at) AS reason "
             f"FROM {self.tables.quote('rejected_events')} WHERE stream = :stream AND ingested_at >= {self._since}",
             stream=self.tables.stream, since=self.since,
@@ -148,7 +148,7 @@ class _Reader:
 
     def count_ingested(self) -> int:
         """Counts the rows that ingest took within the last hour."""
-        rows = self._rows(
+        rows = self._query(
             f"SELECT count(*) AS counted FROM {self.tables.quote(self.tables.stream)} WHERE ingested_at >= {self._since}",
             since=self.since,
         )
@@ -156,7 +156,7 @@ class _Reader:
 
     def read_log(self, now: dt.datetime) -> tuple[dict[str, str], dict[str, str]]:
         """Maps rules that failed within the last hour, and rules whose last version was rejected, to the log's message."""
-        rows = self._rows(
+        rows = self._query(
             "SELECT rule_id, has_failed, newest.action AS action, newest.message AS message, at_us FROM ("
             "SELECT rule_id, action = 'failed' AS has_failed, unix_micros(max(logged_at)) AS at_us, "
             "max_by(struct(action, message), struct(logged_at, batch_id, version)) AS newest "
@@ -172,7 +172,7 @@ class _Reader:
         }
         return failing, {rule_id: message for rule_id, message, row in messages if row["action"] == "rejected"}
 
-    def _rows(self, text: str, **values: str) -> Sequence[Row]:
+    def _query(self, text: str, **values: str) -> Sequence[Row]:
         return self.execute(Query(text, values))
 
 

@@ -124,7 +124,7 @@ def find_last_run(workspace: Workspace, job: DeployedJob) -> BaseRun | None:
 
 
 def is_paused(job: DeployedJob) -> bool:
-    """Whether the job is continuous and begins no run by itself."""
+    """Returns whether the job is continuous and begins no run by itself."""
     continuous = job.settings.continuous
     return continuous is not None and continuous.pause_status == PauseStatus.PAUSED
 
@@ -140,14 +140,14 @@ def describe_state(run: BaseRun | Run | RunTask) -> str:
 
 
 def has_ended(run: BaseRun | Run | RunTask) -> bool:
-    """Whether a run or task has ended."""
+    """Returns whether a run or task has ended."""
     if run.status and run.status.state:
         return run.status.state == RunLifecycleStateV2State.TERMINATED
     return bool(run.state and run.state.life_cycle_state and run.state.life_cycle_state.value in _ENDED)
 
 
 def has_failed(run: BaseRun | Run | RunTask) -> bool:
-    """Whether a run or task has ended without success; one that a person cancelled has not failed."""
+    """Returns whether a run or task has ended without success; one that a person cancelled has not failed."""
     if not has_ended(run):
         return False
     if run.status and run.status.termination_details:

@@ -64,7 +64,7 @@ class DeployedJob:
 
     @property
     def is_continuous(self) -> bool:
-        """Whether the workspace starts the job again when it ends."""
+        """True if the workspace starts the job again when it ends."""
         return self.settings.continuous is not None
 
     @property
@@ -165,7 +165,7 @@ def open_workspace(
 
 
 def connect(profile: str | None, request_seconds: float, retry_seconds: float) -> WorkspaceClient:
-    """Makes a client, which has not yet asked the workspace whether the credentials are right."""
+    """Makes a client, whose credentials the workspace has not yet checked."""
     # The SDK warns where a workspace does not describe itself, which nothing here needs.
     logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
     try:
@@ -212,7 +212,7 @@ def explain_errors(host: str, subject: str) -> Iterator[None]:
 def _explain_error(error: BaseException) -> str:
     text = _describe_error(error)
     if isinstance(error, TooManyRequests):
-        return "asked too often (429), also after waiting as it asked; try again in some minutes"
+        return "too many requests (429), also after the wait that it requested; try again in some minutes"
     if isinstance(error, TemporarilyUnavailable):
         return "is not available for now (503); try again in some minutes"
     if isinstance(error, requests.Timeout):

@@ -294,8 +294,8 @@ def _find_stream(row: Row, streams: Mapping[str, Stream]) -> Stream | None:
 
 def _find_spans(rule: CompiledRule) -> dict[_Span, str]:
     """Finds the spans of a rule, each with the name of the state that holds its rows."""
-    if rule.spec.sequence is not None:
-        return {_Span("sequence", rule.spec.sequence.within): rule.store}
+    if rule.sequence is not None:
+        return {_Span("sequence", rule.sequence.within): rule.store}
     return {
         _Span(measure.name, _find_reach(measure.window)): f"{rule.store}{measure.feature.feature_id}"
         for measure in rule.measures

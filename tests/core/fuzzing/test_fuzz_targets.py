@@ -85,7 +85,7 @@ REACHED: list[tuple[Callable[[Any], None], Any, Any, str]] = [
     (block, pack_late([]), blocks, "unpack_table"),
     (block, pack_failures([]), fuzz_targets, "unpack_failures"),
     (yaml_text, "a: 1", yaml, "compose"),
-    (yaml_text, "a: 1", config, "_places"),
+    (yaml_text, "a: 1", config, "_note_places"),
 ]
 
 

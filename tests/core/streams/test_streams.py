@@ -176,7 +176,7 @@ def test_a_file_that_is_no_yaml_is_named_with_the_line(tmp_path: Path):
         ("where: `from` = 1", 1, "a text begins with a character that means something else", "put the text in quotes"),
         ("a: [1, 2\nb: 3", 2, "a bracket before it is not closed", "write it"),
         ("a: 1\n---\na: 2", 2, "a second document begins", "write one in a file"),
-        ('a: "\\d"', 1, "a backslash stands within double quotes", "use single quotes"),
+        ('a: "\\d"', 1, "there is a backslash within double quotes", "use single quotes"),
     ],
 )
 def test_what_is_wrong_with_yaml_is_said_with_the_line_what_is_seen_and_the_remedy(

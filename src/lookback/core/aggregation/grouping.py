@@ -84,7 +84,7 @@ class Grouping:
     @cached_property
     def first_positions(self) -> Int64s:
         """The position of an event of each key, shape (keys,): of the first by time."""
-        positions = np.zeros(len(self.distinct.low), dtype=np.int64)
+        positions = np.zeros(len(self.distinct), dtype=np.int64)
         backwards = self.sorted[::-1]
         positions[self.numbers[backwards]] = backwards
         return positions
@@ -101,7 +101,7 @@ class Grouping:
     @cached_property
     def has_disorder(self) -> Mask:
         """Marks the keys that have an event out of order, shape (keys,)."""
-        has_disorder = np.zeros(len(self.distinct.low), dtype=bool)
+        has_disorder = np.zeros(len(self.distinct), dtype=bool)
         has_disorder[self.numbers[self.is_out_of_order]] = True
         return has_disorder
 
@@ -211,7 +211,7 @@ class FeatureRows:
         """
         grouping, positions = self._grouping, self._out_of_order
         ranks = np.searchsorted(self._arrived, positions)
-        keys, blocks = len(grouping.distinct.low), []
+        keys, blocks = len(grouping.distinct), []
         rows = 1
         while rows <= len(positions):
             left = np.flatnonzero((ranks // rows) % 2 == 0)
@@ -248,7 +248,7 @@ class FeatureRows:
         positions, disordered = self._grouping.select_disordered(queries)
         if len(positions) and len(self._arrived):
             arrived = np.searchsorted(self._arrived, disordered.positions, side="right")
-            keys = len(self._grouping.distinct.low)
+            keys = len(self._grouping.distinct)
             for block in self._blocks:
                 at, low, high = block.find_ranges(disordered, arrived, keys)
                 more = self._aggregate.aggregate_ranges(block.index, low, high)

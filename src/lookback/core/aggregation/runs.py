@@ -83,7 +83,7 @@ class Run:
     @property
     def groups(self) -> Int64s:
         """The number of each row's key in `keys`, shape (rows,)."""
-        return np.repeat(np.arange(len(self.keys.low), dtype=np.int64), np.diff(self.starts))
+        return np.repeat(np.arange(len(self.keys), dtype=np.int64), np.diff(self.starts))
 
     def aggregate_windows(
         self, name: str, aggregate: Aggregate, groups: Int64s, queries: Queries
@@ -219,7 +219,7 @@ def make_run(numbers: Int64s, keys: Keys, times: Int64s, values: Values | None, 
     numbers: the number of each row's key in `keys`, which are distinct and sorted; keys without a row are left out.
     """
     order = order_by_group(numbers, times)
-    counts = np.bincount(numbers, minlength=len(keys.low))
+    counts = np.bincount(numbers, minlength=len(keys))
     if not counts.all():
         has_rows = counts > 0
         keys, counts = keys.take(has_rows), counts[has_rows]
@@ -259,7 +259,7 @@ def combine_runs(runs: Sequence[Run], floor: int | None, buckets: Buckets, close
     first = np.ones(len(run) + 1, dtype=bool)
     first[1:-1] = (groups[1:] != groups[:-1]) | (run.times[1:] != run.times[:-1]) | (run.times[1:] >= closed)
     edges = np.flatnonzero(first)
-    counts = np.bincount(groups[edges[:-1]], minlength=len(run.keys.low))
+    counts = np.bincount(groups[edges[:-1]], minlength=len(run.keys))
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     combined = tuple(_narrow(part) for part in sum_ranges(index_sums(run.parts), edges[:-1], edges[1:]))
     return Run(run.keys, starts, run.times[edges[:-1]], None, combined)
@@ -277,7 +277,7 @@ def concat_rows(runs: Sequence[Sorted]) -> tuple[Int64s, Keys, Int64s]:
     """Returns the number of each row's key, the distinct keys, and the times of the rows of all runs."""
     own = Keys(np.concatenate([run.keys.low for run in runs]), np.concatenate([run.keys.high for run in runs]))
     numbers, keys = number_keys(own)
-    each = np.split(numbers, np.cumsum([len(run.keys.low) for run in runs])[:-1])
+    each = np.split(numbers, np.cumsum([len(run.keys) for run in runs])[:-1])
     rows = [np.repeat(of_run, np.diff(run.starts)) for of_run, run in zip(each, runs, strict=True)]
     return np.concatenate(rows), keys, np.concatenate([run.times for run in runs])
 

@@ -48,7 +48,7 @@ class Selection:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the rows are kept as positions."""
+        """True if the rows are kept as positions."""
         return self.content.dtype != np.uint8
 
     @property
@@ -67,7 +67,7 @@ class Selection:
 
 
 class Place(NamedTuple):
-    """Where a feature is in a shared run. selection, values: their numbers there, ALL or NONE; rows: how many it has."""
+    """The place of a feature in a shared run. selection, values: their numbers there, ALL or NONE; rows: how many it has."""
 
     selection: int
     values: int
@@ -309,7 +309,7 @@ def make_shared_run(
             users[place] = _unite(users[place], None if selection == ALL else each.selected)
         places[each.feature_id] = Place(selection, place, rows)
     selections = tuple(map(Selection.from_mask, masks))
-    return SharedRun(keys, starts, times, selections, tuple(map(_blank, values, users))), places
+    return SharedRun(keys, starts, times, selections, tuple(map(_blank_unneeded, values, users))), places
 
 
 def merge_shared_runs(
@@ -384,7 +384,7 @@ def _unite(left: Mask | None, right: Mask | None) -> Mask | None:
     return None if left is None or right is None else left | right
 
 
-def _blank(values: Values, needed: Mask | None) -> Values:
+def _blank_unneeded(values: Values, needed: Mask | None) -> Values:
     """Returns the values with something of their kind in place of those that no feature needs."""
     if needed is None or needed.all():
         return values

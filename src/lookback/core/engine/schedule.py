@@ -49,7 +49,7 @@ class Seed:
                 from_values(stream.fields[name], [_read_stored(stream.fields[name], key[name])]) for name in fields
             ]
             encoded = encode_keys(columns, 1)
-            key_hash = int(encoded.low[0]), int(encoded.high[0])
+            key_hash = encoded.pair(0)
             state.raised(rule_id, fields).put(key_hash, time)
 
     def drop_known(self, state: ShardState, rows: Sequence[tuple[AlertOrder, Alert]]) -> list[tuple[AlertOrder, Alert]]:
@@ -79,6 +79,15 @@ class Schedule:
     def after(self, commit: int) -> int | None:
         """Returns the commit of the events after which the changes of a commit of the rules take effect."""
         return self.arrivals.get(commit, self.through)
+
+    def begin(self, state: ShardState, stream: Stream) -> None:
+        """Writes into a new state what remains of the commits that are not read again."""
+        if self.seed is not None:
+            self.seed.apply_to(state, stream)
+
+    def drop_known(self, state: ShardState, rows: list[tuple[AlertOrder, Alert]]) -> list[tuple[AlertOrder, Alert]]:
+        """Drops the alerts that are in the tables already although their windows are not read again as a whole."""
+        return rows if self.seed is None else self.seed.drop_known(state, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, for JSON."""

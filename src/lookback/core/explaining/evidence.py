@@ -13,6 +13,7 @@ import pandas as pd
 from lookback.core.expressions.compiling import Expression
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.streams.alerts import BY_EVENT, AlertOrder, sortable_id
+from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask
@@ -51,6 +52,14 @@ class Clock:
     stream: Stream
     highs: Mapping[int, int]
     advances: Sequence[tuple[int | None, int]] = ()
+
+    def highs_until(self, commit: int) -> dict[int, int]:
+        """Returns the highest event times of the commits up to this one."""
+        return {at: high for at, high in self.highs.items() if at <= commit}
+
+    def advances_until(self, commit: int) -> list[tuple[int | None, int]]:
+        """Returns the `advance` commands that took effect up to a commit."""
+        return [each for each in self.advances if arrival_number(each[0]) <= commit]
 
     def watermark_before(self, commit: int) -> int:
         """Returns the watermark that events of a commit are judged against; NEVER if there is none."""
@@ -157,7 +166,7 @@ class Explanation:
 
     @property
     def consistent(self) -> bool:
-        """Whether the row is reproduced and every measure comes out as the alert has it."""
+        """True if the row is reproduced and every measure comes out as the alert has it."""
         return self.reproduced and all(measure.recorded == measure.recomputed for measure in self.measures)
 
 
@@ -191,6 +200,11 @@ class Evidence:
     resets: Sequence[Reset] = ()
     gone_at: Int64s | None = None
     earliest: int = NEVER
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of the events."""
+        return self.clock.stream
 
     @cached_property
     def is_wanted(self) -> Mask:

@@ -43,9 +43,9 @@ def picture_span(rule: CompiledRule, stream: Stream, alert: Mapping[str, Any], d
 
     days: how far before the window a picture goes; None: some times as far as the window is long, at most 30 days.
     """
-    start, end, window = parse_time(alert["window_start"]), parse_time(alert["window_end"]), rule.spec.window
-    if rule.spec.sequence is not None:
-        within = rule.spec.sequence.within
+    start, end, window = parse_time(alert["window_start"]), parse_time(alert["window_end"]), rule.window
+    if rule.sequence is not None:
+        within = rule.sequence.within
         since = start - _context(within, days)
         return since, min(since, (start if is_absence(rule) else end) - within)
     if isinstance(window, TiledWindow):
@@ -100,13 +100,13 @@ def _event_limits(evidence: Evidence, alert: Mapping[str, Any], main: str) -> It
 
     They are computed from the measures of the alert and the fields of its event; none if the event is gone.
     """
-    rule, stream = evidence.rule, evidence.clock.stream
+    rule, stream = evidence.rule, evidence.stream
     limits = [each for each in find_event_limits(rule) if main in each.measures]
     if not limits:
         return
     measure = next(measure for measure in rule.measures if measure.name == main)
     at = evidence.find_position(str(alert["event_id"]), parse_time(alert["event_time"]), None)
-    if at is None or measure.feature.argument is None:
+    if at is None or not measure.argument_fields:
         return
     recorded = alert["measures"] or {}
     columns = {name: column.take(slice(at, at + 1)) for name, column in evidence.events.columns.items()}
@@ -117,7 +117,7 @@ def _event_limits(evidence: Evidence, alert: Mapping[str, Any], main: str) -> It
     schema = {name: type_ for name, type_ in stream.fields.items() if name in columns}
     schema |= {measure.name: measure.type for measure in rule.measures}
     for limit in limits:
-        if limit.field not in {name.lower() for name in measure.feature.argument.fields}:
+        if limit.field not in {name.lower() for name in measure.argument_fields}:
             continue
         with contextlib.suppress(ExpressionError):
             value = compile_expression(limit.text, schema, WIDEST_LIMITS).evaluate(columns, 1).item(0)
@@ -125,7 +125,7 @@ def _event_limits(evidence: Evidence, alert: Mapping[str, Any], main: str) -> It
                 yield limit.text, str(measure.format_value(value))
 
 
-def _shown(measure: CompiledMeasure, text: str | None) -> str | None:
+def _format_recorded(measure: CompiledMeasure, text: str | None) -> str | None:
     return None if text is None else measure.format_value(from_text(measure.type, text))
 
 
@@ -160,7 +160,9 @@ class _Recomputed:
         commit, recorded = int(alert["arrival"]), alert["measures"] or {}
         rows = [row for row in candidates if row.alert.arrival == commit] or list(candidates[-1:])
         rows.reverse()
-        equal = (row for row in rows if all(_text(row, m) == recorded.get(m.name) for m in evidence.rule.measures))
+        equal = (
+            row for row in rows if all(_write_measure(row, m) == recorded.get(m.name) for m in evidence.rule.measures)
+        )
         return cls(evidence, commit, next(equal, rows[0] if rows else None), bounds, end_included)
 
     @property
@@ -172,20 +174,20 @@ class _Recomputed:
             return self.evidence.count_arrived(self.commit)
         return position + 1
 
-    def counted(self, measure: CompiledMeasure) -> Int64s:
+    def list_counted(self, measure: CompiledMeasure) -> Int64s:
         """Returns the positions of the events that a measure counted, in order of arrival."""
-        return np.zeros(0, dtype=np.int64) if self.row is None else self.row.counted(measure)
+        return np.zeros(0, dtype=np.int64) if self.row is None else self.row.list_counted(measure)
 
     def number(self, measure: CompiledMeasure) -> float:
         """Returns the measure for a picture."""
-        return math.nan if self.row is None else to_number(self.row.alert.measures[measure.name])
+        return math.nan if self.row is None else to_number(self.row.value_of(measure))
 
     def measures(self, recorded: Mapping[str, str | None]) -> tuple[MeasureEvidence, ...]:
         """Returns the evidence of each measure. recorded: the measures of the alert."""
-        results, evidence = [], self.evidence
-        for measure, spec in zip(evidence.rule.measures, evidence.rule.spec.measures, strict=True):
+        results, evidence, rule = [], self.evidence, self.evidence.rule
+        for measure, spec in zip(rule.measures, rule.spec.measures, strict=True):
             first, last = self.bounds[measure.name]
-            positions = self.counted(measure)
+            positions = self.list_counted(measure)
             results.append(
                 MeasureEvidence(
                     name=measure.name,
@@ -194,11 +196,11 @@ class _Recomputed:
                     window_start=to_utc(first),
                     window_end=to_utc(last if self.end_included else last + 1),
                     recorded=recorded.get(measure.name),
-                    recomputed=None if self.row is None else _text(self.row, measure),
+                    recomputed=None if self.row is None else _write_measure(self.row, measure),
                     events=evidence.frame(positions),
                     missing=int(evidence.is_deleted[positions].sum()),
                     end_included=self.end_included,
-                    shown=_shown(measure, recorded.get(measure.name)),
+                    shown=_format_recorded(measure, recorded.get(measure.name)),
                 )
             )
         return tuple(results)
@@ -233,7 +235,7 @@ class _Recomputed:
                     ],
                     dtype=np.float64,
                 ),
-                "in_window": np.isin(listed, self.counted(measure)),
+                "in_window": np.isin(listed, self.list_counted(measure)),
                 "is_alert": np.array([each == own for each in ids], dtype=bool),
             }
         )
@@ -255,8 +257,8 @@ class _Recomputed:
         return values
 
 
-def _text(row: TracedRow, measure: CompiledMeasure) -> str | None:
-    return to_text(row.alert.measures[measure.name])
+def _write_measure(row: TracedRow, measure: CompiledMeasure) -> str | None:
+    return to_text(row.value_of(measure))
 
 
 def _explain_lookback(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:
@@ -293,7 +295,7 @@ def _explain_lookback(evidence: Evidence, alert: Mapping[str, Any], since: int) 
 
 def _explain_tiled(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:
     """Explains a row of a tumbling or sliding window, which its end or a late event brought."""
-    rule, window = evidence.rule, evidence.rule.spec.window
+    rule, window = evidence.rule, evidence.rule.window
     assert isinstance(window, TiledWindow)
     start, commit = parse_time(alert["window_start"]), int(alert["arrival"])
     starts = range(start, since - 1, -window.slide)[:_MAX_WINDOWS]
@@ -322,7 +324,7 @@ def _explain_session(evidence: Evidence, alert: Mapping[str, Any], since: int) -
     notes = []
     if is_retracted:
         notes.append(f"Retracted: with what came in commit {commit} the condition holds no more.")
-    if end == start + evidence.clock.stream.max_session:
+    if end == start + evidence.stream.max_session:
         notes.append("The session was closed since it had become as long as the stream allows (max_session).")
     if is_retracted and own and own[-1].is_retraction:
         merged = [row for row in _last_rows(traced) if row.alert.window_start < to_utc(start) < row.alert.window_end]
@@ -337,7 +339,7 @@ def _first_clean_start(evidence: Evidence, start: int) -> int:
 
     Before a pause, or before the first event that there is, earlier events may have belonged to the same session.
     """
-    window, events = evidence.rule.spec.window, evidence.events
+    window, events = evidence.rule.window, evidence.events
     assert isinstance(window, Session)
     times = np.sort(events.times[evidence.is_wanted & (events.times <= start)])
     if len(times) and times[0] - window.gap > evidence.earliest:

@@ -73,7 +73,8 @@ def _list_histories(evidence: Evidence, alert: Mapping[str, Any], at: int) -> It
     With fixed expiry these are the events from the first of the match on, since where a match begins depends on all that
     was before. The alert names it first, unless it had been deleted by then.
     """
-    rule, spec, times = evidence.rule, evidence.rule.spec.sequence, evidence.events.times
+    rule, times = evidence.rule, evidence.events.times
+    spec = rule.spec.sequence
     assert rule.sequence is not None
     assert spec is not None
     positions = np.arange(evidence.first_counted(at + 1), len(times), dtype=np.int64)
@@ -106,15 +107,16 @@ def _step_evidence(
 
 def _spans_of(evidence: Evidence, alert: Mapping[str, Any], taken: Sequence[Sequence[int]]) -> pd.DataFrame:
     """Returns the time that the steps had and, for an absence, the wait."""
-    spec, start, end = evidence.rule.spec.sequence, parse_time(alert["window_start"]), parse_time(alert["event_time"])
+    rule, start, end = evidence.rule, parse_time(alert["window_start"]), parse_time(alert["event_time"])
+    spec = rule.spec.sequence
     assert spec is not None
-    last = start if is_absence(evidence.rule) else end
+    last = start if is_absence(rule) else end
     first = last - spec.within
     if spec.expiry == "fixed":
         first = min((int(evidence.events.times[at]) for at in taken[0]), default=start)
         last = first + spec.within
     spans = [(to_utc(first), to_utc(last), "steps")]
-    if is_absence(evidence.rule):
+    if is_absence(rule):
         spans.append((to_utc(start), to_utc(end), "wait"))
     return pd.DataFrame(spans, columns=["window_start", "window_end", "name"])
 

@@ -46,7 +46,11 @@ class TracedRow:
     alert: Alert
     _collected: _Collect
 
-    def counted(self, measure: CompiledMeasure) -> Int64s:
+    def value_of(self, measure: CompiledMeasure) -> Any:
+        """Returns the value of a measure."""
+        return self.alert.measures[measure.name]
+
+    def list_counted(self, measure: CompiledMeasure) -> Int64s:
         """Returns the positions of the events that a measure counted, ascending."""
         return self._collected.values(int(self.alert.measures[_COUNTED + measure.name]))
 
@@ -58,7 +62,7 @@ class TracedRow:
 
     @property
     def is_retraction(self) -> bool:
-        """Whether the row takes an alert back."""
+        """True if the row takes an alert back."""
         return self.alert.verdict == "retracted"
 
 
@@ -92,7 +96,7 @@ class _Replay:
         self, evidence: Evidence, rule: CompiledRule, commit: int, positions: Int64s, collected: _Collect
     ) -> None:
         self._evidence, self._rule, self._commit, self._collected = evidence, rule, commit, collected
-        stream = evidence.clock.stream
+        self._clock, stream = evidence.clock, evidence.stream
         rules = [evidence.rule, *(each.rule for each in self._activations if each.rule is not None)]
         self._features = {measure.feature.feature_id: measure.feature for each in rules for measure in each.measures}
         added = dict.fromkeys([_POSITION, *(_COUNTED + feature_id for feature_id in self._features)], BIGINT)
@@ -106,11 +110,11 @@ class _Replay:
         # A state that no rule uses is dropped by the next commit, even by one without events.
         commits += [each.arrival for each in self._activations if each.arrival is not None]
         self._marks: dict[int, int | None] = dict.fromkeys(commits)
-        self._marks |= {at: high for at, high in evidence.clock.highs.items() if at <= commit}
+        self._marks |= evidence.clock.highs_until(commit)
 
     @cached_property
     def _activations(self) -> list[Activation]:
-        """Those before the last commit that matter to the states of the rule."""
+        """The activations before the last commit that matter to the states of the rule."""
         rule = self._evidence.rule
         known = [each for each in self._evidence.activations if arrival_number(each.arrival) < self._commit]
         # A version without a state in common with the rule is no more to it than one that was retired.
@@ -126,7 +130,7 @@ class _Replay:
         return [Activation(None, rule.spec.rule_id, rule), *shared]
 
     def _add_positions(self, positions: Int64s) -> Events:
-        """The events with their positions, and for every feature the positions of the events that it keeps."""
+        """Returns the events with their positions, and for every feature the positions of the events that it keeps."""
         events = self._evidence.events.take(positions)
         columns = {**events.columns, _POSITION: Column(BIGINT, positions)}
         for feature_id, feature in self._features.items():
@@ -134,7 +138,7 @@ class _Replay:
         return Events(columns, events.commits, self._stream.event_id, self._stream.event_time)
 
     def _list_deleted(self, positions: Int64s) -> Events:
-        """The events that were deleted, with the commits that did it."""
+        """Returns the events that were deleted, with the commits that did it."""
         gone_at = self._evidence.gone_at
         gone_at = np.full(len(self._events), NOT_DELETED) if gone_at is None else gone_at[positions]
         gone = np.flatnonzero(gone_at <= self._commit)
@@ -144,7 +148,7 @@ class _Replay:
     def rows(self) -> Iterator[tuple[AlertOrder, Alert]]:
         """Judges all events, with activations and advances where they took effect."""
         # One after the last commit brings rows that name this commit.
-        advances = [each for each in self._evidence.clock.advances if arrival_number(each[0]) <= self._commit]
+        advances = self._clock.advances_until(self._commit)
         reached: int | None = None
         arrivals = {each.arrival for each in self._activations} | {arrival for arrival, _ in advances}
         for arrival in sorted(arrivals, key=arrival_number):
@@ -154,7 +158,7 @@ class _Replay:
                     self._activate(activation)
             for at, time in advances:
                 if at == arrival:
-                    yield from self._own(self._evaluator.advance(self._state, time))
+                    yield from self._select_own(self._evaluator.advance(self._state, time))
             reached = arrival
         yield from self._judge(reached, self._commit)
 
@@ -166,7 +170,7 @@ class _Replay:
             return
         parts = (self._events, self._deleted)
         events, deleted = (part.take((part.commits > low) & (part.commits <= high)) for part in parts)
-        yield from self._own(self._evaluator.process(self._state, Batch(events, deleted, marks)))
+        yield from self._select_own(self._evaluator.process(self._state, Batch(events, deleted, marks)))
 
     def _activate(self, activation: Activation) -> None:
         """Brings a rule into force, takes one out of force, or clears all state."""
@@ -182,8 +186,8 @@ class _Replay:
         # Opens the states that are new.
         self._evaluator.process(self._state, Batch(empty_events(self._stream, ()), changes=changes))
 
-    def _own(self, output: Output) -> Iterator[tuple[AlertOrder, Alert]]:
-        """The rows of the rule itself."""
+    def _select_own(self, output: Output) -> Iterator[tuple[AlertOrder, Alert]]:
+        """Selects the rows of the rule itself."""
         return (row for row in output.rows if row[1].rule_id == self._rule.spec.rule_id)
 
 
@@ -272,7 +276,7 @@ def _twin_of(measure: CompiledMeasure, collected: _Collect) -> CompiledMeasure:
 class _Collect(Aggregate):
     """Collects the values of each window, as the number of a set.
 
-    A set is put together when it is asked for: most windows of a replay never are.
+    A set is put together when it is read: most windows of a replay never are.
     """
 
     def __init__(self) -> None:
@@ -281,19 +285,19 @@ class _Collect(Aggregate):
         self._sets = 0
 
     def result_type(self, argument: DataType | None) -> DataType:
-        """That of a number."""
+        """Returns the type of a number."""
         return BIGINT
 
     def build_index(self, values: Values) -> Values:
-        """The values themselves."""
+        """Returns the values themselves."""
         return values
 
     def aggregate_ranges(self, index: Values, low: Int64s, high: Int64s) -> Partial:
-        """A set per range."""
+        """Returns a set per range."""
         return self._number(_Ranges(index, low, high), len(low))
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """A set per pair."""
+        """Returns a set per pair."""
         return self._number(_Unions(left[0], right[0]), len(left[0]))
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:

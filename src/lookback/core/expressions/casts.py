@@ -180,14 +180,14 @@ _BOOLEANS = {
 def _string_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:
     limit = 2 ** (target.bits - 1)
 
-    def parsed(text: str) -> int | None:
+    def parse(text: str) -> int | None:
         stripped = text.strip(_BLANKS)
         if not _INTEGER.fullmatch(stripped) or len(stripped) > 4000:
             return None
         number = int(stripped)
         return number if -limit <= number < limit else None
 
-    return _parse_texts(values, parsed, np.int64)
+    return _parse_texts(values, parse, np.int64)
 
 
 def _string_to_boolean(values: Values, source: DataType, target: DataType) -> KernelResult:

@@ -64,7 +64,7 @@ class Expression:
 
     @cached_property
     def is_readable(self) -> bool:
-        """Whether `sql` can be compiled again with the same fields and type; if not, it must not be sent as text."""
+        """True if `sql` can be compiled again with the same fields and type; if not, it must not be sent as text."""
         try:
             again = recompile(self.sql, dict(self._schema))
         except MemoryError:

@@ -100,11 +100,11 @@ def cast_explicitly(node: Node, type_: DataType, tolerant: bool) -> Node:
     if kernel is None:
         raise Refused(explain_refusal(node.type, type_))
 
-    def forgiving(values: Values) -> KernelResult:
+    def run_without_errors(values: Values) -> KernelResult:
         outcome = kernel(values)
         return KernelResult(outcome.values, None, either_mask(outcome.error, outcome.null))
 
-    return make_strict(type_, sql, [node], forgiving)
+    return make_strict(type_, sql, [node], run_without_errors)
 
 
 _LITERAL_TIME = re.compile(
@@ -210,12 +210,12 @@ def _cast_to_compare(a: Node, b: Node, sql: str) -> tuple[Node, Node, tuple[int,
 def find_operand_types(a: Node, b: Node) -> tuple[DataType, DataType]:
     """Returns the decimal types with which two exact numbers enter an operation; at least one must be a decimal."""
 
-    def counted(node: Node, other: Node) -> DataType:
+    def find_type(node: Node, other: Node) -> DataType:
         if node.type.is_integer and other.type.is_decimal and isinstance(node.literal, int):
             return literal_decimal_type(node.literal)
         return decimal_type_of(node.type)
 
-    return counted(a, b), counted(b, a)
+    return find_type(a, b), find_type(b, a)
 
 
 def _make_null_safe(a: Node, b: Node, kernel: Kernel, sql: str) -> Node:

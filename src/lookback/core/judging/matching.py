@@ -259,7 +259,7 @@ class Match:
 
     @property
     def is_over(self) -> bool:
-        """Whether a step took more rows than it may."""
+        """True if a step took more rows than it may."""
         return self._ended is not None
 
     def is_completed_by(self, row: Row) -> bool:

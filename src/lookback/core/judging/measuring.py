@@ -258,14 +258,14 @@ class Measuring:
         grouping, rows = self.group_events(feature.group_by), self.select_rows(feature)
         assert rows.values is not None
         if keys is None:
-            is_wanted = np.zeros(len(grouping.distinct.low), dtype=bool)
+            is_wanted = np.zeros(len(grouping.distinct), dtype=bool)
             is_wanted[queries.numbers] = True
             groups, wanted = (np.cumsum(is_wanted) - 1)[queries.numbers], grouping.distinct.take(is_wanted)
         else:
             groups, wanted = number_keys(keys)
         # From the floor on, for windows of any size.
-        first = np.full(len(wanted.low), -NEVER_DUE)
-        last = np.full(len(wanted.low), queries.last.max())
+        first = np.full(len(wanted), -NEVER_DUE)
+        last = np.full(len(wanted), queries.last.max())
         parts: list[tuple[Int64s, Int64s, Values, Int64s]] = []
         for stored, run in self._find_runs(feature, -NEVER_DUE, int(queries.last.max())):
             numbers, at = run.find_rows(self._find_groups(stored, run, feature, wanted), first, last)

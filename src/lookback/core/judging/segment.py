@@ -222,7 +222,8 @@ class RuleRun:
         self.entry, self.rule, self.spec = entry, rule, rule.spec
         self.stream, self.state, self.timeline = segment.stream, segment.state, segment.timeline
         self.events, self.watermarks, self.commit_indexes = segment.events, segment.watermarks, segment.commit_indexes
-        self.measuring, self.is_late = segment.measuring, segment.late_events.is_late
+        self.measuring, self._late_events = segment.measuring, segment.late_events
+        self.is_late = segment.late_events.is_late
         self.grouping = segment.measuring.group_events(rule.group_by)
         self.writer = AlertWriter(entry, rule, segment.stream.name, segment.state)
         self.is_evaluated = entry.status in EVALUATED
@@ -263,7 +264,7 @@ class RuleRun:
         """Counts the events that the rule judged, and notes what it did with each late one."""
         evaluated = self._gathered.evaluated
         evaluated[self.entry.rule_id] = evaluated.get(self.entry.rule_id, 0) + int(np.count_nonzero(judged))
-        self._segment.late_events.record(wanted, taken, judged)
+        self._late_events.record(wanted, taken, judged)
 
     def count_taken(self, taken: Mask) -> None:
         """Records the events that the rule's windows take, and counts those of them that have an error."""
@@ -335,7 +336,7 @@ class RuleRun:
 
     def key_at(self, at: int) -> Key:
         """Returns an event's key, as tables know it."""
-        return int(self.grouping.keys.low[at]), int(self.grouping.keys.high[at])
+        return self.grouping.keys.pair(at)
 
     def key_texts(self, at: int) -> dict[str, str | None]:
         """Returns the texts of an event's key."""

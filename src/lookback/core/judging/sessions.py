@@ -124,7 +124,7 @@ def delete_from_sessions(state: ShardState, rule: CompiledRule, keys: Keys, dele
     if rule.where is not None:
         selected = selected & deleted.value(rule.where).is_true()
     for at in np.flatnonzero(selected).tolist():
-        key = (int(keys.low[at]), int(keys.high[at]))
+        key = keys.pair(at)
         value = table.get(key)
         if value is None:
             continue

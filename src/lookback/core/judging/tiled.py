@@ -79,7 +79,7 @@ class _OpenKeys:
     def __init__(self, rule_run: RuleRun) -> None:
         self._rule_run, self._grouping = rule_run, rule_run.grouping
         self._table = rule_run.state.table(rule_run.rule.open_keys)
-        self._untils = np.full(len(self._grouping.distinct.low), -NEVER_DUE)
+        self._untils = np.full(len(self._grouping.distinct), -NEVER_DUE)
 
     def keep_until(self, watermarks: Int64s) -> None:
         """Has each key of the grouping kept until a watermark, unless it is kept longer already."""
@@ -100,7 +100,7 @@ class _OpenKeys:
         numbers = np.flatnonzero(self._untils > end)
         keys, positions = grouping.distinct.take(numbers), grouping.first_positions[numbers]
         columns = [events.columns[field].to_stored_list(positions) for field in self._rule_run.rule.group_by]
-        pairs = zip(keys.low.tolist(), keys.high.tolist(), strict=True)
+        pairs = keys.list_pairs()
         for row, (key, until) in enumerate(zip(pairs, self._untils[numbers].tolist(), strict=True)):
             if self._table.find_wake(key) < until:
                 # Kept longer than it needs to be, it is not written again for every event.
@@ -151,7 +151,7 @@ class _Results:
     @cached_property
     def used_groups(self) -> Int64s:
         """The positions of the keys that have windows."""
-        is_used = np.zeros(len(self.keys.low), dtype=bool)
+        is_used = np.zeros(len(self.keys), dtype=bool)
         is_used[self.groups] = True
         return np.flatnonzero(is_used)
 
@@ -188,7 +188,7 @@ class _Windows:
     def _find_last_ends(self) -> Int64s:
         """Returns per key of the grouping the watermark that closes its last window."""
         grouping, taken = self._grouping, self.taken
-        last = np.full(len(grouping.distinct.low), -NEVER_DUE)
+        last = np.full(len(grouping.distinct), -NEVER_DUE)
         np.maximum.at(last, grouping.numbers[taken], self._rule_run.events.times[taken])
         return self.tiles.last_start(last) + self.tiles.size + self._lateness
 
@@ -244,10 +244,10 @@ class _Windows:
         )
         presence = self.presence
         for _, run in rule_run.state.find_rows(presence.feature_id, presence.row_set, first, last):
-            if len(passed) * len(run.keys.low) > len(run):
+            if len(passed) * len(run.keys) > len(run):
                 yield self._list_covering(run.keys, *run.list_rows(), passed)
                 continue
-            every = np.arange(len(run.keys.low), dtype=np.int64)
+            every = np.arange(len(run.keys), dtype=np.int64)
             for end in passed:
                 low, high = run.find_ranges(every, np.full_like(every, end - size), np.full_like(every, end - 1))
                 groups = np.flatnonzero(low < high)
@@ -306,7 +306,7 @@ class _Windows:
         at = arrivals.positions[rows]
         queries = self._make_queries(groups[class_firsts[class_of]], starts[class_firsts[class_of]], at)
         queries.windows, queries.window_of = windows.take(class_firsts), class_of
-        every = np.arange(len(grouping.distinct.low), dtype=np.int64)
+        every = np.arange(len(grouping.distinct), dtype=np.int64)
         return _Results(
             grouping.distinct, every, groups, starts, firsts, beyond - firsts, queries, rule_run.commit_indexes[at],
             np.full_like(at, BY_EVENT), at,
@@ -374,10 +374,9 @@ class _RuleJudge:
         if rule.when is None or rule.when.fields.isdisjoint(rule.group_by):
             return {}
         used, keys = results.used_groups, results.keys.take(results.used_groups)
-        triples = zip(keys.low.tolist(), keys.high.tolist(), results.numbers[used].tolist(), strict=True)
-        columns = self._rule_run.key_columns(
-            [self._windows.open_keys.find_stored_key((low, high), at) for low, high, at in triples]
-        )
+        numbered = zip(keys.list_pairs(), results.numbers[used].tolist(), strict=True)
+        open_keys = self._windows.open_keys
+        columns = self._rule_run.key_columns([open_keys.find_stored_key(key, number) for key, number in numbered])
         ranks = np.searchsorted(used, results.groups[results.firsts])
         return {name: column.take(ranks) for name, column in columns.items()}
 
@@ -451,7 +450,7 @@ class _Writer:
             keys = keys.take(self._table.may_have(keys))
             remembered = [
                 (*key, start)
-                for key in zip(keys.low.tolist(), keys.high.tolist(), strict=True)
+                for key in keys.list_pairs()
                 for start, memory in self._open_memories(key).items()
                 if memory.holds
             ]
@@ -483,7 +482,7 @@ class _Writer:
         texts = [to_texts(each) for each in measures]
         groups, starts = results.groups[windows], results.starts[windows].tolist()
         keys = results.keys.take(groups)
-        pairs, numbers = zip(keys.low.tolist(), keys.high.tolist(), strict=True), results.numbers[groups].tolist()
+        pairs, numbers = keys.list_pairs(), results.numbers[groups].tolist()
         places = (column[at].tolist() for column in (results.commit_indexes, results.phases, results.causes))
         orders = map(Order, *places, starts)
         flags = zip(verdicts.holds[at].tolist(), verdicts.is_complete[at].tolist(), ranks.tolist(), strict=True)

@@ -33,7 +33,7 @@ class Commit(NamedTuple):
 
     @property
     def brings_rows(self) -> bool:
-        """Whether the commit has rows to judge; one that only moves or describes rows has none."""
+        """True if the commit has rows to judge; one that only moves or describes rows has none."""
         return any(self.figures.get(name, "some") != "0" for name in _ROW_METRICS.get(self.operation, ()))
 
 

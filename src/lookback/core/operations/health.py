@@ -53,7 +53,7 @@ THRESHOLDS: dict[str, Threshold] = {
     "watermark_stuck": Threshold(
         600,
         "seconds",
-        "event time goes on with the clock, so a watermark that stands while events come is one event's doing",
+        "event time goes on with the clock, so a watermark that does not move while events come is one event's doing",
     ),
     "watermark_ahead": Threshold(
         600,
@@ -132,7 +132,7 @@ class Figures:
 
     @property
     def is_silent(self) -> bool:
-        """Whether no evaluation has written metrics lately."""
+        """True if no evaluation has written metrics lately."""
         return self.last_sample is None or _seconds(self.now - self.last_sample) > THRESHOLDS["silent"].value
 
     @property
@@ -348,7 +348,7 @@ def _check_state(figures: Figures) -> list[Finding]:
     what = f"Window state has grown from {known[0]:,} to {known[-1]:,} rows within the last hour."
     remedy = (
         "Where a long window is filling it will stop; else narrow the rules' where, shorten windows, or give long ones a "
-        "resolution. A watermark that stands still keeps state too."
+        "resolution. A watermark that does not move keeps state too."
     )
     return [Finding(WARNING, "state", what, remedy)]
 

@@ -32,7 +32,7 @@ _REFUSED = frozenset({400, 413, 422})
 class Attempt:
     """The outcome of an attempt.
 
-    status: sent, failed (try again later) or given_up (never again); pause: the seconds that the receiver asked for.
+    status: sent, failed (try again later) or given_up (never again); pause: the seconds that the receiver requested.
     """
 
     status: str

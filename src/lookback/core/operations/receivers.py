@@ -55,8 +55,8 @@ def _read_texts(value: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _some_of(known: tuple[str, ...]) -> PlainValidator:
-    """Returns what reads one or a list of these texts."""
+def _make_choice_reader(known: tuple[str, ...]) -> PlainValidator:
+    """Makes the function that reads one or a list of these texts."""
 
     def read(value: object) -> tuple[str, ...]:
         texts = _read_texts(value)
@@ -144,8 +144,8 @@ class Receiver:
     severity: Annotated[str, PlainValidator(_read_severity)] = "low"
     rules: Texts = ("*",)
     streams: Texts = ("*",)
-    verdicts: Annotated[tuple[str, ...], _some_of(VERDICTS)] = ("raised", "retracted")
-    modes: Annotated[tuple[str, ...], _some_of(MODES)] = ("active",)
+    verdicts: Annotated[tuple[str, ...], _make_choice_reader(VERDICTS)] = ("raised", "retracted")
+    modes: Annotated[tuple[str, ...], _make_choice_reader(MODES)] = ("active",)
     give_up_after: Seconds = 86_400.0
     timeout: Seconds = 10.0
 

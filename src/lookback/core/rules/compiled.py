@@ -100,6 +100,11 @@ class CompiledMeasure:
     window: Window
     type: DataType
 
+    @property
+    def argument_fields(self) -> frozenset[str]:
+        """The fields of an event that the aggregate's argument reads."""
+        return frozenset() if self.feature.argument is None else self.feature.argument.fields
+
     def format_value(self, value: Any) -> str | None:
         """Formats a value for people; None for NULL.
 
@@ -137,13 +142,15 @@ class CompiledStep:
 class CompiledSequence:
     """A sequence bound to its stream. absent: the last step, if it waits for an absence; the others are in `steps`.
 
-    kept: the fields of an event that are kept because later steps, the absence or the message read them, sorted.
+    kept: the fields of an event that are kept because later steps, the absence or the message read them, sorted. within: how
+    long all its steps may take, in microseconds.
     """
 
     steps: tuple[CompiledStep, ...]
     absent: CompiledStep | None
     until: Expression | None
     kept: tuple[str, ...]
+    within: int
 
     @property
     def conditions(self) -> list[CompiledStep]:
@@ -172,6 +179,11 @@ class CompiledRule:
     presence: Feature | None = None
     store: str = ""
     needs: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def window(self) -> Window | None:
+        """The window of the rule; None for a sequence."""
+        return self.spec.window
 
     @cached_property
     def message_names(self) -> frozenset[str]:
@@ -422,7 +434,8 @@ class _Binder:
         if absent is not None:
             kept |= {self._names.get(name.lower(), name) for name in self._rule.group_by}
             kept |= set(_PLACEHOLDER.findall(self._rule.message))
-        return CompiledSequence(tuple(steps), absent, until, tuple(sorted(kept & set(self._stream.fields))))
+        kept_fields = tuple(sorted(kept & set(self._stream.fields)))
+        return CompiledSequence(tuple(steps), absent, until, kept_fields, spec.within)
 
     def _bind_step(self, step: Step, before: Sequence[Step], rest: Sequence[Step], place: str) -> CompiledStep | None:
         if not step.condition:

@@ -69,7 +69,7 @@ def describe_failure(failure: Failure) -> str:
     sentences = []
     if failure.reason:
         sentences.append(
-            f"judging the rule broke with {failure.reason}; what it would have said of these events is dropped, and this "
+            f"judging the rule broke with {failure.reason}; its results for these events are dropped, and this "
             "version is judged no more where it broke"
         )
     if failure.count:

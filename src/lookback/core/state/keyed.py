@@ -70,7 +70,7 @@ class _Entry:
 
     @property
     def exists(self) -> bool:
-        """Whether the key has a value."""
+        """True if the key has a value."""
         return self.value is not None or self.text is not None
 
 
@@ -111,9 +111,9 @@ class KeyedTable:
 
     def may_have(self, keys: Keys) -> Mask:
         """Marks the keys that may have a value; no other has one. Cheaper than to ask for each of many keys."""
-        found = np.zeros(len(keys.low), dtype=bool)
+        found = np.zeros(len(keys), dtype=bool)
         if self._changed:
-            pairs = zip(keys.low.tolist(), keys.high.tolist(), strict=True)
+            pairs = keys.list_pairs()
             found[:] = [key in self._changed for key in pairs]
         hashes = hash_keys(keys)
         for run in self._runs:
@@ -163,7 +163,7 @@ class KeyedTable:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key has a value. Some of a table's keys that `forget_due` forgot may still count as having one."""
+        """True if no key has a value. Some of a table's keys that `forget_due` forgot may still count as having one."""
         return not self._runs and not any(entry.exists for entry in self._changed.values())
 
     def items(self) -> Iterator[tuple[Key, int, Any]]:
@@ -188,7 +188,7 @@ class KeyedTable:
 
     @property
     def size(self) -> int:
-        """How many keys the table has, or more."""
+        """The number of keys of the table, or more."""
         return sum(run.keys for run in self._runs) + len(self._changed)
 
     @property
@@ -249,7 +249,7 @@ class KeyedTable:
         """Returns the entry of a key, which stays in memory until the batch after this one."""
         entry = self._changed.get(key) or self._read.get(key)
         if entry is None:
-            # A table without runs, as one without a store, must not remember every key that it was asked for.
+            # A table without runs, as one without a store, must not remember every key that is looked up.
             if not self._runs:
                 return _Entry()
             entry = self._former.pop(key, None)
@@ -459,7 +459,7 @@ class KeyedTable:
                 self._continue_merge(target, most)
 
     def _is_merging(self, at: int) -> bool:
-        """Whether the run at a position is one of those that are being merged, or the one into which they are."""
+        """Returns whether the run at a position is one of those that are being merged, or the one into which they are."""
         return any(run.sources and end - run.sources <= at <= end for end, run in enumerate(self._runs))
 
     def _start_merges(self) -> None:
@@ -477,7 +477,7 @@ class KeyedTable:
                 return
 
     def _is_fold_due(self) -> bool:
-        """Whether all runs should be merged: there are many newer keys, or the oldest are those of an earlier release."""
+        """Returns whether all runs should be merged: there are many newer keys, or the oldest are those of an earlier release."""
         if not self._runs or self._runs[0].has_buckets:
             return bool(self._runs)
         newer = sum(run.keys for run in self._runs[1:])

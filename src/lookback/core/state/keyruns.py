@@ -210,12 +210,12 @@ class KeyRun:
 
     @property
     def has_buckets(self) -> bool:
-        """Whether its pages are the buckets of an earlier release."""
+        """True if its pages are the buckets of an earlier release."""
         return self.number == _BUCKETS_RUN
 
     @property
     def has_index(self) -> bool:
-        """Whether the wakes of its pages have a page of their own."""
+        """True if the wakes of its pages have a page of their own."""
         return self.depth > _INLINE_DEPTH and not self.sources and not self.has_buckets
 
     def name_page(self, table: str, number: int) -> str:

@@ -99,7 +99,7 @@ class StoredRun:
 
 @dataclass
 class FeatureState:
-    """How far the rows of one feature reach. State that belongs to one rule is in a keyed table.
+    """The state of one feature: its rows, and how far they reach. State that belongs to one rule is in a keyed table.
 
     runs: the rows, sorted, from oldest to newest, of a feature that shares none: they can be combined or emptied, or an
     earlier release wrote them. Other rows are in `ShardState.row_sets`.
@@ -135,11 +135,11 @@ class FeatureState:
 
     def find_resets(self, keys: Keys) -> Int64s:
         """Returns per key the number of the segment in which it was emptied; -1 if it was not."""
-        segments = np.full(len(keys.low), -1, dtype=np.int64)
+        segments = np.full(len(keys), -1, dtype=np.int64)
         if self.resets is None:
             return segments
         if len(segments) <= self.resets.size:
-            found = map(self.resets.get, zip(keys.low.tolist(), keys.high.tolist(), strict=True))
+            found = map(self.resets.get, keys.list_pairs())
             segments[:] = [-1 if segment is None else segment for segment in found]
             return segments
         emptied = [(key, segment) for key, _, segment in self.resets.items()]
@@ -191,7 +191,7 @@ class FeatureState:
 
 
 class StateCounts(NamedTuple):
-    """How much a shard keeps.
+    """The size of the state of a shard.
 
     rows: rows of window state at or above their feature's floor (see `ShardState.state_rows`). remembered: keys that
     `suppress` holds back, keys that an alert emptied, and verdicts and events that may still be revised. Some that were
@@ -499,7 +499,7 @@ class ShardState:
                     else:
                         stored.run, stored.places[feature_id] = column.without(is_removed)
                     stored.has_dropped = True
-            # What dropped features had of the event must go as well.
+            # The rows of dropped features must go as well.
             if stored.has_dropped and len(times):
                 self._rewrite_shared(runs, at, at + 1)
         return left

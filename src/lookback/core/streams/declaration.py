@@ -149,7 +149,7 @@ class Stream:
 
     @property
     def has_table_path(self) -> bool:
-        """Whether `table` is a path, not a name in a catalog."""
+        """True if `table` is a path, not a name in a catalog."""
         return bool(_PATH.fullmatch(self.table))
 
     @classmethod

@@ -33,6 +33,17 @@ class Keys:
     low: Int64s
     high: Int64s
 
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def pair(self, at: int) -> tuple[int, int]:
+        """Returns one key, as tables know it."""
+        return int(self.low[at]), int(self.high[at])
+
+    def list_pairs(self) -> list[tuple[int, int]]:
+        """Lists all keys, as tables know them."""
+        return list(zip(self.low.tolist(), self.high.tolist(), strict=True))
+
     def take(self, index: npt.NDArray[Any]) -> Keys:
         """Returns the keys at `index` (positions or a mask)."""
         return Keys(self.low[index], self.high[index])
@@ -182,7 +193,7 @@ class TimeSearch:
     """Finds times in rows that are sorted by (group, time), for many groups at once.
 
     groups: int64 shape (rows,), dense numbers in ascending order; times: int64 shape (rows,), ascending in a group.
-    numbered: how many groups are asked for, if that may be more than have rows.
+    numbered: how many groups may be searched for, if that is more than have rows.
     """
 
     def __init__(self, groups: Int64s, times: Int64s, numbered: int = 0) -> None:

@@ -133,7 +133,9 @@ def _decode(page: bytes) -> list[Values | None]:
             raise ValueError("a length does not fit the page")
         content = page[position : position + packed]
         # Checked before memory of that size is allocated.
-        if raw_bytes != _expected_bytes(kind, rows, raw_bytes) or (raw_bytes and raw_bytes != _content_bytes(content)):
+        if raw_bytes != _count_expected_bytes(kind, rows, raw_bytes) or (
+            raw_bytes and raw_bytes != _content_bytes(content)
+        ):
             raise ValueError("lengths contradict each other")
         raw = pa.decompress(content, raw_bytes, codec="zstd", asbytes=True) if raw_bytes else b""
         position += packed
@@ -152,7 +154,7 @@ def _decode(page: bytes) -> list[Values | None]:
     return arrays
 
 
-def _expected_bytes(kind: int, rows: int, raw_bytes: int) -> int:
+def _count_expected_bytes(kind: int, rows: int, raw_bytes: int) -> int:
     """Returns the raw bytes that `rows` rows must have; `raw_bytes` itself if rows have no fixed width."""
     if kind in (_TEXTS, _WIDE):
         return raw_bytes

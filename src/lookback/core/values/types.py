@@ -46,22 +46,22 @@ class DataType:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the type is tinyint, smallint, int or bigint."""
+        """True if the type is tinyint, smallint, int or bigint."""
         return self.name in _INTEGERS
 
     @property
     def is_decimal(self) -> bool:
-        """Whether the type is a decimal."""
+        """True if the type is a decimal."""
         return self.name == "decimal"
 
     @property
     def is_float(self) -> bool:
-        """Whether the type is float or double."""
+        """True if the type is float or double."""
         return self.name in ("float", "double")
 
     @property
     def is_numeric(self) -> bool:
-        """Whether the type is a number of any kind."""
+        """True if the type is a number of any kind."""
         return self.is_integer or self.is_decimal or self.is_float
 
     @property

@@ -104,7 +104,7 @@ def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malfor
         reason = F.when(problems != "", problems)
         if CORRUPT in rows.columns:
             unreadable = F.lit("malformed line") if malformed is None else malformed
-            twice = F.lit("a key stands twice in the line, and only one value can count; send it once")
+            twice = F.lit("a key is written twice in the line, and only one value can count; send it once")
             unreadable = F.when(repeats_key(F.col(RAW)), twice).otherwise(unreadable)
             reason = F.when(F.col(CORRUPT).isNotNull(), unreadable).otherwise(reason)
         others = [READ_AS, FILE, BLOCK, ROW]

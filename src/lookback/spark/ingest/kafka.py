@@ -116,7 +116,12 @@ class Topic:
 
     def __str__(self) -> str:
         kind = "topics like" if self.subscription.is_pattern else "topic"
-        return f"{kind} {self.subscription.topics} at {self.servers}"
+        return f"{kind} {self.topics} at {self.servers}"
+
+    @property
+    def topics(self) -> str:
+        """The names of the topics, separated by commas, or their pattern."""
+        return self.subscription.topics
 
     def hide_secrets(self, text: str) -> str:
         """Returns a message without the secrets of the options."""
@@ -124,7 +129,7 @@ class Topic:
 
     def find_dropped(self, topics: set[str]) -> set[str]:
         """Returns those of a checkpoint's topics that this source does not name any more; none if it names a pattern."""
-        return set() if self.subscription.is_pattern else topics - set(self.subscription.topics.split(","))
+        return set() if self.subscription.is_pattern else topics - set(self.topics.split(","))
 
     def watch(self, spark: SparkSession, options: Mapping[str, str] | None = None) -> DataFrame:
         """Streams the topic's records, those that are there first; `options` override the declared ones.

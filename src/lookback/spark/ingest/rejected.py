@@ -180,7 +180,7 @@ class RetriedRows:
         usable = F.col(REASON).isNull()
         rows = checked_rows.where(usable & F.col(RAW).isNotNull()).select(FILE, RAW)
         unread = checked_rows.where(~usable & F.col(RAW).isNull()).select(FILE)
-        names = self.rejected.tables.spark.createDataFrame([(name,) for name in self.files], f"{FILE} string")
+        names = checked_rows.sparkSession.createDataFrame([(name,) for name in self.files], f"{FILE} string")
         read = names.join(unread, FILE, "left_anti").withColumn(RAW, F.lit(None).cast("string"))
         used = rows.unionByName(read).distinct().toDF("source", "raw").localCheckpoint()
         if not used.isEmpty():

@@ -110,7 +110,7 @@ class TopicIngest:
         if dropped:
             raise SetupError(
                 f"{self._checkpoint} is of topic {', '.join(sorted(dropped))}, and stream {self._stream.name!r} now reads "
-                f"{self._topic.subscription.topics}. {BEGIN_ANEW}"
+                f"{self._topic.topics}. {BEGIN_ANEW}"
             )
 
     def _run_query(self) -> None:

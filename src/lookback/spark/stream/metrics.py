@@ -68,6 +68,11 @@ class Sums:
     by_rule: dict[str, RuleCounts] = field(default_factory=dict)
     last: BatchReport | None = None
 
+    @property
+    def last_arrival(self) -> int | None:
+        """The last commit that the batches judged; None without batches."""
+        return None if self.last is None else self.last.arrival
+
     def add(self, report: BatchReport) -> None:
         """Adds a batch, which is later than all others."""
         self.batches += 1
@@ -223,7 +228,7 @@ class Metrics:
 
     def _find_last_judged(self) -> int | None:
         """Returns the last commit judged, by the last batch or by the checkpoint, which also counts commits without rows."""
-        known = (None if self._sums.last is None else self._sums.last.arrival, self._checkpoint.find_last_judged())
+        known = (self._sums.last_arrival, self._checkpoint.find_last_judged())
         return max((commit for commit in known if commit is not None), default=None)
 
     def _read_query_figures(self) -> dict[str, int | None]:

@@ -121,7 +121,8 @@ class UnwrittenRows:
             return rows
         identity = _IDENTITIES[name] if self.rebuild.is_exact else _LASTING.get(name, _IDENTITIES[name])
         known = self._count_known(name, identity, arrivals)
-        last, deleted = self.rebuild.written.get(name, -1), self.rebuild.deleted.get(name, -1)
+        rebuild = self.rebuild
+        last, deleted = rebuild.written.get(name, -1), rebuild.deleted.get(name, -1)
         keys = zip(*(rows.column(column).to_pylist() for column in identity), strict=True)
         keep = []
         for key, row in zip(keys, self._list_rows(rows), strict=True):

@@ -138,8 +138,7 @@ class Shard:
         waiting += [Waiting(change, after) for change, after in bound if after is not None]
         batch = replace(batch, changes=[change for change, after in bound if after is None])
         output, waiting = judge_batch(self._evaluator, state, batch, waiting)
-        if self._schedule.seed is not None:
-            output.rows = self._schedule.seed.drop_known(state, output.rows)
+        output.rows = self._schedule.drop_known(state, output.rows)
         return output, waiting
 
     def _keep_waiting(self, waiting: list[Waiting]) -> None:
@@ -165,8 +164,8 @@ class Shard:
             state, cached = ShardState(RuleBook(self._stream, self._streams)), False
             if not state.load(self._pages, known):
                 state.origin = uuid.uuid4().hex
-                if self._schedule is not None and self._schedule.seed is not None:
-                    self._schedule.seed.apply_to(state, self._stream)
+                if self._schedule is not None:
+                    self._schedule.begin(state, self._stream)
         state.begin(self._pages)
         return state, cached
 

@@ -53,7 +53,7 @@ class RulesWatch:
         self._version = tables.version("rules")
         self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
         self._seen: BatchReport | None = None
-        # What each document of a rule needs, since a change of one rule looks at all of them; None for one that is no rule.
+        # The coverage that each document needs, since a change of one rule looks at all of them; None for one that is no rule.
         self._needs: dict[str, Coverage | None] = {}
 
     @property

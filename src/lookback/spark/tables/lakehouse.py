@@ -448,8 +448,8 @@ def is_conflict(error: Exception) -> bool:
 def retry_on_conflict(tables: Tables, name: str, act: Callable[[], object], patience: float) -> bool:
     """Changes a table, and tries again while others write to it in between. Returns whether the change was made.
 
-    name: the table; act: makes the change, or raises a conflict; patience: the seconds for which it is tried. Of two
-    writers at the same time OSS Delta lets only one win, and so does any Delta if both remove rows.
+    name: the table; act: makes the change, or raises a conflict; patience: the seconds for which it is tried. OSS
+    Delta lets only one of two writers at the same time win, and so does any Delta if both remove rows.
     """
     deadline = time.monotonic() + patience
     while not _succeeds(act):
