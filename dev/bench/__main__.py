@@ -71,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     latency.add_argument(
         "--plain", action="store_true", help="in a session that somebody else started, with all of Spark's defaults"
     )
+    latency.add_argument("--many", action="store_true", help="with 100 rules more, which alert seldom")
     changes = commands.add_parser("changes", help="from the commit of a rule change to its first verdict")
     changes.add_argument("--rate", type=int, default=1_000, help="events a second")
     changes.add_argument("--known", type=int, default=12, help="changes on a known grouping key")
@@ -181,6 +182,7 @@ def _live(options: argparse.Namespace) -> int:
         _settings(options),
         options.name,
         getattr(options, "plain", False),
+        getattr(options, "many", False),
     )
     if options.command == "latency":
         latency.run(live)

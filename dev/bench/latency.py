@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from dev.bench.lakehouse import STREAMS, TRANSACTIONS, push
 from dev.bench.producer import COMMITS_PER_SECOND, Producer
 from dev.bench.results import percentiles, record
-from dev.bench.rules import Document, Rules, lookback
+from dev.bench.rules import Document, Rules, lookback, rules_for
 from dev.bench.sets import DATA, DAY, MINUTE, EventSet
 from dev.bench.watching import PROGRESS, Watch, say
 
@@ -50,7 +50,7 @@ class Live:
     """The settings of a run.
 
     rate: events a second. seconds: the measured time, after warm_up. name: that of the result. plain: run in a session that
-    somebody else has started, with all of Spark's defaults.
+    somebody else has started, with all of Spark's defaults. many: with 100 rules more, which alert seldom.
     """
 
     rate: int
@@ -59,6 +59,7 @@ class Live:
     settings: Settings
     name: str = ""
     plain: bool = False
+    many: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,10 @@ def run(live: Live) -> Path:
         (
             lookback("spend", ("customer_id",), "sum(amount)", DAY, f"value >= 0 and amount >= {limit}"),
             lookback("burst", ("terminal_id",), "count(*)", 10 * MINUTE, f"value >= 0 and amount >= {limit}"),
+            *(rules_for("100", events).documents if live.many else ()),
         )
     )
-    name = live.name or f"latency-{live.rate}{'-plain' if live.plain else ''}"
+    name = live.name or f"latency-{live.rate}{'-plain' if live.plain else ''}{'-many' if live.many else ''}"
     with _running(live, events, rules, name) as running:
         time.sleep(live.warm_up + live.seconds)
         running.producer.stop()
@@ -307,6 +309,7 @@ def _settings(live: Live) -> dict[str, Any]:
         "seconds": live.seconds,
         "warm_up": live.warm_up,
         "plain": live.plain,
+        "many": live.many,
         "profile": live.settings.profile,
         "every": live.settings.every,
         "admission": dict(live.settings.admission),

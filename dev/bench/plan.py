@@ -92,6 +92,7 @@ def _live(*, quick: bool) -> list[Step]:
     return [
         *(Step("latency", "zipf", ("latency", "--rate", str(rate), *short)) for rate in (100, 1_000, 5_000)),
         Step("latency", "zipf", ("latency", "--rate", "100", "--plain", *short)),
+        Step("latency", "zipf", ("latency", "--rate", "1000", "--many", *short)),
         Step("changes", "zipf", ("changes", *few)),
     ]
 

@@ -195,13 +195,15 @@ def _latencies(now: Results) -> str:
     return note + table(head, [(_rate_in_words(*row[:2]), *row[2:]) for row in sorted(rows)]) if rows else ""
 
 
-def _rate(result: Mapping[str, Any]) -> tuple[int, bool]:
-    """Returns the events per second, and whether the session had Spark's defaults."""
-    return result["settings"]["rate"], bool(result["settings"].get("plain"))
+def _rate(result: Mapping[str, Any]) -> tuple[int, str]:
+    """Returns the events per second, and how the run differs from the usual one."""
+    settings = result["settings"]
+    differences = (("plain", ", session of Spark defaults"), ("many", ", 102 rules"))
+    return settings["rate"], "".join(words for key, words in differences if settings.get(key))
 
 
-def _rate_in_words(rate: int, plain: bool) -> str:
-    return f"{rate:,} events/s{', session of Spark defaults' if plain else ''}"
+def _rate_in_words(rate: int, difference: str) -> str:
+    return f"{rate:,} events/s{difference}"
 
 
 def _rule_changes(now: Results) -> str:
