@@ -28,6 +28,7 @@ from lookback.core.values.columns import Column
 SECOND, MINUTE, HOUR, DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
 _KERNEL_ROWS = 200_000
 _REPEATS = 3
+_LATE_SHARE, _COMMITS = 0.05, 100
 STREAM = Stream.from_dict(
     {
         "stream": "shapes", "event_id": "id", "event_time": "at", "max_out_of_orderness": "1 minute",
@@ -37,7 +38,7 @@ STREAM = Stream.from_dict(
 
 
 class Shard:
-    """One shard with its rules and a store in memory. Each batch of events is a commit, later than those before."""
+    """One shard with its rules and a store in memory. The commits of each batch of events are later than those before."""
 
     def __init__(self, *rules: dict[str, Any]) -> None:
         self._pages: dict[str, bytes] = {}
@@ -71,9 +72,10 @@ class Shard:
         """The bytes of all pages."""
         return sum(map(len, self._pages.values()))
 
-    def judge(self, times: Any, keys: Any, numbers: Any | None = None) -> float:
-        """Judges a batch and saves the state. Returns the seconds of the processor."""
-        rows, self._commit = len(times), self._commit + 1
+    def judge(self, times: Any, keys: Any, numbers: Any | None = None, commits: int = 1) -> float:
+        """Judges a batch of so many commits and saves the state. Returns the seconds of the processor."""
+        rows, first = len(times), self._commit + 1
+        self._commit += commits
         zeros = np.zeros(rows, dtype=np.int32)
         values = {
             "id": np.arange(self._ids, self._ids + rows), "at": times, "k": keys,
@@ -83,7 +85,7 @@ class Shard:
         columns = {
             name: Column(type_, np.asarray(values[name]).astype(type_.storage)) for name, type_ in STREAM.fields.items()
         }
-        events = Events(columns, np.full(rows, self._commit, dtype=np.int64), "id", "at")
+        events = Events(columns, first + np.arange(rows) * commits // max(1, rows), "id", "at")
         changes, self._changes = self._changes, []
         batch = Batch(events, None, find_marks(events, events.commits), changes)
         start = time.process_time()
@@ -196,11 +198,14 @@ def _judge_many(events: int, rules: list[dict[str, Any]]) -> Iterator[float]:
     return _judge_once(rules, _spread_times(events, DAY), _zipf_keys(events), np.arange(events) % 200)
 
 
-def _judge_on(events: int, rules: list[dict[str, Any]]) -> Iterator[float]:
-    """Judges batches by rules that are known, after one of as many events."""
+def _judge_on(events: int, rules: list[dict[str, Any]], *, late_by: int = 0) -> Iterator[float]:
+    """Judges batches by rules that are known, after one of as many events. late_by: of 5 % of the events, at most."""
     shard, keys = Shard(*rules), _zipf_keys(events)
+    random = np.random.default_rng(3)
+    late = (random.random(events) < _LATE_SHARE) * random.integers(0, late_by + 1, events)
     for at in range(1 + _REPEATS):
-        spent = shard.judge(_spread_times(events, 2 * HOUR, 2 * HOUR * at), keys, np.arange(events) % 200)
+        times = _spread_times(events, 2 * HOUR, 2 * HOUR * at) - late
+        spent = shard.judge(times, keys, np.arange(events) % 200, _COMMITS if late_by else 1)
         if at:
             yield spent
 
@@ -246,6 +251,8 @@ SHAPES = (
     Shape("100 rules, different where, same measure", 100_000, lambda: _judge_on(100_000, [
         _rule("1 hour", "m < 0", where=f"n <> {at}") for at in range(100)]), 70),
     Shape("100 rules over 20 measures of 5 groupings", 100_000, lambda: _judge_on(100_000, _over_groupings()), 110),
+    Shape("100 rules over 20 measures of 5 groupings, 5 % late", 100_000, lambda: _judge_on(
+        100_000, _over_groupings(), late_by=HOUR // 2), 240),
     Shape("sliding 1 day / 5 min, 400,000 rows, no window ends", 1_000, lambda: _judge_after(
         _rule({"sliding": "1 day", "slide": "5 minutes"}, "m < 0"), _DAYS, 1_000, SECOND // 2), 100),
     Shape("sliding early, 600 windows an event", 1_000, lambda: _judge_once(

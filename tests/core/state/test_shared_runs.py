@@ -140,7 +140,7 @@ def test_rules_over_the_same_windows_find_their_rows_once(
 
         monkeypatch.setattr(owner, name, counted)
 
-    counting(Grouping, "_compute_ranges", "batch")
+    counting(Grouping, "_compute_spans", "batch")
     counting(FeatureColumn, "find_windows", "runs")
     # Most events are of each rule; or, of the last `apart`, few.
     wheres = [f"n <> {at}" if at < count - apart else f"n = {at}" for at in range(count)]

@@ -34,7 +34,7 @@ class Aggregate(ABC):
     """One aggregate function.
 
     stores_value: state keeps the values of its argument. additive: the contribution of rows is a sum over them, so that
-    many rows can be combined into one (see `index_sums` and `sum_ranges`) and a row can be subtracted from it.
+    many rows can be combined into one (see `index_sums` and `sum_ranges`) and rows can be subtracted from it.
     """
 
     stores_value = True
@@ -51,6 +51,13 @@ class Aggregate(ABC):
     @abstractmethod
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
         """Aggregates the indexed rows [low, high) of each window; low == high is an empty window."""
+
+    def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
+        """Aggregates the first `high` rows of an index without the first `low` rows of another one, which are among them.
+
+        Only for an additive aggregate. Both are of the same rows, in two orders.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not additive")
 
     @abstractmethod
     def merge(self, left: Partial, right: Partial) -> Partial:
@@ -77,6 +84,10 @@ class Count(Aggregate):
 
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
         """Counts the rows of each range."""
+        return (high - low,)
+
+    def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
+        """Counts the rows that are left."""
         return (high - low,)
 
     def merge(self, left: Partial, right: Partial) -> Partial:
@@ -129,7 +140,11 @@ class Sum(Aggregate):
 
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
         """Returns the count and sum of each range."""
-        return (high - low, index[high] - index[low])
+        return self.subtract_rows(index, high, index, low)
+
+    def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
+        """Returns the count and sum of the rows that are left."""
+        return (high - low, index[high] - without[low])
 
     def merge(self, left: Partial, right: Partial) -> Partial:
         """Adds the counts and sums."""
@@ -191,16 +206,18 @@ class StddevSamp(Sum):
 
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
         """Returns the count, sum and sum of squares of each range."""
-        sums, modulo, rough, values, exact = index
-        squares = modulo[high] - modulo[low]
+        return self.subtract_rows(index, high, index, low)
+
+    def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
+        """Returns the count, sum and sum of squares of the rows that are left."""
+        (sums, modulo, rough, _, _), (sums_without, modulo_without, rough_without, _, _) = index, without
+        squares = modulo[high] - modulo_without[low]
         # The doubles are wrong by less than one in 2^20 of the last of them.
         with np.errstate(invalid="ignore"):
-            fits = rough[high] - rough[low] + rough[-1] / 2**20 < _SMALL_SUM
+            fits = rough[high] - rough_without[low] + rough[-1] / 2**20 < _SMALL_SUM
         if not fits.all():
-            if not exact:
-                exact.append(_prefix_sums(values.astype(object) ** 2))
-            squares = exact[0][high] - exact[0][low]
-        return high - low, sums[high] - sums[low], squares
+            squares = _exact_squares(index)[high] - _exact_squares(without)[low]
+        return high - low, sums[high] - sums_without[low], squares
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
         """Returns the square root of (n * sum(x^2) - sum(x)^2) / (n * (n - 1)), at the argument's scale."""
@@ -326,6 +343,15 @@ def index_sums(parts: Partial) -> Partial:
 def sum_ranges(index: Partial, low: Int64s, high: Int64s) -> Partial:
     """Adds the contributions of the indexed rows [low, high) of each window."""
     return tuple(prefix[high] - prefix[low] for prefix in index)
+
+
+def _exact_squares(index: Any) -> Values:
+    """Returns the exact prefix sums of squares of an index of StddevSamp, made when they are first needed."""
+    values, exact = index[3:]
+    if not exact:
+        exact.append(_prefix_sums(values.astype(object) ** 2))
+    sums: Values = exact[0]
+    return sums
 
 
 def _objects(items: list[Any]) -> Values:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from pandas import factorize
@@ -43,13 +42,23 @@ class DistinctCounter:
     """
 
     def __init__(self, rows: GroupedRows, groups: Int64s, positions: Int64s, last: Int64s) -> None:
-        self._rows, self._groups, self._positions, self._last = rows, groups, positions, last
-        self._codes = factorize(rows.values, use_na_sentinel=False)[0].astype(np.int64)
+        self._rows, self._groups = rows, groups
+        codes = factorize(rows.values, use_na_sentinel=False)[0].astype(np.int64)
+        self._by_value = _order_by_value(rows.groups, codes)
         order = np.lexsort((last, positions))
         order = order[np.argsort(groups[order], kind="stable")]
         moves_forward = _mark_running_maxima(groups[order], last[order])
-        self._forward, self._back = order[moves_forward], order[~moves_forward]
-        self._begins, self._ends = self._find_ranges()
+        self._forward, back = order[moves_forward], order[~moves_forward]
+        self._back = back[np.lexsort((last[back], groups[back]))]
+        by_time = self._count_windows(self._forward, last + 1)
+        arrivals = TimeSearch(groups[self._forward], positions[self._forward])
+        by_arrival = arrivals.find_first(rows.groups, rows.positions)
+        self._begins = np.maximum(by_time, by_arrival)
+        self._ends = self._find_ends()
+        if len(self._back):
+            # A row that a window of the back lacks though it is no later comes after a forward window that ends later.
+            is_late, begins = by_time < by_arrival, self._count_windows(self._back, last + 1)
+            self._late = _LateRows(self._by_value, is_late, begins, rows.positions, positions[self._back])
 
     def count(self, first: Int64s) -> Int64s:
         """Counts the different values in the windows that begin at `first`; all NaNs are one value.
@@ -57,61 +66,152 @@ class DistinctCounter:
         Within a group, a window that ends later must not begin earlier.
         """
         counts = np.zeros(len(self._groups), dtype=np.int64)
-        at = self._forward
-        # The windows that begin at or before the row.
-        beyond = self._count_windows(first[at])
-        ends = np.minimum(self._ends, beyond)
-        counted = self._begins < ends
-        edges = len(at) + 1
-        change = np.bincount(self._begins[counted], minlength=edges) - np.bincount(ends[counted], minlength=edges)
-        counts[at] = np.cumsum(change[:-1])
+        ends = np.minimum(self._ends, self._count_windows(self._forward, first))
+        counts[self._forward] = _count_covers(self._begins, ends, len(self._forward))
         if len(self._back):
-            self._count_back(first, counts)
+            counts[self._back] = self._late.count(self._count_windows(self._back, first))
         return counts
 
-    def _count_windows(self, times: Int64s) -> Int64s:
-        """Counts for each row the forward windows of earlier groups, and those of its own whose time is not above the row's.
+    def _count_windows(self, windows: Int64s, times: Int64s) -> Int64s:
+        """Counts for each row the windows of earlier groups, and those of its own whose time is not above the row's.
 
-        times: one of each forward window. There are fewer windows than rows, so their places among the rows are searched.
+        windows: their positions, in ascending order of group and time; times: one of each of all windows. There are fewer
+        windows than rows, so their places among the rows are searched.
         """
-        places = self._by_time.find_first(self._groups[self._forward], times)
+        places = self._by_time.find_first(self._groups[windows], times[windows])
         return np.cumsum(np.bincount(places, minlength=len(self._rows.times) + 1)[:-1])
 
     @cached_property
     def _by_time(self) -> TimeSearch:
         return TimeSearch(self._rows.groups, self._rows.times, int(self._groups.max(initial=-1)) + 1)
 
-    def _find_ranges(self) -> tuple[Int64s, Int64s]:
-        """Finds for each row the first window that covers it, and the first that covers a later row of the same value.
+    def _find_ends(self) -> Int64s:
+        """Finds for each row the first forward window that covers a later row of the same value.
 
-        The row is counted in the windows from the first up to the second, except those that begin after the row: only
-        the last row of a value in a window counts.
+        The row is counted in the windows from `_begins` up to that one, except those that begin after the row: only the
+        last row of a value in a window counts.
         """
-        rows, at = self._rows, self._forward
-        by_time = self._count_windows(self._last[at] + 1)
-        by_arrival = TimeSearch(self._groups[at], self._positions[at]).find_first(rows.groups, rows.positions)
-        begins = np.maximum(by_time, by_arrival)
-        numbers = rows.groups * (int(self._codes.max(initial=0)) + 1) + self._codes
-        order = order_by_number(numbers)[::-1] if len(numbers) else np.zeros(0, dtype=np.int64)
-        numbers = numbers[order]
-        same = numbers[1:] == numbers[:-1]
-        value = np.concatenate(([0], np.cumsum(~same))) if len(order) else order
+        order, is_last = self._by_value.order[::-1], self._by_value.is_last[::-1]
+        value = np.cumsum(is_last)
         # The minimum over all later rows of the same value. The offset per value lets one pass serve all values.
-        span = len(at) + 2
-        least = np.minimum.accumulate(begins[order] - value * span) + value * span
-        ends = np.full(len(begins), len(at), dtype=np.int64)
-        ends[order[1:][same]] = least[:-1][same]
-        return begins, ends
+        span = len(self._forward) + 2
+        least = np.minimum.accumulate(self._begins[order] - value * span) + value * span
+        ends = np.full(len(order), len(self._forward), dtype=np.int64)
+        ends[order[1:]] = np.where(is_last[1:], len(self._forward), least[:-1])
+        return ends
 
-    def _count_back(self, first: Int64s, counts: Int64s) -> None:
-        """Counts the windows that end before an earlier one of their group, by moving one window per group."""
-        rows, groups = self._rows, self._groups[self._back]
-        for part in np.split(self._back, np.flatnonzero(np.diff(groups)) + 1):
-            group = self._groups[part[0]]
-            mine = slice(*np.searchsorted(rows.groups, [group, group + 1]).tolist())
-            moving = _MovingWindow(rows.times[mine], self._codes[mine], rows.positions[mine])
-            windows = zip(self._positions[part].tolist(), first[part].tolist(), self._last[part].tolist(), strict=True)
-            counts[part] = [moving.count(*window) for window in windows]
+
+class _ByValue(NamedTuple):
+    """Rows in the order of (group, value, time, arrival). order: their positions; is_last: marks the last row of each value."""
+
+    order: Int64s
+    is_last: Mask
+
+
+def _order_by_value(groups: Int64s, codes: Int64s) -> _ByValue:
+    if not len(codes):
+        return _ByValue(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
+    numbers = groups * (int(codes.max()) + 1) + codes
+    order = order_by_number(numbers)
+    numbers = numbers[order]
+    return _ByValue(order, np.append(numbers[1:] != numbers[:-1], True))
+
+
+class _LateRows:
+    """Counts the different values in windows in any order of arrival, which are few; the rows that not all of these have are too.
+
+    Windows are numbered by (group, last). Rows that are not late have arrived for each window that they are not after. Of
+    the rows of a value in a window, the one that arrived first counts, and of those that are not late the last. It does so
+    in a range of windows, and if it is late only in those that it had arrived for.
+    """
+
+    def __init__(self, by_value: _ByValue, is_late: Mask, begins: Int64s, arrived: Int64s, positions: Int64s) -> None:
+        """begins: per row the first window that ends at or after it; arrived: its position; positions: of the windows."""
+        self._begins, self._positions, self._arrived, windows = begins, positions, arrived, len(positions)
+        order, late = by_value.order, is_late[by_value.order]
+        value: Int64s = np.cumsum(by_value.is_last, dtype=np.int64) - by_value.is_last.astype(np.int64)
+        on_time = np.flatnonzero(~late)
+        self._on_time, self._ends = order[on_time], np.full(len(on_time), windows, dtype=np.int64)
+        is_same: Mask = value[on_time[1:]] == value[on_time[:-1]]
+        self._ends[:-1][is_same] = begins[self._on_time[1:][is_same]]
+        # Late rows and their neighbours, between which rows that are on time make no difference.
+        near = late.copy()
+        near[1:] |= late[:-1]
+        near[:-1] |= late[1:]
+        at = np.flatnonzero(near)
+        ranks = np.where(late[at], arrived[order[at]], -1)
+        span, value = int(ranks.max(initial=0)) + 2, value[at]
+        dense = np.cumsum(np.diff(value, prepend=value[:1]) > 0).astype(np.int64)
+        queried = np.flatnonzero(late[at])
+        before = _find_lower_before(dense * span + ranks)[queried]
+        after = len(at) - 1 - _find_lower_before((ranks - dense * span)[::-1])[::-1][queried]
+        self._late, rows = order[at][queried], order[at]
+        self._before = _take_same(rows, before, dense, dense[queried])
+        following = _take_same(rows, after, dense, dense[queried])
+        self._late_ends = np.where(following < 0, windows, begins[following])
+
+    def count(self, beyond: Int64s) -> Int64s:
+        """Counts the values in each window. beyond: per row the first window that begins after it."""
+        windows, late = len(self._positions), self._late
+        counts = _count_covers(self._begins[self._on_time], np.minimum(self._ends, beyond[self._on_time]), windows)
+        begins = np.maximum(self._begins[late], np.where(self._before < 0, 0, beyond[self._before]))
+        ends = np.minimum(self._late_ends, beyond[late])
+        counted = np.flatnonzero(begins < ends)
+        counted = counted[np.argsort(self._arrived[late[counted]])]
+        arrived = np.searchsorted(self._arrived[late[counted]], self._positions, side="right")
+        limits = np.arange(1, windows + 1)
+        counts += count_below(begins[counted], arrived, limits) - count_below(ends[counted], arrived, limits)
+        return counts
+
+
+def _count_covers(begins: Int64s, ends: Int64s, windows: int) -> Int64s:
+    """Counts for each window the rows whose ranges [begin, end) of windows have it; a range may be empty."""
+    counted = begins < ends
+    edges = windows + 1
+    change = np.bincount(begins[counted], minlength=edges) - np.bincount(ends[counted], minlength=edges)
+    return np.cumsum(change[:-1])
+
+
+def _find_lower_before(scores: Int64s) -> Int64s:
+    """Finds for each score the position of the nearest lower one before it; -1 if there is none."""
+    # Per power of two, the lowest of so many scores up to each; then as many of these as possible are skipped.
+    lowest = [scores]
+    while 2 ** len(lowest) <= len(scores):
+        step, last = 2 ** (len(lowest) - 1), lowest[-1]
+        lowest.append(np.concatenate((last[:step], np.minimum(last[step:], last[:-step]))))
+    ends = np.arange(len(scores), dtype=np.int64)
+    for level in range(len(lowest) - 1, -1, -1):
+        at = np.flatnonzero(ends >= 2**level)
+        at = at[lowest[level][ends[at] - 1] >= scores[at]]
+        ends[at] -= 2**level
+    return ends - 1
+
+
+def _take_same(rows: Int64s, at: Int64s, values: Int64s, wanted: Int64s) -> Int64s:
+    """Returns the rows at these positions; -1 where there is none, or its value is not the wanted one."""
+    is_inside = (at >= 0) & (at < len(rows))
+    near = np.where(is_inside, at, 0)
+    return np.where(is_inside & (values[near] == wanted), rows[near], -1) if len(rows) else at
+
+
+def count_below(values: Int64s, counts: Int64s, limits: Int64s) -> Int64s:
+    """Counts for each query how many of the first so many values are below its limit.
+
+    values: from 0; counts, limits: of shape (queries,). By a wavelet matrix (Navarro et al., 2015): bit by bit
+    from the highest, values are parted by the bit, and each query follows the bits of its limit.
+    """
+    found: Int64s = np.zeros(len(limits), dtype=np.int64)
+    low, high = found.copy(), counts
+    for bit in range(int(max(values.max(initial=0), limits.max(initial=0))).bit_length() - 1, -1, -1):
+        is_one = (values >> bit & 1).astype(bool)
+        zeros = np.concatenate(([0], np.cumsum(~is_one)))
+        low_zeros, high_zeros = zeros[low], zeros[high]
+        follows_one = (limits >> bit & 1).astype(bool)
+        found += np.where(follows_one, high_zeros - low_zeros, 0)
+        low = np.where(follows_one, zeros[-1] + low - low_zeros, low_zeros)
+        high = np.where(follows_one, zeros[-1] + high - high_zeros, high_zeros)
+        values = np.concatenate((values[~is_one], values[is_one]))
+    return found
 
 
 def count_from_start(groups: Int64s, values: Values, low: Int64s, high: Int64s) -> Int64s:
@@ -133,61 +233,3 @@ def _mark_running_maxima(groups: Int64s, times: Int64s) -> Mask:
     ranks = np.unique(times, return_inverse=True)[1]
     keyed = groups * (int(ranks.max()) + 1) + ranks
     return np.asarray(keyed >= np.maximum.accumulate(keyed))
-
-
-class _MovingWindow:
-    """A window over the rows of one group that have arrived; its cost is the number of rows that enter and leave it."""
-
-    def __init__(self, times: Int64s, codes: Int64s, positions: Int64s) -> None:
-        stored = positions == STORED
-        self._rows: list[tuple[int, int]] = list(zip(times[stored].tolist(), codes[stored].tolist(), strict=True))
-        order = np.flatnonzero(~stored)
-        order = order[np.argsort(positions[order], kind="stable")][::-1]
-        columns: tuple[list[Any], ...] = (positions[order].tolist(), times[order].tolist(), codes[order].tolist())
-        # The next row to arrive comes last.
-        self._to_arrive = list(zip(*columns, strict=True))
-        self._low = self._high = 0
-        self._counts: dict[int, int] = {}
-
-    def count(self, position: int, first: int, last: int) -> int:
-        """Counts the different values from `first` to `last` that arrived by `position`, which must not fall between calls."""
-        while self._to_arrive and self._to_arrive[-1][0] <= position:
-            _, time, code = self._to_arrive.pop()
-            self._insert((time, code))
-        low = bisect_left(self._rows, (first, -1))
-        high = max(low, bisect_left(self._rows, (last + 1, -1)))
-        if high <= self._low or low >= self._high:  # no row in common: start from an empty window
-            self._counts = {}
-            self._low = self._high = low
-        for at in range(low, self._low):
-            self._enter(at)
-        for at in range(self._high, high):
-            self._enter(at)
-        for at in range(self._low, low):
-            self._leave(at)
-        for at in range(high, self._high):
-            self._leave(at)
-        self._low, self._high = low, high
-        return len(self._counts)
-
-    def _insert(self, row: tuple[int, int]) -> None:
-        at = bisect_right(self._rows, row)
-        insort(self._rows, row)
-        if at < self._low:
-            self._low += 1
-            self._high += 1
-        elif at < self._high:
-            self._high += 1
-            self._counts[row[1]] = self._counts.get(row[1], 0) + 1
-
-    def _enter(self, at: int) -> None:
-        code = self._rows[at][1]
-        self._counts[code] = self._counts.get(code, 0) + 1
-
-    def _leave(self, at: int) -> None:
-        code = self._rows[at][1]
-        left = self._counts[code] - 1
-        if left:
-            self._counts[code] = left
-        else:
-            del self._counts[code]

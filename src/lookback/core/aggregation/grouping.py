@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lookback.core.aggregation.aggregates import Aggregate, Partial
 from lookback.core.values.columns import Mask, Values
-from lookback.core.values.keys import Int64s, Keys, TimeSearch, number_keys, order_by_group
+from lookback.core.values.keys import Int64s, Keys, TimeSearch, number_keys, order_by_group, order_by_number
 from lookback.core.values.times import NEVER_DUE
 
 
@@ -21,10 +21,11 @@ class Queries:
     numbers: each key's number in a grouping, -1 for a key without events in the batch; positions: the last event of the
     batch that counts; first, last: times, both included; all of shape (rows,). by_arrival: rows inside the window may have
     arrived after the query and must be cut off; by_time: rows that have arrived may be later than `last` and must be cut
-    off. windows, window_of: if many queries have the same window as of different events, these windows, each once, and the
-    number of each query's; rows of earlier batches are then aggregated once a window, and each query's last event must have
-    its key. ranges, disordered: the cached results of `Grouping.find_ranges` and `Grouping.select_disordered`; stored: those
-    of `Run.find_windows`, by run.
+    off. by_arrival alone: each query is of the event at its position, and `last` is that event's time; by_time alone: each
+    query's last event has its key. windows, window_of: if many queries have the same window as of different events,
+    these windows, each once, and the number of each query's; rows of earlier batches are then aggregated once a window, and
+    each query's last event must have its key. ranges, disordered, spans: the cached results of `Grouping.find_ranges`,
+    `Grouping.select_disordered` and `Grouping.find_spans`; stored: those of `Run.find_windows`, by run.
     """
 
     numbers: Int64s
@@ -37,6 +38,7 @@ class Queries:
     window_of: Int64s | None = None
     ranges: tuple[Int64s, Int64s] | None = None
     disordered: tuple[Int64s, Queries] | None = None
+    spans: Spans | None = None
     stored: dict[str, tuple[Int64s, Int64s, Int64s]] = field(default_factory=dict)
 
     @cached_property
@@ -54,14 +56,27 @@ class Queries:
         if floor <= self.earliest:
             return self
         windows = None if self.windows is None else self.windows.clip_to(floor)
-        return replace(
-            self, first=np.maximum(self.first, floor), windows=windows, ranges=None, disordered=None, stored={}
-        )
+        first = np.maximum(self.first, floor)
+        return replace(self, first=first, windows=windows, ranges=None, disordered=None, spans=None, stored={})
 
     def take(self, at: Int64s) -> Queries:
         """Returns the queries at these positions."""
         numbers, positions = self.numbers[at], self.positions[at]
         return Queries(numbers, positions, self.first[at], self.last[at], self.by_arrival, self.by_time)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The events inside windows, as those before its end without those before its begin, whose orders may differ.
+
+    low: the number of events of `Grouping.sorted` before each window; high: that of `Grouping.arrived` up to its end, or of
+    `sorted` if the windows are cut off by time. Those before the begin are among those up to the end. other: the positions
+    of the queries of which that is not true, to be measured in another way, and these queries.
+    """
+
+    low: Int64s
+    high: Int64s
+    other: tuple[Int64s, Queries]
 
 
 class Grouping:
@@ -111,15 +126,55 @@ class Grouping:
         return self.sorted[~self.is_out_of_order[self.sorted]] if self.has_disorder.any() else self.sorted
 
     @cached_property
+    def arrived(self) -> Int64s:
+        """The positions of this shard's events by (key, arrival)."""
+        if not self.has_disorder.any():
+            return self.sorted
+        positions = np.flatnonzero(self.mine)
+        return positions[order_by_number(self.numbers[positions])]
+
+    @cached_property
+    def _ranks(self) -> Int64s:
+        """Per event the number of events of `arrived` up to it; for events of this shard."""
+        ranks = np.zeros(len(self.numbers), dtype=np.int64)
+        ranks[self.arrived] = np.arange(1, len(self.arrived) + 1)
+        return ranks
+
+    @cached_property
+    def _latest_arrival(self) -> Int64s:
+        """How far the first rows of `sorted` have arrived, by their number: the highest number of key * events + position."""
+        latest = np.full(len(self.sorted) + 1, -1, dtype=np.int64)
+        np.maximum.accumulate(self.numbers[self.sorted] * len(self.times) + self.sorted, out=latest[1:])
+        return latest
+
+    @cached_property
     def _by_time(self) -> TimeSearch:
-        return TimeSearch(self.numbers[self.in_order], self.times[self.in_order])
+        """Finds times among the events of `sorted`."""
+        return TimeSearch(self.numbers[self.sorted], self.times[self.sorted])
+
+    @cached_property
+    def _in_order_before(self) -> Int64s | None:
+        """How many of the first events of `sorted` are in order, by their number; None if all are."""
+        if not self.has_disorder.any():
+            return None
+        before = np.zeros(len(self.sorted) + 1, dtype=np.int64)
+        np.cumsum(~self.is_out_of_order[self.sorted], out=before[1:])
+        return before
+
+    def _find_first(self, numbers: Int64s, times: Int64s) -> Int64s:
+        """Finds for each (key, time) the number of events of `in_order` before it."""
+        return self._count_in_order(self._by_time.find_first(numbers, times))
+
+    def _count_in_order(self, places: Int64s) -> Int64s:
+        """Returns how many of the first so many events of `sorted` are in order."""
+        return places if self._in_order_before is None else self._in_order_before[places]
 
     @cached_property
     def _by_arrival(self) -> TimeSearch:
         return TimeSearch(self.numbers[self.in_order], self.in_order)
 
     @cached_property
-    def _arrived(self) -> Int64s:
+    def _in_order_arrived(self) -> Int64s:
         """Per event the end of the rows of `in_order` that are of its key and had arrived with it; for events of this shard."""
         return self._by_arrival.find_first(self.numbers, np.arange(1, len(self.numbers) + 1))
 
@@ -132,6 +187,28 @@ class Grouping:
             queries.disordered = at, queries.take(at)
         return queries.disordered
 
+    def find_spans(self, queries: Queries) -> Spans:
+        """Finds the events inside each window of queries that are cut off by arrival alone, or by time alone."""
+        if queries.spans is None:
+            queries.spans = self._compute_spans(queries)
+        return queries.spans
+
+    def _compute_spans(self, queries: Queries) -> Spans:
+        low = self._by_time.find_first(queries.numbers, queries.first)
+        if queries.by_time:
+            high = self._by_time.find_first(queries.numbers, queries.last + 1)
+        else:
+            high = self._ranks[queries.positions]
+        at: Int64s = np.empty(0, dtype=np.int64)
+        if self.has_disorder.any():
+            # Events that come later than the query may lie before a window, or those up to the query behind it.
+            arrived = queries.numbers * len(self.times) + queries.positions
+            is_other = self._latest_arrival[high if queries.by_time else low] > arrived
+            if queries.by_arrival:
+                is_other |= self.is_out_of_order[queries.positions]
+            at = np.flatnonzero(is_other)
+        return Spans(low, np.maximum(low, high), (at, queries.take(at)))
+
     def find_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
         """Finds the events in order inside each window, as a range [low, high) of `in_order`; low == high if none."""
         if queries.ranges is None:
@@ -141,33 +218,33 @@ class Grouping:
     def _compute_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
         if queries.windows is not None:
             return self._compute_shared_ranges(queries, queries.windows)
+        if queries.by_arrival and queries.by_time:
+            return self._compute_each_range(queries)
+        spans = self.find_spans(queries)
+        low = self._count_in_order(spans.low)
+        high = self._in_order_arrived[queries.positions] if queries.by_arrival else self._count_in_order(spans.high)
+        # With events out of order, rows may lie beyond both ends of a query.
+        at, disordered = self.select_disordered(queries)
+        if len(at):
+            if queries.by_arrival:
+                other = self._find_first(disordered.numbers, disordered.last + 1)
+            else:
+                other = self._in_order_arrived[disordered.positions]
+            high[at] = np.minimum(high[at], other)
+        return low, np.maximum(low, high)
+
+    def _compute_each_range(self, queries: Queries) -> tuple[Int64s, Int64s]:
         numbers, known = queries.numbers, queries.numbers >= 0
-        by_time, by_arrival = self._by_time, self._by_arrival
-        low = by_time.find_first(numbers, queries.first)
+        low, beyond = self._find_first(numbers, queries.first), self._find_first(numbers, queries.last + 1)
         # Rows at the time of the judged event that arrived after it are outside its window.
-        if queries.by_arrival:
-            high = by_arrival.find_first(numbers, queries.positions + 1)
-            if queries.by_time:
-                high = np.minimum(high, by_time.find_first(numbers, queries.last + 1))
-        else:
-            high = by_time.find_first(numbers, queries.last + 1)
-        if queries.by_arrival != queries.by_time:
-            # With events out of order, rows may lie beyond both ends of a query.
-            at, disordered = self.select_disordered(queries)
-            if len(at):
-                other = (
-                    by_time.find_first(disordered.numbers, disordered.last + 1)
-                    if queries.by_arrival
-                    else by_arrival.find_first(disordered.numbers, disordered.positions + 1)
-                )
-                high[at] = np.minimum(high[at], other)
+        high = np.minimum(beyond, self._by_arrival.find_first(numbers, queries.positions + 1))
         return np.where(known, low, 0), np.where(known, np.maximum(low, high), 0)
 
     def _compute_shared_ranges(self, queries: Queries, windows: Queries) -> tuple[Int64s, Int64s]:
         """Searches each window and each event once, in place of each query."""
-        low = self._by_time.find_first(windows.numbers, windows.first)[queries.window_of]
-        beyond = self._by_time.find_first(windows.numbers, windows.last + 1)[queries.window_of]
-        return low, np.maximum(low, np.minimum(beyond, self._arrived[queries.positions]))
+        low = self._find_first(windows.numbers, windows.first)[queries.window_of]
+        beyond = self._find_first(windows.numbers, windows.last + 1)[queries.window_of]
+        return low, np.maximum(low, np.minimum(beyond, self._in_order_arrived[queries.positions]))
 
 
 class FeatureRows:
@@ -194,14 +271,25 @@ class FeatureRows:
         return None if self.all_values is None else self.all_values[self.positions]
 
     @cached_property
-    def _in_order(self) -> tuple[Int64s | None, Any]:
-        """The number of rows before each event of `Grouping.in_order` (None if every event is a row), and their index."""
-        kept = self.selected[self._grouping.in_order]
-        positions, before = self._grouping.in_order, None
-        if not kept.all():
-            positions = positions[kept]
-            before = np.concatenate(([0], np.cumsum(kept))).astype(np.int64)
-        return before, self._build_index(positions)
+    def _in_order(self) -> _Indexed:
+        return self._index_rows(self._grouping.in_order)
+
+    @cached_property
+    def _sorted(self) -> _Indexed:
+        return self._index_rows(self._grouping.sorted)
+
+    @cached_property
+    def _by_arrival(self) -> _Indexed:
+        return self._index_rows(self._grouping.arrived) if self._grouping.has_disorder.any() else self._sorted
+
+    def _index_rows(self, positions: Int64s) -> _Indexed:
+        """Indexes the rows among the events at these positions, in their order."""
+        kept = self.selected[positions]
+        if kept.all():
+            return _Indexed(None, self._build_index(positions))
+        before = np.zeros(len(kept) + 1, dtype=np.int64)
+        np.cumsum(kept, out=before[1:])
+        return _Indexed(before, self._build_index(positions[kept]))
 
     @cached_property
     def _blocks(self) -> list[_Block]:
@@ -240,11 +328,22 @@ class FeatureRows:
 
     def aggregate_windows(self, queries: Queries) -> Partial:
         """Aggregates the rows of each window that had arrived by its query."""
-        low, high = self._grouping.find_ranges(queries)
-        before, index = self._in_order
-        if before is not None:
-            low, high = before[low], before[high]
-        partial = self._aggregate.aggregate_ranges(index, low, high)
+        if self._aggregate.additive and queries.windows is None and queries.by_arrival != queries.by_time:
+            return self._aggregate_spans(queries)
+        return self._aggregate_ranges(queries)
+
+    def _aggregate_spans(self, queries: Queries) -> Partial:
+        """Aggregates the rows of windows that are cut off by arrival alone, or by time alone; the aggregate is additive."""
+        spans = self._grouping.find_spans(queries)
+        before, until = self._sorted, self._sorted if queries.by_time else self._by_arrival
+        high, low = until.count_before(spans.high), before.count_before(spans.low)
+        partial = self._aggregate.subtract_rows(until.index, high, before.index, low)
+        at, others = spans.other
+        return _put_at(partial, at, self._aggregate_ranges(others)) if len(at) else partial
+
+    def _aggregate_ranges(self, queries: Queries) -> Partial:
+        low, high = map(self._in_order.count_before, self._grouping.find_ranges(queries))
+        partial = self._aggregate.aggregate_ranges(self._in_order.index, low, high)
         positions, disordered = self._grouping.select_disordered(queries)
         if len(positions) and len(self._arrived):
             arrived = np.searchsorted(self._arrived, disordered.positions, side="right")
@@ -254,6 +353,17 @@ class FeatureRows:
                 more = self._aggregate.aggregate_ranges(block.index, low, high)
                 partial = merge_at(self._aggregate, partial, positions[at], more)
         return partial
+
+
+class _Indexed(NamedTuple):
+    """Rows among some events. before: the number of rows before each event, None if every event is a row; index: theirs."""
+
+    before: Int64s | None
+    index: Any
+
+    def count_before(self, places: Int64s) -> Int64s:
+        """Returns the number of rows among the first so many events."""
+        return places if self.before is None else self.before[places]
 
 
 @dataclass(frozen=True)
@@ -287,11 +397,15 @@ def merge_at(aggregate: Aggregate, partial: Partial, at: Int64s, more: Partial) 
     """Merges `more` into the windows of `partial` at these positions; arrays change in place if their type allows it."""
     if len(at) == len(partial[0]):
         return aggregate.merge(partial, more)
-    merged = aggregate.merge(tuple(part[at] for part in partial), more)
+    return _put_at(partial, at, aggregate.merge(tuple(part[at] for part in partial), more))
+
+
+def _put_at(partial: Partial, at: Int64s, parts: Partial) -> Partial:
+    """Puts the contributions to the windows at these positions in place of those of `partial`."""
     wholes = []
-    for whole, part in zip(partial, merged, strict=True):
+    for whole, part in zip(partial, parts, strict=True):
         # The types differ if sums no longer fit in 64 bits.
-        wide = whole if whole.dtype == part.dtype else whole.astype(part.dtype)
+        wide = whole.astype(np.result_type(whole, part), copy=False)
         wide[at] = part
         wholes.append(wide)
     return tuple(wholes)

@@ -90,6 +90,7 @@ class Measuring:
         self._listed: dict[tuple[tuple[str, ...], int], Int64s] = {}
         # These are as long as the batch. Rules that measure alike are judged one after another (see `CompiledRule.sharing_key`).
         self._rows: _RecentCache[FeatureRows] = _RecentCache(64)
+        self._counted: _RecentCache[tuple[Int64s, Int64s]] = _RecentCache(2)
         self._queries: _RecentCache[Queries] = _RecentCache(4)
         self._columns: _RecentCache[Column] = _RecentCache(32)
         self._distincts: _RecentCache[DistinctCounter] = _RecentCache(4)
@@ -144,9 +145,13 @@ class Measuring:
         counted_as: what tells these events from other ones; callers that pass the same get the same object.
         """
 
+        def list_counted() -> tuple[Int64s, Int64s]:
+            return self.group_events(group_by).numbers[counted], self.events.times[counted]
+
         def make_queries() -> Queries:
-            first, last = window.bounds(self.events.times[counted])
-            numbers, is_delayed = self.group_events(group_by).numbers[counted], window.delay > 0
+            numbers, times = self._counted.get((group_by, counted_as), list_counted)
+            first, last = window.bounds(times)
+            is_delayed = window.delay > 0
             return Queries(numbers, counted, first, last, by_arrival=not is_delayed, by_time=is_delayed)
 
         return self._queries.get((window, group_by, counted_as), make_queries)

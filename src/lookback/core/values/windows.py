@@ -32,7 +32,7 @@ class Lookback:
 
     def bounds(self, times: _Times) -> tuple[_Times, _Times]:
         """Returns the first and last time, both included, of the window of an event at each of `times`."""
-        last = times - self.delay
+        last = times - self.delay if self.delay else times
         return align_down(last - self.size, self.resolution), last
 
     def find_affected_times(self, time: int) -> tuple[int, int]:
