@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from lookback.core.judging.segment import RuleRun
 from lookback.core.rules.compiled import COUNT, CompiledStep
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, from_values, replace_nan, to_python
-from lookback.core.values.keys import Int64s
+from lookback.core.values.keys import Int64s, TimeSearch
 from lookback.core.values.types import BIGINT, DataType, array
 
 # The time and the number of a row: rows and waits are sorted by it.
@@ -34,6 +35,11 @@ class Row(NamedTuple):
     bits: int
     values: list[Any]
     number: int
+
+    @property
+    def sort_key(self) -> SortKey:
+        """Its place among the rows of its key."""
+        return self.time, self.number
 
 
 class Placed(Protocol):
@@ -116,6 +122,38 @@ class TakenRows(list[Row]):
         del self[count:]
 
 
+class Evaluation(NamedTuple):
+    """A condition that is to be evaluated on rows.
+
+    taken: the rows of the steps before. counts: for each row, how many rows of the step just before it sees; None: all.
+    """
+
+    step: CompiledStep
+    rows: Sequence[Row]
+    taken: Sequence[TakenRows]
+    counts: Sequence[int] | None = None
+
+
+# For each row, whether the condition holds, and whether it has an error; None: no row has one.
+Answer = tuple[list[bool], list[bool] | None]
+_Result = TypeVar("_Result")
+# A computation that hands out conditions and gets answers, so that those of many keys are evaluated together.
+Asking = Generator[Evaluation, Answer, _Result]
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """Rows of many keys by (key, time, arrival); all arrays have shape (rows,).
+
+    keys: numbers of keys, dense; arrivals: the order in which they arrived.
+    """
+
+    keys: Int64s
+    times: Int64s
+    bits: Int64s
+    arrivals: Int64s
+
+
 class Steps:
     """The conditions of a sequence, evaluated on rows.
 
@@ -153,52 +191,122 @@ class Steps:
                 errors |= value.error
         return bits, errors
 
+    def find_candidates(
+        self, rows: KeyedRows, judged: Int64s, within: int, floor: int | None, until_ends: bool
+    ) -> tuple[Int64s, Int64s]:
+        """Finds the rows that may complete the steps, or for which the last condition may have an error; no other does.
+
+        Gates are taken for conditions, and every row of the window counts, whenever it arrived. So no step is reached later
+        than in truth, and no candidate is missed. judged: positions of rows that satisfy the last gate. until_ends: whether
+        no row before one that satisfies `until`, and has arrived, counts. Returns the positions of the candidates, and for
+        each that of the first row that may count for it.
+        """
+        first = rows.times[judged] - within if floor is None else np.maximum(rows.times[judged] - within, floor)
+        lows = TimeSearch(rows.keys, rows.times).find_first(rows.keys[judged], first)
+        starts = lows
+        untils = np.flatnonzero(rows.bits >> self.until & 1)
+        if until_ends and len(untils):
+            before = np.searchsorted(untils, judged) - 1
+            last = np.where(before >= 0, untils[before], -1)
+            is_cut = (last >= lows) & (rows.arrivals[last] < rows.arrivals[judged])
+            lows, starts = np.where(is_cut, last + 1, lows), np.where(is_cut, last, lows)
+        for number, each in enumerate(self.steps):
+            able = np.flatnonzero(rows.bits >> number & 1)
+            # An error of the last condition counts also where too few rows satisfy it.
+            least = each.step.at_least if each.own or number < self.last else 1
+            enough = np.searchsorted(able, lows) + least - 1
+            reached = np.append(able, len(rows.keys))[np.minimum(enough, len(able))]
+            may = reached <= judged
+            judged, starts, lows = judged[may], starts[may], reached[may] + 1
+        return judged, starts
+
     def find_taken(
         self, at: int, rows: Sequence[Row], taken: Sequence[TakenRows], counts: Sequence[int] | None = None
-    ) -> tuple[list[bool], bool]:
-        """Finds the rows that a step takes, and whether its condition has an error for the last of them.
+    ) -> Asking[Answer]:
+        """Finds the rows that a step takes, and those for which its condition has an error.
 
-        taken: the rows of the steps before. counts: for each row, how many rows of the step just before it sees; None: all.
+        taken, counts: as of `Evaluation`.
         """
         step = self.steps[at]
         able = [bool(row.bits >> at & 1) for row in rows]
         if step.own or not any(able):
-            return able, False
+            return able, None
         seen = [n for n, is_able in enumerate(able) if is_able]
         counted = None if counts is None else [counts[n] for n in seen]
-        holds, errors = self._evaluate(step, [rows[n] for n in seen], taken, counted)
-        for n, does_hold in zip(seen, holds.tolist(), strict=True):
+        holds, errors = yield Evaluation(step, [rows[n] for n in seen], taken, counted)
+        for n, does_hold in zip(seen, holds, strict=True):
             able[n] = does_hold
-        return able, seen[-1] == len(rows) - 1 and errors is not None and bool(errors[-1])
+        if errors is None:
+            return able, None
+        failed = [False] * len(rows)
+        for n, is_error in zip(seen, errors, strict=True):
+            failed[n] = is_error
+        return able, failed
 
     def ends(self, row: Row, taken: Sequence[TakenRows]) -> bool:
         """Returns whether a row is the event that was to be absent."""
         absent = self.compiled.absent
         assert absent is not None
-        return bool(row.bits >> self.absent & 1) and (absent.own or bool(self._evaluate(absent, [row], taken)[0][0]))
+        if not row.bits >> self.absent & 1:
+            return False
+        return absent.own or self.evaluate([Evaluation(absent, [row], taken)])[0][0][0]
 
-    def _evaluate(
-        self, step: CompiledStep, rows: Sequence[Row], taken: Sequence[TakenRows], counts: Sequence[int] | None = None
-    ) -> tuple[Mask, Mask | None]:
-        """Returns where the step's condition holds, and where it has an error. taken, counts: as of `find_taken`."""
+    def run_alone(self, asking: Asking[_Result]) -> _Result:
+        """Runs a computation whose conditions are evaluated one by one."""
+        try:
+            asked = next(asking)
+            while True:
+                asked = asking.send(self.evaluate([asked])[0])
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+
+    def run_together(self, askings: Iterable[Asking[None]]) -> None:
+        """Runs computations side by side; the conditions that they hand out at the same time are evaluated together."""
+        waiting = [(asking, asked) for asking in askings if (asked := next(asking, None)) is not None]
+        while waiting:
+            by_step: dict[int, list[int]] = {}
+            for at, (_, asked) in enumerate(waiting):
+                by_step.setdefault(id(asked.step), []).append(at)
+            going = []
+            for listed in by_step.values():
+                for at, answer in zip(listed, self.evaluate([waiting[at][1] for at in listed]), strict=True):
+                    asking = waiting[at][0]
+                    try:
+                        going.append((asking, asking.send(answer)))
+                    except StopIteration:
+                        continue
+            waiting = going
+
+    def evaluate(self, asked: Sequence[Evaluation]) -> list[Answer]:
+        """Evaluates a condition of one step for several computations at once."""
+        condition = asked[0].step.condition
+        rows = [row for each in asked for row in each.rows]
         columns = {}
-        for name in step.condition.fields:
+        for name in condition.fields:
             before, _, own = name.partition(".")
             if not own:
                 at = self._kept[name]
                 columns[name] = from_values(self._fields[name], [row.values[at] for row in rows])
                 continue
             number = self._numbers[before]
-            listed = taken[number]
-            lengths = [len(listed)] * len(rows) if counts is None or number < len(taken) - 1 else counts
+            lengths = [_find_lengths(each, number) for each in asked]
             if own == COUNT:
-                columns[name] = Column(BIGINT, np.array(lengths, dtype=np.int64))
+                columns[name] = Column(BIGINT, np.array([n for each in lengths for n in each], dtype=np.int64))
                 continue
-            values, parts = listed.array(self._kept[own]), np.empty(len(rows), dtype=object)
-            parts[:] = [_Part(values, length) for length in lengths]
+            parts, at = np.empty(len(rows), dtype=object), self._kept[own]
+            values = [each.taken[number].array(at) for each in asked]
+            parts[:] = [_Part(listed, n) for listed, each in zip(values, lengths, strict=True) for n in each]
             columns[name] = Column(array(self._fields[own]), parts)
-        result = step.condition.evaluate(columns, len(rows))
-        return result.is_true(), result.error
+        result = condition.evaluate(columns, len(rows))
+        holds = result.is_true().tolist()
+        errors = None if result.error is None or not result.error.any() else result.error.tolist()
+        answers, start = list[Answer](), 0
+        for each in asked:
+            end = start + len(each.rows)
+            answers.append((holds[start:end], None if errors is None else errors[start:end]))
+            start = end
+        return answers
 
     def message_values(self, names: Sequence[str], row: Row, taken: Sequence[Sequence[Row]]) -> dict[str, Any]:
         """Returns the values of names in a message: fields of the row, or arrays and numbers of the steps' rows."""
@@ -220,19 +328,28 @@ class Steps:
         return [each.values[at] for each in rows], array(self._fields[own])
 
 
+def _find_lengths(asked: Evaluation, number: int) -> Sequence[int]:
+    """Returns, for each row of an evaluation, how many rows of an earlier step it sees."""
+    if asked.counts is None or number < len(asked.taken) - 1:
+        return [len(asked.taken[number])] * len(asked.rows)
+    return asked.counts
+
+
 class Match:
     """The rows that the steps take, of the rows of a key from the first one of step one on.
 
     begin: the sort key of that row; since: rows with a lower number do not count; rows: per step that is reached; next: rows
-    before this sort key were offered. Rows are offered in order; a row that arrives late takes the match back to its place.
+    before this sort key were offered; offered: how many, and some again. Rows are offered in order, and before they are
+    judged if they are known already; one that arrives late takes the match back to its place.
     """
 
     def __init__(self, steps: Steps, begin: SortKey, since: int) -> None:
         self._steps, self.begin, self.since = steps, begin, since
         self.rows = [TakenRows()]
-        self.next = begin
-        # The sort key of the row with which a step took too many.
+        self.next, self.offered = begin, 0
+        # The sort key of the row with which a step took too many, and those of rows with an error in the last condition.
         self._ended: SortKey | None = None
+        self._failed: set[SortKey] = set()
 
     def rewind(self, key: SortKey) -> None:
         """Takes the match back to where no row from this sort key on was offered."""
@@ -244,55 +361,62 @@ class Match:
             del self.rows[-1]
         if self._ended is not None and self._ended >= key:
             self._ended = None
+        self._failed = {each for each in self._failed if each < key}
         self.next = key
 
-    def offer(self, rows: Sequence[Row]) -> bool:
-        """Offers the next rows. Returns whether the last step's condition has an error for the last of them."""
-        failed, start, size = False, 0, _FIRST_ROWS
-        while start < len(rows) and not self.is_over:
-            count, failed = self._offer_some(rows[start : start + size])
-            start, size = start + count, min(2 * size, _MOST_ROWS)
+    def offer(self, rows: Sequence[Row]) -> Asking[None]:
+        """Offers the next rows."""
+        start, size = 0, _FIRST_ROWS
+        while start < len(rows) and self._ended is None:
+            start += yield from self._offer_some(rows[start : start + size])
+            size = min(2 * size, _MOST_ROWS)
         if rows:
-            time, number = sort_key(rows[-1])
+            time, number = rows[-1].sort_key
             self.next = time, number + 1
-        return failed
+            self.offered += len(rows)
 
-    @property
-    def is_over(self) -> bool:
-        """True if a step took more rows than it may."""
-        return self._ended is not None
+    def has_failed(self, row: Row) -> bool:
+        """Returns whether the last step's condition has an error for a row that was offered."""
+        key = row.sort_key
+        return key in self._failed and (self._ended is None or key <= self._ended)
 
-    def is_completed_by(self, row: Row) -> bool:
-        """Returns whether the last step took this row, and has enough."""
-        last = self.rows[-1]
-        if self.is_over or len(self.rows) <= self._steps.last or not last or last[-1] is not row:
-            return False
-        return len(last) >= self._steps.steps[-1].step.at_least
+    def find_taken(self, row: Row) -> list[Sequence[Row]] | None:
+        """Finds the rows that each step took up to one that was offered; None if that one does not complete the steps."""
+        last, key = self.rows[-1], row.sort_key
+        if len(self.rows) <= self._steps.last or (self._ended is not None and self._ended <= key):
+            return None
+        at = bisect_left(last, key, key=sort_key)
+        if at + 1 < self._steps.steps[-1].step.at_least or at == len(last) or last[at].number != row.number:
+            return None
+        return [*self.rows[:-1], RowRange(last, 0, at + 1)]
 
-    def _offer_some(self, rows: Sequence[Row]) -> tuple[int, bool]:
-        """Offers rows until one is taken by the next step. Returns how many, and the error as `offer` does."""
+    def _offer_some(self, rows: Sequence[Row]) -> Asking[int]:
+        """Offers rows until one is taken by the next step. Returns how many."""
         steps, at, listed = self._steps, len(self.rows) - 1, self.rows[-1]
-        takes, failed = steps.find_taken(at, rows, self.rows[:-1])
+        takes, errors = yield from steps.find_taken(at, rows, self.rows[:-1])
         counts, count = [], len(listed)
         for is_taken in takes:
             counts.append(count)
             count += is_taken
         listed.extend(row for row, is_taken in zip(rows, takes, strict=True) if is_taken)
-        moved, spec = None, steps.steps[at].step
+        moved, spec, judged = None, steps.steps[at].step, rows
         if at < steps.last:
             enough = bisect_left(counts, spec.at_least)
             # The step sees the rows that the one before it had taken when the row came.
-            nexts, failed = steps.find_taken(at + 1, rows[enough:], self.rows, counts[enough:])
-            failed = failed and at + 1 == steps.last
+            judged = rows[enough:]
+            nexts, errors = yield from steps.find_taken(at + 1, judged, self.rows, counts[enough:])
             if True in nexts:
                 moved = enough + nexts.index(True)
                 count = counts[moved]
                 listed.cut(count)
+                judged = rows[enough : moved + 1]
+        if errors is not None and at >= steps.last - 1:
+            self._failed.update(row.sort_key for row, is_error in zip(judged, errors, strict=False) if is_error)
         if spec.at_most is not None and count > spec.at_most:
-            self._ended = sort_key(listed[spec.at_most])
+            self._ended = listed[spec.at_most].sort_key
         elif moved is not None:
             self.rows.append(TakenRows([rows[moved]]))
-        return len(rows) if moved is None else moved + 1, failed
+        return len(rows) if moved is None else moved + 1
 
 
 class Index:
@@ -306,14 +430,14 @@ class Index:
             for condition, listed in enumerate(self.rows):
                 if row.bits >> condition & 1:
                     listed.append(row)
-                    self.sort_keys[condition].append(sort_key(row))
+                    self.sort_keys[condition].append(row.sort_key)
 
     def add(self, row: Row) -> None:
         """Adds a row."""
-        key = sort_key(row)
+        key = row.sort_key
         for condition, sort_keys in enumerate(self.sort_keys):
             if row.bits >> condition & 1:
-                at = bisect_left(sort_keys, key)
+                at = bisect_left(sort_keys, key) if sort_keys and sort_keys[-1] > key else len(sort_keys)
                 sort_keys.insert(at, key)
                 self.rows[condition].insert(at, row)
 

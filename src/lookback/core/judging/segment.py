@@ -352,7 +352,13 @@ class RuleRun:
 
     def stored_key(self, at: int) -> list[Any]:
         """Returns the stored values of an event's key, for a table to keep."""
-        return [self.events.columns[name].take(slice(at, at + 1)).to_stored_list()[0] for name in self.rule.group_by]
+        return self.list_stored_keys(slice(at, at + 1))[0]
+
+    def list_stored_keys(self, positions: Int64s | slice) -> list[list[Any]]:
+        """Returns what `stored_key` does, of many events."""
+        columns = [self.events.columns[name].to_stored_list(positions) for name in self.rule.group_by]
+        count = len(self.events.times[positions])
+        return [list(values) for values in zip(*columns, strict=True)] if columns else [[] for _ in range(count)]
 
     def key_values(self, stored: Sequence[Any]) -> dict[str, Any]:
         """Returns the values, as a message shows them, of a key that `stored_key` returned."""

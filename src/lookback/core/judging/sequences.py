@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookback.core.judging.matching import Index, Match, Row, SortKey, Steps, TakenRows, sort_key
+from lookback.core.judging.matching import Asking, Index, KeyedRows, Match, Row, SortKey, Steps, TakenRows, sort_key
 from lookback.core.judging.segment import Order, RuleRun
 from lookback.core.judging.verdicts import Subject
 from lookback.core.rules.compiled import CompiledRule
@@ -22,9 +22,13 @@ from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask, to_texts
-from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.keys import Int64s, Keys, order_by_group, order_by_number
 
 _MAX_EVIDENCE_IDS = 100
+# The conditions of so many keys are evaluated together.
+_KEYS_AT_ONCE = 1_000
+# A match is offered at least so many rows that are yet to come, if they are known.
+_LEAST_AHEAD = 16
 
 
 @dataclass(eq=False)
@@ -106,6 +110,11 @@ class KeyState:
             "key": self.stored_key, "rows": self.rows, "held": self.held, "next": self.next, "since": self.since,
             "match": self.match, "waits": [wait.to_value() for wait in (*self.pending, *self.raised)],
         }  # fmt: skip
+
+    @property
+    def has_waits(self) -> bool:
+        """Whether it waits for absent events, or waited and may retract an alert."""
+        return bool(self.pending or self.raised)
 
     def match_rows(self, within: int) -> list[Row]:
         """Returns the rows of the match, sorted."""
@@ -195,7 +204,7 @@ def _read_release_0_1_0(value: Mapping[str, Any]) -> KeyState:
     numbers = {(row.time, row.id): row.number for row in numbered}
     for time, _, row, taken, version, is_complete in value["waits"]:
         listed = [[_number_row(each, numbers.get((each[0], each[1]), -1)) for each in rows] for rows in taken]
-        begins = [sort_key(rows[0]) for rows in listed if rows] or [(time, -1)]
+        begins = [rows[0].sort_key for rows in listed if rows] or [(time, -1)]
         wait = Wait(time, numbers.get((time, row[1]), -1), 0, begins, version, is_complete, listed)
         if version is None or version >= 0:
             insort(state.pending if version is None else state.raised, wait, key=sort_key)
@@ -225,76 +234,269 @@ def delete_from_sequences(state: ShardState, rule: CompiledRule, keys: Keys, del
             table.change(key, key_state.to_value())
 
 
+class _Arrival(NamedTuple):
+    """A row as its event arrives. at: the event's position; may_complete: whether it may complete the steps."""
+
+    row: Row
+    at: int
+    may_complete: bool
+
+
+class _KeyedBatch:
+    """The rows that the state has of the batch's keys, then those of the batch; all arrays have shape (rows,).
+
+    Rows are in order of arrival. numbers: of their keys, in the grouping; states: by number of key; order: of the rows by
+    (key, time, arrival); rows: None until `make_rows` makes them.
+    """
+
+    def __init__(self, rule_run: RuleRun, positions: Int64s, bits: Int64s, states: dict[int, KeyState]) -> None:
+        self._rule_run, self._positions, self.states = rule_run, positions, states
+        stored = [row for state in states.values() for row in state.rows]
+        self._stored = len(stored)
+        self.rows: list[Any] = [*stored, *[None] * len(positions)]
+        counts = [len(state.rows) for state in states.values()]
+        of_states = np.repeat(np.fromiter(states, np.int64, len(states)), counts)
+        self.numbers: Int64s = np.concatenate([of_states, rule_run.grouping.numbers[positions]])
+        self.times = _join([row.time for row in stored], rule_run.events.times[positions])
+        self.bits = _join([row.bits for row in stored], bits[positions])
+        self.order = order_by_group(self.numbers, self.times)
+
+    @property
+    def keys(self) -> int:
+        """How many keys the grouping has."""
+        return len(self._rule_run.grouping.distinct.low)
+
+    def mark_events(self, mask: Mask) -> Mask:
+        """Marks the rows of events that a mask marks."""
+        return np.concatenate([np.zeros(self._stored, dtype=bool), mask[self._positions]])
+
+    def mark_keys(self, mask: Mask) -> Mask:
+        """Marks the keys of rows that a mask marks, shape (keys,)."""
+        marked = np.zeros(self.keys, dtype=bool)
+        marked[self.numbers[mask]] = True
+        return marked
+
+    def add_states(self, mask: Mask) -> None:
+        """Adds states of the keys of a mask that have none."""
+        is_new = mask.copy()
+        is_new[list(self.states)] = False
+        numbers = np.flatnonzero(is_new)
+        keys = self._rule_run.list_stored_keys(self._rule_run.grouping.first_positions[numbers])
+        self.states.update(zip(numbers.tolist(), map(KeyState, keys), strict=True))
+
+    def make_rows(self, mask: Mask, fields: Sequence[str]) -> None:
+        """Makes the rows of the batch that a mask marks. fields: those whose values are kept."""
+        at = np.flatnonzero(mask[self._stored :])
+        positions, events = self._positions[at], self._rule_run.events
+        columns = [events.columns[name].to_stored_list(positions) for name in fields]
+        values = map(list, zip(*columns, strict=True)) if columns else ([] for _ in range(len(at)))
+        ids, numbers, at = map(str, events.list_ids(positions)), self._number_rows()[at], at + self._stored
+        made = map(Row, self.times[at].tolist(), ids, self.bits[at].tolist(), values, numbers.tolist())
+        for place, row in zip(at.tolist(), made, strict=True):
+            self.rows[place] = row
+
+    def list_arrivals(self, mask: Mask, is_candidate: Mask) -> Iterator[tuple[int, list[_Arrival]]]:
+        """Yields the number of each key that has rows of the batch in a mask, with these rows."""
+        at = np.flatnonzero(mask[self._stored :]) + self._stored
+        if len(at):
+            at = at[order_by_number(self.numbers[at])]
+        rows = [self.rows[place] for place in at.tolist()]
+        positions = self._positions[at - self._stored].tolist()
+        listed = list(map(_Arrival, rows, positions, is_candidate[at].tolist()))
+        for number, start, end in _find_parts(self.numbers[at]):
+            yield number, listed[start:end]
+
+    def keep_rows(self, mask: Mask, is_followed: Mask) -> None:
+        """Gives the states of keys that are not followed the rows of a mask, sorted."""
+        at = self.order[(mask & ~is_followed[self.numbers])[self.order]]
+        rows, counts = [self.rows[place] for place in at.tolist()], np.bincount(self.numbers, minlength=self.keys)
+        listed = {number: rows[start:end] for number, start, end in _find_parts(self.numbers[at])}
+        for number, state in self.states.items():
+            if not is_followed[number]:
+                state.next += int(counts[number]) - len(state.rows)
+                state.rows = listed.get(number, [])
+
+    def _number_rows(self) -> Int64s:
+        """Numbers the rows of the batch as they arrive, for each key from the next number of its state on."""
+        numbers = self.numbers[self._stored :]
+        counted: Int64s = np.zeros(len(numbers), dtype=np.int64)
+        if len(numbers):
+            nexts = np.zeros(self.keys, dtype=np.int64)
+            nexts[list(self.states)] = [state.next for state in self.states.values()]
+            order = order_by_number(numbers)
+            grouped = numbers[order]
+            counted[order] = np.arange(len(order)) - np.searchsorted(grouped, grouped) + nexts[grouped]
+        return counted
+
+
+def _join(stored: list[int], values: Int64s) -> Int64s:
+    return np.concatenate([np.array(stored, dtype=np.int64), values])
+
+
+def _find_parts(numbers: Int64s) -> Iterator[tuple[int, int, int]]:
+    """Yields each of some sorted numbers, with the positions at which it starts and ends."""
+    edges = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1))
+    return zip(numbers[edges[:-1]].tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+
+
 class _Judge:
+    """Judges the events of a segment by a sequence.
+
+    Events that cannot complete the steps are found for all keys at once. A key is followed event by event where more than
+    its rows may change: where an alert resets it, where it waits for absent events, where a match has fixed expiry. Of the
+    other keys only the events that may complete the steps are judged, each with the rows that may count for it.
+    """
+
     def __init__(self, rule_run: RuleRun) -> None:
         assert rule_run.spec.sequence is not None
-        self._rule_run, self._spec, self._steps = rule_run, rule_run.spec.sequence, Steps(rule_run)
-        self._lateness = rule_run.rule.allowed_lateness
-        self._absent = self._steps.compiled.absent
+        self.rule_run, self.spec, self.steps = rule_run, rule_run.spec.sequence, Steps(rule_run)
+        self.absent, self._is_fixed = self.steps.compiled.absent, self.spec.expiry == "fixed"
         # How long an absence is waited for.
-        self._wait = 0 if self._absent is None else self._absent.step.within
+        self.wait = 0 if self.absent is None else self.absent.step.within
         # A `KeyState` per key.
         self._table = rule_run.state.table(rule_run.rule.store)
-        self._floor = rule_run.state.features[rule_run.rule.store].floor
-        self._complete_from = rule_run.complete_from
+        self.floor = rule_run.state.features[rule_run.rule.store].floor
+        self.complete_from = rule_run.complete_from
+        self._oldest = rule_run.earliest_in_time(rule_run.timeline.end)
         # The names in the message that are of earlier steps, and those of the event itself.
-        self._step_names = sorted(name for name in rule_run.rule.message_names if "." in name)
-        self._field_names = sorted(rule_run.rule.message_names & set(rule_run.stream.fields))
+        self.step_names = sorted(name for name in rule_run.rule.message_names if "." in name)
+        self.field_names = sorted(rule_run.rule.message_names & set(rule_run.stream.fields))
 
     def run(self) -> None:
         """Judges the events of the segment, and the waits that the watermark ends."""
-        rule_run = self._rule_run
-        bits, errors = self._steps.find_bits(rule_run.events)
+        rule_run = self.rule_run
+        bits, errors = self.steps.find_bits(rule_run.events)
         taken = rule_run.wanted & rule_run.find_in_time()
-        self._judgeable = taken & ~rule_run.is_late if rule_run.spec.late == "record" else taken
+        judgeable = taken & ~rule_run.is_late if rule_run.spec.late == "record" else taken
         # An absence triggers when its wait is over: an event is judged if the wait that it may begin, or one that it may
         # end, is over in the effective range.
-        times, dues = rule_run.events.times, rule_run.events.times + self._wait
-        self._alerting = self._judgeable & rule_run.find_effective(dues) & rule_run.is_evaluated
+        times, dues = rule_run.events.times, rule_run.events.times + self.wait
+        self.alerting = judgeable & rule_run.find_effective(dues) & rule_run.is_evaluated
         ending = (
-            self._judgeable
-            & (bits >> self._steps.absent & 1 > 0)
+            judgeable
+            & (bits >> self.steps.absent & 1 > 0)
             & rule_run.find_effective(times, dues)
             & rule_run.is_evaluated
         )
-        rule_run.record_judged(rule_run.wanted & (bits != 0), taken, self._alerting | ending)
+        rule_run.record_judged(rule_run.wanted & (bits != 0), taken, self.alerting | ending)
         rule_run.failed |= taken & errors
-        fields = [rule_run.events.columns[name].to_stored_list() for name in self._steps.compiled.kept]
-        positions_by_key = dict(rule_run.group_by_key(taken & (bits != 0)))
-        none: Int64s = np.zeros(0, dtype=np.int64)
-        for key in sorted({*positions_by_key, *self._table.due(rule_run.timeline.end)}):
-            self._process_key(key, positions_by_key.get(key, none), bits, fields)
+        # A wait begins also where the rule may not alert: it may be over where the rule may.
+        may_complete = (self.alerting if self.absent is None else judgeable) & (bits >> self.steps.last & 1 > 0)
+        self._judge_rows(np.flatnonzero(taken & (bits != 0)), bits, may_complete)
         rule_run.count_failed_events(rule_run.failed)
 
-    def _process_key(self, key: Key, positions: Int64s, bits: Int64s, fields: list[list[Any]]) -> None:
-        """Takes one key through the segment: its events in order of arrival, then the watermark that they leave."""
-        rule_run = self._rule_run
-        value = self._table.get(key)
-        self._key, self._rank = key, 0
-        self._state = KeyState(rule_run.stored_key(int(positions[0]))) if value is None else KeyState.from_value(value)
-        self._index_rows()
-        for at in positions.tolist():
-            self._pass_time(int(rule_run.watermarks[at]))
-            values = [column[at] for column in fields]
-            time, event_id = int(rule_run.events.times[at]), rule_run.events.id_texts[at]
-            row = Row(time, event_id, int(bits[at]), values, self._state.next)
-            self._rank, self._state.next = 0, self._state.next + 1
-            self._end_waits(row, at)
-            insort(self._state.rows, row, key=sort_key)
-            self._live.add(row)
-            if self._match is not None:
-                self._match.rewind(sort_key(row))
-            if self._spec.expiry == "fixed":
-                self._judge_fixed(row, at)
-            else:
-                self._judge_sliding(row, at)
-        self._pass_time(rule_run.timeline.end)
-        oldest = rule_run.earliest_in_time(rule_run.timeline.end)
-        wake = self._state.forget(oldest, self._spec.within, self._lateness, self._wait)
+    def _judge_rows(self, positions: Int64s, bits: Int64s, may_complete: Mask) -> None:
+        """Takes events into the state. may_complete: marks those that may complete the steps, by themselves."""
+        states = self._read_states(self.rule_run.grouping.numbers[positions])
+        known = set(map(self._key_of, states))
+        due = [key for key in self._table.due(self.rule_run.timeline.end) if key not in known]
+        batch = _KeyedBatch(self.rule_run, positions, bits, states)
+        is_kept = batch.times >= self._oldest - self.spec.within
+        is_candidate, is_needed = self._find_candidates(batch, batch.mark_events(may_complete))
+        is_followed = self._find_followed(batch, is_candidate, is_kept)
+        is_needed |= is_followed[batch.numbers]
+        batch.make_rows(is_needed | is_kept, self.steps.compiled.kept)
+        batch.add_states(is_followed | batch.mark_keys(is_kept))
+        judges = (
+            _KeyJudge(self, self._key_of(number), states.get(number) or KeyState([])).run(arrivals)
+            for number, arrivals in batch.list_arrivals(is_needed, is_candidate)
+        )
+        while some := list(islice(judges, _KEYS_AT_ONCE)):
+            self.steps.run_together(some)
+        batch.keep_rows(is_kept, is_followed)
+        for number, state in states.items():
+            self._put(self._key_of(number), state)
+        for key in due:
+            value = self._table.get(key)
+            assert value is not None
+            state = KeyState.from_value(value)
+            self.steps.run_alone(_KeyJudge(self, key, state).run(()))
+            self._put(key, state)
+
+    def _read_states(self, numbers: Int64s) -> dict[int, KeyState]:
+        """Reads the states of keys, by number of key; some have none."""
+        wanted = np.unique(numbers)
+        wanted = wanted[self._table.may_have(self.rule_run.grouping.distinct.take(wanted))]
+        values = ((number, self._table.get(self._key_of(number))) for number in wanted.tolist())
+        return {number: KeyState.from_value(value) for number, value in values if value is not None}
+
+    def _key_of(self, number: int) -> Key:
+        """Returns the key of a number of the grouping, as tables know it."""
+        distinct = self.rule_run.grouping.distinct
+        return distinct.low.item(number), distinct.high.item(number)
+
+    def _put(self, key: Key, state: KeyState) -> None:
+        wake = state.forget(self._oldest, self.spec.within, self.rule_run.rule.allowed_lateness, self.wait)
         if wake is None:
             self._table.put(key, None)
         else:
-            self._table.put(key, self._state.to_value(), wake)
+            self._table.put(key, state.to_value(), wake)
+
+    def _find_candidates(self, batch: _KeyedBatch, may_complete: Mask) -> tuple[Mask, Mask]:
+        """Marks the rows that may complete the steps, and those that may count for one of them."""
+        order = batch.order
+        rows = KeyedRows(batch.numbers[order], batch.times[order], batch.bits[order], order)
+        # With fixed expiry, or after a reset, a row that came before `until` may lie in a match that began since.
+        until_ends = not (self._is_fixed or self.rule_run.spec.reset_on_alert)
+        judged = np.flatnonzero(may_complete[order])
+        found, starts = self.steps.find_candidates(rows, judged, self.spec.within, self.floor, until_ends)
+        edges = np.bincount(starts, minlength=len(order) + 1) - np.bincount(found + 1, minlength=len(order) + 1)
+        is_candidate, is_needed = np.zeros(len(order), dtype=bool), np.zeros(len(order), dtype=bool)
+        is_candidate[order[found]] = True
+        is_needed[order] = np.cumsum(edges[:-1]) > 0
+        return is_candidate, is_needed
+
+    def _find_followed(self, batch: _KeyedBatch, is_candidate: Mask, is_kept: Mask) -> Mask:
+        """Marks the keys that are followed event by event, shape (keys,)."""
+        is_followed: Mask = np.zeros(batch.keys, dtype=bool)
+        if self._is_fixed:
+            is_followed = batch.mark_keys(is_candidate | is_kept)
+            is_followed[list(batch.states)] = True
+        elif self.absent is not None or self.rule_run.spec.reset_on_alert:
+            is_followed = batch.mark_keys(is_candidate)
+            is_followed[[number for number, state in batch.states.items() if state.has_waits]] = True
+        return is_followed
+
+
+class _KeyJudge:
+    """Takes one key through the segment: its events in order of arrival, then the watermark that they leave."""
+
+    def __init__(self, judge: _Judge, key: Key, state: KeyState) -> None:
+        self._judge, self._rule_run, self._spec, self._steps = judge, judge.rule_run, judge.spec, judge.steps
+        self._key, self._state, self._rank = key, state, 0
+        self._absent, self._wait = judge.absent, judge.wait
+        # The rows of the batch in order of arrival, and how many of them have come.
+        self._arrivals: Sequence[_Arrival] = ()
+        self._coming = 0
+        self._index_rows()
+
+    def run(self, arrivals: Sequence[_Arrival]) -> Asking[None]:
+        """Judges the events of the key."""
+        rule_run, is_fixed = self._rule_run, self._spec.expiry == "fixed"
+        self._arrivals = arrivals
+        for self._coming, (row, at, may_complete) in enumerate(arrivals, 1):
+            if self._absent is not None:
+                self._pass_time(int(rule_run.watermarks[at]))
+                self._rank = 0
+                self._end_waits(row, at)
+            self._state.next = row.number + 1
+            self._add_row(row)
+            if is_fixed:
+                yield from self._judge_fixed(row, at, may_complete)
+            elif may_complete:
+                yield from self._judge_sliding(row, at)
+        if self._absent is not None:
+            self._pass_time(rule_run.timeline.end)
+
+    def _add_row(self, row: Row) -> None:
+        rows = self._state.rows
+        self._live.add(row)
+        if not rows or rows[-1].sort_key < row.sort_key:
+            rows.append(row)
+            return
+        insort(rows, row, key=sort_key)
+        if self._match is not None:
+            self._match.rewind(row.sort_key)
 
     def _index_rows(self) -> None:
         """Indexes the rows that count and, with fixed expiry, those of the match."""
@@ -303,18 +505,18 @@ class _Judge:
         is_fixed = self._spec.expiry == "fixed"
         self._members = Index(self._steps, self._state.match_rows(self._spec.within)) if is_fixed else self._live
 
-    def _judge_sliding(self, row: Row, at: int) -> None:
+    def _judge_sliding(self, row: Row, at: int) -> Asking[None]:
         """Judges an event with the rows of the time before it, after the last one that satisfies `until`."""
-        first = row.time - self._spec.within
-        low = (first if self._floor is None else max(first, self._floor), -1)
+        first, floor = row.time - self._spec.within, self._judge.floor
+        low = (first if floor is None else max(first, floor), -1)
         untils = self._live.sort_keys[self._steps.until]
-        before = bisect_left(untils, sort_key(row)) - 1
+        before = bisect_left(untils, row.sort_key) - 1
         if before >= 0 and untils[before] >= low:
             time, number = untils[before]
             low = (time, number + 1)
-        self._judge(row, at, low, self._state.since)
+        return self._judge_row(row, at, low, self._state.since)
 
-    def _judge_fixed(self, row: Row, at: int) -> None:
+    def _judge_fixed(self, row: Row, at: int, may_complete: bool) -> Asking[None]:
         """Judges an event with the rows before it in the match that has begun when it arrives."""
         state, is_until = self._state, row.bits >> self._steps.until & 1
         if state.match is not None and row.time < state.match.begin:
@@ -326,52 +528,73 @@ class _Judge:
             state.match = FixedMatch(row.time, row.number)
             self._members = Index(self._steps, ())
         self._members.add(row)
-        self._judge(row, at, (state.match.begin, -1), state.match.since)
+        if may_complete:
+            yield from self._judge_row(row, at, (state.match.begin, -1), state.match.since)
         if is_until:
             state.match = None
 
-    def _judge(self, row: Row, at: int, low: SortKey, since: int) -> None:
-        """Judges whether an event completes the steps, with the rows from `low` up to itself, of numbers from `since` on."""
-        steps, key = self._steps, sort_key(row)
-        if not (row.bits >> steps.last & 1 and self._judgeable[at]):
-            return
-        if steps.reads_event_alone:
-            found = self._members.find_taken(low, key)
-            if found is not None:
-                self._complete_steps(row, at, since, found)
-            return
-        match = self._find_match(low, key, since)
-        if match is None or match.is_over:
-            return
-        if match.offer([row]) and self._alerting[at]:
-            self._rule_run.failed[at] = True
-        if match.is_completed_by(row):
-            self._complete_steps(row, at, since, match.rows)
+    def _judge_row(self, row: Row, at: int, low: SortKey, since: int) -> Asking[None]:
+        """Judges whether an event completes the steps, with the rows from `low` up to itself, of numbers from `since` on.
+
+        The event may satisfy the last step.
+        """
+        if self._steps.reads_event_alone:
+            found: Sequence[Sequence[Row]] | None = self._members.find_taken(low, row.sort_key)
+        else:
+            match = self._find_match(low, row.sort_key, since)
+            if match is None:
+                return
+            if match.next <= row.sort_key:
+                yield from match.offer(self._list_next(match, row))
+            if match.has_failed(row) and self._judge.alerting[at]:
+                self._rule_run.failed[at] = True
+            found = match.find_taken(row)
+        if found is not None:
+            self._complete_steps(row, at, since, found)
 
     def _find_match(self, low: SortKey, key: SortKey, since: int) -> Match | None:
         """Finds the match of the rows from `low` to before `key`, of numbers from `since` on; None if it has no row.
 
-        The match of the event before goes on while it begins with the same row.
+        It is that of the event before while it begins with the same row.
         """
         begin = self._members.find_first(0, low)
         if begin is None or begin >= key:
             return None
         if self._match is None or (self._match.begin, self._match.since) != (begin, since):
             self._match = Match(self._steps, begin, since)
-        match, rows = self._match, self._state.rows
-        match.rewind(key)
-        between = rows[bisect_left(rows, match.next, key=sort_key) : bisect_left(rows, key, key=sort_key)]
-        match.offer([each for each in between if each.number >= since])
-        return match
+        return self._match
+
+    def _list_next(self, match: Match, row: Row) -> list[Row]:
+        """Lists the rows that a match has still to be offered for a row, up to it, and some that are yet to come.
+
+        Those are of the same match, unless an alert resets the key, so no more of them are taken than were offered before.
+        """
+        rows = self._state.rows
+        high = bisect_right(rows, row.sort_key, key=sort_key)
+        listed = [
+            each for each in rows[bisect_left(rows, match.next, key=sort_key) : high] if each.number >= match.since
+        ]
+        if high < len(rows) or row.bits >> self._steps.until & 1:
+            return listed
+        time, limit = row.time, match.begin[0] + self._spec.within
+        most = max(_LEAST_AHEAD, match.offered + len(listed))
+        for coming, _, _ in islice(self._arrivals, self._coming, self._coming + most):
+            if not time <= coming.time <= limit:
+                break
+            listed.append(coming)
+            time = coming.time
+            if coming.bits >> self._steps.until & 1:
+                break
+        return listed
 
     def _complete_steps(self, row: Row, at: int, since: int, taken: Sequence[Sequence[Row]]) -> None:
         """Writes the alert of an event that completes the steps, or begins a wait. taken: the rows that each step took."""
-        bound = self._complete_from
+        bound = self._judge.complete_from
         is_complete = bound is None or row.time - self._spec.within >= bound
-        wait = Wait(row.time, row.number, since, [sort_key(rows[0]) for rows in taken], None, is_complete)
+        wait = Wait(row.time, row.number, since, [rows[0].sort_key for rows in taken], None, is_complete)
         if self._absent is not None:
             self._begin_wait(wait, at)
-        elif self._alerting[at]:
+        elif self._judge.alerting[at]:
             self._write_alert(row, at, wait, taken)
             self._reset_rows()
 
@@ -380,7 +603,7 @@ class _Judge:
         evidence = _list_evidence(taken)
         subject = Subject(rule_run.key_texts(at), self._key, row.id, row.time, wait.first_time, row.time, evidence)
         values = {name: rule_run.events.columns[name].item(at) for name in rule_run.rule.fields}
-        values |= self._steps.message_values(self._step_names, row, taken)
+        values |= self._steps.message_values(self._judge.step_names, row, taken)
         verdict = rule_run.writer.decide_first(subject)
         rule_run.write_alert(rule_run.order_by_event(at), subject, verdict, 0, {}, wait.is_complete, values)
 
@@ -453,7 +676,7 @@ class _Judge:
         subject = Subject(key_texts, self._key, row.id, due, wait.time, due, _list_evidence(taken))
         if verdict is None:
             verdict = rule_run.writer.decide_first(subject)
-        values = self._steps.message_values([*self._step_names, *self._field_names], row, taken)
+        values = self._steps.message_values([*self._judge.step_names, *self._judge.field_names], row, taken)
         rule_run.write_alert(order, subject, verdict, revision, {}, wait.is_complete, values)
 
     def _find_row(self, wait: Wait) -> Row:
@@ -468,7 +691,7 @@ class _Judge:
         if wait.taken is not None:
             return [TakenRows(rows) for rows in wait.taken]
         absent = self._absent
-        only_evidence = not self._step_names and (absent is None or absent.own)
+        only_evidence = not self._judge.step_names and (absent is None or absent.own)
         ends = [*wait.begins[1:], (wait.time, wait.number + 1)]
         taken: list[TakenRows] = []
         left = _MAX_EVIDENCE_IDS if only_evidence else len(self._find_rows(wait))
@@ -476,7 +699,7 @@ class _Judge:
             rows = self._iterate_rows(wait, step, begin, end)
             listed = TakenRows()
             while len(listed) < left and (some := list(islice(rows, left))):
-                are_taken, _ = self._steps.find_taken(step, some, taken)
+                are_taken, _ = self._steps.run_alone(self._steps.find_taken(step, some, taken))
                 listed.extend(row for row, is_taken in zip(some, are_taken, strict=True) if is_taken)
             listed.cut(left)
             taken.append(listed)

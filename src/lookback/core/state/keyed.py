@@ -115,6 +115,8 @@ class KeyedTable:
         if self._changed:
             pairs = keys.list_pairs()
             found[:] = [key in self._changed for key in pairs]
+        if not self._runs:
+            return found
         hashes = hash_keys(keys)
         for run in self._runs:
             number_of, pages = hashes & ((1 << run.depth) - 1), self._open_run(run)
