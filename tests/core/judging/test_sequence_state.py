@@ -238,3 +238,52 @@ def as_release_0_1_0_kept(value: dict[str, Any], fixed: bool) -> dict[str, Any]:
         )
     match = [[rows], 0, False] if fixed else None
     return {"key": value["key"], "rows": [] if fixed else rows, "match": match, "waits": waits}
+
+
+@pytest.mark.parametrize(
+    ("sequence", "arrivals", "alerts"),
+    [
+        # The event that ends a match arrives after the one that completed it, though its time is before.
+        ({}, [(0, 1), (5, 2), (3, 3), (6, 2)], ["2"]),
+        ({}, [(0, 1), (3, 3), (5, 2), (6, 2)], []),
+        # It came before the match began that the completing event belongs to, and its time is within that match.
+        ({"expiry": "fixed"}, [(3, 3), (0, 1), (5, 2)], ["3"]),
+        ({"expiry": "fixed"}, [(0, 1), (3, 3), (5, 2)], []),
+    ],
+)
+@pytest.mark.parametrize("together", [False, True])
+def test_c4_until_ends_a_match_only_from_when_it_has_arrived(
+    sequence: dict[str, Any], arrivals: list[tuple[int, int]], alerts: list[str], together: bool
+) -> None:
+    steps = [{"name": "a", "where": "n = 1"}, {"name": "b", "where": "n = 2"}]
+    rows = [row(at, minute, n) for at, (minute, n) in enumerate(arrivals, 1)]
+    harness = lookback.Harness(STREAM)
+    harness.rule(rule(steps, until="n = 3", **sequence))
+    for some in [rows] if together else [[each] for each in rows]:
+        harness.events(some)
+    assert [alert.event_id for alert in harness.alerts] == alerts
+
+
+def test_c4_an_until_from_before_a_reset_ends_no_later_match() -> None:
+    """
+    arrival  1  2  3    4  5
+    minute   0  6  2    5  8
+    n        1  3  2    1  2      the alert of the third lets nothing count that has arrived
+    """
+    steps = [{"name": "a", "where": "n = 1"}, {"name": "b", "where": "n = 2"}]
+    harness = lookback.Harness(STREAM)
+    harness.rule({**rule(steps, until="n = 3"), "reset_on_alert": True})
+    harness.events([row(1, 0, 1), row(2, 6, 3), row(3, 2, 2), row(4, 5, 1), row(5, 8, 2)])
+    assert [alert.event_id for alert in harness.alerts] == ["3", "5"]
+
+
+def test_c4_an_error_of_the_last_condition_counts_where_too_few_events_satisfy_it() -> None:
+    steps = [
+        {"name": "a", "where": "n = 1"},
+        {"name": "b", "where": "n <> 1 and element_at(a.n, 1) / n > 0", "at_least": 2},
+    ]
+    harness = lookback.Harness(STREAM)
+    harness.rule(rule(steps))
+    harness.events([row(1, 0, 1), row(2, 1, 0), row(3, 2, 2)])
+    assert [error.message.endswith("the first is 2") for error in harness.errors] == [True]
+    assert not harness.alerts
