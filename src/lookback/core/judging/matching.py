@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -21,6 +22,8 @@ from lookback.core.values.types import BIGINT, DataType, array
 SortKey = tuple[int, int]
 # So many rows are offered at once at first; each time twice as many, since a step may end soon.
 _FIRST_ROWS, _MOST_ROWS = 16, 1024
+# So many rows of a step at most are listed for each event that may complete the steps, before its match is looked at.
+_MOST_LISTED = 64
 
 
 class Row(NamedTuple):
@@ -145,13 +148,40 @@ Asking = Generator[Evaluation, Answer, _Result]
 class KeyedRows:
     """Rows of many keys by (key, time, arrival); all arrays have shape (rows,).
 
-    keys: numbers of keys, dense; arrivals: the order in which they arrived.
+    keys: numbers of keys, dense; arrivals: the order in which they arrived. read: reads a field of the rows that arrived at
+    some places in that order.
     """
 
     keys: Int64s
     times: Int64s
     bits: Int64s
     arrivals: Int64s
+    read: Callable[[str, Int64s], list[Any]]
+
+    @cached_property
+    def is_in_order(self) -> Mask:
+        """Marks the rows that arrived after all rows of their key that are before them."""
+        arrived = self.keys * len(self.keys) + self.arrivals
+        is_in_order: Mask = np.maximum.accumulate(arrived) == arrived
+        return is_in_order
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Rows that may complete the steps; all arrays have shape (candidates,).
+
+    at: their positions; starts: that of the first row that may count for each. able: for each step the positions of the rows
+    that satisfy its gate; first: for each step the place among these of the row with which the step is reached.
+    """
+
+    at: Int64s
+    starts: Int64s
+    able: list[Int64s]
+    first: list[Int64s]
+
+    def take(self, mask: Mask) -> Candidates:
+        """Returns the candidates of a mask."""
+        return Candidates(self.at[mask], self.starts[mask], self.able, [each[mask] for each in self.first])
 
 
 class Steps:
@@ -193,32 +223,73 @@ class Steps:
 
     def find_candidates(
         self, rows: KeyedRows, judged: Int64s, within: int, floor: int | None, until_ends: bool
-    ) -> tuple[Int64s, Int64s]:
+    ) -> Candidates:
         """Finds the rows that may complete the steps, or for which the last condition may have an error; no other does.
 
         Gates are taken for conditions, and every row of the window counts, whenever it arrived. So no step is reached later
         than in truth, and no candidate is missed. judged: positions of rows that satisfy the last gate. until_ends: whether
-        no row before one that satisfies `until`, and has arrived, counts. Returns the positions of the candidates, and for
-        each that of the first row that may count for it.
+        no row before one that satisfies `until`, and has arrived, counts.
         """
         first = rows.times[judged] - within if floor is None else np.maximum(rows.times[judged] - within, floor)
         lows = TimeSearch(rows.keys, rows.times).find_first(rows.keys[judged], first)
-        starts = lows
+        found = Candidates(judged, lows, [], [])
         untils = np.flatnonzero(rows.bits >> self.until & 1)
         if until_ends and len(untils):
             before = np.searchsorted(untils, judged) - 1
             last = np.where(before >= 0, untils[before], -1)
             is_cut = (last >= lows) & (rows.arrivals[last] < rows.arrivals[judged])
-            lows, starts = np.where(is_cut, last + 1, lows), np.where(is_cut, last, lows)
+            found = Candidates(judged, np.where(is_cut, last, lows), [], [])
+            lows = np.where(is_cut, last + 1, lows)
         for number, each in enumerate(self.steps):
             able = np.flatnonzero(rows.bits >> number & 1)
+            first = np.searchsorted(able, lows)
             # An error of the last condition counts also where too few rows satisfy it.
             least = each.step.at_least if each.own or number < self.last else 1
-            enough = np.searchsorted(able, lows) + least - 1
-            reached = np.append(able, len(rows.keys))[np.minimum(enough, len(able))]
-            may = reached <= judged
-            judged, starts, lows = judged[may], starts[may], reached[may] + 1
-        return judged, starts
+            enough = np.append(able, len(rows.keys))[np.minimum(first + least - 1, len(able))]
+            may = enough <= found.at
+            found = Candidates(found.at, found.starts, [*found.able, able], [*found.first, first]).take(may)
+            lows = enough[may] + 1
+        return found if self.reads_event_alone or not until_ends else self._drop_unsatisfied(rows, found)
+
+    def _drop_unsatisfied(self, rows: KeyedRows, found: Candidates) -> Candidates:
+        """Drops the candidates that do not satisfy the last condition, of those for which it is easily evaluated.
+
+        It is where the rows of all earlier steps are known for sure, since only the last condition reads earlier steps and
+        the candidate came in order, and where the candidate is the first that may satisfy it. Few rows may have been taken,
+        as those are listed anew for each candidate.
+        """
+        if not len(found.at) or not all(step.own for step in self.steps[:-1]):
+            return found
+        begins = [able[first] for able, first in zip(found.able, found.first, strict=True)]
+        ends = [np.searchsorted(able, begin) for able, begin in zip(found.able[:-1], begins[1:], strict=True)]
+        lengths = [end - first for end, first in zip(ends, found.first, strict=False)]
+        is_easy = rows.is_in_order[found.at] & (begins[-1] == found.at)
+        for each in lengths:
+            is_easy &= each <= _MOST_LISTED
+        at = np.flatnonzero(is_easy)
+        condition, columns = self.steps[-1].condition, dict[str, Column]()
+        for name in condition.fields:
+            before, _, own = name.partition(".")
+            if not own:
+                columns[name] = from_values(self._fields[name], rows.read(name, rows.arrivals[found.at[at]]))
+                continue
+            number = self._numbers[before]
+            counts = lengths[number][at]
+            if own == COUNT:
+                columns[name] = Column(BIGINT, counts)
+                continue
+            stops = np.cumsum(counts)
+            places = np.repeat(found.first[number][at] - stops + counts, counts) + np.arange(counts.sum())
+            values = rows.read(own, rows.arrivals[found.able[number][places]])
+            listed = np.empty(len(at), dtype=object)
+            for place, (stop, count) in enumerate(zip(stops.tolist(), counts.tolist(), strict=True)):
+                listed[place] = values[stop - count : stop]
+            columns[name] = Column(array(self._fields[own]), listed)
+        result = condition.evaluate(columns, len(at))
+        is_possible = result.is_true() if result.error is None else result.is_true() | result.error
+        is_left = np.ones(len(found.at), dtype=bool)
+        is_left[at] = is_possible
+        return found.take(is_left)
 
     def find_taken(
         self, at: int, rows: Sequence[Row], taken: Sequence[TakenRows], counts: Sequence[int] | None = None
@@ -445,6 +516,11 @@ class Index:
         """Returns the sort key of the first row from `low` on that may satisfy a condition; None if there is none."""
         at = bisect_left(self.sort_keys[condition], low)
         return self.sort_keys[condition][at] if at < len(self.sort_keys[condition]) else None
+
+    def find_range(self, condition: int, low: SortKey, high: SortKey) -> RowRange:
+        """Finds the rows in [low, high) that may satisfy a condition."""
+        sort_keys = self.sort_keys[condition]
+        return RowRange(self.rows[condition], bisect_left(sort_keys, low), bisect_left(sort_keys, high))
 
     def iterate(self, condition: int, low: SortKey, high: SortKey) -> Iterator[Row]:
         """Yields the rows in [low, high) that may satisfy a condition."""

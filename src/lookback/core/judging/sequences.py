@@ -14,7 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookback.core.judging.matching import Asking, Index, KeyedRows, Match, Row, SortKey, Steps, TakenRows, sort_key
+from lookback.core.judging.matching import (
+    Asking,
+    Index,
+    KeyedRows,
+    Match,
+    Row,
+    RowRange,
+    SortKey,
+    Steps,
+    TakenRows,
+    sort_key,
+)
 from lookback.core.judging.segment import Order, RuleRun
 from lookback.core.judging.verdicts import Subject
 from lookback.core.rules.compiled import CompiledRule
@@ -245,12 +256,14 @@ class _Arrival(NamedTuple):
 class _KeyedBatch:
     """The rows that the state has of the batch's keys, then those of the batch; all arrays have shape (rows,).
 
-    Rows are in order of arrival. numbers: of their keys, in the grouping; states: by number of key; order: of the rows by
-    (key, time, arrival); rows: None until `make_rows` makes them.
+    Rows are in order of arrival. numbers: of their keys, in the grouping; states: by number of key; fields: those whose
+    values rows keep; order: of the rows by (key, time, arrival); rows: None until `make_rows` makes them.
     """
 
-    def __init__(self, rule_run: RuleRun, positions: Int64s, bits: Int64s, states: dict[int, KeyState]) -> None:
-        self._rule_run, self._positions, self.states = rule_run, positions, states
+    def __init__(
+        self, rule_run: RuleRun, positions: Int64s, bits: Int64s, states: dict[int, KeyState], fields: Sequence[str]
+    ) -> None:
+        self._rule_run, self._positions, self._fields, self.states = rule_run, positions, fields, states
         stored = [row for state in states.values() for row in state.rows]
         self._stored = len(stored)
         self.rows: list[Any] = [*stored, *[None] * len(positions)]
@@ -284,11 +297,20 @@ class _KeyedBatch:
         keys = self._rule_run.list_stored_keys(self._rule_run.grouping.first_positions[numbers])
         self.states.update(zip(numbers.tolist(), map(KeyState, keys), strict=True))
 
-    def make_rows(self, mask: Mask, fields: Sequence[str]) -> None:
-        """Makes the rows of the batch that a mask marks. fields: those whose values are kept."""
+    def read_field(self, name: str, at: Int64s) -> list[Any]:
+        """Reads the stored values of a field that is kept."""
+        is_stored, column = at < self._stored, self._rule_run.events.columns[name]
+        values = column.to_stored_list(self._positions[at[~is_stored] - self._stored])
+        if is_stored.any():
+            place, of_batch = self._fields.index(name), iter(values)
+            values = [self.rows[row].values[place] if row < self._stored else next(of_batch) for row in at.tolist()]
+        return values
+
+    def make_rows(self, mask: Mask) -> None:
+        """Makes the rows of the batch that a mask marks."""
         at = np.flatnonzero(mask[self._stored :])
         positions, events = self._positions[at], self._rule_run.events
-        columns = [events.columns[name].to_stored_list(positions) for name in fields]
+        columns = [events.columns[name].to_stored_list(positions) for name in self._fields]
         values = map(list, zip(*columns, strict=True)) if columns else ([] for _ in range(len(at)))
         ids, numbers, at = map(str, events.list_ids(positions)), self._number_rows()[at], at + self._stored
         made = map(Row, self.times[at].tolist(), ids, self.bits[at].tolist(), values, numbers.tolist())
@@ -390,12 +412,12 @@ class _Judge:
         states = self._read_states(self.rule_run.grouping.numbers[positions])
         known = set(map(self._key_of, states))
         due = [key for key in self._table.due(self.rule_run.timeline.end) if key not in known]
-        batch = _KeyedBatch(self.rule_run, positions, bits, states)
+        batch = _KeyedBatch(self.rule_run, positions, bits, states, self.steps.compiled.kept)
         is_kept = batch.times >= self._oldest - self.spec.within
         is_candidate, is_needed = self._find_candidates(batch, batch.mark_events(may_complete))
         is_followed = self._find_followed(batch, is_candidate, is_kept)
         is_needed |= is_followed[batch.numbers]
-        batch.make_rows(is_needed | is_kept, self.steps.compiled.kept)
+        batch.make_rows(is_needed | is_kept)
         batch.add_states(is_followed | batch.mark_keys(is_kept))
         judges = (
             _KeyJudge(self, self._key_of(number), states.get(number) or KeyState([])).run(arrivals)
@@ -410,7 +432,8 @@ class _Judge:
             value = self._table.get(key)
             assert value is not None
             state = KeyState.from_value(value)
-            self.steps.run_alone(_KeyJudge(self, key, state).run(()))
+            if self.absent is not None:
+                self.steps.run_alone(_KeyJudge(self, key, state).run(()))
             self._put(key, state)
 
     def _read_states(self, numbers: Int64s) -> dict[int, KeyState]:
@@ -435,14 +458,15 @@ class _Judge:
     def _find_candidates(self, batch: _KeyedBatch, may_complete: Mask) -> tuple[Mask, Mask]:
         """Marks the rows that may complete the steps, and those that may count for one of them."""
         order = batch.order
-        rows = KeyedRows(batch.numbers[order], batch.times[order], batch.bits[order], order)
+        rows = KeyedRows(batch.numbers[order], batch.times[order], batch.bits[order], order, batch.read_field)
         # With fixed expiry, or after a reset, a row that came before `until` may lie in a match that began since.
         until_ends = not (self._is_fixed or self.rule_run.spec.reset_on_alert)
         judged = np.flatnonzero(may_complete[order])
-        found, starts = self.steps.find_candidates(rows, judged, self.spec.within, self.floor, until_ends)
-        edges = np.bincount(starts, minlength=len(order) + 1) - np.bincount(found + 1, minlength=len(order) + 1)
+        found = self.steps.find_candidates(rows, judged, self.spec.within, self.floor, until_ends)
+        edges = np.bincount(found.starts, minlength=len(order) + 1)
+        edges -= np.bincount(found.at + 1, minlength=len(order) + 1)
         is_candidate, is_needed = np.zeros(len(order), dtype=bool), np.zeros(len(order), dtype=bool)
-        is_candidate[order[found]] = True
+        is_candidate[order[found.at]] = True
         is_needed[order] = np.cumsum(edges[:-1]) > 0
         return is_candidate, is_needed
 
@@ -495,12 +519,16 @@ class _KeyJudge:
             rows.append(row)
             return
         insort(rows, row, key=sort_key)
+        if self._late is not None:
+            insort(self._late, row.sort_key)
         if self._match is not None:
             self._match.rewind(row.sort_key)
 
     def _index_rows(self) -> None:
         """Indexes the rows that count and, with fixed expiry, those of the match."""
         self._match: Match | None = None
+        # The sort keys of rows that arrived after one that is later in time; None until they are needed.
+        self._late: list[SortKey] | None = None
         self._live = Index(self._steps, self._state.rows)
         is_fixed = self._spec.expiry == "fixed"
         self._members = Index(self._steps, self._state.match_rows(self._spec.within)) if is_fixed else self._live
@@ -670,7 +698,8 @@ class _KeyJudge:
 
     def _write_absence(self, wait: Wait, verdict: str | None, revision: int, order: Order) -> None:
         """Writes a row of an absence. verdict None: the first one, raised or suppressed."""
-        rule_run, due, row, taken = self._rule_run, wait.time + self._wait, self._find_row(wait), self._find_taken(wait)
+        rule_run, due, row = self._rule_run, wait.time + self._wait, self._find_row(wait)
+        taken: Sequence[Sequence[Row]] = self._find_ranges(wait) or self._find_taken(wait)
         self._rank += 1
         key_texts = to_texts(rule_run.key_values(self._state.stored_key))
         subject = Subject(key_texts, self._key, row.id, due, wait.time, due, _list_evidence(taken))
@@ -705,6 +734,26 @@ class _KeyJudge:
             taken.append(listed)
             left -= len(listed)
         return taken
+
+    def _find_ranges(self, wait: Wait) -> list[RowRange] | None:
+        """Finds what `_find_taken` does, without a list of it; None where only a list can be had."""
+        steps, since = self._steps, self._state.since
+        if wait.taken is not None or wait.since < since or not steps.reads_event_alone or self._has_late(wait):
+            return None
+        ends = [*wait.begins[1:], (wait.time, wait.number + 1)]
+        return [self._live.find_range(step, *each) for step, each in enumerate(zip(wait.begins, ends, strict=True))]
+
+    def _has_late(self, wait: Wait) -> bool:
+        """Returns whether some row from the first to the last one of a wait arrived after one that is later in time."""
+        if self._late is None:
+            self._late, least = [], self._state.next
+            for row in reversed(self._state.rows):
+                if row.number > least:
+                    self._late.append(row.sort_key)
+                least = min(least, row.number)
+            self._late.reverse()
+        at = bisect_left(self._late, wait.begins[0])
+        return at < len(self._late) and self._late[at] <= (wait.time, wait.number)
 
     def _iterate_rows(self, wait: Wait, step: int, begin: SortKey, end: SortKey) -> Iterator[Row]:
         """Yields the rows in [begin, end) that counted for a wait when it began and that a step may have taken."""
