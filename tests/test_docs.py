@@ -45,7 +45,7 @@ from lookback.core.values import types
 from lookback.core.values.columns import from_values, to_text
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS
-from lookback.core.values.reading import find_keys
+from lookback.core.values.reading import list_document_keys
 from lookback.core.values.types import STRING, array, parse_type
 from lookback.stream_draft import draft_stream
 from lookback.testing.rule_tests import check_rule
@@ -446,7 +446,7 @@ def stream_rows(column: str) -> list[dict[str, str]]:
 
 
 def test_the_page_of_streams_has_every_key() -> None:
-    assert [row["key"].strip("`") for row in stream_rows("key")] == list(find_keys(Stream))
+    assert [row["key"].strip("`") for row in stream_rows("key")] == list(list_document_keys(Stream))
     assert [row["key of source"].strip("`") for row in stream_rows("key of source")] == list(FILE_KEYS)
 
 

@@ -738,17 +738,13 @@ def test_run_is_followed_to_its_end(bundle: Path, server: WorkspaceServer, capsy
 
 
 def test_without_follow_a_run_is_told_as_it_stands(bundle: Path, server: WorkspaceServer) -> None:
-    # A workspace that has only the older way of saying it.
-    old = {"life_cycle_state": "TERMINATED", "result_state": "SUCCESS", "state_message": ""}
     server.replies["GET /api/2.2/jobs/runs/list"] = {"runs": [run()]}
     server.replies["GET /api/2.2/jobs/runs/get"] = {
         **run(),
-        "status": None,
-        "state": old,
-        "tasks": [{**task("RUNNING"), "status": None, "state": old}],
+        "tasks": [{**task("TERMINATED", "SUCCESS"), "status": None}],
     }
     lines = list(runs.follow_run(workspace(bundle), "evaluate", until_end=False, sleep=no_sleep))
-    assert [line.state for line in lines] == ["SUCCESS", "SUCCESS"]
+    assert [line.state for line in lines] == ["RUNNING", "UNKNOWN"]
     assert server.of("GET /api/2.2/jobs/runs/list")[0].query == {"job_id": "11", "limit": "1"}
 
 

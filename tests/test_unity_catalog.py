@@ -24,8 +24,8 @@ from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.declaration import Stream
 from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
 from lookback.spark.ingest.topics import TopicIngest
-from lookback.spark.operations.catalog import Step, Volume, _Setup
-from lookback.spark.operations.grants import Place, Roles, list_grants
+from lookback.spark.operations.catalog import SetUpStep, Volume, _Setup
+from lookback.spark.operations.grants import Roles, TablePlace, list_grants
 from lookback.spark.platform import session
 from lookback.spark.platform.session import _set_or_skip
 from lookback.spark.stream.pipeline import Evaluation, _Idle
@@ -35,7 +35,7 @@ from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES
 
 THREATS = Path(__file__).parents[1] / "docs" / "threats.md"
 ROLES = Roles("analysts", "engineers", "lookback-service")
-PLACE = Place("main", "fraud", "lookback", "landing")
+PLACE = TablePlace("main", "fraud", "lookback", "landing")
 
 
 class Unity:
@@ -99,9 +99,9 @@ def test_only_the_service_writes_what_it_decides_and_analysts_see_no_raw_rows() 
 
 def test_a_role_without_a_principal_gets_nothing_and_names_are_quoted_where_they_must_be() -> None:
     assert list_grants(PLACE, Roles(), ["transactions"]) == []
-    (only, *_) = list_grants(Place("my-catalog", "fraud"), Roles(engineers="a`b"), [])
+    (only, *_) = list_grants(TablePlace("my-catalog", "fraud"), Roles(engineers="a`b"), [])
     assert only.statement == "GRANT USE CATALOG ON CATALOG `my-catalog` TO `a``b`"
-    named = {grant.kind for grant in list_grants(Place("main", "fraud"), ROLES, [])}
+    named = {grant.kind for grant in list_grants(TablePlace("main", "fraud"), ROLES, [])}
     assert named == {"CATALOG", "SCHEMA", "TABLE"}
 
 
@@ -173,7 +173,7 @@ def test_unity_catalog_is_every_catalog_but_those_that_came_before_it() -> None:
     assert not Tables.catalog(nothing, "hive_metastore", "fraud").is_unity
     assert not Tables.catalog(nothing, "spark_catalog", "fraud").is_unity
     assert not Tables.local(nothing, "lakehouse").is_unity
-    assert Step("x", "created").to_do == ""
+    assert SetUpStep("x", "created").to_do == ""
 
 
 class Refusing:

@@ -34,7 +34,7 @@ from dev.bench.watching import say
 from lookback.core.engine.evaluation import Evaluator
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import find_coverage
-from lookback.core.rules.rulebook import RuleBook, RuleChange, _compile_cached
+from lookback.core.rules.rulebook import RuleBook, RuleChange, _open_compiler
 from lookback.core.state.shard import ShardState, encode_text
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def measure_rules(sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def _measure_rules(rules: int) -> dict[str, Any]:
-    _compile_cached.cache_clear()
+    _open_compiler.cache_clear()
     stream = replace(STREAM, limits=replace(STREAM.limits, rules=max(rules, STREAM.limits.rules)))
     documents = _make_documents(rules)
     changes = [
@@ -256,7 +256,7 @@ def _measure_rules(rules: int) -> dict[str, Any]:
     book.apply(changes, None)
     memory = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    _compile_cached.cache_clear()
+    _open_compiler.cache_clear()
     measure("first_load", lambda: RuleBook(stream, {stream.name: stream}).apply(changes, None))
     text = measure("write_page", book.to_json)
     measure("read_page", lambda: again.load(text))

@@ -9,7 +9,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from email.message import EmailMessage
 from email.policy import SMTP as SMTP_POLICY
 from email.utils import formatdate
@@ -20,6 +20,7 @@ from lookback.core.operations.notifications import (
     GIVEN_UP,
     SENT,
     Attempt,
+    Send,
     format_alert_email,
     format_alert_json,
     format_headline,
@@ -32,7 +33,6 @@ from lookback.core.operations.receivers import Email, Receiver, Webhook, find_ur
 from lookback.core.values.texts import collapse_spaces
 
 # Sends a row of the alerts table once.
-Send = Callable[[Mapping[str, Any]], Attempt]
 
 
 def make_sender(receiver: Receiver) -> Send:

@@ -21,7 +21,7 @@ import yaml
 
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import RESERVED_FIELDS
-from lookback.core.values.texts import first_line
+from lookback.core.values.texts import first_line, quote_identifier
 
 # The rows at the beginning of a file that a draft is made from.
 SAMPLE_ROWS = 10_000
@@ -252,7 +252,9 @@ def _guess_from_type(name: str, kind: pa.DataType, values: Any) -> _Guess:
     if known == "bigint":
         return _guess_epoch(name, [str(value) for value in values.to_pylist() if value is not None]) or _Guess(known)
     if pa.types.is_struct(kind):
-        return _Guess("", note=f'is a struct; below columns a part of it is such as part: "{_quote_column(name)}.part"')
+        return _Guess(
+            "", note=f'is a struct; below columns a part of it is such as part: "{quote_identifier(name)}.part"'
+        )
     return _Guess(known) if known else _Guess("", note=f"is {kind}, which no field can hold")
 
 
@@ -301,7 +303,7 @@ def _guess_type(name: str, values: Iterable[Any]) -> _Guess:
         parts = ", ".join(map(str, known[0]))
         example = next(iter(known[0]), "part")
         example_column = (
-            f"{_simplify_name(f'{name}_{example}')}: \"get_json_object({_quote_column(name)}, '$.{example}')\""
+            f"{_simplify_name(f'{name}_{example}')}: \"get_json_object({quote_identifier(name)}, '$.{example}')\""
         )
         return _Guess("", note=f"is an object ({parts}); below columns a part of it is {example_column}")
     return _Guess("string", note=f"has values of several kinds: {', '.join(sorted(kind.__name__ for kind in kinds))}")
@@ -318,8 +320,8 @@ def _guess_texts(name: str, texts: Sequence[str]) -> _Guess:
     if guess is None:
         return _Guess("string")
     ((blank, count),) = blanks.items()
-    value = f"nullif({_quote_column(name)}, '{blank}')"
-    expression = guess.expression.replace(_quote_column(name), value) if guess.expression else value
+    value = f"nullif({quote_identifier(name)}, '{blank}')"
+    expression = guess.expression.replace(quote_identifier(name), value) if guess.expression else value
     note = f"{'1 value is' if count == 1 else f'{count:,} values are'} {blank!r}, taken as none"
     return _Guess(guess.type, expression, f"{guess.note}; {note}" if guess.note else note)
 
@@ -342,7 +344,7 @@ def _guess_epoch(name: str, texts: Sequence[str]) -> _Guess | None:
     function = _EPOCHS.get(lengths.pop())
     if function is None:
         return None
-    return _Guess("timestamp", f"{function}(cast({_quote_column(name)} as bigint))", "counted from 1970")
+    return _Guess("timestamp", f"{function}(cast({quote_identifier(name)} as bigint))", "counted from 1970")
 
 
 def _guess_numbers(texts: Sequence[str]) -> _Guess | None:
@@ -371,7 +373,7 @@ def _make_decimal(whole: int, scale: int) -> _Guess:
 
 def _guess_local_numbers(name: str, texts: Sequence[str]) -> _Guess | None:
     """Guesses numbers with a comma before their fraction, or between thousands."""
-    column = _quote_column(name)
+    column = quote_identifier(name)
     for form, fraction, expression in (
         (_COMMA, ",", f"replace({column}, ',', '.')"),
         (_COMMA_AND_POINTS, ",", f"replace(replace({column}, '.', ''), ',', '.')"),
@@ -391,7 +393,7 @@ def _guess_local_numbers(name: str, texts: Sequence[str]) -> _Guess | None:
 
 
 def _guess_times(name: str, texts: Sequence[str]) -> _Guess | None:
-    column = _quote_column(name)
+    column = quote_identifier(name)
     if all(map(_ISO_TIME.fullmatch, texts)):
         is_local = any(not _ISO_TIME.fullmatch(text)[3] for text in texts)  # type: ignore[index]
         return _Guess("timestamp", note="without a zone: taken as UTC" if is_local else "")
@@ -428,11 +430,6 @@ def _make_time(column: str, day: str, texts: Sequence[str], note: str = "") -> _
 
 
 # Names ---------------------------------------------------------------------------------------------------------------
-
-
-def _quote_column(name: str) -> str:
-    """Quotes the name of a column for SQL."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _simplify_name(name: str) -> str:
@@ -557,12 +554,12 @@ class _Draft:
         for column, guess in self.guesses.items():
             name = self.names[column]
             if guess.type and (guess.expression or name != column):
-                expressions[name] = guess.expression or _quote_column(column)
+                expressions[name] = guess.expression or quote_identifier(column)
         return expressions
 
     def _write_hash(self) -> str:
         parts = ", ".join(
-            f"coalesce(cast({_quote_column(column)} as string), '')"
+            f"coalesce(cast({quote_identifier(column)} as string), '')"
             for column, guess in self.guesses.items()
             if guess.type
         )

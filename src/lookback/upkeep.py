@@ -24,7 +24,7 @@ from lookback.views.display import clear, show, text
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
-    from lookback.spark.operations.catalog import Step
+    from lookback.spark.operations.catalog import SetUpStep
     from lookback.spark.operations.forget import ForgetReport
     from lookback.spark.operations.maintenance import Maintenance
     from lookback.spark.operations.notify import Counts, Notifier
@@ -46,7 +46,7 @@ def open_place(settings: Settings) -> tuple[Tables, dict[str, Stream]]:
 def set_up(
     root: str, catalog: str = "", schema: str = "", conf: str = "../conf", landing: str = "",
     analysts: str = "", engineers: str = "", service: str = "",
-) -> list[Step]:  # fmt: skip
+) -> list[SetUpStep]:  # fmt: skip
     """Creates the missing parts of a place, and shows the result for each part.
 
     root: the folder of local tables; with catalog and schema the folder of the checkpoints in a volume,

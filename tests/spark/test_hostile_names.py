@@ -16,6 +16,7 @@ from lookback.core.expressions.compiling import compile_expression
 from lookback.core.expressions.syntax import LookbackSql
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.types import parse_type
+from lookback.spark.ingest.fields import find_source_columns
 from lookback.spark.ingest.files import ingest
 from lookback.spark.operations.forget import forget
 from lookback.spark.operations.status import event_account
@@ -206,6 +207,12 @@ def reads(text: str) -> bool:
     except PySparkException:
         return False
     return True
+
+
+def test_an_expression_that_spark_would_change_is_refused() -> None:
+    stream = Stream.from_dict({**STREAM.to_dict(), "columns": {STREAM.event_id: "`${env:HOME}`"}})
+    with pytest.raises(SetupError, match=r"in place of which Spark would put .* use another expression"):
+        find_source_columns(stream, STREAM.event_id)
 
 
 def test_a_place_that_sql_would_read_otherwise_is_refused(spark: SparkSession, tmp_path: Path) -> None:

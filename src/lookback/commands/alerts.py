@@ -7,7 +7,14 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from lookback.commands.options import FOUND_PROBLEMS, Command, load_settings, open_tables, stop_on_signals, wants_json
+from lookback.commands.options import (
+    FOUND_PROBLEMS,
+    AddCommand,
+    load_settings,
+    open_tables,
+    stop_on_signals,
+    wants_json,
+)
 from lookback.core.errors import SetupError
 from lookback.core.values.durations import parse_duration
 from lookback.views.terminal import format_json, print_json, print_table
@@ -16,7 +23,7 @@ if TYPE_CHECKING:
     from lookback.spark.operations.notify import Counts
 
 
-def add_commands(command: Command) -> None:
+def add_commands(command: AddCommand) -> None:
     """Adds these commands."""
     alerts = command("alerts", _list_alerts, "list alerts")
     alerts.add_argument("--rule", help="only those of this rule")

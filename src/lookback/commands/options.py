@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 FOUND_PROBLEMS, WRONG_USE = 1, 2
 # Returns the exit code; None is 0.
-Run = Callable[[argparse.Namespace], "int | None"]
+RunCommand = Callable[[argparse.Namespace], "int | None"]
 
 
-class Command(Protocol):
+class AddCommand(Protocol):
     """Adds a command of this name, which runs `run`, and returns its parser."""
 
-    def __call__(self, name: str, run: Run, text: str) -> Any:
+    def __call__(self, name: str, run: RunCommand, text: str) -> Any:
         """Adds the command. text: its description, for --help."""
 
 
-def make_adder(commands: Any, places: argparse.ArgumentParser) -> Command:
+def make_adder(commands: Any, places: argparse.ArgumentParser) -> AddCommand:
     """Returns a function that adds commands to the sub-parsers `commands`. places: the options that all commands have."""
 
-    def command(name: str, run: Run, text: str) -> Any:
+    def command(name: str, run: RunCommand, text: str) -> Any:
         sub = commands.add_parser(name, help=text, description=text, parents=[places])
         sub.set_defaults(run=run)
         return sub

@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from lookback.commands.options import FOUND_PROBLEMS, Run, make_adder, wants_json
+from lookback.commands.options import FOUND_PROBLEMS, RunCommand, make_adder, wants_json
 from lookback.core.errors import RemoteError, SetupError
 from lookback.core.operations.health import PROBLEM, check_health, describe_health, is_healthy
 from lookback.core.values.durations import parse_duration
@@ -27,7 +27,7 @@ def add_commands(commands: Any, places: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("remote", help="jobs of a Databricks workspace", description=_DESCRIPTION)
     add = make_adder(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)
 
-    def command(name: str, run: Run, text: str) -> Any:
+    def command(name: str, run: RunCommand, text: str) -> Any:
         sub = add(name, run, text)
         sub.add_argument("--target", help="target of the bundle (DATABRICKS_BUNDLE_TARGET; the default one)")
         sub.add_argument(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lookback.commands.options import FOUND_PROBLEMS, Command, load_settings, make_adder, open_tables, wants_json
+from lookback.commands.options import FOUND_PROBLEMS, AddCommand, load_settings, make_adder, open_tables, wants_json
 from lookback.config import load_rule_document
 from lookback.core.errors import RuleError
 from lookback.core.rules.remarks import Remark, find_remarks
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 
-def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
+def add_commands(command: AddCommand, places: argparse.ArgumentParser) -> None:
     """Adds `rules` with its sub-commands, and `advance`. places: the options that all commands have."""
     parser = command("rules", _list_rules, "publish, check and list rules")
     _add_subcommands(make_adder(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places))
@@ -36,7 +36,7 @@ def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
     advance.add_argument("time", help="the time to move it to, such as 2026-01-31T12:00:00Z; UTC without a zone")
 
 
-def _add_subcommands(command: Command) -> None:
+def _add_subcommands(command: AddCommand) -> None:
     push = command("push", _push_rules, "check rules and publish their next versions")
     push.add_argument("files", nargs="+")
     push.add_argument("--status", default="active", choices=["active", "draft", "shadow", "paused"])

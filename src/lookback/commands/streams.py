@@ -13,7 +13,7 @@ import yaml
 
 from lookback.commands.options import (
     FOUND_PROBLEMS,
-    Command,
+    AddCommand,
     load_settings,
     make_adder,
     open_tables,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 
-def add_commands(command: Command, places: argparse.ArgumentParser) -> None:
+def add_commands(command: AddCommand, places: argparse.ArgumentParser) -> None:
     """Adds these commands. places: the options that all commands have."""
     stream = command("stream", _draft_stream, "declare a stream")
     new = make_adder(stream.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)(

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lookback.commands.options import FOUND_PROBLEMS, Command, load_settings, open_tables, wants_json
+from lookback.commands.options import FOUND_PROBLEMS, AddCommand, load_settings, open_tables, wants_json
 from lookback.core.errors import SetupError
 from lookback.views.terminal import escape_unprintable, format_json, print_health, print_json, print_table
 
 
-def add_commands(command: Command) -> None:
+def add_commands(command: AddCommand) -> None:
     """Adds these commands."""
     command("init", _init, "create the tables of all declared streams; add comments that are missing")
     status = command("status", _show_status, "show figures of each stream, and whether it is healthy")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lookback.core.errors import RemoteError, SetupError
+from lookback.core.values.texts import collapse_spaces
 
 FILE = "databricks.yml"
 LOG_IN = (
@@ -82,9 +83,9 @@ def read_bundle(folder: str | Path, target: str | None, profile: str | None, sec
         ) from error
 
 
-def shorten(text: str) -> str:
+def shorten_error(text: str) -> str:
     """Returns an error's text in one line, without the configuration that Databricks SDKs append."""
-    return " ".join(text.split()).partition(" Config: ")[0].rstrip(".")[:_MAX_CHARACTERS]
+    return collapse_spaces(text).partition(" Config: ")[0].rstrip(".")[:_MAX_CHARACTERS]
 
 
 def _parse_summary(summary: Mapping[str, Any]) -> Bundle:
@@ -106,7 +107,7 @@ def _explain_failure(stderr: str) -> str:
     if "No such command" in stderr:
         return f"`pip install databricks-cli` installs a CLI that has no bundles; install the one that does: {_INSTALL}"
     before, _, after = f"\n{stderr}".partition("\nError: ")
-    text = shorten((after or before).strip().partition("\n\n")[0]) or "it printed no error"
+    text = shorten_error((after or before).strip().partition("\n\n")[0]) or "it printed no error"
     if missing := _NO_VALUE.search(text):
         return (
             f"the variable {missing[1]} has no value in this target; set BUNDLE_VAR_{missing[1]} in the environment, "

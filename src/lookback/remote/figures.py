@@ -25,6 +25,7 @@ from lookback.core.operations.health import RECENT, Figures, Sample
 from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import EVALUATED
 from lookback.core.streams.metrics import RuleCounts
+from lookback.core.values.texts import collapse_spaces
 from lookback.core.values.times import to_utc
 from lookback.remote.workspace import Workspace, explain_errors
 
@@ -230,7 +231,7 @@ def _explain_failure(answer: StatementResponse, seconds: float) -> str:
     if state in (StatementState.PENDING, StatementState.RUNNING):
         return f"no answer to a query within {seconds:,.0f} seconds; it was cancelled. Is the warehouse able to start?"
     error = answer.status.error if answer.status else None
-    text = " ".join(((error and error.message) or str(state)).split())[:300]
+    text = collapse_spaces((error and error.message) or str(state))[:300]
     if "TABLE_OR_VIEW_NOT_FOUND" in text or "DELTA_MISSING_DELTA_TABLE" in text:
         return f"a table is missing, which the first run of ingest or evaluate creates ({text})"
     if "INSUFFICIENT_PERMISSIONS" in text or "PERMISSION_DENIED" in text:

@@ -16,10 +16,7 @@ from databricks.sdk.service.jobs import (
     JobSettings,
     PauseStatus,
     Run,
-    RunLifeCycleState,
     RunLifecycleStateV2State,
-    RunResultState,
-    RunStatus,
     RunTask,
 )
 
@@ -28,7 +25,8 @@ from lookback.remote.workspace import DeployedJob, Workspace, explain_errors
 
 # A continuous job that is no longer paused begins a run within a minute.
 _BEGINS_WITHIN_SECONDS = 60.0
-_ENDED = {"TERMINATED", "SKIPPED", "INTERNAL_ERROR"}
+# Codes with which a run has ended, and has not failed.
+_NO_FAILURES = frozenset({"SUCCESS", "SUCCESS_WITH_FAILURES", "USER_CANCELED", "CANCELED", "SKIPPED"})
 # Traces of notebooks are coloured for terminals.
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _Sleep = Callable[[float], None]
@@ -131,37 +129,24 @@ def is_paused(job: DeployedJob) -> bool:
 
 def describe_state(run: BaseRun | Run | RunTask) -> str:
     """Returns the state of a run or task in one word, such as RUNNING, SUCCESS or RUN_EXECUTION_ERROR."""
-    if run.status and run.status.state:
-        return (_get_code(run.status) if has_ended(run) else "") or run.status.state.value
-    state = run.state
-    if state is None or state.life_cycle_state is None:
-        return "UNKNOWN"
-    return state.result_state.value if state.result_state else state.life_cycle_state.value
+    state = run.status.state if run.status else None
+    return (_get_code(run) if has_ended(run) else "") or (state.value if state else "UNKNOWN")
 
 
 def has_ended(run: BaseRun | Run | RunTask) -> bool:
     """Returns whether a run or task has ended."""
-    if run.status and run.status.state:
-        return run.status.state == RunLifecycleStateV2State.TERMINATED
-    return bool(run.state and run.state.life_cycle_state and run.state.life_cycle_state.value in _ENDED)
+    return run.status is not None and run.status.state == RunLifecycleStateV2State.TERMINATED
 
 
 def has_failed(run: BaseRun | Run | RunTask) -> bool:
     """Returns whether a run or task has ended without success; one that a person cancelled has not failed."""
-    if not has_ended(run):
-        return False
-    if run.status and run.status.termination_details:
-        return _get_code(run.status) not in ("SUCCESS", "SUCCESS_WITH_FAILURES", "USER_CANCELED", "CANCELED", "SKIPPED")
-    fine = (RunResultState.SUCCESS, RunResultState.SUCCESS_WITH_FAILURES, RunResultState.CANCELED)
-    state = run.state
-    if state is None or state.life_cycle_state == RunLifeCycleState.SKIPPED:
-        return False
-    return state.result_state not in fine
+    code = _get_code(run) if has_ended(run) else ""
+    return code != "" and code not in _NO_FAILURES
 
 
-def _get_code(status: RunStatus) -> str:
+def _get_code(run: BaseRun | Run | RunTask) -> str:
     """Returns the workspace's word for how a run ended; empty if it has none."""
-    details = status.termination_details
+    details = run.status.termination_details if run.status else None
     return details.code.value if details and details.code else ""
 
 
@@ -180,12 +165,8 @@ def _get_time(run: Run | RunTask) -> dt.datetime:
 
 
 def _get_message(run: Run | RunTask) -> str:
-    status = run.status
-    if status and status.termination_details and status.termination_details.message:
-        return status.termination_details.message
-    if status and status.queue_details and status.queue_details.message:
-        return status.queue_details.message
-    return (run.state.state_message if run.state else None) or ""
+    details = (run.status.termination_details, run.status.queue_details) if run.status else ()
+    return next((each.message for each in details if each and each.message), "")
 
 
 def _explain_failure(workspace: Workspace, task: RunTask) -> Line:

@@ -26,7 +26,7 @@ from databricks.sdk.errors.base import DatabricksError
 from databricks.sdk.service.jobs import BaseRun, Job, JobSettings
 
 from lookback.core.errors import RemoteError, SetupError
-from lookback.remote.bundle import FILE, LOG_IN, Bundle, read_bundle, shorten
+from lookback.remote.bundle import FILE, LOG_IN, Bundle, read_bundle, shorten_error
 
 # The SDK repeats a request that got no answer, 429 or 503, after a growing pause or the one that the workspace names,
 # until all its tries together took RETRY_SECONDS.
@@ -233,4 +233,4 @@ def _explain_error(error: BaseException) -> str:
 
 
 def _describe_error(error: BaseException) -> str:
-    return shorten(str(error)) or type(error).__name__
+    return shorten_error(str(error)) or type(error).__name__

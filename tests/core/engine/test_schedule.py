@@ -22,7 +22,7 @@ from test_equals_oracle import (
 )
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.engine.schedule import Schedule, Waiting, judge_batch, pack_waiting, unpack_waiting
+from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch, pack_waiting, unpack_waiting
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.events import read_events
@@ -45,7 +45,7 @@ def run_rebuilt(case: dict[str, Any], schedule: Schedule, batches: Sequence[int]
     bound = [(change, schedule.after(change.commit)) for change in all_changes(case)]
     for shard in range(case["shards"]):
         evaluator, state, store = Evaluator(stream, shard, case["shards"]), new_state(stream), DictStore()
-        waiting = [Waiting(change, after) for change, after in bound if after is not None]
+        waiting = [WaitingChange(change, after) for change, after in bound if after is not None]
         changes = [change for change, after in bound if after is None]
         for start, end in zip([0, *batches], [*batches, 10**9], strict=True):
             state.begin(store)

@@ -95,12 +95,12 @@ REACHED: list[tuple[Callable[[Any], None], Any, Any, str]] = [
 def test_what_a_target_reaches_and_raises_fails_it(
     target: Callable[[Any], None], given: Any, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rulebook._compile_cached.cache_clear()
+    rulebook._open_compiler.cache_clear()
     target(given)
-    rulebook._compile_cached.cache_clear()
+    rulebook._open_compiler.cache_clear()
     monkeypatch.setattr(owner, name, boom)
     try:
         with pytest.raises((BoomError, AssertionError)):
             target(given)
     finally:
-        rulebook._compile_cached.cache_clear()
+        rulebook._open_compiler.cache_clear()

@@ -15,6 +15,7 @@ import pytest
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules import rulebook
+from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.rulebook import Entry, RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
@@ -39,8 +40,8 @@ def document(number: int, **more: Any) -> str:
     return json.dumps({**rule, **more})
 
 
-def insert(numbers: range) -> list[RuleChange]:
-    return [RuleChange("insert", 1, f"r{at}", 1, "active", document(at)) for at in numbers]
+def insert(numbers: range, stream: str = "tx") -> list[RuleChange]:
+    return [RuleChange("insert", 1, f"r{at}", 1, "active", document(at, stream=stream)) for at in numbers]
 
 
 def events(rows: int, commit: int = 1) -> Batch:
@@ -68,23 +69,35 @@ def grows_linearly(run: Callable[[int], Callable[[], object]], size: int) -> boo
 
 
 def test_a_rule_is_compiled_once_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As if the streams of a process had more rules in force than it keeps compiled.
-    small = functools.lru_cache(maxsize=5)(rulebook._compile_cached.__wrapped__)
-    monkeypatch.setattr(rulebook, "_compile_cached", small)
-    state, evaluator = ShardState(RuleBook(TX, {"tx": TX})), Evaluator(TX)
-    state.book.apply(insert(range(20)), None)
-    assert len(evaluator.process(state, events(1)).alerts) == 1
-    compiled = small.cache_info().misses
-    for commit in (2, 3):
-        assert len(evaluator.process(state, events(1, commit)).alerts) > 1
-    assert small.cache_info().misses == compiled
-    # A new version, or another status, is what it says.
-    changes = [replace(insert(range(1))[0], version=2, document=document(0, when="m < 0")),
-               replace(insert(range(1, 2))[0], version=2, status="retired")]  # fmt: skip
-    state.book.apply(changes, 3)
-    assert {rule.spec.document["when"] for entry, rule in state.book.in_force() if entry.rule_id == "r0"} == {"m < 0"}
-    assert "r1" not in {entry.rule_id for entry, _ in state.book.in_force()}
-    assert state.book._compiled.keys() == {entry.rule_id for entry, _ in state.book.in_force()}
+    compiled: list[str] = []
+
+    def compile_and_note(found: dict[str, Any], stream: Stream) -> Any:
+        compiled.append(f"{stream.name} {found['rule_id']}")
+        return compile_rule(found, stream)
+
+    # As if the streams of a process had more rules in force, all together, than one of them may have.
+    rulebook._open_compiler.cache_clear()
+    monkeypatch.setattr(rulebook, "_MOST_COMPILED", 25)
+    monkeypatch.setattr(rulebook, "compile_rule", compile_and_note)
+    other = replace(TX, name="other")
+    try:
+        states = [ShardState(RuleBook(stream, {stream.name: stream})) for stream in (TX, TX, other)]
+        for state in states:
+            name = state.book.stream.name
+            state.book.apply(insert(range(20), name), None)
+        for commit in (1, 2):
+            for state in states:
+                Evaluator(state.book.stream).process(state, events(1, commit))
+        assert len(compiled) == len(set(compiled)) == 40
+        # A new version, or another status, is what it says.
+        book = states[0].book
+        changes = [replace(insert(range(1))[0], version=2, document=document(0, when="m < 0")),
+                   replace(insert(range(1, 2))[0], version=2, status="retired")]  # fmt: skip
+        book.apply(changes, 3)
+        assert {rule.spec.document["when"] for entry, rule in book.in_force() if entry.rule_id == "r0"} == {"m < 0"}
+        assert "r1" not in {entry.rule_id for entry, _ in book.in_force()}
+    finally:
+        rulebook._open_compiler.cache_clear()
 
 
 def test_one_stream_may_have_ten_thousand_rules() -> None:

@@ -45,7 +45,7 @@ def test_an_array_of_times_that_python_cannot_say_is_read(name: str, number: int
 
 
 def test_values_of_expressions_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_CACHED_BYTES", 4 * 2**20)
+    monkeypatch.setattr(module, "MAX_VALUE_BYTES", 4 * 2**20)
     events, expressions = make_events(), asked(40)
     tracemalloc.start()
     try:
@@ -65,7 +65,7 @@ def test_values_of_expressions_are_kept_up_to_a_number_of_bytes(monkeypatch: pyt
 
 
 def test_a_column_larger_than_the_limit_is_given_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_CACHED_BYTES", ROWS)
+    monkeypatch.setattr(module, "MAX_VALUE_BYTES", ROWS)
     events, (expression, *_) = make_events(), asked(1)
     assert events.value(expression) is not events.value(expression)
     assert events.value(expression).item(ROWS - 1) == ROWS - 1

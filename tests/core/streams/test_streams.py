@@ -8,8 +8,9 @@ import pytest
 
 from lookback.config import Settings, load_rule_document, load_stream, load_streams
 from lookback.core.errors import SetupError, StreamError
+from lookback.core.streams import declaration
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.types import BIGINT, TIMESTAMP, decimal
+from lookback.core.values.types import BIGINT, TIMESTAMP, DataType, decimal, parse_type
 
 CONF = Path(__file__).parents[3] / "conf"
 MINIMAL = {
@@ -25,6 +26,18 @@ def problems(**changes: object) -> dict[str, str]:
     with pytest.raises(StreamError) as caught:
         Stream.from_dict({**MINIMAL, **changes})
     return {problem.place: problem.message for problem in caught.value.problems}
+
+
+def test_each_type_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[object] = []
+
+    def parse_and_note(text: object, **options: bool) -> DataType:
+        parsed.append(text)
+        return parse_type(text, **options)
+
+    monkeypatch.setattr(declaration, "parse_type", parse_and_note)
+    assert Stream.from_dict(MINIMAL).fields["id"] == BIGINT
+    assert parsed == ["bigint", "timestamp", "decimal(18,2)"]
 
 
 def test_c4_defaults():

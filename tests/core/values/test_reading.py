@@ -16,7 +16,7 @@ from lookback.core.errors import Problem, SetupError, StreamError
 from lookback.core.operations.receivers import Receiver, Webhook, read_receivers
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.limits import Limits
-from lookback.core.values.reading import Refused, find_keys, needs, read_mapping
+from lookback.core.values.reading import Refused, list_document_keys, needs, read_mapping
 
 STREAM = {
     "stream": "payments",
@@ -73,7 +73,7 @@ def test_what_a_mapping_says_is_read_and_the_rest_has_its_default() -> None:
     assert read_mapping(Outer, {"of": "x"}) == Outer("x")
     read = read_mapping(Outer, MappingProxyType({"of": "x", "inner": {"count": 3}}))
     assert read == Outer("x", inner=Inner(3))
-    assert dict(find_keys(Outer)) == {"of": True, "secret": False, "inner": False}
+    assert dict(list_document_keys(Outer)) == {"of": True, "secret": False, "inner": False}
 
 
 def test_every_problem_is_told_with_its_place_and_sentence() -> None:
@@ -100,7 +100,7 @@ def test_an_object_made_without_a_document_is_not_checked() -> None:
 
 # Names that are the same in every process, which those of objects are not.
 @pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize("key", find_keys(Stream))
+@pytest.mark.parametrize("key", list_document_keys(Stream))
 def test_any_value_of_a_streams_key_is_refused_at_its_place_or_kept(key: str, value: Any) -> None:
     try:
         stream = Stream.from_dict({**STREAM, key: value})

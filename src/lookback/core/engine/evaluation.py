@@ -34,10 +34,9 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Keys
+from lookback.core.values.times import NEVER
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING
 
-# A watermark below every time that can be written, for "no watermark yet".
-_NEVER = -(2**62)
 # Judges one rule of a kind over a segment; for the other kinds see `TiledJudge`.
 JUDGES: dict[str, Callable[[RuleRun], None]] = {
     LOOKBACK: judge_lookback,
@@ -174,7 +173,7 @@ class Evaluator:
             rules = _drop_stopped(state, state.book.in_force())
             _open_features(state, rules)
             _adopt_memories(state, rules)
-            commits, watermarks = np.array([state.last_commit]), np.array([_NEVER if before is None else before])
+            commits, watermarks = np.array([state.last_commit]), np.array([NEVER if before is None else before])
             timeline = Timeline(commits, watermarks, np.array([after]))
             events = empty_events(self.stream, {name for _, rule in rules for name in rule.fields})
             _judge_segment(self._segment(state, events, timeline), rules, output)
@@ -234,12 +233,12 @@ class Evaluator:
     def _timeline(self, state: ShardState, marks: Mapping[int, int | None]) -> Timeline:
         """Returns the watermarks before and after each commit."""
         commits = np.array(sorted(marks), dtype=np.int64)
-        highs = [_NEVER if state.high is None else state.high]
-        highs += [_NEVER if (high := marks[int(commit)]) is None else high for commit in commits]
+        highs = [NEVER if state.high is None else state.high]
+        highs += [NEVER if (high := marks[int(commit)]) is None else high for commit in commits]
         highest = np.maximum.accumulate(np.array(highs, dtype=np.int64))
         if not self.automatic:
-            highest = np.full(len(highest), _NEVER)
-        watermarks = np.where(highest == _NEVER, _NEVER, highest - self.stream.max_out_of_orderness)
+            highest = np.full(len(highest), NEVER)
+        watermarks = np.where(highest == NEVER, NEVER, highest - self.stream.max_out_of_orderness)
         if state.advanced is not None:
             watermarks = np.maximum(watermarks, state.advanced)
         return Timeline(commits, watermarks[:-1], watermarks[1:])

@@ -135,7 +135,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingChange:
     """A rule change that takes effect when commit `after` of the events, or a later one, has been judged."""
 
     change: RuleChange
@@ -143,8 +143,8 @@ class Waiting:
 
 
 def judge_batch(
-    evaluator: Evaluator, state: ShardState, batch: Batch, waiting: Sequence[Waiting]
-) -> tuple[Output, list[Waiting]]:
+    evaluator: Evaluator, state: ShardState, batch: Batch, waiting: Sequence[WaitingChange]
+) -> tuple[Output, list[WaitingChange]]:
     """Judges a batch as `Evaluator.process` does, with changes that take effect within it.
 
     Returns the output, and the changes that still wait.
@@ -154,31 +154,31 @@ def judge_batch(
     ordered = sorted(waiting, key=lambda each: each.after)
     cuts = {bisect_right(commits, each.after) for each in ordered}
     edges = sorted({0, *cuts, len(commits)})
-    pieces = _Pieces(batch)
+    ranges = _CommitRanges(batch)
     if batch.changes:
         evaluator.process(state, _without_events(batch, batch.changes), output)
     for start, end in pairwise(edges):
         ordered = _apply_due(evaluator, state, batch, ordered, commits[start] - 1, output)
         if output.covered:
-            evaluator.process(state, pieces.select(commits[start], commits[end - 1]), output)
+            evaluator.process(state, ranges.select(commits[start], commits[end - 1]), output)
     if output.covered and state.last_commit is not None:
         ordered = _apply_due(evaluator, state, batch, ordered, state.last_commit, output)
     return output, ordered
 
 
-def pack_waiting(waiting: Sequence[Waiting]) -> str:
+def pack_waiting(waiting: Sequence[WaitingChange]) -> str:
     """Writes the changes as text, for the state store."""
     return json.dumps([[vars(each.change), each.after] for each in waiting], separators=(",", ":"))
 
 
-def unpack_waiting(text: str) -> list[Waiting]:
+def unpack_waiting(text: str) -> list[WaitingChange]:
     """Reads the changes that `pack_waiting` wrote."""
-    return [Waiting(RuleChange(**change), after) for change, after in json.loads(text)]
+    return [WaitingChange(RuleChange(**change), after) for change, after in json.loads(text)]
 
 
 def _apply_due(
-    evaluator: Evaluator, state: ShardState, batch: Batch, waiting: list[Waiting], judged: int, output: Output
-) -> list[Waiting]:
+    evaluator: Evaluator, state: ShardState, batch: Batch, waiting: list[WaitingChange], judged: int, output: Output
+) -> list[WaitingChange]:
     """Applies the changes that are due when all commits up to `judged` have been judged. Returns the others."""
     judged = judged if state.last_commit is None else max(judged, state.last_commit)
     due = [each for each in waiting if each.after <= judged]
@@ -198,8 +198,8 @@ def _without_events(batch: Batch, changes: list[RuleChange]) -> Batch:
     return Batch(batch.events.take(np.empty(0, dtype=np.int64)), changes=changes, coverage=batch.coverage)
 
 
-class _Pieces:
-    """Cuts a batch into pieces of neighbouring commits."""
+class _CommitRanges:
+    """Cuts a batch into ranges of neighbouring commits."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch

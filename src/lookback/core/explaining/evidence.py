@@ -18,11 +18,9 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Int64s
-from lookback.core.values.times import to_utc
+from lookback.core.values.times import NEVER, to_utc
 from lookback.core.values.windows import LOOKBACK
 
-# A time before all others.
-NEVER = -(2**62)
 # In place of the commit that deletes an event, for one that has not been deleted.
 NOT_DELETED = 2**62
 # A picture cannot show more events apart.

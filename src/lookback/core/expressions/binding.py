@@ -30,7 +30,7 @@ from lookback.core.expressions.operators import (
     make_not,
     parse_literal_time,
 )
-from lookback.core.expressions.syntax import LookbackSql, name_as_sql, shorten, unwrap
+from lookback.core.expressions.syntax import LookbackSql, name_as_sql, quote_node, unwrap
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import DEFAULT_LIMITS, name_limit
 from lookback.core.values.suggestions import find_nearest, suggest
@@ -185,7 +185,7 @@ class Binder:
         microseconds = _read_interval(interval)
         sign = -1 if isinstance(tree, exp.Sub) else 1
         if sign < 0 and isinstance(tree.this, exp.Interval):
-            raise Refused(f"{shorten(tree)} takes a time from an interval; write time - interval")
+            raise Refused(f"{quote_node(tree)} takes a time from an interval; write time - interval")
         printed = node.within(4)
         count, unit = format_duration(microseconds).split()
         return add_interval(
@@ -218,7 +218,7 @@ class Binder:
             return make_is_null(node, negated)
         if isinstance(tree.expression, exp.Boolean):
             return make_is_truth(node, bool(tree.expression.this), negated)
-        raise Refused(f"{shorten(tree)} is not allowed; write is null, is true or is false")
+        raise Refused(f"{quote_node(tree)} is not allowed; write is null, is true or is false")
 
     def _bind_distinct(self, tree: exp.Expr) -> Node:
         left, right = self.bind_all([tree.this, tree.expression])
@@ -232,7 +232,7 @@ class Binder:
             )
         value, *items = self.bind_all([tree.this, *tree.expressions])
         if not items:
-            raise Refused(f"{shorten(tree)} has an empty list; write at least one value")
+            raise Refused(f"{quote_node(tree)} has an empty list; write at least one value")
         return make_in_list(value, items)
 
     def _bind_between(self, tree: exp.Expr) -> Node:
@@ -245,7 +245,7 @@ class Binder:
     def _bind_escaped_like(self, tree: exp.Expr) -> Node:
         escape = tree.expression
         if not isinstance(tree.this, exp.Like) or not isinstance(escape, exp.Literal) or len(escape.name) != 1:
-            raise Refused(f"{shorten(tree)}: escape takes one character in quotes after a like")
+            raise Refused(f"{quote_node(tree)}: escape takes one character in quotes after a like")
         return self._bind_like(tree.this, escape.name)
 
     def _bind_like(self, tree: exp.Expr, escape: str) -> Node:
@@ -355,11 +355,11 @@ def _read_interval(interval: exp.Interval) -> int:
         or name not in MICROSECONDS
     ):
         raise Refused(
-            f"{shorten(interval)}: write an interval as a whole number and a unit, such as interval '10' minutes"
+            f"{quote_node(interval)}: write an interval as a whole number and a unit, such as interval '10' minutes"
         )
     length = int(value.name) * MICROSECONDS[name]
     if length > LONG_MAX:
-        raise Refused(f"{shorten(interval)} is longer than {_LONGEST_DAYS:,} days; write a shorter interval")
+        raise Refused(f"{quote_node(interval)} is longer than {_LONGEST_DAYS:,} days; write a shorter interval")
     return length
 
 
@@ -435,7 +435,7 @@ def _quote_day(difference: str) -> str:
 def _explain_refusal(tree: exp.Expr) -> str:
     if isinstance(tree, exp.Dot) and _DOTTED.fullmatch(text := tree.sql(LookbackSql)):
         return f"{text} is not a number; put texts in single quotes: '{text}'"
-    name, remedy = _REFUSALS.get(type(tree), (f"{tree.key} in {shorten(tree)}", "leave it out"))
+    name, remedy = _REFUSALS.get(type(tree), (f"{tree.key} in {quote_node(tree)}", "leave it out"))
     if isinstance(tree, exp.Like):
         name, remedy = "like any / like all", "write one like for each pattern, joined with or / and"
     if isinstance(tree, exp.In):

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from lookback.core.expressions.kernels import LONG_MAX, KernelResult, as_mask, is_out_of_range, mask_or_none, rescale
 from lookback.core.values.columns import Mask, Values, to_decimal
+from lookback.core.values.times import DAY_US
 from lookback.core.values.types import DataType
 
-DAY_US = 86_400_000_000
 SECOND_US = 1_000_000
 Cast = Callable[[Values, DataType, DataType], KernelResult]
 

@@ -21,7 +21,7 @@ from lookback.core.expressions.binding import Binder, split_conjuncts
 from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, check_ordered
 from lookback.core.expressions.kernels import narrow_decimals
 from lookback.core.expressions.nodes import Node
-from lookback.core.expressions.syntax import parse, shorten, unwrap
+from lookback.core.expressions.syntax import parse, quote_node, unwrap
 from lookback.core.values.columns import Column
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS, Limits
 from lookback.core.values.types import BOOLEAN, NULL, DataType
@@ -159,7 +159,7 @@ def compile_aggregate(text: str, schema: Mapping[str, DataType], limits: Limits 
     if isinstance(tree, exp.Window):
         raise ExpressionError(["a window function (over) is not allowed; the rule's window does that"])
     if not isinstance(tree, exp.Anonymous):
-        raise ExpressionError([f"{shorten(tree)} is not an aggregate: {_TEACHING}"])
+        raise ExpressionError([f"{quote_node(tree)} is not an aggregate: {_TEACHING}"])
     name = str(tree.name).lower()
     if name not in AGGREGATE_ARGUMENTS:
         raise ExpressionError(

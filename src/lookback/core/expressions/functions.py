@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lookback.core.expressions.casts import DAY_US, SECOND_US, timestamps_to_dates
+from lookback.core.expressions.casts import SECOND_US, timestamps_to_dates
 from lookback.core.expressions.kernels import (
     LONG_MAX,
     LONG_MIN,
@@ -37,6 +37,7 @@ from lookback.core.expressions.operators import (
     require_exact_sign,
 )
 from lookback.core.values.columns import Column, Values, is_nan
+from lookback.core.values.times import DAY_US
 from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, NULL, STRING, TIMESTAMP, DataType, decimal
 
 Arguments = Sequence[Node]
@@ -61,7 +62,7 @@ class Call:
         return self.arguments[0].type
 
 
-Rule = Callable[[str, Arguments], Call]
+TypeRule = Callable[[str, Arguments], Call]
 CallKernel = Callable[[Call, Sequence[Values]], KernelResult]
 
 
@@ -69,7 +70,7 @@ CallKernel = Callable[[Call, Sequence[Values]], KernelResult]
 class Function:
     """A function that is NULL if an argument is: `rule` types a call or raises Refused, `kernel` computes it."""
 
-    rule: Rule
+    rule: TypeRule
     kernel: CallKernel
 
 
@@ -115,7 +116,7 @@ def _require_type(name: str, argument: Node, type_: DataType) -> Node:
     raise Refused(f"{name}() takes a {type_}, but {argument.sql!r} is of type {argument.type}; cast it")
 
 
-def takes(*types: DataType, gives: DataType, optional: int = 0) -> Rule:
+def takes(*types: DataType, gives: DataType, optional: int = 0) -> TypeRule:
     """Makes the rule of a function with exactly these argument types; the last `optional` ones may be left out."""
 
     def rule(name: str, arguments: Arguments) -> Call:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from lookback.core.expressions.casts import DAY_US, explain_refusal, find_cast
+from lookback.core.expressions.casts import explain_refusal, find_cast
 from lookback.core.expressions.coercion import (
     common_type,
     decimal_type_of,
@@ -60,6 +60,7 @@ from lookback.core.expressions.nodes import (
     union_fields,
 )
 from lookback.core.values.columns import Column, Values
+from lookback.core.values.times import DAY_US
 from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, NULL, STRING, TIMESTAMP, DataType
 
 

@@ -23,6 +23,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from lookback.core.errors import ExpressionError
 from lookback.core.values.limits import DEFAULT_LIMITS, Limits, name_limit
+from lookback.core.values.texts import quote_identifier
 
 MAX_CHARACTERS = DEFAULT_LIMITS.expression_characters
 MAX_LEVELS = DEFAULT_LIMITS.expression_levels
@@ -211,7 +212,7 @@ def _explain_parse_error(text: str, error: SqlglotError) -> str:
         return f"something is missing at {before + highlight!r}; write a value on both sides of each operator{unquoted}"
     after = f" after {before!r}" if before else ""
     is_keyword = _WORD.fullmatch(highlight) and not is_bare_name(highlight)
-    field = f"; if {highlight} is a field, write it in backticks: {_quote_name(highlight)}" if is_keyword else ""
+    field = f"; if {highlight} is a field, write it in backticks: {quote_identifier(highlight)}" if is_keyword else ""
     return (
         f"the expression cannot be read at {highlight!r}{after}; look there for a missing operator, quote or comma, "
         f"or leave the rest out{field or unquoted}"
@@ -244,12 +245,8 @@ def name_as_sql(name: str) -> str:
     """Writes the name of a field as SQL, in backticks if it would otherwise be read as something else."""
     parts = name.split(".")
     if len(parts) > _MAX_PARTS:
-        return _quote_name(name)
-    return ".".join(part if is_bare_name(part) else _quote_name(part) for part in parts)
-
-
-def _quote_name(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
+        return quote_identifier(name)
+    return ".".join(part if is_bare_name(part) else quote_identifier(part) for part in parts)
 
 
 @functools.lru_cache(maxsize=4_096)
@@ -307,12 +304,12 @@ def _find_ambiguities(tree: exp.Expr) -> Iterator[str]:
         if isinstance(node, _TIGHT):
             operands = [c for c in children(node) if not _is_list_item(node, c)]
             if any(isinstance(c, _LOOSE) and not _is_escaped_like(node, c) for c in operands):
-                yield f"put parentheses around the comparisons in {shorten(node)}"
+                yield f"put parentheses around the comparisons in {quote_node(node)}"
             elif isinstance(node, exp.DPipe) and any(isinstance(c, (exp.Add, exp.Sub)) for c in operands):
-                yield f"put parentheses around the sum in {shorten(node)}"
+                yield f"put parentheses around the sum in {quote_node(node)}"
         cast = node.this if isinstance(node, exp.Neg) else None
         if isinstance(cast, (exp.Cast, exp.TryCast)) and isinstance(cast.this, exp.Literal):
-            yield f"put parentheses after the minus sign in {shorten(node)}"
+            yield f"put parentheses after the minus sign in {quote_node(node)}"
 
 
 def _is_list_item(node: exp.Expr, child: exp.Expr) -> bool:
@@ -323,7 +320,7 @@ def _is_escaped_like(node: exp.Expr, child: exp.Expr) -> bool:
     return isinstance(node, exp.Escape) and isinstance(child, exp.Like)
 
 
-def shorten(node: exp.Expr) -> str:
+def quote_node(node: exp.Expr) -> str:
     """Writes a node as a quoted text for a message, of about 60 characters at most."""
     text = " ".join(node.sql(LookbackSql, comments=False).split())
     return repr(text if len(text) <= 60 else text[:57] + "...")

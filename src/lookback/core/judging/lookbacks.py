@@ -17,7 +17,7 @@ import numpy as np
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.judging.measuring import Measuring
 from lookback.core.judging.segment import RuleRun
-from lookback.core.judging.verdicts import Finding, Memory, Subject
+from lookback.core.judging.verdicts import Judgement, Memory, Subject
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.rulebook import Entry
 from lookback.core.state.keyed import Key
@@ -349,11 +349,11 @@ class _Revising:
         first, last = window.bounds(judged.time)
         key_texts = rule_run.key_texts(item.position)
         subject = Subject(key_texts, item.key, judged.id, judged.time, first, last)
-        finding, order = (
-            Finding(measures, to_texts(measures), is_complete, values),
+        judgement, order = (
+            Judgement(measures, to_texts(measures), is_complete, values),
             rule_run.order_by_event(item.position, item.rank),
         )
-        judged.memory = rule_run.revise(order, judged.memory, subject, holds, finding) or judged.memory
+        judged.memory = rule_run.revise(order, judged.memory, subject, holds, judgement) or judged.memory
 
     def _keep_revisable(self, touched: list[tuple[Key, list[_JudgedEvent]]]) -> None:
         """Keeps the judged events whose windows an event that is in time can still enter."""

@@ -14,7 +14,7 @@ from lookback.core.aggregation.sharedruns import Kept
 from lookback.core.expressions.kernels import either_mask
 from lookback.core.judging.lateness import Actions, LateEvents, earliest_in_time
 from lookback.core.judging.measuring import Measuring
-from lookback.core.judging.verdicts import AlertWriter, Finding, Memory, Subject
+from lookback.core.judging.verdicts import AlertWriter, Judgement, Memory, Subject
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.rules.rulebook import EVALUATED, Entry, LogRow
 from lookback.core.state.keyed import Key
@@ -406,13 +406,13 @@ class RuleRun:
         )
 
     def revise(
-        self, order: Order, memory: Memory | None, subject: Subject, holds: bool, finding: Finding
+        self, order: Order, memory: Memory | None, subject: Subject, holds: bool, judgement: Judgement
     ) -> Memory | None:
         """Judges a subject, perhaps again, and writes its row if the verdict or the measures have changed.
 
         memory: of the row before. Returns the memory of the row; None if no row is written.
         """
-        memory, alert = self.writer.revise(memory, subject, holds, finding, self.arrival_of(order))
+        memory, alert = self.writer.revise(memory, subject, holds, judgement, self.arrival_of(order))
         if alert is None:
             return None
         self._add_alert(order, alert)

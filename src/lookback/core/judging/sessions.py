@@ -17,7 +17,7 @@ import numpy as np
 from lookback.core.aggregation.distinct import count_from_start
 from lookback.core.judging.measuring import select_kept, select_values
 from lookback.core.judging.segment import Order, RuleRun
-from lookback.core.judging.verdicts import Finding, Memory, Subject, memories_value, read_memories
+from lookback.core.judging.verdicts import Judgement, Memory, Subject, memories_value, read_memories
 from lookback.core.rules.compiled import CompiledRule, Feature
 from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.shard import ShardState
@@ -496,8 +496,8 @@ class _Judge:
         memories, values = self._read_memories(result), self._key_values(result)
         known = memories.get(result.start)
         subject = self._make_subject(result, result.end, values)
-        finding = Finding(measures, to_texts(measures), is_complete, values)
-        memory = self._rule_run.revise(result.order, known and known.last, subject, holds, finding)
+        judgement = Judgement(measures, to_texts(measures), is_complete, values)
+        memory = self._rule_run.revise(result.order, known and known.last, subject, holds, judgement)
         if memory is not None:
             self._remember(result, memories, SessionMemory(*memory, complete=is_complete, end=result.end))
 

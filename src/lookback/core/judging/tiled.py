@@ -19,7 +19,7 @@ import numpy as np
 
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.judging.segment import Order, RuleRun
-from lookback.core.judging.verdicts import Finding, Memory, Subject, memories_value, read_memories
+from lookback.core.judging.verdicts import Judgement, Memory, Subject, memories_value, read_memories
 from lookback.core.rules.compiled import CompiledRule, Feature
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
@@ -509,8 +509,8 @@ class _Writer:
         values, texts = self._values[row.key]
         end = start + self._tiles.size
         subject = Subject(texts, row.key, None, end, start, end)
-        finding = Finding(dict(row.measures), row.texts, row.is_complete, values)
-        memory = rule_run.revise(row.order, memories.get(start), subject, row.holds, finding)
+        judgement = Judgement(dict(row.measures), row.texts, row.is_complete, values)
+        memory = rule_run.revise(row.order, memories.get(start), subject, row.holds, judgement)
         if memory is not None:
             memories[start] = memory
             self._changed.add(row.key)

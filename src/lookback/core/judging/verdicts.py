@@ -42,7 +42,7 @@ class Subject(NamedTuple):
     evidence: Sequence[str] = ()
 
 
-class Finding(NamedTuple):
+class Judgement(NamedTuple):
     """The findings about a subject: its measures, typed and as texts, and whether its window has all its events.
 
     values: what else the message may name.
@@ -99,13 +99,13 @@ class AlertWriter:
         return memory if memory is not None and memory.version == self._entry.version else None
 
     def revise(
-        self, memory: Memory | None, subject: Subject, holds: bool, finding: Finding, arrival: int
+        self, memory: Memory | None, subject: Subject, holds: bool, judgement: Judgement, arrival: int
     ) -> tuple[Memory | None, Alert | None]:
         """Judges a subject, perhaps again. Returns its memory, and the row to write; None for no row."""
-        memory, verdict = self._decide(self.keep_own(memory), subject, holds, finding.texts)
+        memory, verdict = self._decide(self.keep_own(memory), subject, holds, judgement.texts)
         if memory is None or verdict is None:
             return memory, None
-        values = finding.measures, finding.is_complete, finding.values
+        values = judgement.measures, judgement.is_complete, judgement.values
         return memory, self.make_alert(subject, verdict, memory.revision, arrival, *values)
 
     def _decide(

@@ -6,7 +6,7 @@ import datetime as dt
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,10 @@ class Attempt:
     status: str
     error: str = ""
     pause: float = 0.0
+
+
+# Sends an alert, and returns the outcome.
+Send = Callable[[Mapping[str, Any]], Attempt]
 
 
 def format_alert_json(alert: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,8 +37,9 @@ MAX_VERSION = 2**63 - 2
 # Longer ids are cut in the log; a valid one has at most 100 characters.
 _MAX_ID_CHARACTERS = 103
 _MAX_LOG_CHARACTERS = 4_000
-# Compiled rules that the shards of a process share: all that one stream can have in force, and some that were replaced.
-_MOST_COMPILED = LIMITS["rules"].most + 2_000
+# Compiled rules that the shards of a process share, of each declaration: all that a stream can have in force, and some that
+# were replaced.
+_MOST_COMPILED, _MOST_DECLARATIONS = LIMITS["rules"].most + 2_000, 100
 COMMANDS = ("clear_state", "retire_all", "advance")
 
 
@@ -127,10 +128,8 @@ class RuleBook:
 
     def __post_init__(self) -> None:
         self._json: str | None = None
-        # The compiled rules of entries in force, by rule_id, so that a batch looks none up among those of other books.
-        self._compiled: dict[str, tuple[Entry, CompiledRule | RuleError]] = {}
         self._counts = self._count_in_force()
-        # Compiled rules are cached by declaration and document for all books of a process.
+        # All books of a process share what was compiled for a declaration.
         self._declarations = {name: json.dumps(stream.to_dict()) for name, stream in self.streams.items()}
         self._unlimited = {
             name: json.dumps(replace(stream, limits=WIDEST_LIMITS).to_dict()) for name, stream in self.streams.items()
@@ -172,7 +171,7 @@ class RuleBook:
     def load(self, text: str) -> None:
         """Reads the entries that `to_json` wrote."""
         self.entries = {row["rule_id"]: Entry(**row) for row in json.loads(text)}
-        self._json, self._compiled, self._counts = text, {}, self._count_in_force()
+        self._json, self._counts = text, self._count_in_force()
 
     def _enter(self, entry: Entry) -> None:
         before = self.entries.get(entry.rule_id)
@@ -181,24 +180,20 @@ class RuleBook:
         if entry.status in WITH_STATE:
             self._counts[entry.stream] += 1
         self.entries[entry.rule_id], self._json = entry, None
-        self._compiled.pop(entry.rule_id, None)
 
     def _count_in_force(self) -> Counter[str]:
         """Counts the rules in force of each stream."""
         return Counter(entry.stream for entry in self.entries.values() if entry.status in WITH_STATE)
 
     def _compile(self, stream: str, document: str, *, limited: bool = True) -> CompiledRule | RuleError:
-        return _compile_cached((self._declarations if limited else self._unlimited)[stream], document)
+        declarations = self._declarations if limited else self._unlimited
+        return _open_compiler(declarations[stream])(document)
 
     def _compile_in_force(self, entry: Entry) -> CompiledRule | RuleError:
         """Compiles the rule of an entry; a rule in force stays valid where the stream's limits were lowered."""
-        known = self._compiled.get(entry.rule_id)
-        if known is not None and known[0] is entry:
-            return known[1]
         compiled = self._compile(entry.stream, entry.document)
         if isinstance(compiled, RuleError):
             compiled = self._compile(entry.stream, entry.document, limited=False)
-        self._compiled[entry.rule_id] = entry, compiled
         return compiled
 
     def _apply(self, change: RuleChange, arrival: int | None, log: list[LogRow]) -> list[Command]:
@@ -418,15 +413,16 @@ def _join_problems(problems: list[Problem]) -> str:
     return "; ".join(str(problem) for problem in problems)[:_MAX_LOG_CHARACTERS]
 
 
-@functools.lru_cache(maxsize=100)
-def _read_declaration(text: str) -> Stream:
-    return Stream.from_dict(json.loads(text))
+@functools.lru_cache(maxsize=_MOST_DECLARATIONS)
+def _open_compiler(declaration: str) -> Callable[[str], CompiledRule | RuleError]:
+    """Returns the function that compiles documents for a declared stream, and keeps the compiled rules."""
+    stream = Stream.from_dict(json.loads(declaration))
+    return functools.lru_cache(maxsize=_MOST_COMPILED)(functools.partial(_compile, stream))
 
 
-@functools.lru_cache(maxsize=_MOST_COMPILED)
-def _compile_cached(declaration: str, document: str) -> CompiledRule | RuleError:
+def _compile(stream: Stream, document: str) -> CompiledRule | RuleError:
     try:
-        return compile_rule(read_document(document), _read_declaration(declaration))
+        return compile_rule(read_document(document), stream)
     except RuleError as error:
         # A new error, since the cache would keep the frames of the one that was raised in memory.
         return RuleError(error.name, error.problems)

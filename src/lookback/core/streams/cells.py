@@ -16,11 +16,9 @@ import numpy as np
 import pandas as pd
 
 from lookback.core.values.columns import is_nan
-from lookback.core.values.times import FIRST_TIME_US, LAST_TIME_US, parse_time
+from lookback.core.values.times import DAY_US, EPOCH, FIRST_TIME_US, LAST_TIME_US, parse_time
 from lookback.core.values.types import DataType
 
-_DAY_US = 86_400_000_000
-_EPOCH = dt.date(1970, 1, 1)
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 # A double holds every whole number up to this one.
 _WHOLE_DOUBLES = 2**53
@@ -228,7 +226,7 @@ def _read_time(value: Any) -> int:
 
 def _read_day(value: Any) -> int:
     if isinstance(value, dt.datetime):
-        days, rest = divmod(parse_time(value), _DAY_US)
+        days, rest = divmod(parse_time(value), DAY_US)
         if rest:
             raise ValueError(
                 "it has a time of day, which a date does not hold; give the day alone, or declare a timestamp"
@@ -241,7 +239,7 @@ def _read_day(value: Any) -> int:
             raise ValueError("there is no such day; correct it, or give None for an unknown date") from None
     if not isinstance(value, dt.date):
         raise ValueError("it is no date; write it as 2026-01-31")
-    return (value - _EPOCH).days
+    return (value - EPOCH.date()).days
 
 
 def _read_items(type_: DataType, value: Any, nan_is_missing: bool) -> list[Any]:

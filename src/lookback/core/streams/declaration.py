@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, PlainValidator, Strict
 
@@ -36,17 +36,22 @@ _TYPES = {
 }
 
 
-def _read_fields(declared: object) -> dict[str, DataType]:
-    fields, problems = _parse_fields(declared)
-    if problems:
-        raise Refused(problems)
-    return fields
+class _Fields(NamedTuple):
+    """The declared fields that can be used, and the problems of the others."""
+
+    types: dict[str, DataType]
+    problems: list[Problem]
 
 
-def _parse_fields(declared: object) -> tuple[dict[str, DataType], list[Problem]]:
-    """Returns the fields that can be used, and the problems of the others."""
+def _read_fields(fields: _Fields) -> dict[str, DataType]:
+    if fields.problems:
+        raise Refused(fields.problems)
+    return fields.types
+
+
+def _parse_fields(declared: object) -> _Fields:
     if not isinstance(declared, Mapping) or not declared:
-        return {}, [Problem("", f"a mapping of field to Spark type is needed, got {declared!r}")]
+        return _Fields({}, [Problem("", f"a mapping of field to Spark type is needed, got {declared!r}")])
     fields: dict[str, DataType] = {}
     problems: list[Problem] = []
     lowered: set[str] = set()
@@ -63,7 +68,7 @@ def _parse_fields(declared: object) -> tuple[dict[str, DataType], list[Problem]]
                 fields[name] = parse_type(text, explicit=True)
             except TypeNameError as error:
                 problems.append(Problem(name, str(error)))
-    return fields, problems
+    return _Fields(fields, problems)
 
 
 def _texts_by_field(kind: str) -> PlainValidator:
@@ -160,8 +165,9 @@ class Stream:
                 "?",
                 [Problem("", f"a stream is a mapping of stream, event_id, event_time, fields ..., got {document!r}")],
             )
+        fields = _parse_fields(document.get("fields"))
         try:
-            return read_mapping(cls, document, _find_contradictions(document))
+            return read_mapping(cls, {**document, "fields": fields}, _find_contradictions(document, fields.types))
         except Refused as error:
             raise StreamError(str(document.get("stream")), error.problems) from None
 
@@ -185,10 +191,9 @@ _DURATIONS = ("max_out_of_orderness", "allowed_lateness", "max_future", "max_ses
 _COUNTS = ("max_revisions", "max_failures", "commit_rows")
 
 
-def _find_contradictions(document: Mapping[str, Any]) -> Iterator[Problem]:
-    """Finds the values that do not go with the declared fields, or with another key."""
+def _find_contradictions(document: Mapping[str, Any], fields: Mapping[str, DataType]) -> Iterator[Problem]:
+    """Finds the values that do not go with the declared fields that can be used, or with another key."""
     name, declared, table = (document.get(key) for key in ("stream", "fields", "table"))
-    fields, _ = _parse_fields(declared)
     # A field with a type that is refused is declared too; its own problem says what to do.
     names = set(declared) if isinstance(declared, Mapping) else set()
     for key, types in _TYPES.items():

@@ -28,7 +28,7 @@ from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType
 
 # Bounds the values of expressions that events cache.
-MAX_CACHED_BYTES = 128 * 2**20
+MAX_VALUE_BYTES = 128 * 2**20
 
 
 class Events:
@@ -61,7 +61,7 @@ class Events:
         self._values[expression.sql] = column
         if known is None:
             self._cached_bytes += estimate_bytes(column)
-            while self._cached_bytes > MAX_CACHED_BYTES:
+            while self._cached_bytes > MAX_VALUE_BYTES:
                 self._cached_bytes -= estimate_bytes(self._values.pop(next(iter(self._values))))
         return column
 

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lookback.core.values.times import FIRST_TIME_US, LAST_TIME_US
+from lookback.core.values.times import DAY_US, EPOCH, FIRST_TIME_US, LAST_TIME_US
 from lookback.core.values.types import DataType
 
 Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-_EPOCH_DATE = dt.date(1970, 1, 1)
+EPOCH_DATE = dt.date(1970, 1, 1)
 _EXACT, _EXACT_LIMIT = Context(prec=28), 10**18
 _MICROSECOND = dt.timedelta(microseconds=1)
 
@@ -101,9 +100,9 @@ class Column:
 def to_python(type_: DataType, value: Any) -> Any:
     """Converts a stored value (see DataType.storage) to the Python object that people expect."""
     if type_.name == "timestamp":
-        return _EPOCH + int(value) * _MICROSECOND
+        return EPOCH + int(value) * _MICROSECOND
     if type_.name == "date":
-        return _EPOCH_DATE + dt.timedelta(days=int(value))
+        return EPOCH_DATE + dt.timedelta(days=int(value))
     if type_.is_decimal:
         return to_decimal(int(value), type_.scale)
     if type_.name == "array":
@@ -113,11 +112,10 @@ def to_python(type_: DataType, value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-_DAY_US = 86_400_000_000
 # The first and the last value of the years 1 to 9999.
 _CALENDAR = {
     "timestamp": (FIRST_TIME_US, LAST_TIME_US),
-    "date": (FIRST_TIME_US // _DAY_US, LAST_TIME_US // _DAY_US),
+    "date": (FIRST_TIME_US // DAY_US, LAST_TIME_US // DAY_US),
 }
 
 
@@ -283,9 +281,9 @@ def _stored_list(items: list[Any], element: DataType | None) -> list[Any]:
 def to_stored(type_: DataType, value: Any) -> Any:
     """Converts a Python value (as `to_python` returns it) to the form that columns store."""
     if type_.name == "timestamp":
-        return (value - _EPOCH) // _MICROSECOND
+        return (value - EPOCH) // _MICROSECOND
     if type_.name == "date":
-        return (value - _EPOCH_DATE).days
+        return (value - EPOCH_DATE).days
     if type_.is_decimal:
         sign, digits, exponent = value.as_tuple()
         unscaled = int("".join(map(str, digits)) or "0") * 10 ** (exponent + type_.scale)

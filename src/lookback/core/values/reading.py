@@ -54,7 +54,7 @@ def read_mapping(
     has found already. unknown: how the problem of a key begins that the dataclass does not declare.
     """
     declared: type = cls
-    keys = find_keys(declared)
+    keys = list_document_keys(declared)
     found = [
         Problem(str(key), f"{unknown} {str(key)!r:.100}; {suggest(str(key), keys)}")
         for key in document
@@ -72,7 +72,7 @@ def read_mapping(
 
 
 @functools.cache
-def find_keys(cls: type) -> Mapping[str, bool]:
+def list_document_keys(cls: type) -> Mapping[str, bool]:
     """Returns the keys that a dataclass declares, in order, and whether a document needs them."""
     hints = get_type_hints(cls, include_extras=True)
     keys = {}

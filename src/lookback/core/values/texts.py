@@ -44,6 +44,11 @@ def cut_middle(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
 
 
+def quote_identifier(name: str) -> str:
+    """Writes the name of a column or a table as SQL has it, in backticks."""
+    return f"`{name.replace('`', '``')}`"
+
+
 def count_noun(number: int, noun: str) -> str:
     """Returns a number with its noun, such as `1 rule` and `2,000 rules`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

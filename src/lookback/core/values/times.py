@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import re
 
-# Later than any watermark.
-NEVER_DUE = 2**62
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+# Later than any watermark, and earlier than any time: no watermark yet.
+NEVER_DUE, NEVER = 2**62, -(2**62)
+DAY_US = 86_400_000_000
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 # The years 1 to 9999, beyond which Python has no dates.
 FIRST_TIME_US, LAST_TIME_US = (
-    (time - _EPOCH) // dt.timedelta(microseconds=1)
+    (time - EPOCH) // dt.timedelta(microseconds=1)
     for time in (
         dt.datetime(1, 1, 1, tzinfo=dt.timezone.utc),
         dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.timezone.utc),
@@ -50,11 +51,11 @@ def parse_time(value: object) -> int:
             raise ValueError(f"{value!r} is not a time")
         value = dt.datetime(value.year, value.month, value.day, tzinfo=dt.timezone.utc)
     aware = value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
-    return (aware - _EPOCH) // dt.timedelta(microseconds=1)
+    return (aware - EPOCH) // dt.timedelta(microseconds=1)
 
 
 def to_utc(microseconds: int) -> dt.datetime:
     """Converts microseconds since 1970 to an aware UTC time; beyond the years 1 to 9999, to the nearest one within."""
     if not FIRST_TIME_US <= microseconds <= LAST_TIME_US:
         microseconds = FIRST_TIME_US if microseconds < 0 else LAST_TIME_US
-    return _EPOCH + dt.timedelta(0, 0, int(microseconds))
+    return EPOCH + dt.timedelta(0, 0, int(microseconds))

@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from lookback.core.errors import SetupError
 from lookback.core.streams.source_keys import KAFKA
-from lookback.core.values.texts import first_line
+from lookback.core.values.texts import first_line, quote_identifier
 from lookback.spark.ingest.casting import (
     suggest_remedy,
     write_cast,
@@ -25,6 +25,7 @@ from lookback.spark.ingest.casting import (
     write_is_day_alone,
     write_lacks_zone,
 )
+from lookback.spark.tables.lakehouse import refuse_substitution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,7 +134,7 @@ def _build_fields(rows: DataFrame, stream: Stream, text: bool, place: str) -> li
 
 def _write_field_sql(stream: Stream, name: str) -> _FieldSql:
     expression = stream.columns.get(name)
-    return _FieldSql(quote_column(name), "false") if expression is None else _make_lenient(expression)
+    return _FieldSql(quote_identifier(name), "false") if expression is None else _make_lenient(expression)
 
 
 def _require_castable(rows: DataFrame, stream: Stream, name: str, columns: Sequence[Column], place: str) -> None:
@@ -202,11 +203,6 @@ def find_source_columns(stream: Stream, field: str) -> list[str]:
     return list(dict.fromkeys(column.parts[0].name for column in columns))
 
 
-def quote_column(name: str) -> str:
-    """Writes a column's name as SQL has it, in backticks."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 class _Field:
     """A declared field as Spark columns: its value, and the problem of a row that has none.
 
@@ -272,10 +268,11 @@ class _Field:
 
     def _describe_value(self, is_inexact: bool) -> Column:
         read = [
-            F.coalesce(_shorten_value(F.col(quote_column(name)).cast("string")), F.lit("NULL")) for name in self._reads
+            F.coalesce(_shorten_value(F.col(quote_identifier(name)).cast("string")), F.lit("NULL"))
+            for name in self._reads
         ]
         if self._expression is None:
-            text = F.btrim(F.col(quote_column(self._name)).cast("string"))
+            text = F.btrim(F.col(quote_identifier(self._name)).cast("string"))
             advice = suggest_remedy(self._name, self._type, text, is_inexact)
             return F.concat(F.lit(f"{self._name}: '"), read[0], F.lit(f"' is not {self._type}: "), advice)
         values = [
@@ -295,6 +292,7 @@ def _shorten_value(value: Column) -> Column:
 
 
 def _parse(expression: str) -> Any:
+    refuse_substitution(expression, "expression")
     try:
         return sqlglot.parse_one(expression, read="spark")
     except sqlglot.errors.SqlglotError as error:

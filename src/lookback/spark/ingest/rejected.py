@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
+from lookback.core.values.texts import quote_identifier
 from lookback.spark.ingest.fields import (
     BLOCK,
     CORRUPT,
@@ -21,7 +22,6 @@ from lookback.spark.ingest.fields import (
     ROW,
     cast_rows,
     list_source_columns,
-    quote_column,
     reads_kafka,
 )
 from lookback.spark.ingest.kafka import add_record_columns, drop_record_parts, is_record, name_source
@@ -237,7 +237,7 @@ def _parse_csv(rows: DataFrame, source: Source, names: Sequence[str]) -> DataFra
     rows, line = source.parse_json(rows, names), source.parse_csv_line(names)
     is_line = F.col(CORRUPT).isNotNull()
     values = [
-        F.when(is_line, line.getField(name)).otherwise(F.col(quote_column(name))).alias(name)
+        F.when(is_line, line.getField(name)).otherwise(F.col(quote_identifier(name))).alias(name)
         for name in [*names, CORRUPT]
     ]
     return rows.select(RAW, READ_AS, FILE, BLOCK, ROW, *values)

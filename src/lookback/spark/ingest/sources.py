@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
 from lookback.core.errors import SetupError
-from lookback.core.values.texts import first_line
+from lookback.core.values.texts import first_line, quote_identifier
 from lookback.spark.ingest.fields import (
     ASSUMED,
     BLOCK,
@@ -31,7 +31,6 @@ from lookback.spark.ingest.fields import (
     cast_rows,
     find_source_columns,
     list_source_columns,
-    quote_column,
     repeats_key,
     require_columns,
 )
@@ -173,7 +172,7 @@ class Source:
 
         CORRUPT is the line if it is not one JSON object, or contains a key twice; else NULL.
         """
-        fields = ", ".join(f"{quote_column(name)}: string" for name in names)
+        fields = ", ".join(f"{quote_identifier(name)}: string" for name in names)
         # In brackets, so that a second object on the line is not passed over.
         array = F.concat(F.lit("["), F.col(RAW), F.lit("]"))
         options = {**self.options, "mode": "PERMISSIVE"}
@@ -181,7 +180,7 @@ class Source:
         one = (F.size(_OBJECTS) == 1) & F.get(F.col(_OBJECTS), F.lit(0)).isNotNull() & ~repeats_key(F.col(RAW))
         lines = lines.withColumn(CORRUPT, F.when(F.coalesce(one, F.lit(False)), F.lit(None)).otherwise(F.col(RAW)))
         columns = [_select_key(name).alias(name) for name in names]
-        return lines.select(*[quote_column(name) for name in lines.columns if name != _OBJECTS], *columns)
+        return lines.select(*[quote_identifier(name) for name in lines.columns if name != _OBJECTS], *columns)
 
     def parse_csv(self, lines: DataFrame, names: Sequence[str]) -> DataFrame:
         """Parses the lines of CSV in the column RAW: adds the named columns as text, and CORRUPT."""
@@ -192,7 +191,7 @@ class Source:
 
         CORRUPT is the line if the number of its values is not that of the names; else NULL.
         """
-        schema = ", ".join(f"{quote_column(name)} string" for name in [*names, CORRUPT])
+        schema = ", ".join(f"{quote_identifier(name)} string" for name in [*names, CORRUPT])
         return F.from_csv(RAW, schema, {**CSV_DEFAULTS, **self.options, **KEEP_CORRUPT})
 
     def describe_reading(self, schema: StructType | None) -> str:
@@ -315,7 +314,7 @@ class Files:
         if schema is None:
             rows = rows.where(F.trim(F.col(_LINE)) != "").withColumn(RAW, F.make_valid_utf8(_LINE)).drop(_LINE)
             return source.parse_json(rows, list_source_columns(self.stream))
-        raw = source.write_line(F.struct(*[F.col(quote_column(name)) for name in schema.names]))
+        raw = source.write_line(F.struct(*[F.col(quote_identifier(name)) for name in schema.names]))
         return rows.withColumn(RAW, F.coalesce(F.col(CORRUPT), raw) if source.format == "csv" else raw)
 
     def _make_reader(self, schema: StructType | None) -> Any:

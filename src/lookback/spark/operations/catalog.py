@@ -1,6 +1,6 @@
 """Sets a place up: schema, volumes, tables with their comments, layout and keys, and grants.
 
-A second run changes nothing that is as it should be. Run it again after an upgrade, as a release may have new comments
+A second run changes nothing that is as it should be. RunStatement it again after an upgrade, as a release may have new comments
 or grants.
 """
 
@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import summarize_error
-from lookback.spark.operations.grants import Grant, Place, Roles, list_grants
+from lookback.spark.operations.grants import Grant, Roles, TablePlace, list_grants
 from lookback.spark.tables.lakehouse import STATISTICS, quote_name, quote_text
 from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 AS_IT_SHOULD_BE = "as it should be"
 REFUSED = "refused: "
-Run = Callable[[str], Sequence[Mapping[str, Any]]]
+RunStatement = Callable[[str], Sequence[Mapping[str, Any]]]
 _VOLUME = re.compile(r"/Volumes/([^/]+)/([^/]+)/([^/]+)(?:/.*)?")
 _VOLUMES = {
     "checkpoints": "Checkpoints of evaluations; nobody but the jobs reads or writes them",
@@ -36,7 +36,7 @@ _VOLUMES = {
 
 
 @dataclass(frozen=True)
-class Step:
+class SetUpStep:
     """The result for one thing. done: `as it should be`, the changes, or `refused` and why.
 
     to_do: the statement that somebody with more rights must run; empty if nothing is left.
@@ -74,8 +74,8 @@ def set_up(
     checkpoints: str = "",
     landing: str = "",
     roles: Roles | None = None,
-    unity: Run | None = None,
-) -> list[Step]:
+    unity: RunStatement | None = None,
+) -> list[SetUpStep]:
     """Creates the missing parts of a place, and returns a step for each part.
 
     Everywhere: the product's tables and those of the streams, columns that tables of an earlier release lack, comments.
@@ -106,12 +106,12 @@ class _Table:
 
 
 class _Setup:
-    def __init__(self, tables: Tables, streams: Mapping[str, Stream], unity: Run | None) -> None:
+    def __init__(self, tables: Tables, streams: Mapping[str, Stream], unity: RunStatement | None) -> None:
         self._tables, self._streams, self._unity = tables, streams, unity
         self._own = {name: stream for name, stream in streams.items() if not stream.table}
 
-    def run(self, checkpoints: str, landing: str, roles: Roles) -> list[Step]:
-        steps: list[Step] = []
+    def run(self, checkpoints: str, landing: str, roles: Roles) -> list[SetUpStep]:
+        steps: list[SetUpStep] = []
         if self._tables.root is None:
             steps.append(self._create_schema())
         volumes = {use: Volume.from_path(path) for use, path in (("checkpoints", checkpoints), ("landing", landing))}
@@ -126,7 +126,7 @@ class _Setup:
         steps += [self._update_table(table, table.name not in existing) for table in self._list_tables()]
         if self._unity is not None:
             own = {use: volume.name for use, volume in volumes.items() if volume is not None and self._is_own(volume)}
-            place = Place(str(self._tables.catalog_name), str(self._tables.schema_name), **own)
+            place = TablePlace(str(self._tables.catalog_name), str(self._tables.schema_name), **own)
             steps += [self._grant(grant, self._unity) for grant in list_grants(place, roles, list(self._own))]
         return steps
 
@@ -144,42 +144,42 @@ class _Setup:
             if stream.name not in PRODUCT_TABLES
         ]
 
-    def _check_foreign_table(self, stream: Stream) -> Step:
+    def _check_foreign_table(self, stream: Stream) -> SetUpStep:
         thing = f"table {self._tables.identifier(stream.name)}"
         try:
             self._tables.create(stream)
         except SetupError as error:
-            return Step(thing, f"{REFUSED}{error}")
-        return Step(thing, "written by others, left as it is")
+            return SetUpStep(thing, f"{REFUSED}{error}")
+        return SetUpStep(thing, "written by others, left as it is")
 
-    def _create_schema(self) -> Step:
+    def _create_schema(self) -> SetUpStep:
         name = f"{quote_name(str(self._tables.catalog_name))}.{quote_name(str(self._tables.schema_name))}"
         # CREATE SCHEMA takes a right that the caller may lack, even if the schema exists.
         if self._tables.spark.catalog.databaseExists(name):
-            return Step(f"schema {name}", AS_IT_SHOULD_BE)
+            return SetUpStep(f"schema {name}", AS_IT_SHOULD_BE)
         comment = quote_text("Lookback: events, rules, alerts and what became of them")
         self._tables.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name} COMMENT {comment}")
-        return Step(f"schema {name}", "created")
+        return SetUpStep(f"schema {name}", "created")
 
     def _is_own(self, volume: Volume) -> bool:
         return (volume.catalog, volume.schema) == (self._tables.catalog_name, self._tables.schema_name)
 
-    def _create_volume(self, volume: Volume, use: str, unity: Run) -> Step:
+    def _create_volume(self, volume: Volume, use: str, unity: RunStatement) -> SetUpStep:
         thing = f"volume {volume.identifier}"
         if not self._is_own(volume):
-            return Step(thing, "of another schema, left as it is")
+            return SetUpStep(thing, "of another schema, left as it is")
         listed = unity(f"SHOW VOLUMES IN {quote_name(volume.catalog)}.{quote_name(volume.schema)}")
         if volume.name in {row["volume_name"] for row in listed}:
-            return Step(thing, AS_IT_SHOULD_BE)
+            return SetUpStep(thing, AS_IT_SHOULD_BE)
         unity(f"CREATE VOLUME IF NOT EXISTS {volume.identifier} COMMENT {quote_text(_VOLUMES[use])}")
-        return Step(thing, "created")
+        return SetUpStep(thing, "created")
 
-    def _update_table(self, table: _Table, is_new: bool) -> Step:
+    def _update_table(self, table: _Table, is_new: bool) -> SetUpStep:
         detail = self._tables.describe(table.name).asDict()
         done = ["created"] if is_new else self._add_columns(table)
         done += self._set_comments(table, detail) + self._set_statistics(table, detail)
         done += self._set_clustering(table, detail) + self._add_key(table)
-        return Step(f"table {self._tables.identifier(table.name)}", ", ".join(done) or AS_IT_SHOULD_BE)
+        return SetUpStep(f"table {self._tables.identifier(table.name)}", ", ".join(done) or AS_IT_SHOULD_BE)
 
     def _add_columns(self, table: _Table) -> list[str]:
         """Adds the columns that a product's table of an earlier release lacks; they are NULL in existing rows."""
@@ -243,16 +243,16 @@ class _Setup:
         )
         return ["a primary key"]
 
-    def _grant(self, grant: Grant, unity: Run) -> Step:
+    def _grant(self, grant: Grant, unity: RunStatement) -> SetUpStep:
         thing = f"{', '.join(grant.privileges)} on {grant.securable} to {grant.principal}"
         try:
             rows = unity(f"SHOW GRANTS {quote_name(grant.principal)} ON {grant.securable}")
             if set(grant.privileges) <= {_read_privilege(row) for row in rows}:
-                return Step(thing, AS_IT_SHOULD_BE)
+                return SetUpStep(thing, AS_IT_SHOULD_BE)
             unity(grant.statement)
         except PySparkException as error:
-            return Step(thing, f"{REFUSED}{summarize_error(error)}", grant.statement)
-        return Step(thing, "granted")
+            return SetUpStep(thing, f"{REFUSED}{summarize_error(error)}", grant.statement)
+        return SetUpStep(thing, "granted")
 
 
 def _read_privilege(row: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class Place:
+class TablePlace:
     """The catalog and schema of the tables, the volume of the checkpoints, and that of arriving files, if in the schema."""
 
     catalog: str
@@ -54,12 +54,12 @@ class Grant:
         return f"GRANT {', '.join(self.privileges)} ON {self.securable} TO {quote_name(self.principal)}"
 
 
-def list_grants(place: Place, roles: Roles, streams: Sequence[str]) -> list[Grant]:
+def list_grants(place: TablePlace, roles: Roles, streams: Sequence[str]) -> list[Grant]:
     """Lists every grant of every role that has a principal. streams: the names of the events tables."""
     return [grant for grant in _generate_grants(place, roles, streams) if grant.principal]
 
 
-def _generate_grants(place: Place, roles: Roles, streams: Sequence[str]) -> Iterator[Grant]:
+def _generate_grants(place: TablePlace, roles: Roles, streams: Sequence[str]) -> Iterator[Grant]:
     catalog, schema = (place.catalog,), (place.catalog, place.schema)
     everybody = (roles.analysts, roles.engineers, roles.service)
     yield from (Grant(("USE CATALOG",), "CATALOG", catalog, role) for role in everybody)

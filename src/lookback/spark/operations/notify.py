@@ -20,11 +20,13 @@ from lookback.core.operations.notifications import (
     SENT,
     SETTLED,
     Attempt,
+    Send,
     is_given_up,
     pause_seconds,
 )
 from lookback.core.operations.receivers import Receiver
 from lookback.core.rules.document import SEVERITIES
+from lookback.core.values.times import EPOCH
 from lookback.spark.tables.locks import lock_notifier
 from lookback.spark.tables.schemas import ALERTS, NOTIFICATIONS
 
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
     from lookback.spark.tables.lakehouse import Tables
 
-Send = Callable[[Mapping[str, Any]], Attempt]
 TABLE = "notifications"
 # In one pass a receiver gets at most so many messages, in about so many seconds; then they are recorded.
 MAX_MESSAGES, MAX_SECONDS = 100, 30.0
@@ -44,11 +45,10 @@ CLOCK_SKEW_SECONDS = 86_400.0
 # The time between two `settled` marks of a receiver and stream, and the age of the rows that are searched for one first.
 _MARK_SECONDS, _RECENT_MARK_SECONDS = 86_400.0, 7 * 86_400.0
 _LOG = logging.getLogger("lookback")
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingAlert:
     """An alert to be sent to a receiver. Times are seconds since 1970; first_failed, last_failed: None if not tried."""
 
     alert: Mapping[str, Any]
@@ -229,7 +229,7 @@ class Notifier:
 
     def _find_waiting(
         self, starts: Mapping[tuple[str, str], float], floor: float, notes: DataFrame
-    ) -> dict[str, list[Waiting]]:
+    ) -> dict[str, list[WaitingAlert]]:
         """Finds the alerts that each receiver has not got, those with the fewest attempts first, then the oldest.
 
         floor: alerts decided before this time are settled. notes: the rows of `notifications` on alerts that are not older.
@@ -251,9 +251,9 @@ class Notifier:
         rows = pairs.join(states, ["alert_id", "revision", "receiver"], "left").where("settled IS NULL OR NOT settled")
         return self._group_by_receiver(rows.toLocalIterator())
 
-    def _group_by_receiver(self, rows: Iterator[Row]) -> dict[str, list[Waiting]]:
+    def _group_by_receiver(self, rows: Iterator[Row]) -> dict[str, list[WaitingAlert]]:
         receivers = {receiver.name: receiver for receiver in self.senders}
-        queues: dict[str, list[Waiting]] = {name: [] for name in receivers}
+        queues: dict[str, list[WaitingAlert]] = {name: [] for name in receivers}
         for row in rows:
             waiting = _read_waiting(row)
             if receivers[row["receiver"]].wants(waiting.alert):
@@ -262,7 +262,9 @@ class Notifier:
             queue.sort(key=lambda waiting: (waiting.attempts, waiting.decided_at, *_get_key(waiting)))
         return queues
 
-    def _deliver(self, receiver: Receiver, queue: Sequence[Waiting], down_since: float | None) -> list[dict[str, Any]]:
+    def _deliver(
+        self, receiver: Receiver, queue: Sequence[WaitingAlert], down_since: float | None
+    ) -> list[dict[str, Any]]:
         """Sends to one receiver until it fails. Returns the rows to record."""
         rows: list[dict[str, Any]] = []
         pause, until = self._get_pause(receiver.name), time.monotonic() + MAX_SECONDS
@@ -283,7 +285,7 @@ class Notifier:
         return rows
 
     def _attempt(
-        self, receiver: Receiver, waiting: Waiting, rows: list[dict[str, Any]], down_since: float | None
+        self, receiver: Receiver, waiting: WaitingAlert, rows: list[dict[str, Any]], down_since: float | None
     ) -> Attempt:
         """Sends one alert and adds the row to be recorded."""
         outcome, now = self.senders[receiver](waiting.alert), self.clock()
@@ -295,7 +297,7 @@ class Notifier:
         return outcome
 
     def _give_up(
-        self, receiver: Receiver, rest: Sequence[Waiting], down_since: float | None, outcome: Attempt
+        self, receiver: Receiver, rest: Sequence[WaitingAlert], down_since: float | None, outcome: Attempt
     ) -> list[dict[str, Any]]:
         """Returns rows for the alerts that have waited too long for a receiver that is down too long, tried or not."""
         now = self.clock()
@@ -323,14 +325,14 @@ def _match_roughly(receiver: Receiver, starts: Mapping[str, float]) -> Column:
     )
 
 
-def _read_waiting(row: Row) -> Waiting:
+def _read_waiting(row: Row) -> WaitingAlert:
     alert = {name: _to_plain(row[name]) for name in ALERTS.names}
     first, last = (None if row[name] is None else _to_seconds(row[name]) for name in ("first_failed", "last_failed"))
-    return Waiting(alert, _to_seconds(row["decided_at"]), row["attempts"] or 0, first, last)
+    return WaitingAlert(alert, _to_seconds(row["decided_at"]), row["attempts"] or 0, first, last)
 
 
 def _make_note(
-    receiver: Receiver, waiting: Waiting, status: str, attempts: int, error: str, now: float
+    receiver: Receiver, waiting: WaitingAlert, status: str, attempts: int, error: str, now: float
 ) -> dict[str, Any]:
     """Makes a row of `notifications`, and logs it unless the alert was sent."""
     alert_id, revision = _get_key(waiting)
@@ -357,7 +359,7 @@ def _count(rows: Sequence[Mapping[str, Any]]) -> Counts:
     return Counts(statuses.count(SENT), statuses.count(FAILED), statuses.count(GIVEN_UP))
 
 
-def _get_key(waiting: Waiting) -> tuple[str, int]:
+def _get_key(waiting: WaitingAlert) -> tuple[str, int]:
     return waiting.alert["alert_id"], waiting.alert["revision"]
 
 
@@ -371,4 +373,4 @@ def _to_seconds(time_: dt.datetime) -> float:
 
 
 def _to_time(seconds: float) -> dt.datetime:
-    return _EPOCH + dt.timedelta(seconds=seconds)
+    return EPOCH + dt.timedelta(seconds=seconds)

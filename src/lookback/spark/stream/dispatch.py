@@ -26,6 +26,7 @@ from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask, from_arrow
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import LIMITS
+from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import DataType
 from lookback.spark.stream.checkpoint import Checkpoint, Plan
 
@@ -51,7 +52,6 @@ _WAKING_BLOCKS = StructType([*BLOCKS.fields, StructField(_WAKES, TimestampType()
 # A stream with at most so many fields is read whole, so that a rule that reads one more field needs no new query. Only the
 # fields that rules read go on to the shards.
 _FEW_FIELDS = 32
-_NEVER = 2**62
 # So many rows are packed at once, which bounds the memory of the worker.
 _CHUNK_ROWS = 200_000
 
@@ -156,7 +156,7 @@ class Dispatch:
             ahead = chunk.column(_COMMITTED)
             if ahead.null_count < len(ahead):
                 committed = from_arrow(ahead, stream.fields[stream.event_time])
-                bounds = np.where(committed.is_known(), committed.values, _NEVER)
+                bounds = np.where(committed.is_known(), committed.values, NEVER_DUE)
                 sent = sent.filter(pa.array(events.times - stream.max_future <= bounds))
                 events, future = split_future(events, bounds, stream)
             header["marks"] = list(find_marks(events, commits).items())

@@ -19,7 +19,7 @@ import pandas as pd
 from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.engine.schedule import Schedule, Waiting, judge_batch, pack_waiting, unpack_waiting
+from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch, pack_waiting, unpack_waiting
 from lookback.core.errors import StoreFailed
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.coverage import Coverage
@@ -134,20 +134,20 @@ class Shard:
         )
         return _pack_answers(self._label, output, report, with_log=self._first)
 
-    def _process(self, state: ShardState, batch: Batch) -> tuple[Output, list[Waiting]]:
+    def _process(self, state: ShardState, batch: Batch) -> tuple[Output, list[WaitingChange]]:
         """Judges a batch. During a rebuild, rule changes wait until the commit after which they took effect."""
         if self._schedule is None:
             return self._evaluator.process(state, batch), []
         text = self._pages.get_text(WAITING)
         waiting = unpack_waiting(text) if text else []
         bound = [(change, self._schedule.after(change.commit)) for change in batch.changes]
-        waiting += [Waiting(change, after) for change, after in bound if after is not None]
+        waiting += [WaitingChange(change, after) for change, after in bound if after is not None]
         batch = replace(batch, changes=[change for change, after in bound if after is None])
         output, waiting = judge_batch(self._evaluator, state, batch, waiting)
         output.rows = self._schedule.drop_known(state, output.rows)
         return output, waiting
 
-    def _keep_waiting(self, waiting: list[Waiting]) -> None:
+    def _keep_waiting(self, waiting: list[WaitingChange]) -> None:
         if self._schedule is not None:
             text = pack_waiting(waiting) if waiting else ""
             if text != (self._pages.get_text(WAITING) or ""):

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams import metrics
 from lookback.core.values.durations import parse_duration
+from lookback.core.values.texts import quote_identifier
 from lookback.spark.platform.session import find_local_path, is_connect, on_databricks
 from lookback.spark.tables.schemas import COMMENTS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
@@ -491,12 +492,12 @@ def _await_commit(tables: Tables, name: str) -> None:
 
 def quote_name(text: str) -> str:
     """Writes a name as SQL has it, in backticks. Raises SetupError if Spark would substitute a part of it."""
-    return "`" + _refuse_substitution(text, "name").replace("`", "``") + "`"
+    return quote_identifier(refuse_substitution(text, "name"))
 
 
 def quote_text(text: str) -> str:
     """Writes a text as SQL has it, in quotes. Raises SetupError if Spark would substitute a part of it."""
-    return "'" + _refuse_substitution(text, "text").replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return "'" + refuse_substitution(text, "text").replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def to_timestamp(microseconds: int) -> Column:
@@ -511,7 +512,8 @@ def _is_event(stream: Stream) -> Column:
     return F.col(stream.event_id).isNotNull() & (time >= first) & (time < last)
 
 
-def _refuse_substitution(text: str, what: str) -> str:
+def refuse_substitution(text: str, what: str) -> str:
+    """Returns a text that Spark parses as SQL. Raises SetupError if Spark would substitute a part of it first."""
     if "${" in text:
         raise SetupError(
             f"{text!r} holds ${{, in place of which Spark would put a setting or a variable; use another {what}"
