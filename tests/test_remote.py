@@ -20,7 +20,7 @@ from lookback.remote import runs
 from lookback.remote.bundle import Bundle, read_bundle
 from lookback.remote.checks import TABLES, check_deployment
 from lookback.remote.figures import Query, prepare_queries
-from lookback.remote.workspace import Workspace, connect, open_workspace
+from lookback.remote.workspace import RemoteWorkspace, connect, open_workspace
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 from workspace_server import Answer, Asked, WorkspaceServer, error
 
@@ -198,7 +198,7 @@ def warehouse(id_: str, state: str) -> dict[str, Any]:
     return {"id": id_, "name": f"warehouse {id_}", "state": state, "warehouse_type": "PRO", "cluster_size": "2X-Small"}
 
 
-def workspace(bundle: Path, retry_seconds: float = 1.0) -> Workspace:
+def workspace(bundle: Path, retry_seconds: float = 1.0) -> RemoteWorkspace:
     """The workspace of the bundle by a client that soon gives up."""
     client = connect(None, request_seconds=0.3, retry_seconds=retry_seconds)
     return dataclasses.replace(open_workspace(bundle), client=client)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import Mask, to_text
 from lookback.core.values.limits import WIDEST_LIMITS
+from lookback.core.values.suggestions import find_nearest
 from lookback.core.values.texts import count_noun
 from lookback.core.values.windows import SEQUENCE
 from lookback.testing.harness import replay
@@ -101,10 +101,10 @@ def _suggest_value(text: str, seen: Mapping[str, int]) -> str:
     frequent = [value for value, _ in Counter(seen).most_common(_MAX_COMPARED_VALUES)]
     if not frequent:
         return "it has no value in any event"
-    alike = [value for value in frequent if value.strip().casefold() == text.strip().casefold()]
-    alike = alike or difflib.get_close_matches(text, frequent, 1, cutoff=0.75)
-    if alike:
-        return f"did you mean {quote_value(alike[0])}, of {count_noun(seen[alike[0]], 'event')}?"
+    equal = (value for value in frequent if value.strip().casefold() == text.strip().casefold())
+    nearest = next(equal, None) or find_nearest(text, frequent, 0.75)
+    if nearest is not None:
+        return f"did you mean {quote_value(nearest)}, of {count_noun(seen[nearest], 'event')}?"
     listed = ", ".join(f"{quote_value(value)} ({seen[value]:,})" for value in frequent[:_MAX_LISTED])
     return f"there are {listed}{', ...' if len(seen) > _MAX_LISTED else ''}"
 

@@ -17,7 +17,7 @@ from lookback.views.terminal import escape_unprintable, format_json, print_healt
 
 if TYPE_CHECKING:
     from lookback.remote.runs import Line
-    from lookback.remote.workspace import DeployedJob, Workspace
+    from lookback.remote.workspace import DeployedJob, RemoteWorkspace
 
 _DESCRIPTION = "Jobs of a Databricks workspace that the bundle has deployed there."
 
@@ -63,7 +63,7 @@ def _add_job_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", default="evaluate", help="the job's key in the bundle (evaluate)")
 
 
-def _open_workspace(options: argparse.Namespace) -> Workspace:
+def _open_workspace(options: argparse.Namespace) -> RemoteWorkspace:
     if importlib.util.find_spec("databricks.sdk") is None:
         raise SetupError("lookback remote needs databricks-sdk: pip install 'lookback[remote]'")
     from lookback.remote.workspace import REQUEST_SECONDS, open_workspace
@@ -161,7 +161,7 @@ def _status(options: argparse.Namespace) -> int:
     return FOUND_PROBLEMS if options.check and not row["healthy"] else 0
 
 
-def _describe_job(workspace: Workspace, job: DeployedJob) -> dict[str, Any]:
+def _describe_job(workspace: RemoteWorkspace, job: DeployedJob) -> dict[str, Any]:
     """Returns the job's name, the state of its last run, and that run's page."""
     from lookback.remote.runs import describe_state, find_last_run, is_paused
 

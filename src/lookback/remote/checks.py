@@ -11,7 +11,7 @@ from databricks.sdk.service.sql import EndpointInfo, State
 
 from lookback.core.errors import RemoteError
 from lookback.core.operations.health import PROBLEM, WARNING
-from lookback.remote.workspace import DeployedJob, Workspace, explain_errors
+from lookback.remote.workspace import DeployedJob, RemoteWorkspace, explain_errors
 
 OK = "ok"
 # The product's own tables, which the first run of a job creates; the stream's events table comes to these.
@@ -41,7 +41,7 @@ class Check:
     remedy: str = ""
 
 
-def check_deployment(workspace: Workspace, warehouse_id: str | None = None) -> Iterator[Check]:
+def check_deployment(workspace: RemoteWorkspace, warehouse_id: str | None = None) -> Iterator[Check]:
     """Checks the jobs, the files that they run, their tables, and the SQL warehouse of `lookback remote status`."""
     yield Check(OK, "login", f"{workspace.user.name} at {workspace.host}, target {workspace.bundle.target}")
     jobs: list[DeployedJob] = []
@@ -57,7 +57,7 @@ def check_deployment(workspace: Workspace, warehouse_id: str | None = None) -> I
     yield _check_warehouse(workspace, warehouse_id)
 
 
-def choose_warehouse(workspace: Workspace, warehouse_id: str | None = None) -> EndpointInfo | None:
+def choose_warehouse(workspace: RemoteWorkspace, warehouse_id: str | None = None) -> EndpointInfo | None:
     """Returns the SQL warehouse of that id; without one the first that the user may use, a running one before others."""
     with explain_errors(workspace.host, f"SQL warehouse {warehouse_id}" if warehouse_id else "the SQL warehouses"):
         if warehouse_id:
@@ -68,7 +68,7 @@ def choose_warehouse(workspace: Workspace, warehouse_id: str | None = None) -> E
     return min(usable, key=lambda each: each.state != State.RUNNING, default=None)
 
 
-def _check_job(workspace: Workspace, key: str, found: list[DeployedJob]) -> Check:
+def _check_job(workspace: RemoteWorkspace, key: str, found: list[DeployedJob]) -> Check:
     check, name = f"job {key}", workspace.bundle.get_job(key).name
     if not found:
         what = f"There is no job {name!r}, or not for you to see."
@@ -80,7 +80,7 @@ def _check_job(workspace: Workspace, key: str, found: list[DeployedJob]) -> Chec
     return Check(OK, check, f"{name!r} is deployed ({found[0].job_id}){f', runs as {runs_as}' if runs_as else ''}.")
 
 
-def _check_permission(workspace: Workspace, job: DeployedJob) -> Check:
+def _check_permission(workspace: RemoteWorkspace, job: DeployedJob) -> Check:
     check = f"permission {job.key}"
     ask = "Ask an owner of the job for CAN_MANAGE_RUN, or add it to the bundle's permissions."
     found, reason = workspace.request("permissions", lambda: workspace.client.jobs.get_permissions(str(job.job_id)))
@@ -94,7 +94,7 @@ def _check_permission(workspace: Workspace, job: DeployedJob) -> Check:
     return Check(PROBLEM, check, f"You may not run {job.name!r} (you have {names}).", ask)
 
 
-def _applies_to_user(workspace: Workspace, entry: JobAccessControlResponse) -> bool:
+def _applies_to_user(workspace: RemoteWorkspace, entry: JobAccessControlResponse) -> bool:
     user = workspace.user
     return user.name in (entry.user_name, entry.service_principal_name) or entry.group_name in user.groups
 
@@ -114,14 +114,14 @@ def _group_by_path(jobs: list[DeployedJob]) -> dict[str, set[str]]:
     return keys
 
 
-def _check_path(workspace: Workspace, path: str, keys: str) -> Check:
+def _check_path(workspace: RemoteWorkspace, path: str, keys: str) -> Check:
     found, reason = workspace.request(path, lambda: workspace.client.workspace.get_status(path))
     if found is None:
         return Check(PROBLEM, "path", f"{path}, which {keys} needs, {reason}.", f"Run {workspace.deploy_command}.")
     return Check(OK, "path", f"{path} is there ({keys}).")
 
 
-def _check_catalog(workspace: Workspace, jobs: list[DeployedJob]) -> Iterator[Check]:
+def _check_catalog(workspace: RemoteWorkspace, jobs: list[DeployedJob]) -> Iterator[Check]:
     """Checks catalog, schema, volumes and tables, as the deployed jobs name them; without jobs as the bundle does."""
     parameters = [job.parameters for job in jobs or workspace.bundle.jobs.values()]
     places = [each for each in parameters if each.get("catalog") and each.get("schema")]
@@ -153,7 +153,9 @@ def _list_securables(place: Mapping[str, str]) -> Iterator[tuple[str, str, str]]
             yield "table", f"{schema}.{table}", remedy
 
 
-def _check_securable(workspace: Workspace, kind: str, name: str, remedy: str, call: Callable[[str], Any]) -> Check:
+def _check_securable(
+    workspace: RemoteWorkspace, kind: str, name: str, remedy: str, call: Callable[[str], Any]
+) -> Check:
     found, reason = workspace.request(f"{kind} {name}", lambda: call(name))
     # For a table that is missing the workspace does not answer 404 but says so in its answer.
     if found is not None and getattr(found, "table_exists", True):
@@ -162,7 +164,7 @@ def _check_securable(workspace: Workspace, kind: str, name: str, remedy: str, ca
     return Check(WARNING if kind == "table" else PROBLEM, kind, f"{name} {reason or 'is not there'}.", remedy)
 
 
-def _check_warehouse(workspace: Workspace, warehouse_id: str | None) -> Check:
+def _check_warehouse(workspace: RemoteWorkspace, warehouse_id: str | None) -> Check:
     ask = "Name one by --warehouse ID, or ask for CAN_USE on one; `lookback remote status` reads by it."
     try:
         found = choose_warehouse(workspace, warehouse_id)

@@ -26,8 +26,8 @@ from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import EVALUATED
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.texts import collapse_spaces
-from lookback.core.values.times import to_utc
-from lookback.remote.workspace import Workspace, explain_errors
+from lookback.core.values.times import parse_time, to_utc
+from lookback.remote.workspace import RemoteWorkspace, explain_errors
 
 Row = Mapping[str, "str | None"]
 # Runs a query; the values of its rows are texts, as the statement execution API returns them.
@@ -61,7 +61,7 @@ def read_figures(tables: StreamTables, execute: Execute, now: dt.datetime) -> Fi
 
     The last commit judged is the one that `metrics` names, as the checkpoint is not read.
     """
-    reader = _Reader(tables, execute, str(_to_micros(now - RECENT)))
+    reader = _Reader(tables, execute, str(parse_time(now - RECENT)))
     samples, last = reader.read_samples()
     rules = reader.read_rules()
     judged = reader.read_judged(last)
@@ -178,7 +178,11 @@ class _Reader:
 
 
 def prepare_queries(
-    workspace: Workspace, warehouse_id: str, *, seconds: float = 600.0, sleep: Callable[[float], None] = time.sleep
+    workspace: RemoteWorkspace,
+    warehouse_id: str,
+    *,
+    seconds: float = 600.0,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Execute:
     """Returns a function that runs queries on a SQL warehouse and starts it if need be; it cancels one after `seconds`."""
 
@@ -208,7 +212,7 @@ def prepare_queries(
     return execute
 
 
-def _collect_rows(workspace: Workspace, answer: StatementResponse) -> list[Row]:
+def _collect_rows(workspace: RemoteWorkspace, answer: StatementResponse) -> list[Row]:
     """Returns the rows of an answer, which may come in several chunks."""
     schema = answer.manifest.schema if answer.manifest else None
     names = [column.name or "" for column in (schema.columns if schema else None) or []]
@@ -260,10 +264,6 @@ def _parse_count(text: str | None) -> int:
 
 def _parse_micros(text: str | None) -> dt.datetime:
     return to_utc(int(text or 0))
-
-
-def _to_micros(time_: dt.datetime) -> int:
-    return (time_ - dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)) // dt.timedelta(microseconds=1)
 
 
 def _parse_time(text: str) -> dt.datetime:

@@ -21,7 +21,7 @@ from databricks.sdk.service.jobs import (
 )
 
 from lookback.core.errors import RemoteError
-from lookback.remote.workspace import DeployedJob, Workspace, explain_errors
+from lookback.remote.workspace import DeployedJob, RemoteWorkspace, explain_errors
 
 # A continuous job that is no longer paused begins a run within a minute.
 _BEGINS_WITHIN_SECONDS = 60.0
@@ -44,7 +44,7 @@ class Line:
     trace: str = ""
 
 
-def start_job(workspace: Workspace, key: str, sleep: _Sleep = time.sleep) -> str:
+def start_job(workspace: RemoteWorkspace, key: str, sleep: _Sleep = time.sleep) -> str:
     """Starts the job and returns the URL of the run's page, or of the job's if the run has not appeared in time.
 
     A continuous job that is paused is unpaused, so the workspace keeps it running.
@@ -67,7 +67,7 @@ def start_job(workspace: Workspace, key: str, sleep: _Sleep = time.sleep) -> str
         return workspace.client.jobs.get_run(started.bind()["run_id"]).run_page_url or ""
 
 
-def stop_job(workspace: Workspace, key: str) -> list[str]:
+def stop_job(workspace: RemoteWorkspace, key: str) -> list[str]:
     """Pauses the job if it is continuous, and cancels its active runs. Returns a line for each thing done."""
     job, done = workspace.get_job(key), []
     if job.is_continuous and not is_paused(job):
@@ -87,7 +87,7 @@ def stop_job(workspace: Workspace, key: str) -> list[str]:
 
 
 def follow_run(
-    workspace: Workspace, key: str, run_id: int | None = None, *,
+    workspace: RemoteWorkspace, key: str, run_id: int | None = None, *,
     until_end: bool = False, every: float = 5.0, sleep: _Sleep = time.sleep,
 ) -> Iterator[Line]:  # fmt: skip
     """Yields a line for each change of state of a run, and the error and trace of each task that failed.
@@ -115,7 +115,7 @@ def follow_run(
         sleep(every)
 
 
-def find_last_run(workspace: Workspace, job: DeployedJob) -> BaseRun | None:
+def find_last_run(workspace: RemoteWorkspace, job: DeployedJob) -> BaseRun | None:
     """Returns the newest run of a job, ended or not."""
     with explain_errors(workspace.host, f"the runs of {job.name!r}"):
         return next(iter(workspace.client.jobs.list_runs(job_id=job.job_id, limit=1)), None)
@@ -169,7 +169,7 @@ def _get_message(run: Run | RunTask) -> str:
     return next((each.message for each in details if each and each.message), "")
 
 
-def _explain_failure(workspace: Workspace, task: RunTask) -> Line:
+def _explain_failure(workspace: RemoteWorkspace, task: RunTask) -> Line:
     """Returns the error and trace of a failed task."""
     line = Line(_get_time(task), task.task_key, task.attempt_number or 0, "ERROR", _get_message(task))
     run_id = task.run_id
@@ -184,7 +184,7 @@ def _explain_failure(workspace: Workspace, task: RunTask) -> Line:
     return dataclasses.replace(line, message=message, trace=_ESCAPES.sub("", output.error_trace or ""))
 
 
-def _find_rivals(workspace: Workspace, job: DeployedJob) -> list[DeployedJob]:
+def _find_rivals(workspace: RemoteWorkspace, job: DeployedJob) -> list[DeployedJob]:
     """Returns the bundle's other jobs that run the same notebook on the same stream, so share its checkpoint."""
     names = ("catalog", "schema", "stream")
     place = [job.parameters.get(name) for name in names]
@@ -195,14 +195,14 @@ def _find_rivals(workspace: Workspace, job: DeployedJob) -> list[DeployedJob]:
     ]  # fmt: skip
 
 
-def _set_pause(workspace: Workspace, job: DeployedJob, status: PauseStatus) -> None:
+def _set_pause(workspace: RemoteWorkspace, job: DeployedJob, status: PauseStatus) -> None:
     """Pauses or unpauses a continuous job; its other settings stay."""
     continuous = dataclasses.replace(job.settings.continuous or Continuous(), pause_status=status)
     with explain_errors(workspace.host, f"pausing or unpausing {job.name!r}"):
         workspace.client.jobs.update(job.job_id, new_settings=JobSettings(continuous=continuous))
 
 
-def _wait_for_run(workspace: Workspace, job: DeployedJob, sleep: _Sleep) -> str | None:
+def _wait_for_run(workspace: RemoteWorkspace, job: DeployedJob, sleep: _Sleep) -> str | None:
     """Returns the page of the run that begins now; None if it does not begin in time."""
     for _ in range(int(_BEGINS_WITHIN_SECONDS / 2)):
         for run in workspace.list_active_runs(job):
@@ -211,7 +211,7 @@ def _wait_for_run(workspace: Workspace, job: DeployedJob, sleep: _Sleep) -> str 
     return None
 
 
-def _get_last_run_id(workspace: Workspace, key: str) -> int:
+def _get_last_run_id(workspace: RemoteWorkspace, key: str) -> int:
     job = workspace.get_job(key)
     run = find_last_run(workspace, job)
     if run is None or run.run_id is None:

@@ -79,7 +79,7 @@ class DeployedJob:
 
 
 @dataclass(frozen=True)
-class Workspace:
+class RemoteWorkspace:
     """The workspace that a target of the bundle is deployed to. Every call may raise RemoteError."""
 
     client: WorkspaceClient
@@ -146,7 +146,7 @@ def open_workspace(
     *,
     request_seconds: float = REQUEST_SECONDS,
     retry_seconds: float = RETRY_SECONDS,
-) -> Workspace:
+) -> RemoteWorkspace:
     """Logs in and reads the bundle of a folder. The Databricks CLI may take `retry_seconds` for the bundle.
 
     profile: one of ~/.databrickscfg; without it the environment says where to log in, as with every Databricks tool.
@@ -161,7 +161,7 @@ def open_workspace(
     # The numbers of the bundle's jobs mean other jobs in another workspace.
     if bundle.host and urlsplit(f"//{bundle.host.rpartition('//')[2]}").netloc != urlsplit(host).netloc:
         raise SetupError(f"{FILE} names the workspace {bundle.host}, and you are logged in to {host}: {LOG_IN}")
-    return Workspace(client, user, bundle)
+    return RemoteWorkspace(client, user, bundle)
 
 
 def connect(profile: str | None, request_seconds: float, retry_seconds: float) -> WorkspaceClient:

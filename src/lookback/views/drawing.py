@@ -71,11 +71,6 @@ def format_time_axis(axes: Axes) -> None:
     axes.set_xlabel("event time (UTC)")
 
 
-def format_time(time: dt.datetime) -> str:
-    """Formats a time such as `2024-03-04 10:00:00 UTC`."""
-    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
-
-
 def to_utc_index(values: Any) -> pd.DatetimeIndex:
     """Converts times of any kind to one aware index."""
     return pd.DatetimeIndex(pd.to_datetime(pd.Series(list(values), dtype=object), utc=True))

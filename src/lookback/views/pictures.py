@@ -16,6 +16,7 @@ import pandas as pd
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lookback.core.values.texts import count_noun
+from lookback.core.values.times import format_time
 from lookback.views.drawing import (
     BLUE,
     DATES,
@@ -27,7 +28,6 @@ from lookback.views.drawing import (
     draw_legend,
     escape_formula,
     format_thousands,
-    format_time,
     format_time_axis,
     make_figure,
     make_stacked_axes,
@@ -259,7 +259,7 @@ def sum_alerts(reports: Iterable[BatchReport]) -> dict[str, int]:
 def _format_watermark(microseconds: int | None) -> str:
     if microseconds is None:
         return "not yet"
-    return format_time(dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=microseconds))
+    return format_time(int(microseconds))
 
 
 def _find_bin_edges(times: pd.DatetimeIndex) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from lookback.core.values.times import format_time
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION
 from lookback.views.drawing import (
     BLUE,
@@ -15,7 +16,6 @@ from lookback.views.drawing import (
     SKY,
     draw_legend,
     escape_formula,
-    format_time,
     format_time_axis,
     make_stacked_axes,
     set_titles,

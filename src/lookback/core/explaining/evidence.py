@@ -18,7 +18,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Int64s
-from lookback.core.values.times import NEVER, to_utc
+from lookback.core.values.times import NEVER
 from lookback.core.values.windows import LOOKBACK
 
 # In place of the commit that deletes an event, for one that has not been deleted.
@@ -278,8 +278,3 @@ class Evidence:
         """Returns the positions of the last MOST_EVENTS events of a mask that can be shown, oldest first."""
         at = np.flatnonzero(mask & ~self.is_deleted)
         return at[np.argsort(self.events.times[at], kind="stable")][-MOST_EVENTS:]
-
-
-def format_time(microseconds: int) -> str:
-    """Returns a time as the notes of an explanation write it."""
-    return f"{to_utc(microseconds):%Y-%m-%d %H:%M:%S} UTC"

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from lookback.core.errors import ExpressionError
-from lookback.core.explaining.evidence import Evidence, Explanation, KindEvidence, MeasureEvidence, format_time
+from lookback.core.explaining.evidence import Evidence, Explanation, KindEvidence, MeasureEvidence
 from lookback.core.explaining.steps import explain_sequence, is_absence
 from lookback.core.explaining.tracing import TracedRow, replay
 from lookback.core.expressions.compiling import compile_expression
@@ -29,7 +29,7 @@ from lookback.core.values.columns import from_text, from_values, to_stored, to_t
 from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import WIDEST_LIMITS
-from lookback.core.values.times import parse_time, to_utc
+from lookback.core.values.times import format_time, parse_time, to_utc
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING, Lookback, Session, TiledWindow
 
 # A picture cannot show more windows apart.

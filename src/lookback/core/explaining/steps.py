@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lookback.core.explaining.evidence import Evidence, KindEvidence, StepEvidence, format_time
+from lookback.core.explaining.evidence import Evidence, KindEvidence, StepEvidence
 from lookback.core.explaining.tracing import TracedRow, replay
 from lookback.core.rules.compiled import CompiledRule, CompiledStep
 from lookback.core.rules.wording import describe_step
 from lookback.core.values.keys import Int64s
-from lookback.core.values.times import parse_time, to_utc
+from lookback.core.values.times import format_time, parse_time, to_utc
 
 
 def explain_sequence(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:

@@ -17,7 +17,7 @@ import numpy as np
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.judging.measuring import Measuring
 from lookback.core.judging.segment import RuleRun
-from lookback.core.judging.verdicts import Judgement, Memory, Subject
+from lookback.core.judging.verdicts import Judgement, Memory, Subject, Verdicts
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.rulebook import Entry
 from lookback.core.state.keyed import Key
@@ -64,24 +64,14 @@ def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask, ordered: Int64s) -
     if 2 * np.count_nonzero(taken) < len(counted):
         counted, counted_as = counted[taken[counted]], rule.where.sql if rule.where else ""
     # Otherwise every event is measured, whether the rule counts it or not: all such rules find the rows of windows once.
-    findings = _judge_events(rule_run, measuring, counted, (counted_as, rule.allowed_lateness))
-    failing, hits = counted[findings.errors], np.flatnonzero(findings.holds)
+    verdicts = _judge_events(rule_run, measuring, counted, (counted_as, rule.allowed_lateness))
+    failing, hits = counted[verdicts.errors], np.flatnonzero(verdicts.holds)
     rule_run.failed[failing[judged[failing]]] = True
     hits = hits[judged[counted[hits]]]
-    _raise_alerts(rule_run, findings, counted, hits[np.argsort(counted[hits])], np.arange(len(rule_run.events)))
+    _raise_alerts(rule_run, verdicts, counted, hits[np.argsort(counted[hits])], np.arange(len(rule_run.events)))
 
 
-@dataclass(frozen=True)
-class _Findings:
-    """The measures of some windows, and masks: which are complete, where the condition holds, where there is an error."""
-
-    columns: dict[str, Column]
-    is_complete: Mask
-    holds: Mask
-    errors: Mask
-
-
-def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, counted_as: Hashable) -> _Findings:
+def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, counted_as: Hashable) -> Verdicts:
     """Judges each counted event of `measuring`, as of its arrival. counted_as: what tells these events from other ones."""
     rule, events = rule_run.rule, measuring.events
     columns: dict[str, Column] = {}
@@ -100,19 +90,19 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
     for name in rule.when.fields & set(events.columns):
         inputs[name] = events.columns[name].take(counted)
     holds, errors = rule_run.check_condition(inputs, is_complete)
-    return _Findings(columns, is_complete, holds & ~has_error, errors | has_error)
+    return Verdicts(columns, is_complete, holds & ~has_error, errors | has_error)
 
 
-def _raise_alerts(rule_run: RuleRun, findings: _Findings, counted: Int64s, hits: Int64s, positions: Int64s) -> None:
+def _raise_alerts(rule_run: RuleRun, verdicts: Verdicts, counted: Int64s, hits: Int64s, positions: Int64s) -> None:
     """Writes an alert for each hit, in order of arrival. positions: of the counted events among those of the segment."""
     rule, events, window = rule_run.rule, rule_run.events, rule_run.spec.window
     assert isinstance(window, Lookback)
     at_hits = positions[counted[hits]]
     # Columns are converted as a whole: a rule may alert on every event, with many measures.
-    measures = _list_rows({measure.name: findings.columns[measure.name].take(hits) for measure in rule.measures}, hits)
+    measures = _list_rows({measure.name: verdicts.columns[measure.name].take(hits) for measure in rule.measures}, hits)
     shown = [name for name in rule.fields if name in rule.message_names]
     values = _list_rows({name: events.columns[name].take(at_hits) for name in shown}, hits)
-    is_complete, times = findings.is_complete[hits].tolist(), events.times[at_hits].tolist()
+    is_complete, times = verdicts.is_complete[hits].tolist(), events.times[at_hits].tolist()
     key_texts, ids = rule_run.list_key_texts(at_hits), events.list_ids(at_hits)
     for row, (at, time) in enumerate(zip(at_hits.tolist(), times, strict=True)):
         first, last = window.bounds(time)
@@ -152,15 +142,15 @@ def _judge_resetting(rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
             fresh = np.concatenate([order[starts[key] + done[key] : starts[key] + end] for key, end in spans])
             measuring = rule_run.measuring.restrict_to(positions)
             counted = np.searchsorted(positions, fresh)
-        findings = _judge_events(rule_run, measuring, counted, rule_run.rule.fingerprint)
+        verdicts = _judge_events(rule_run, measuring, counted, rule_run.rule.fingerprint)
         at = positions[counted]
-        hits = np.flatnonzero(findings.holds & judged[at])
+        hits = np.flatnonzero(verdicts.holds & judged[at])
         first = np.full(len(keys), len(events), dtype=np.int64)
         np.minimum.at(first, grouping.numbers[at[hits]], at[hits])
         first_hits = first[grouping.numbers[at]]
-        rule_run.failed[at[findings.errors & judged[at] & (at < first_hits)]] = True
+        rule_run.failed[at[verdicts.errors & judged[at] & (at < first_hits)]] = True
         hits = hits[at[hits] == first_hits[hits]]
-        _raise_alerts(rule_run, findings, counted, hits[np.argsort(at[hits])], positions)
+        _raise_alerts(rule_run, verdicts, counted, hits[np.argsort(at[hits])], positions)
         done[active], reach[active] = ends, 2 * reach[active]
         for key in active[first[active] < len(events)].tolist():
             own = order[starts[key] : starts[key] + sizes[key]]

@@ -19,7 +19,7 @@ import numpy as np
 
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.judging.segment import Order, RuleRun
-from lookback.core.judging.verdicts import Judgement, Memory, Subject, memories_value, read_memories
+from lookback.core.judging.verdicts import Judgement, Memory, Subject, Verdicts, memories_value, read_memories
 from lookback.core.rules.compiled import CompiledRule, Feature
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
@@ -366,7 +366,7 @@ class _RuleJudge:
         }
         is_complete = rule_run.find_complete(results.first_starts)
         holds, errors = rule_run.check_condition({**columns, **self._key_columns(results)}, is_complete)
-        self._writer.add(results, _Verdicts(columns, is_complete, holds, errors))
+        self._writer.add(results, Verdicts(columns, is_complete, holds, errors))
 
     def _key_columns(self, results: _Results) -> dict[str, Column]:
         """Returns the group_by fields that the condition reads, of each result."""
@@ -379,16 +379,6 @@ class _RuleJudge:
         columns = self._rule_run.key_columns([open_keys.find_stored_key(key, number) for key, number in numbered])
         ranks = np.searchsorted(used, results.groups[results.firsts])
         return {name: column.take(ranks) for name, column in columns.items()}
-
-
-@dataclass(frozen=True)
-class _Verdicts:
-    """The measures of results, and masks: where the window is complete, where the condition holds, where there is an error."""
-
-    columns: Mapping[str, Column]
-    is_complete: Mask
-    holds: Mask
-    errors: Mask
 
 
 @dataclass(frozen=True)
@@ -419,7 +409,7 @@ class _Writer:
         # The windows for which the condition held: keys and starts.
         self._held: list[tuple[Keys, Int64s]] = []
 
-    def add(self, results: _Results, verdicts: _Verdicts) -> None:
+    def add(self, results: _Results, verdicts: Verdicts) -> None:
         """Adds the results that can get a row: where the condition holds, and where it did when it was judged before.
 
         Results of the watermark come first: an event changes what they tell, and they tell the same as the event before.
@@ -474,7 +464,7 @@ class _Writer:
             commit = int(self._rule_run.timeline.commits[results.commit_indexes[at[first]]])
             self._rule_run.count_failure(commit, start, f"the window of {to_text(to_utc(start))}", len(at))
 
-    def _list_rows(self, results: _Results, verdicts: _Verdicts, at: Int64s, windows: Int64s) -> None:
+    def _list_rows(self, results: _Results, verdicts: Verdicts, at: Int64s, windows: Int64s) -> None:
         """Lists rows of these results and windows. Columns are converted as a whole, each result once."""
         distinct, ranks = np.unique(at, return_inverse=True)
         columns = {name: column.take(distinct).to_list() for name, column in verdicts.columns.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
@@ -10,6 +11,7 @@ from lookback.core.rules.rulebook import Entry
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState, raised_wake
 from lookback.core.streams.alerts import Alert, compute_alert_id
+from lookback.core.values.columns import Column, Mask
 from lookback.core.values.times import to_utc
 
 
@@ -52,6 +54,16 @@ class Judgement(NamedTuple):
     texts: Mapping[str, str | None]
     is_complete: bool
     values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The measures of some windows, and masks: which are complete, where the condition holds, where there is an error."""
+
+    columns: Mapping[str, Column]
+    is_complete: Mask
+    holds: Mask
+    errors: Mask
 
 
 _Memory = TypeVar("_Memory", bound=NamedTuple)

@@ -10,11 +10,10 @@ from sqlglot import exp
 from lookback.core.expressions.syntax import LookbackSql, parse, unwrap
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.columns import to_python
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import collapse_spaces, join_words
-from lookback.core.values.types import TIMESTAMP
+from lookback.core.values.times import format_time
 from lookback.core.values.windows import LOOKBACK, Lookback, Session, Step, TiledWindow, Window
 
 _AGGREGATES = {
@@ -166,7 +165,7 @@ def _describe_windows(window: TiledWindow | Session) -> str:
     details = [] if window.slide == window.size else [f"one begins every {_format_span(window.slide)}"]
     # Windows without an offset whose slide divides a day begin where everybody expects it.
     if window.offset % window.slide or _DAY % window.slide:
-        details.append(f"counted from {_format_time(window.offset)}")
+        details.append(f"counted from {format_time(window.offset)}")
     return f"In every {_format_span(window.size)}" + (f" ({', '.join(details)})" if details else "")
 
 
@@ -225,14 +224,10 @@ def _describe_key(rule: CompiledRule) -> str:
 
 
 def _describe_effective_time(start: int | None, end: int | None) -> str:
-    bounds = ([f"from {_format_time(start)} on"] if start is not None else []) + (
-        [f"before {_format_time(end)}"] if end is not None else []
+    bounds = ([f"from {format_time(start)} on"] if start is not None else []) + (
+        [f"before {format_time(end)}"] if end is not None else []
     )
     return f"only for times {' and '.join(bounds)}"
-
-
-def _format_time(microseconds: int) -> str:
-    return f"{to_python(TIMESTAMP, microseconds):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _format_span(microseconds: int) -> str:

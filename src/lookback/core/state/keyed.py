@@ -189,7 +189,7 @@ class KeyedTable:
         return (value for _, _, value in self.items())
 
     @property
-    def size(self) -> int:
+    def most_keys(self) -> int:
         """The number of keys of the table, or more."""
         return sum(run.keys for run in self._runs) + len(self._changed)
 

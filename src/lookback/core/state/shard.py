@@ -138,7 +138,7 @@ class FeatureState:
         segments = np.full(len(keys), -1, dtype=np.int64)
         if self.resets is None:
             return segments
-        if len(segments) <= self.resets.size:
+        if len(segments) <= self.resets.most_keys:
             found = map(self.resets.get, keys.list_pairs())
             segments[:] = [-1 if segment is None else segment for segment in found]
             return segments

@@ -9,12 +9,15 @@ from collections.abc import Iterable
 _MAX_CHARACTERS = 200
 
 
-def find_nearest(name: object, known: Iterable[str]) -> str | None:
-    """Finds the known name most similar to `name`, ignoring case; None if none is similar or `name` is not a text."""
+def find_nearest(name: object, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """Finds the known name most similar to `name`, ignoring case; None if none is similar or `name` is not a text.
+
+    likeness: the least of a similar name, from 0 to 1, as difflib computes it.
+    """
     if not isinstance(name, str) or len(name) > _MAX_CHARACTERS:
         return None
     by_lower = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, 1)
+    near = difflib.get_close_matches(name.lower(), by_lower, 1, likeness)
     return by_lower[near[0]] if near else None
 
 

@@ -59,3 +59,8 @@ def to_utc(microseconds: int) -> dt.datetime:
     if not FIRST_TIME_US <= microseconds <= LAST_TIME_US:
         microseconds = FIRST_TIME_US if microseconds < 0 else LAST_TIME_US
     return EPOCH + dt.timedelta(0, 0, int(microseconds))
+
+
+def format_time(time: dt.datetime | int) -> str:
+    """Writes a time for people, such as `2024-03-04 10:00:00 UTC`. time: aware and UTC, or microseconds since 1970."""
+    return f"{to_utc(time) if isinstance(time, int) else time:%Y-%m-%d %H:%M:%S} UTC"
