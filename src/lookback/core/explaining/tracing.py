@@ -96,6 +96,7 @@ class _Replay:
         self, evidence: Evidence, rule: CompiledRule, commit: int, positions: Int64s, collected: _Collect
     ) -> None:
         self._evidence, self._rule, self._commit, self._collected = evidence, rule, commit, collected
+        self._rule_id, self._document = rule.spec.rule_id, evidence.rule.fingerprint
         self._clock, stream = evidence.clock, evidence.stream
         rules = [evidence.rule, *(each.rule for each in self._activations if each.rule is not None)]
         self._features = {measure.feature.feature_id: measure.feature for each in rules for measure in each.measures}
@@ -180,7 +181,7 @@ class _Replay:
         elif activation.rule is None:
             self._book.remove(activation.rule_id)
         else:
-            is_own = activation.rule.fingerprint == self._evidence.rule.fingerprint
+            is_own = activation.rule.fingerprint == self._document
             rule = self._rule if is_own else _trace_rule(activation.rule, self._collected)
             self._book.put(activation.rule_id, rule, is_own)
         # Opens the states that are new.
@@ -188,7 +189,7 @@ class _Replay:
 
     def _select_own(self, output: Output) -> Iterator[tuple[AlertOrder, Alert]]:
         """Selects the rows of the rule itself."""
-        return (row for row in output.rows if row[1].rule_id == self._rule.spec.rule_id)
+        return (row for row in output.rows if row[1].rule_id == self._rule_id)
 
 
 class _Book(RuleBook):
@@ -209,11 +210,11 @@ class _Book(RuleBook):
         self._rules.pop(rule_id, None)
 
     def in_force(self, statuses: Any = WITH_STATE) -> list[tuple[Entry, CompiledRule]]:
-        """The rules, by rule_id."""
+        """Returns the rules, by rule_id."""
         return [(self.entries[rule_id], rule) for rule_id, rule in sorted(self._rules.items())]
 
     def unreadable(self) -> list[tuple[Entry, str]]:
-        """None: they are compiled already."""
+        """Returns none: they are compiled already."""
         return []
 
 
@@ -237,7 +238,7 @@ def _positions_of(step: str) -> str:
 
 
 def _trace_rule(rule: CompiledRule, collected: _Collect, **changes: Any) -> CompiledRule:
-    """The rule with twins. changes: fields of its document that are set otherwise."""
+    """Makes the rule with twins. changes: fields of its document that are set otherwise."""
     twins = tuple(_twin_of(measure, collected) for measure in rule.measures)
     needs = dict(rule.needs)
     if not rule.store:
@@ -301,11 +302,11 @@ class _Collect(Aggregate):
         return self._number(_Unions(left[0], right[0]), len(left[0]))
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """The numbers of the sets."""
+        """Returns the numbers of the sets."""
         return Column(BIGINT, partial[0])
 
     def values(self, number: int) -> Int64s:
-        """The values of a set, ascending."""
+        """Returns the values of a set, ascending."""
         parts: list[Int64s] = [np.zeros(0, dtype=np.int64)]
         left = [number]
         while left:

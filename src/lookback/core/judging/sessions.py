@@ -327,14 +327,14 @@ class _Result:
 
     @classmethod
     def of(cls, order: Order, key: Key, session: OpenSession, end: int) -> _Result:
-        """The session as it is now."""
+        """Returns the session as it is now."""
         return cls(order, key, session.start, end, session.log, len(session.log))
 
 
 class _Judge:
     def __init__(self, rule_run: RuleRun) -> None:
         assert isinstance(rule_run.spec.window, Session)
-        self._rule_run, self._gap = rule_run, rule_run.spec.window.gap
+        self._rule_run, self._measures, self._gap = rule_run, rule_run.rule.measures, rule_run.spec.window.gap
         self._longest, self._lateness = rule_run.stream.max_session, rule_run.rule.allowed_lateness
         # A `SessionRows` per key.
         self._table = rule_run.state.table(rule_run.rule.store)
@@ -363,7 +363,7 @@ class _Judge:
         """Gives each measure a slot; one that is new starts without rows."""
         slots = _read_slots(self._table)
         known = {slot.feature_id for slot in slots}
-        used = dict.fromkeys(measure.feature.feature_id for measure in self._rule_run.rule.measures)
+        used = dict.fromkeys(measure.feature.feature_id for measure in self._measures)
         slots += [Slot(feature_id, self._rule_run.state.high) for feature_id in used if feature_id not in known]
         self._table.notes["slots"] = slots
         return slots
@@ -372,7 +372,7 @@ class _Judge:
         """Returns per slot the values of the events, None where the measure leaves an event out."""
         events = self._rule_run.events
         columns: list[list[Any]] = [[None] * len(events)] * len(self._slots)
-        for measure in self._rule_run.rule.measures:
+        for measure in self._measures:
             feature = measure.feature
             selected, values = select_kept(feature, events), select_values(feature, events)
             stored = [1] * len(events) if values is None else values.to_stored_list()

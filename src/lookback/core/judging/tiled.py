@@ -96,10 +96,11 @@ class _OpenKeys:
 
     def finish(self) -> None:
         """Keeps the keys that have open windows when the segment is over, and forgets the others."""
-        end, grouping, events = self._rule_run.timeline.end, self._grouping, self._rule_run.events
+        rule_run, grouping = self._rule_run, self._grouping
+        end, events = rule_run.timeline.end, rule_run.events
         numbers = np.flatnonzero(self._untils > end)
         keys, positions = grouping.distinct.take(numbers), grouping.first_positions[numbers]
-        columns = [events.columns[field].to_stored_list(positions) for field in self._rule_run.rule.group_by]
+        columns = [events.columns[field].to_stored_list(positions) for field in rule_run.rule.group_by]
         pairs = keys.list_pairs()
         for row, (key, until) in enumerate(zip(pairs, self._untils[numbers].tolist(), strict=True)):
             if self._table.find_wake(key) < until:
@@ -399,7 +400,7 @@ class _Writer:
 
     def __init__(self, rule_run: RuleRun, tiles: TiledWindow, open_keys: _OpenKeys) -> None:
         self._rule_run, self._tiles, self._open_keys = rule_run, tiles, open_keys
-        self._span = tiles.size + rule_run.rule.allowed_lateness
+        self._span, self._end = tiles.size + rule_run.rule.allowed_lateness, rule_run.timeline.end
         # Per key the memories of its windows, by start (see `verdicts.read_memories`).
         self._table = rule_run.state.table(rule_run.rule.memory)
         self._memories: dict[Key, dict[int, Memory]] = {}
@@ -461,8 +462,9 @@ class _Writer:
         if len(at):
             first = np.lexsort((results.starts[windows], results.commit_indexes[at]))[0]
             start = int(results.starts[windows[first]])
-            commit = int(self._rule_run.timeline.commits[results.commit_indexes[at[first]]])
-            self._rule_run.count_failure(commit, start, f"the window of {to_text(to_utc(start))}", len(at))
+            rule_run = self._rule_run
+            commit = int(rule_run.timeline.commits[results.commit_indexes[at[first]]])
+            rule_run.count_failure(commit, start, f"the window of {to_text(to_utc(start))}", len(at))
 
     def _list_rows(self, results: _Results, verdicts: Verdicts, at: Int64s, windows: Int64s) -> None:
         """Lists rows of these results and windows. Columns are converted as a whole, each result once."""
@@ -483,12 +485,13 @@ class _Writer:
         """Writes all rows in order, and keeps the memories of their windows."""
         for row in sorted(self._rows, key=lambda row: row.order):
             self._write(row)
-        end = self._rule_run.timeline.end
         for key in self._changed:
             # Windows that are closed by now are forgotten.
-            memories = {start: memory for start, memory in self._memories[key].items() if start + self._span > end}
+            memories = {
+                start: memory for start, memory in self._memories[key].items() if start + self._span > self._end
+            }
             self._table.put(key, memories_value(memories) if memories else None, max(memories, default=0) + self._span)
-        self._table.forget_due(end)
+        self._table.forget_due(self._end)
 
     def _write(self, row: _Row) -> None:
         """Writes the row of a window, if its verdict or its measures have changed."""
