@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from test_equals_oracle import DictStore
 
 from lookback.core.aggregation.aggregates import AGGREGATES
+from lookback.core.aggregation.distinct import DistinctCounter
 from lookback.core.aggregation.grouping import Grouping
 from lookback.core.aggregation.sharedruns import (
     FeatureColumn,
@@ -24,6 +26,7 @@ from lookback.core.aggregation.sharedruns import (
 )
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.errors import StateError
+from lookback.core.judging import measuring as measuring_module
 from lookback.core.judging.segment import Segment
 from lookback.core.rules.compiled import Feature
 from lookback.core.rules.rulebook import RuleBook, RuleChange
@@ -153,6 +156,28 @@ def test_rules_over_the_same_windows_find_their_rows_once(
     shard.judge([row(at, at % 50) for at in range(100)], *rules)
     shard.judge([row(100 + at, at % 50) for at in range(100)])
     assert found == {"batch": 2 + 2 * apart, "runs": 1 + apart}
+
+
+def test_what_measures_one_grouping_is_gone_when_the_next_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: weakref.WeakSet[DistinctCounter] = weakref.WeakSet()
+    others: list[int] = []
+
+    class Noted(DistinctCounter):
+        def __init__(self, *given: Any) -> None:
+            others.append(len(alive))
+            super().__init__(*given)
+            alive.add(self)
+
+    monkeypatch.setattr(measuring_module, "DistinctCounter", Noted)
+    measures = {"m": "count(distinct name)", "s": "sum(n)"}
+    rules = [
+        {"rule_id": f"r{at}", "group_by": [field], "window": "1 hour", "measures": measures}
+        for at, field in enumerate(("k", "n", "id"))
+    ]
+    shard = Shard()
+    shard.judge([row(at, at % 7, f"k{at % 3}") for at in range(50)], *rules)
+    assert others == [0, 0, 0]
+    assert len(shard.alerts) == 150
 
 
 @pytest.mark.parametrize("size", [1, 4])

@@ -52,9 +52,10 @@ class DistinctCounter:
         self._back = back[np.lexsort((last[back], groups[back]))]
         by_time = self._count_windows(self._forward, last + 1)
         arrivals = TimeSearch(groups[self._forward], positions[self._forward])
-        by_arrival = arrivals.find_first(rows.groups, rows.positions)
+        by_arrival, at = by_time.copy(), np.flatnonzero(rows.positions != STORED)
+        by_arrival[at] = arrivals.find_first(rows.groups[at], rows.positions[at])
         self._begins = np.maximum(by_time, by_arrival)
-        self._ends = self._find_ends()
+        self._ends, self._forward_begun = self._find_ends(), _count_begun(self._begins, len(self._forward))
         if len(self._back):
             # A row that a window of the back lacks though it is no later comes after a forward window that ends later.
             is_late, begins = by_time < by_arrival, self._count_windows(self._back, last + 1)
@@ -67,7 +68,7 @@ class DistinctCounter:
         """
         counts = np.zeros(len(self._groups), dtype=np.int64)
         ends = np.minimum(self._ends, self._count_windows(self._forward, first))
-        counts[self._forward] = _count_covers(self._begins, ends, len(self._forward))
+        counts[self._forward] = self._forward_begun - _count_ended(self._begins, ends, len(self._forward))
         if len(self._back):
             counts[self._back] = self._late.count(self._count_windows(self._back, first))
         return counts
@@ -132,8 +133,10 @@ class _LateRows:
         value: Int64s = np.cumsum(by_value.is_last, dtype=np.int64) - by_value.is_last.astype(np.int64)
         on_time = np.flatnonzero(~late)
         self._on_time, self._ends = order[on_time], np.full(len(on_time), windows, dtype=np.int64)
+        self._on_time_begins = begins[self._on_time]
+        self._begun = _count_begun(self._on_time_begins, windows)
         is_same: Mask = value[on_time[1:]] == value[on_time[:-1]]
-        self._ends[:-1][is_same] = begins[self._on_time[1:][is_same]]
+        self._ends[:-1][is_same] = self._on_time_begins[1:][is_same]
         # Late rows and their neighbours, between which rows that are on time make no difference.
         near = late.copy()
         near[1:] |= late[:-1]
@@ -153,7 +156,8 @@ class _LateRows:
     def count(self, beyond: Int64s) -> Int64s:
         """Counts the values in each window. beyond: per row the first window that begins after it."""
         windows, late = len(self._positions), self._late
-        counts = _count_covers(self._begins[self._on_time], np.minimum(self._ends, beyond[self._on_time]), windows)
+        ends = np.minimum(self._ends, beyond[self._on_time])
+        counts = self._begun - _count_ended(self._on_time_begins, ends, windows)
         begins = np.maximum(self._begins[late], np.where(self._before < 0, 0, beyond[self._before]))
         ends = np.minimum(self._late_ends, beyond[late])
         counted = np.flatnonzero(begins < ends)
@@ -164,12 +168,14 @@ class _LateRows:
         return counts
 
 
-def _count_covers(begins: Int64s, ends: Int64s, windows: int) -> Int64s:
-    """Counts for each window the rows whose ranges [begin, end) of windows have it; a range may be empty."""
-    counted = begins < ends
-    edges = windows + 1
-    change = np.bincount(begins[counted], minlength=edges) - np.bincount(ends[counted], minlength=edges)
-    return np.cumsum(change[:-1])
+def _count_begun(begins: Int64s, windows: int) -> Int64s:
+    """Counts for each window the rows whose ranges [begin, end) of windows begin at or before it."""
+    return np.cumsum(np.bincount(begins, minlength=windows + 1)[:windows])
+
+
+def _count_ended(begins: Int64s, ends: Int64s, windows: int) -> Int64s:
+    """Counts for each window the rows whose ranges end at or before it; an end below its begin is that of an empty range."""
+    return _count_begun(np.maximum(begins, ends), windows)
 
 
 def _find_lower_before(scores: Int64s) -> Int64s:
@@ -230,6 +236,8 @@ def _mark_running_maxima(groups: Int64s, times: Int64s) -> Mask:
     """Marks the times that are not below an earlier one of their group; groups ascend."""
     if not len(times):
         return np.zeros(0, dtype=bool)
-    ranks = np.unique(times, return_inverse=True)[1]
+    ranks = times - times.min()
+    if (int(groups.max()) + 1) * (int(ranks.max()) + 1) >= 2**62:
+        ranks = np.unique(times, return_inverse=True)[1]
     keyed = groups * (int(ranks.max()) + 1) + ranks
     return np.asarray(keyed >= np.maximum.accumulate(keyed))

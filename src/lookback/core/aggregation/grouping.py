@@ -96,6 +96,10 @@ class Grouping:
         self.numbers[positions] = numbers
         self.sorted = positions[order_by_group(numbers, times[positions])]
 
+    def forget_searches(self) -> None:
+        """Drops from memory what is made again when windows are searched."""
+        _forget_cached(self)
+
     @cached_property
     def first_positions(self) -> Int64s:
         """The position of an event of each key, shape (keys,): of the first by time."""
@@ -259,6 +263,10 @@ class FeatureRows:
         self._grouping, self._aggregate = grouping, aggregate
         self.selected, self.all_values = selected, values
 
+    def forget_searches(self) -> None:
+        """Drops from memory what is made again when windows are measured."""
+        _forget_cached(self)
+
     @property
     def positions(self) -> Int64s:
         """The positions of the rows."""
@@ -391,6 +399,12 @@ class _Block:
         at, group = at[has_group], group[has_group]
         low = self.search.find_first(group, queries.first[at])
         return at, low, np.maximum(low, self.search.find_first(group, queries.last[at] + 1))
+
+
+def _forget_cached(content: object) -> None:
+    for name, member in vars(type(content)).items():
+        if isinstance(member, cached_property):
+            vars(content).pop(name, None)
 
 
 def merge_at(aggregate: Aggregate, partial: Partial, at: Int64s, more: Partial) -> Partial:

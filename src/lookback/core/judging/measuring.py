@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -64,6 +64,14 @@ class _RecentCache(Generic[_Entry]):
             del self._entries[next(iter(self._entries))]
         return entry
 
+    def clear(self) -> None:
+        """Drops all entries."""
+        self._entries.clear()
+
+    def values(self) -> Iterable[_Entry]:
+        """Returns all entries."""
+        return self._entries.values()
+
 
 def _spread(at: Int64s, rows: Partial, window_of: Int64s) -> tuple[Int64s, Partial]:
     """Returns the contributions to the queries of those to some windows; window_of: of each query, its window."""
@@ -88,11 +96,12 @@ class Measuring:
         self._groupings: dict[tuple[str, ...], Grouping] = {}
         self._in_time: dict[int, Mask] = {}
         self._listed: dict[tuple[tuple[str, ...], int], Int64s] = {}
-        # These are as long as the batch. Rules that measure alike are judged one after another (see `CompiledRule.sharing_key`).
+        # These are as long as the batch. Rules that measure alike are judged one after another (see `CompiledRule.sharing_key`),
+        # and those of one grouping before those of the next.
         self._rows: _RecentCache[FeatureRows] = _RecentCache(64)
         self._counted: _RecentCache[tuple[Int64s, Int64s]] = _RecentCache(2)
         self._queries: _RecentCache[Queries] = _RecentCache(4)
-        self._columns: _RecentCache[Column] = _RecentCache(32)
+        self._columns: _RecentCache[Column] = _RecentCache(16)
         self._distincts: _RecentCache[DistinctCounter] = _RecentCache(4)
         self._run_numbers: _RecentCache[Int64s] = _RecentCache(64)
 
@@ -104,10 +113,21 @@ class Measuring:
     def group_events(self, group_by: tuple[str, ...]) -> Grouping:
         """Groups the events by one grouping set."""
         if group_by not in self._groupings:
+            self._forget_searches()
             keys = group_keys(group_by, self.events)
             mine = keys.shard(self._shards) == self._shard
             self._groupings[group_by] = Grouping(keys, self.events.times, mine)
         return self._groupings[group_by]
+
+    def _forget_searches(self) -> None:
+        """Forgets what was made to measure the windows of a grouping; its rows are still to be kept."""
+        for cache in (self._counted, self._queries, self._columns, self._distincts, self._run_numbers):
+            cache.clear()
+        self._listed.clear()
+        for rows in self._rows.values():
+            rows.forget_searches()
+        for grouping in self._groupings.values():
+            grouping.forget_searches()
 
     def find_in_time(self, allowed_lateness: int) -> Mask:
         """Marks the events that are in time, whatever a rule counts; callers must not change the mask."""
