@@ -339,11 +339,9 @@ class _Revising:
         first, last = window.bounds(judged.time)
         key_texts = rule_run.key_texts(item.position)
         subject = Subject(key_texts, item.key, judged.id, judged.time, first, last)
-        judgement, order = (
-            Judgement(measures, to_texts(measures), is_complete, values),
-            rule_run.order_by_event(item.position, item.rank),
-        )
-        judged.memory = rule_run.revise(order, judged.memory, subject, holds, judgement) or judged.memory
+        order = rule_run.order_by_event(item.position, item.rank)
+        judgement = Judgement(holds, measures, to_texts(measures), is_complete)
+        judged.memory = rule_run.revise(order, judged.memory, subject, judgement, values) or judged.memory
 
     def _keep_revisable(self, touched: list[tuple[Key, list[_JudgedEvent]]]) -> None:
         """Keeps the judged events whose windows an event that is in time can still enter."""

@@ -406,13 +406,13 @@ class RuleRun:
         )
 
     def revise(
-        self, order: Order, memory: Memory | None, subject: Subject, holds: bool, judgement: Judgement
+        self, order: Order, memory: Memory | None, subject: Subject, judgement: Judgement, values: Mapping[str, Any]
     ) -> Memory | None:
         """Judges a subject, perhaps again, and writes its row if the verdict or the measures have changed.
 
-        memory: of the row before. Returns the memory of the row; None if no row is written.
+        memory: of the row before; values: what else the message may name. Returns the memory of the row; None if no row is written.
         """
-        memory, alert = self.writer.revise(memory, subject, holds, judgement, self.arrival_of(order))
+        memory, alert = self.writer.revise(memory, subject, judgement, self.arrival_of(order), values)
         if alert is None:
             return None
         self._add_alert(order, alert)

@@ -496,8 +496,8 @@ class _Judge:
         memories, values = self._read_memories(result), self._key_values(result)
         known = memories.get(result.start)
         subject = self._make_subject(result, result.end, values)
-        judgement = Judgement(measures, to_texts(measures), is_complete, values)
-        memory = self._rule_run.revise(result.order, known and known.last, subject, holds, judgement)
+        judgement = Judgement(holds, measures, to_texts(measures), is_complete)
+        memory = self._rule_run.revise(result.order, known and known.last, subject, judgement, values)
         if memory is not None:
             self._remember(result, memories, SessionMemory(*memory, complete=is_complete, end=result.end))
 

@@ -10,7 +10,7 @@ tables hold the keys of a grouping with open windows (`_OpenKeys`) and the last 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -384,15 +384,12 @@ class _RuleJudge:
 
 @dataclass(frozen=True)
 class _Row:
-    """A window as of an event or a watermark, which may get a row of alerts. texts: of the measures."""
+    """A window as of an event or a watermark, which may get a row of alerts."""
 
     order: Order
     key: Key
     number: int
-    holds: bool
-    measures: Mapping[str, Any]
-    texts: Mapping[str, str | None]
-    is_complete: bool
+    judgement: Judgement
 
 
 class _Writer:
@@ -471,15 +468,15 @@ class _Writer:
         distinct, ranks = np.unique(at, return_inverse=True)
         columns = {name: column.take(distinct).to_list() for name, column in verdicts.columns.items()}
         measures = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        texts = [to_texts(each) for each in measures]
+        flags = zip(verdicts.holds[distinct].tolist(), verdicts.is_complete[distinct].tolist(), measures, strict=True)
+        judgements = [Judgement(holds, each, to_texts(each), is_complete) for holds, is_complete, each in flags]
         groups, starts = results.groups[windows], results.starts[windows].tolist()
         keys = results.keys.take(groups)
         pairs, numbers = keys.list_pairs(), results.numbers[groups].tolist()
         places = (column[at].tolist() for column in (results.commit_indexes, results.phases, results.causes))
         orders = map(Order, *places, starts)
-        flags = zip(verdicts.holds[at].tolist(), verdicts.is_complete[at].tolist(), ranks.tolist(), strict=True)
-        for order, key, number, (holds, is_complete, rank) in zip(orders, pairs, numbers, flags, strict=True):
-            self._rows.append(_Row(order, key, number, holds, measures[rank], texts[rank], is_complete))
+        for order, key, number, rank in zip(orders, pairs, numbers, ranks.tolist(), strict=True):
+            self._rows.append(_Row(order, key, number, judgements[rank]))
 
     def finish(self) -> None:
         """Writes all rows in order, and keeps the memories of their windows."""
@@ -502,8 +499,7 @@ class _Writer:
         values, texts = self._values[row.key]
         end = start + self._tiles.size
         subject = Subject(texts, row.key, None, end, start, end)
-        judgement = Judgement(dict(row.measures), row.texts, row.is_complete, values)
-        memory = rule_run.revise(row.order, memories.get(start), subject, row.holds, judgement)
+        memory = rule_run.revise(row.order, memories.get(start), subject, row.judgement, values)
         if memory is not None:
             memories[start] = memory
             self._changed.add(row.key)

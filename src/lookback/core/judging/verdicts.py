@@ -45,15 +45,12 @@ class Subject(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """The findings about a subject: its measures, typed and as texts, and whether its window has all its events.
+    """The judgement on a window: whether the condition holds, its measures, typed and as texts, and whether it is complete."""
 
-    values: what else the message may name.
-    """
-
+    holds: bool
     measures: Mapping[str, Any]
     texts: Mapping[str, str | None]
     is_complete: bool
-    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -111,19 +108,23 @@ class AlertWriter:
         return memory if memory is not None and memory.version == self._entry.version else None
 
     def revise(
-        self, memory: Memory | None, subject: Subject, holds: bool, judgement: Judgement, arrival: int
+        self, memory: Memory | None, subject: Subject, judgement: Judgement, arrival: int, values: Mapping[str, Any]
     ) -> tuple[Memory | None, Alert | None]:
-        """Judges a subject, perhaps again. Returns its memory, and the row to write; None for no row."""
-        memory, verdict = self._decide(self.keep_own(memory), subject, holds, judgement.texts)
+        """Judges a subject, perhaps again. Returns its memory, and the row to write; None for no row.
+
+        memory: of the row before; values: what else the message may name.
+        """
+        memory, verdict = self._decide(self.keep_own(memory), subject, judgement)
         if memory is None or verdict is None:
             return memory, None
-        values = judgement.measures, judgement.is_complete, judgement.values
-        return memory, self.make_alert(subject, verdict, memory.revision, arrival, *values)
+        measures, is_complete = dict(judgement.measures), judgement.is_complete
+        return memory, self.make_alert(subject, verdict, memory.revision, arrival, measures, is_complete, values)
 
     def _decide(
-        self, memory: Memory | None, subject: Subject, holds: bool, texts: Mapping[str, str | None]
+        self, memory: Memory | None, subject: Subject, judgement: Judgement
     ) -> tuple[Memory | None, str | None]:
         """Decides the verdict of the row to write, None for no row, and what is remembered after it."""
+        holds, texts = judgement.holds, judgement.texts
         if memory is None:
             if not holds:
                 return None, None
