@@ -189,9 +189,31 @@ def _sequence(steps: list[dict[str, Any]], message: str = "") -> dict[str, Any]:
     return {"group_by": ["k"], "message": message, "sequence": {"within": "1 hour", "steps": steps}}
 
 
-def _judge_sequence(events: int, where: str, message: str = "") -> Iterator[float]:
-    rule = _sequence([{"name": "a", "where": "n = 0", "at_least": 2}, {"name": "b", "where": where}], message)
-    return _judge_once([rule], _spread_times(events, 50 * MINUTE), np.zeros(events))
+def _judge_sequence(
+    events: int, where: str, message: str = "", span: int = 50 * MINUTE, absent: str = ""
+) -> Iterator[float]:
+    """Judges events of one key. absent: the condition of a last step that waits a minute."""
+    steps: list[dict[str, Any]] = [{"name": "a", "where": "n = 0", "at_least": 2}, {"name": "b", "where": where}]
+    steps += [{"name": "silent", "absent": absent, "within": "1 minute"}] if absent else []
+    return _judge_once([_sequence(steps, message)], _spread_times(events, span), np.zeros(events))
+
+
+def _judge_logins(events: int) -> Iterator[float]:
+    """Judges batches in which half of the events could be the last of a sequence, for as many keys as there are events."""
+    steps: list[dict[str, Any]] = [
+        {"name": "failures", "where": "n = 0", "at_least": 3},
+        {"name": "success", "where": "n = 1 and not array_contains(failures.amount, amount)"},
+    ]
+    rule = _sequence(steps)
+    rule["sequence"] |= {"within": "10 minutes", "until": "n = 1"}
+    shard, random = Shard(rule), np.random.default_rng(3)
+    for at in range(1 + _REPEATS):
+        keys, numbers = random.integers(0, events, events), random.integers(0, 2, events)
+        # A key has a few events at a time.
+        keys[1:] = np.where(random.random(events - 1) < 0.5, keys[:-1], keys[1:])
+        spent = shard.judge(_spread_times(events, 10 * HOUR, 10 * HOUR * at), keys, numbers)
+        if at:
+            yield spent
 
 
 def _judge_many(events: int, rules: list[dict[str, Any]]) -> Iterator[float]:
@@ -265,9 +287,14 @@ SHAPES = (
         [_rule({"sliding": "10 hours", "slide": "1 minute"}, "m > 0", early=True)],
         _spread_times(10, HOUR), np.zeros(10))),
     Shape("sequence, one key, a condition on earlier steps", 2_000, lambda: _judge_sequence(
-        2_000, "n = 0 and amount < element_at(a.amount, 1) - 1000"), 1_800),
+        2_000, "n = 0 and amount < element_at(a.amount, 1) - 1000"), 150),
+    Shape("the same, the window slides past 1,000 events", 2_000, lambda: _judge_sequence(
+        2_000, "n = 0 and amount < element_at(a.amount, 1) - 1000", span=2 * HOUR), 150),
     Shape("sequence, one key, own conditions, every event alerts", 4_000, lambda: _judge_sequence(
-        4_000, "n = 0", "{a.count} and {b.count}"), 900),
+        4_000, "n = 0", "{a.count} and {b.count}"), 500),
+    Shape("absence, one key, every event waits for one", 4_000, lambda: _judge_sequence(
+        4_000, "n = 0", "{a.count} and {b.count}", absent="n = 1"), 1_200),
+    Shape("sequence, many keys, most events cannot complete it", 100_000, lambda: _judge_logins(100_000), 90),
     Shape("500 events over 50,000 keys, session", 500, lambda: _judge_after(
         _rule({"session": "1 hour"}, "m < 0"), _KNOWN, 500, MINUTE), 900),
     Shape("500 events over 50,000 keys, sequence", 500, lambda: _judge_after(

@@ -101,9 +101,11 @@ def test_c3_a_late_event_of_an_absence_was_evaluated_where_its_due_is_effective(
     assert [alert.verdict for alert in harness.alerts] == alerts
 
 
-def judged(events: int, steps: list[dict[str, Any]], message: str = "", **sequence: Any) -> tuple[int, int, float]:
-    """Bytes of pages, characters of values, and seconds, for so many events of one key in 50 minutes."""
-    rows = [row(at, 50 * at / events, 1) for at in range(events)]
+def judged(
+    events: int, steps: list[dict[str, Any]], message: str = "", minutes: int = 50, **sequence: Any
+) -> tuple[int, int, float]:
+    """Bytes of pages, characters of values, and seconds, for so many events of one key in these minutes."""
+    rows = [row(at, minutes * at / events, 1) for at in range(events)]
     listed, _ = read_events(rows, STREAM, 1)
     state, store = ShardState(RuleBook(STREAM, {"s": STREAM})), DictStore()
     state.begin(store)
@@ -151,17 +153,81 @@ def test_c8_a_sequence_takes_time_in_proportion_to_the_events_of_a_key(
     events: int, last: str, message: str, expiry: str
 ) -> None:
     steps = [{"name": "a", "where": "n = 1", "at_least": 2}, {"name": "b", "where": last}]
-    judged(100, steps, message, expiry=expiry)
+    assert grows_in_proportion(events, steps, message, expiry=expiry)
+
+
+def grows_in_proportion(events: int, steps: list[dict[str, Any]], message: str = "", **sequence: Any) -> bool:
+    """Whether twice the events take little more than twice the time."""
+    judged(100, steps, message, **sequence)
     found: dict[int, list[float]] = {events: [], 2 * events: []}
     gc.collect()
     gc.disable()
     try:
         for _ in range(4):
             for count, seconds in found.items():
-                seconds.append(judged(count, steps, message, expiry=expiry)[2])
+                seconds.append(judged(count, steps, message, **sequence)[2])
     finally:
         gc.enable()
-    assert min(found[2 * events]) <= 2.2 * min(found[events])
+    return min(found[2 * events]) <= 2.2 * min(found[events])
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "n = 1 and ip <> element_at(a.ip, 1)",
+        "n = 1 and not array_contains(a.ip, ip)",
+        "n = 1 and array_contains(a.ip, concat(ip, 'x'))",
+    ],
+)
+def test_c8_a_window_that_slides_past_events_takes_time_in_proportion_to_them(last: str) -> None:
+    """The window begins with another event at each, sees half as many as there are, and none of them answers."""
+    steps = [{"name": "a", "where": "n = 1", "at_least": 2}, {"name": "b", "where": last}]
+    assert grows_in_proportion(2_000, steps, minutes=120)
+
+
+@pytest.mark.parametrize("expiry", ["sliding", "fixed"])
+def test_c8_absences_count_the_events_of_a_step_without_a_list_of_them(expiry: str) -> None:
+    steps = [{"name": "a", "where": "n = 1"}, {"name": "b", "where": "n = 1"}]
+    steps.append({"name": "silent", "absent": "n = 2", "within": "1 minute"})
+    assert grows_in_proportion(1_000, steps, "{a.count} and {b.count}", expiry=expiry)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("last", "alerts"),
+    [
+        ("n = 2 and ip = element_at(f.ip, 1)", ["4", "6"]),
+        ("n = 2 and ip = element_at(f.ip, -1)", ["5", "10"]),
+        ("n = 2 and array_contains(f.ip, ip)", ["4", "5", "6", "10"]),
+        ("n = 2 and not array_contains(f.ip, ip)", ["7", "8", "11"]),
+        ("n = 2 and f.count = 3 and ip <> 'a'", ["5", "7", "8", "10", "11"]),
+        ("n = 2 and size(f.ip) = 3", ["5", "6", "7", "8", "10", "11"]),
+    ],
+)
+def test_c4_a_condition_sees_the_rows_up_to_the_first_that_satisfied_it(
+    last: str, alerts: list[str], together: bool
+) -> None:
+    """
+    id       1  2  3  4  5  6  7  8  9  10 11      the third arrives after the fourth
+    minute   0  1  2  3  4  5  6  7  8  9  10
+    n        1  1  1  2  2  2  2  2  1  2  2
+    ip       a  b  c  a  c  a  d  e  z  c  z
+    """
+    steps = [{"name": "f", "where": "n = 1"}, {"name": "s", "where": last}]
+    harness = lookback.Harness(STREAM)
+    harness.rule(rule(steps))
+    rows = [row(1, 0, 1, "a"), row(2, 1, 1, "b"), row(4, 3, 2, "a"), row(3, 2, 1, "c"), row(5, 4, 2, "c")]
+    rows += [
+        row(6, 5, 2, "a"),
+        row(7, 6, 2, "d"),
+        row(8, 7, 2, "e"),
+        row(9, 8, 1, "z"),
+        row(10, 9, 2, "c"),
+        row(11, 10, 2, "z"),
+    ]
+    for some in [rows] if together else [[each] for each in rows]:
+        harness.events(some)
+    assert [alert.event_id for alert in harness.alerts] == alerts
 
 
 @pytest.mark.parametrize("expiry", ["sliding", "fixed"])

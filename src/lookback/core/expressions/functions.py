@@ -442,11 +442,14 @@ def _size(call: Call, values: Sequence[Values]) -> KernelResult:
 
 def _element_at(call: Call, values: Sequence[Values]) -> KernelResult:
     arrays, positions = values[0].tolist(), values[1].tolist()
-    error = np.array([p == 0 or abs(p) > len(items) for items, p in zip(arrays, positions, strict=True)], dtype=bool)
-    elements = [
-        None if wrong else items[p - 1 if p > 0 else p]
-        for items, p, wrong in zip(arrays, positions, error.tolist(), strict=True)
-    ]
+    elements, error = [], np.zeros(len(arrays), dtype=bool)
+    for row, (items, p) in enumerate(zip(arrays, positions, strict=True)):
+        try:
+            elements.append(None if p == 0 else items[p - 1 if p > 0 else p])
+        except IndexError:
+            elements.append(None)
+            error[row] = True
+        error[row] |= p == 0
     null = np.fromiter((item is None for item in elements), dtype=bool, count=len(elements)) & ~error
     filler = np.zeros((), dtype=call.type.storage).item()
     return KernelResult(

@@ -14,7 +14,7 @@ from lookback.core.expressions.compiling import Expression
 from lookback.core.judging.segment import RuleRun
 from lookback.core.rules.compiled import COUNT, CompiledStep
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Column, Mask, from_values, replace_nan, to_python
+from lookback.core.values.columns import Column, Mask, Values, from_values, is_nan, replace_nan, to_python
 from lookback.core.values.keys import Int64s, TimeSearch
 from lookback.core.values.types import BIGINT, DataType, array
 
@@ -22,8 +22,8 @@ from lookback.core.values.types import BIGINT, DataType, array
 SortKey = tuple[int, int]
 # So many rows are offered at once at first; each time twice as many, since a step may end soon.
 _FIRST_ROWS, _MOST_ROWS = 16, 1024
-# So many rows of a step at most are listed for each event that may complete the steps, before its match is looked at.
-_MOST_LISTED = 64
+# Among so many values one is searched for; among more, its places are looked up.
+_MOST_SEARCHED = 64
 
 
 class Row(NamedTuple):
@@ -95,7 +95,10 @@ class _Part(Sequence[Any]):
         return self._length
 
     def __getitem__(self, at: Any) -> Any:
-        return self._array.values[at + self._length if at < 0 else at]
+        place = at + self._length if at < 0 else at
+        if not 0 <= place < self._length:
+            raise IndexError(at)
+        return self._array.values[place]
 
     def __contains__(self, value: object) -> bool:
         at = self._array.first.get(replace_nan(value))
@@ -103,6 +106,63 @@ class _Part(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._array.values[: self._length])
+
+
+class _Values:
+    """The values of a field over the rows of many keys that may be taken by a step, in order."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.listed = values
+
+    @cached_property
+    def _places(self) -> dict[Any, list[int]]:
+        places: dict[Any, list[int]] = {}
+        for at, value in enumerate(self.listed):
+            places.setdefault(replace_nan(value), []).append(at)
+        return places
+
+    def find_first(self, value: Any, begin: int, end: int) -> int | None:
+        """Finds the first place of a value in [begin, end)."""
+        if end - begin <= _MOST_SEARCHED and not is_nan(value):
+            part = self.listed[begin:end]
+            return begin + part.index(value) if value in part else None
+        places = self._places.get(replace_nan(value), [])
+        at = bisect_left(places, begin)
+        return places[at] if at < len(places) and places[at] < end else None
+
+
+class _Most(Sequence[Any]):
+    """The values of the most rows that a step can have taken, without a copy: those in [begin, end).
+
+    It has taken a beginning of these, of at least `least` rows. has_guessed: True if something was read that may differ if it
+    has not taken all.
+    """
+
+    __slots__ = ("_begin", "_end", "_least", "_values", "has_guessed")
+
+    def __init__(self, values: _Values, begin: int, end: int, least: int) -> None:
+        self._values, self._begin, self._end, self._least = values, begin, end, least
+        self.has_guessed = False
+
+    def __len__(self) -> int:
+        self.has_guessed |= self._end - self._begin > self._least
+        return self._end - self._begin
+
+    def __getitem__(self, at: Any) -> Any:
+        length = self._end - self._begin
+        place = at + length if at < 0 else at
+        self.has_guessed |= length > self._least and not 0 <= at < self._least
+        if not 0 <= place < length:
+            raise IndexError(at)
+        return self._values.listed[self._begin + place]
+
+    def __contains__(self, value: object) -> bool:
+        at = self._values.find_first(value, self._begin, self._end)
+        self.has_guessed |= at is not None and at - self._begin >= self._least
+        return at is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[at] for at in range(len(self))])
 
 
 class TakenRows(list[Row]):
@@ -179,9 +239,9 @@ class Candidates:
     able: list[Int64s]
     first: list[Int64s]
 
-    def take(self, mask: Mask) -> Candidates:
-        """Returns the candidates of a mask."""
-        return Candidates(self.at[mask], self.starts[mask], self.able, [each[mask] for each in self.first])
+    def take(self, index: Mask | Int64s) -> Candidates:
+        """Returns the candidates at positions or of a mask."""
+        return Candidates(self.at[index], self.starts[index], self.able, [each[index] for each in self.first])
 
 
 class Steps:
@@ -252,43 +312,47 @@ class Steps:
         return found if self.reads_event_alone or not until_ends else self._drop_unsatisfied(rows, found)
 
     def _drop_unsatisfied(self, rows: KeyedRows, found: Candidates) -> Candidates:
-        """Drops the candidates that do not satisfy the last condition, of those for which it is easily evaluated.
+        """Drops candidates that do not satisfy the last condition, where only that one reads earlier steps.
 
-        It is where the rows of all earlier steps are known for sure, since only the last condition reads earlier steps and
-        the candidate came in order, and where the candidate is the first that may satisfy it. Few rows may have been taken,
-        as those are listed anew for each candidate.
+        It is evaluated with the most rows that the steps before can have taken; those are known of a candidate that came in
+        order. The step just before has taken fewer if an earlier row was the first of the last step. A candidate is dropped
+        if there is no earlier row that may be it, or if the condition read nothing that could differ then.
         """
-        if not len(found.at) or not all(step.own for step in self.steps[:-1]):
+        in_order: Int64s = np.flatnonzero(rows.is_in_order[found.at])
+        if not len(in_order) or not all(step.own for step in self.steps[:-1]):
             return found
-        begins = [able[first] for able, first in zip(found.able, found.first, strict=True)]
-        ends = [np.searchsorted(able, begin) for able, begin in zip(found.able[:-1], begins[1:], strict=True)]
-        lengths = [end - first for end, first in zip(ends, found.first, strict=False)]
-        is_easy = rows.is_in_order[found.at] & (begins[-1] == found.at)
-        for each in lengths:
-            is_easy &= each <= _MOST_LISTED
-        at = np.flatnonzero(is_easy)
-        condition, columns = self.steps[-1].condition, dict[str, Column]()
+        known = found.take(in_order)
+        starts = [able[first] for able, first in zip(known.able, known.first, strict=True)]
+        ends = [
+            np.searchsorted(able, start) for able, start in zip(known.able, [*starts[1:-1], known.at], strict=False)
+        ]
+        condition, columns, parts = self.steps[-1].condition, dict[str, Column](), list[list[_Most]]()
+        has_guessed = np.zeros(len(in_order), dtype=bool)
         for name in condition.fields:
             before, _, own = name.partition(".")
             if not own:
-                columns[name] = from_values(self._fields[name], rows.read(name, rows.arrivals[found.at[at]]))
+                columns[name] = from_values(self._fields[name], rows.read(name, rows.arrivals[known.at]))
                 continue
             number = self._numbers[before]
-            counts = lengths[number][at]
+            begins, counts = known.first[number], ends[number] - known.first[number]
+            least = np.minimum(counts, self.steps[number].step.at_least) if number == self.last - 1 else counts
             if own == COUNT:
                 columns[name] = Column(BIGINT, counts)
+                has_guessed |= counts > least
                 continue
-            stops = np.cumsum(counts)
-            places = np.repeat(found.first[number][at] - stops + counts, counts) + np.arange(counts.sum())
-            values = rows.read(own, rows.arrivals[found.able[number][places]])
-            listed = np.empty(len(at), dtype=object)
-            for place, (stop, count) in enumerate(zip(stops.tolist(), counts.tolist(), strict=True)):
-                listed[place] = values[stop - count : stop]
-            columns[name] = Column(array(self._fields[own]), listed)
-        result = condition.evaluate(columns, len(at))
-        is_possible = result.is_true() if result.error is None else result.is_true() | result.error
+            low, high = begins.min(), ends[number].max()
+            values = _Values(rows.read(own, rows.arrivals[known.able[number][low:high]]))
+            figures = (begins - low).tolist(), (ends[number] - low).tolist(), least.tolist()
+            parts.append([_Most(values, *each) for each in zip(*figures, strict=True)])
+            columns[name] = Column(array(self._fields[own]), _to_objects(parts[-1]))
+        result = condition.evaluate(columns, len(in_order))
+        for each in parts:
+            has_guessed |= np.array([part.has_guessed for part in each], dtype=bool)
+        is_out = ~result.is_true() & (~has_guessed | (starts[-1] == known.at))
+        if result.error is not None:
+            is_out &= ~result.error
         is_left = np.ones(len(found.at), dtype=bool)
-        is_left[at] = is_possible
+        is_left[in_order] = ~is_out
         return found.take(is_left)
 
     def find_taken(
@@ -365,10 +429,9 @@ class Steps:
             if own == COUNT:
                 columns[name] = Column(BIGINT, np.array([n for each in lengths for n in each], dtype=np.int64))
                 continue
-            parts, at = np.empty(len(rows), dtype=object), self._kept[own]
-            values = [each.taken[number].array(at) for each in asked]
-            parts[:] = [_Part(listed, n) for listed, each in zip(values, lengths, strict=True) for n in each]
-            columns[name] = Column(array(self._fields[own]), parts)
+            values = [each.taken[number].array(self._kept[own]) for each in asked]
+            parts = [_Part(listed, n) for listed, each in zip(values, lengths, strict=True) for n in each]
+            columns[name] = Column(array(self._fields[own]), _to_objects(parts))
         result = condition.evaluate(columns, len(rows))
         holds = result.is_true().tolist()
         errors = None if result.error is None or not result.error.any() else result.error.tolist()
@@ -397,6 +460,11 @@ class Steps:
             return len(rows), BIGINT
         at = self._kept[own]
         return [each.values[at] for each in rows], array(self._fields[own])
+
+
+def _to_objects(parts: Sequence[Sequence[Any]]) -> Values:
+    # Assigned as a list, numpy would ask each for its length.
+    return np.fromiter(parts, dtype=object, count=len(parts))
 
 
 def _find_lengths(asked: Evaluation, number: int) -> Sequence[int]:
@@ -564,9 +632,14 @@ class RowRange(Sequence[Row]):
         return self._end - self._begin
 
     def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self._rows[each] for each in range(self._begin, self._end)[at]]
-        return self._rows[range(self._begin, self._end)[at]]
+        places = range(self._begin, self._end)[at]
+        if isinstance(places, range):
+            return (
+                self._rows[places.start : places.stop : places.step]
+                if places.step > 0
+                else [self._rows[each] for each in places]
+            )
+        return self._rows[places]
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._rows[self._begin : self._end])

@@ -124,7 +124,7 @@ class KeyState:
 
     @property
     def has_waits(self) -> bool:
-        """Whether it waits for absent events, or waited and may retract an alert."""
+        """True if it waits for absent events, or waited and may retract an alert."""
         return bool(self.pending or self.raised)
 
     def match_rows(self, within: int) -> list[Row]:
@@ -489,6 +489,7 @@ class _KeyJudge:
         self._judge, self._rule_run, self._spec, self._steps = judge, judge.rule_run, judge.spec, judge.steps
         self._key, self._state, self._rank = key, state, 0
         self._absent, self._wait = judge.absent, judge.wait
+        self._key_texts: dict[str, str | None] | None = None
         # The rows of the batch in order of arrival, and how many of them have come.
         self._arrivals: Sequence[_Arrival] = ()
         self._coming = 0
@@ -629,8 +630,10 @@ class _KeyJudge:
     def _write_alert(self, row: Row, at: int, wait: Wait, taken: Sequence[Sequence[Row]]) -> None:
         rule_run = self._rule_run
         evidence = _list_evidence(taken)
-        subject = Subject(rule_run.key_texts(at), self._key, row.id, row.time, wait.first_time, row.time, evidence)
-        values = {name: rule_run.events.columns[name].item(at) for name in rule_run.rule.fields}
+        if self._key_texts is None:
+            self._key_texts = rule_run.key_texts(at)
+        subject = Subject(self._key_texts, self._key, row.id, row.time, wait.first_time, row.time, evidence)
+        values = {name: rule_run.events.columns[name].item(at) for name in self._judge.field_names}
         values |= self._steps.message_values(self._judge.step_names, row, taken)
         verdict = rule_run.writer.decide_first(subject)
         rule_run.write_alert(rule_run.order_by_event(at), subject, verdict, 0, {}, wait.is_complete, values)
