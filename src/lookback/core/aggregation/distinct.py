@@ -10,7 +10,7 @@ import numpy as np
 from pandas import factorize
 
 from lookback.core.values.columns import Mask, Values
-from lookback.core.values.keys import Int64s, TimeSearch, order_by_number
+from lookback.core.values.keys import Int64s, TimeSearch, order_by_group, order_by_number
 
 # The position of a row that was stored before the batch.
 STORED = -1
@@ -45,11 +45,11 @@ class DistinctCounter:
         self._rows, self._groups = rows, groups
         codes = factorize(rows.values, use_na_sentinel=False)[0].astype(np.int64)
         self._by_value = _order_by_value(rows.groups, codes)
-        order = np.lexsort((last, positions))
-        order = order[np.argsort(groups[order], kind="stable")]
+        order = order_by_group(groups, last)
+        order = order[order_by_group(groups[order], positions[order])]
         moves_forward = _mark_running_maxima(groups[order], last[order])
         self._forward, back = order[moves_forward], order[~moves_forward]
-        self._back = back[np.lexsort((last[back], groups[back]))]
+        self._back = back[order_by_group(groups[back], last[back])]
         by_time = self._count_windows(self._forward, last + 1)
         arrivals = TimeSearch(groups[self._forward], positions[self._forward])
         by_arrival, at = by_time.copy(), np.flatnonzero(rows.positions != STORED)

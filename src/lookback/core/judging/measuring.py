@@ -285,18 +285,20 @@ class Measuring:
         if keys is None:
             is_wanted = np.zeros(len(grouping.distinct), dtype=bool)
             is_wanted[queries.numbers] = True
-            groups, wanted = (np.cumsum(is_wanted) - 1)[queries.numbers], grouping.distinct.take(is_wanted)
+            ranks = np.where(is_wanted, np.cumsum(is_wanted) - 1, -1)
+            groups, wanted = ranks[queries.numbers], grouping.distinct.take(is_wanted)
+            numbers = ranks[grouping.numbers[rows.positions]]
         else:
             groups, wanted = number_keys(keys)
+            numbers = find_keys(grouping.keys.take(rows.positions), wanted)
         # From the floor on, for windows of any size.
         first = np.full(len(wanted), -NEVER_DUE)
         last = np.full(len(wanted), queries.last.max())
         parts: list[tuple[Int64s, Int64s, Values, Int64s]] = []
         for stored, run in self._find_runs(feature, -NEVER_DUE, int(queries.last.max())):
-            numbers, at = run.find_rows(self._find_groups(stored, run, feature, wanted), first, last)
+            stored_numbers, at = run.find_rows(self._find_groups(stored, run, feature, wanted), first, last)
             assert run.values is not None
-            parts.append((numbers, run.times[at], run.values[at], np.full(len(at), STORED)))
-        numbers = find_keys(grouping.keys.take(rows.positions), wanted)
+            parts.append((stored_numbers, run.times[at], run.values[at], np.full(len(at), STORED)))
         has_wanted_key = numbers >= 0
         positions = rows.positions[has_wanted_key]
         parts.append((numbers[has_wanted_key], self.events.times[positions], rows.values[has_wanted_key], positions))
