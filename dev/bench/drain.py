@@ -103,6 +103,7 @@ def _run(drain: Drain, spark_settings: Mapping[str, str]) -> Path:
         "failed": sum(report.failed for report in watch.reports),
         "replans": evaluation.replans,
         "step_ms": watch.steps(watch.reports[_COLD_BATCHES:]),
+        "shards_in_memory": watch.in_memory(watch.reports[_COLD_BATCHES:]),
     }
     if drain.rules == PEERS_RULES:
         _write_alerts(tables, DATA / "alerts" / f"{drain.result}.csv")

@@ -116,6 +116,7 @@ def run(live: Live) -> Path:
         **_producer(running.producer, live, committed, first),
         "batches": len(measured),
         "step_ms": watch.steps(measured),
+        "shards_in_memory": watch.in_memory(measured),
     }
     shutil.rmtree(root)
     file = record(name, "latency", _settings(live), figures)

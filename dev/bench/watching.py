@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Watch:
             f"{now - self._started:6.1f} s  batch {report.batch_id:>3}: {report.events:>9,} events, "
             f"run {report.run_ms / 1e3:5.2f} s, of which shards {report.evaluate_ms / 1e3:5.2f} s, "
             f"write {report.write_ms / 1e3:4.2f} s, {sum(report.alerts.values()):,} alerts, "
-            f"{report.state_rows:,} rows of state"
+            f"{report.state_rows:,} rows of state, {report.shards_in_memory} shards in memory"
         )
 
     def steps(self, reports: Iterable[BatchReport]) -> dict[str, int]:
@@ -55,6 +55,11 @@ class Watch:
             for step, value in {**progress.get(report.batch_id, {}), **parts}.items():
                 steps.setdefault(step, []).append(float(value))
         return {step: round(statistics.median(values)) for step, values in sorted(steps.items())}
+
+    @staticmethod
+    def in_memory(reports: Sequence[BatchReport]) -> float | None:
+        """Returns how many shards of a batch found their state in the worker's memory, on average; the others read it."""
+        return round(statistics.mean(report.shards_in_memory for report in reports), 2) if reports else None
 
     def _progress(self) -> dict[int, dict[str, float]]:
         found: dict[int, dict[str, float]] = {}

@@ -27,8 +27,8 @@ def coverage_of(*documents: dict[str, Any]) -> Coverage:
     return find_coverage(compile_rule(document, STREAM) for document in documents)
 
 
-def changes(count: int = 40, kind: int = 0) -> pa.RecordBatch:
-    """A record batch as Spark gives it. Customers 0 to 6, amounts NULL or their row's number; kind 1: deleted rows."""
+def changes(count: int = 40, change: str = "insert") -> pa.RecordBatch:
+    """A record batch as Spark gives it. Customers 0 to 6, amounts NULL or their row's number."""
     times = pa.array([START + dt.timedelta(seconds=n) for n in range(count)], pa.timestamp("us", tz="UTC"))
     return pa.RecordBatch.from_pydict(
         {
@@ -37,7 +37,7 @@ def changes(count: int = 40, kind: int = 0) -> pa.RecordBatch:
             "customer": pa.array([n % 7 for n in range(count)], pa.int32()),
             "shop": pa.array([f"s{n % 3}" for n in range(count)]),
             "amount": pa.array([None if n % 4 == 0 else n for n in range(count)], pa.decimal128(18, 2)),
-            "_kind": pa.array([kind] * count, pa.int8()),
+            "_kind": pa.array([ord(change[0])] * count, pa.int8()),
             "_commit_version": pa.array([1] * count, pa.int64()),
             "_committed": pa.array([None] * count, pa.timestamp("us", tz="UTC")),
         }
@@ -61,7 +61,7 @@ def test_an_event_that_no_rule_wants_is_not_sent_but_counts_for_the_watermark(tm
     assert columns == {"id", "at", "customer", "amount"}
     last = int((START + dt.timedelta(seconds=39)).timestamp() * 1_000_000)
     assert (header["rows"], header["marks"]) == (40, [[1, last]])
-    assert sent(coverage, tmp_path, changes(kind=1))[0] == ids
+    assert sent(coverage, tmp_path, changes(change="delete"))[0] == ids
 
 
 def test_c4_an_event_whose_where_fails_is_sent_so_that_the_failure_is_logged(tmp_path: Path) -> None:

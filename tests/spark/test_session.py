@@ -179,7 +179,7 @@ def test_a_session_beside_theirs_has_what_lookback_needs(theirs: SparkSession) -
 
 
 def test_a_query_gets_its_settings_and_the_session_has_its_own_again(theirs: SparkSession) -> None:
-    speed = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    speed = "spark.sql.execution.arrow.maxBytesPerBatch"
     theirs.conf.set(speed, "77")
     before = dict(theirs.conf.getAll)
 

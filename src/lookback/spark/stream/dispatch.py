@@ -47,7 +47,8 @@ BLOCKS = StructType(
     ]
 )
 _KIND, _COMMITTED, _WAKES = "_kind", "_committed", "_wakes"
-_INSERTED, _DELETED, _OTHER = range(3)
+# The first letter of a kind of change says which it is: insert, delete, update_preimage, update_postimage.
+_INSERTED, _DELETED = ord("i"), ord("d")
 _WAKING_BLOCKS = StructType([*BLOCKS.fields, StructField(_WAKES, TimestampType())])
 # A stream with at most so many fields is read whole, so that a rule that reads one more field needs no new query. Only the
 # fields that rules read go on to the shards.
@@ -71,16 +72,15 @@ def build_event_blocks(
     changes: DataFrame, stream: Stream, plan: Plan, labels: list[str], checkpoint: Checkpoint
 ) -> DataFrame:
     """Packs the events of a change feed into blocks. The result has no watermark column, so Spark drops no late row."""
-    time, committed, change = F.col(stream.event_time), F.col("_commit_timestamp"), F.col("_change_type")
-    bound = committed + F.make_dt_interval(secs=F.lit(stream.max_future / 1_000_000).cast("decimal(18,6)"))
+    committed = F.col("_commit_timestamp")
+    ahead = F.unix_micros(stream.event_time) - F.unix_micros(committed)
     fields = stream.fields if len(stream.fields) <= _FEW_FIELDS else plan.coverage.fields
     # To Python numbers cost less than texts, and NULL costs less than a time.
-    kind = F.when(change == "insert", _INSERTED).when(change == "delete", _DELETED).otherwise(_OTHER)
     rows = changes.select(
         *sorted({stream.event_id, stream.event_time, *fields}),
-        kind.cast("tinyint").alias(_KIND),
+        F.ascii("_change_type").cast("tinyint").alias(_KIND),
         COMMIT,
-        F.when(time > bound, committed).alias(_COMMITTED),
+        F.when(ahead > stream.max_future, committed).alias(_COMMITTED),
     )
     blocks = rows.mapInArrow(Dispatch(stream, plan.coverage, tuple(labels), checkpoint), _WAKING_BLOCKS)
     # Spark's watermark serves only to fire timers.

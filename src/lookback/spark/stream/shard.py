@@ -20,11 +20,10 @@ from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessor
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch, pack_waiting, unpack_waiting
-from lookback.core.errors import StoreFailed
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.rulebook import RuleBook, RuleChange
-from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_text
+from lookback.core.state.shard import MANIFEST, ShardState, encode_text
 from lookback.core.streams.alerts import LateEvent
 from lookback.core.streams.arrival import merge_marks
 from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, unpack_events
@@ -32,6 +31,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events
 from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.stream.dispatch import EVENTS
+from lookback.spark.stream.pages import ShardPages
 
 ALERTS, LATE, LOG, NOTES, FAILURES, REPORT = "alerts", "late", "log", "notes", "failures", "report"
 # The states of the shards that this Python worker has evaluated, by (query, shard). A state is only a copy: it is used if
@@ -61,35 +61,6 @@ class UncoveredError(Exception):
         return None if match is None else Coverage.from_dict(json.loads(base64.b64decode(match[1])))
 
 
-class _RocksPages:
-    """A Store of the core in the state store's map of pages. read, written: bytes."""
-
-    def __init__(self, pages: MapState) -> None:
-        self._pages = pages
-        self.read = self.written = 0
-
-    def get(self, name: str) -> bytes | None:
-        try:
-            row = self._pages.getValue((name,))
-        except Exception as error:
-            raise StoreFailed(f"{name}: {type(error).__name__}: {error}") from error
-        page = None if row is None else bytes(row[0])
-        self.read += 0 if page is None else len(page)
-        return page
-
-    def get_text(self, name: str) -> str | None:
-        """Returns the text of a page that `encode_text` made; None if there is no such page."""
-        page = self.get(name)
-        return None if page is None else decode_text(page, name)
-
-    def put(self, name: str, page: bytes) -> None:
-        self.written += len(page)
-        self._pages.updateValue((name,), (page,))
-
-    def remove(self, name: str) -> None:
-        self._pages.removeKey((name,))
-
-
 class Shard:
     """Judges the blocks of one shard.
 
@@ -104,7 +75,7 @@ class Shard:
         self._stream, self._streams, self._query, self._label = stream, streams, query, label
         self._evaluator = Evaluator(stream, list(labels).index(label), len(labels))
         self._first = label == labels[0]
-        self._handle, self._pages = handle, _RocksPages(pages)
+        self._handle, self._pages = handle, ShardPages(pages, query, label)
 
     def judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
         """Judges one batch."""
@@ -121,6 +92,7 @@ class Shard:
             raise UncoveredError(output.required)
         self._save_state(state)
         self._keep_waiting(waiting)
+        self._pages.keep_copies(state.manifest)
         if self._first:
             output.late += future
         report = self._make_report(state, offered if self._first else 0)
@@ -159,11 +131,13 @@ class Shard:
         state.timer = None
         state.drop_old()
         self._save_state(state)
+        self._pages.keep_copies(state.manifest)
 
     def _open_state(self) -> tuple[ShardState, bool]:
         """Returns the shard's state and whether memory had it; else it is read, with the runs that memory still has."""
         known = _IN_MEMORY.pop((self._query, self._label), None)
         manifest = self._pages.get(MANIFEST)
+        self._pages.find_copies(manifest)
         if known is not None and manifest is not None and known.manifest == manifest:
             state, cached = known, True
         else:
@@ -173,7 +147,18 @@ class Shard:
                 if self._schedule is not None:
                     self._schedule.begin(state, self._stream)
         state.begin(self._pages)
+        self._forget_old_states(state)
         return state, cached
+
+    def _forget_old_states(self, state: ShardState) -> None:
+        """Frees the states of shards that another worker has judged since: every shard gets the commits of every batch."""
+        old = [
+            key
+            for key, each in _IN_MEMORY.items()
+            if key[0] == self._query and (each.last_commit or 0) < (state.last_commit or 0)
+        ]
+        for key in old:
+            del _IN_MEMORY[key]
 
     def _save_state(self, state: ShardState) -> None:
         expiry = state.next_expiry()
