@@ -23,6 +23,7 @@ _SPEND_SHARE, _BURST_SHARE = 0.003, 0.006
 # Of each of many rules: together about 1 % of the events alert, as with the two.
 _MANY_SHARE = 0.0001
 _LARGE_CENTS = 2_000
+_LEAST_AMOUNTS = (0, 10, 15, 25, 40)
 _CUSTOMER, _TERMINAL = ("customer_id",), ("terminal_id",)
 _PAIR = ("customer_id", "terminal_id")
 _SAME_BY_CUSTOMER, _SAME_AT_TERMINAL = ("amount", "customer_id"), ("amount", "terminal_id")
@@ -126,6 +127,18 @@ def two_hundred(events: EventSet) -> Rules:
     return Rules(tuple(_over_features(events, 10)))
 
 
+def thousand(events: EventSet) -> Rules:
+    """1,000 rules over the same 5 grouping sets and 100 features: each of 20 for amounts from five limits on, over ten windows."""
+    limits = _Limits(events)
+    rules = [
+        limits.rule(f"f{number:02d}-a{least:02d}-w{at:02d}", group_by, measure, size, least)
+        for number, (group_by, measure) in enumerate(FEATURES)
+        for least in _LEAST_AMOUNTS
+        for at, size in enumerate(_windows(events))
+    ]
+    return Rules(tuple(rules))
+
+
 def five_features(events: EventSet) -> Rules:
     """100 rules over 5 grouping sets and 5 features, one a grouping set: what 100 rules cost with fewer features."""
     windows = [(at + 1) * max(_windows(events)) // 20 for at in range(20)]
@@ -205,6 +218,7 @@ RULE_SETS: dict[str, Callable[[EventSet], Rules]] = {
     "10": ten,
     "100": hundred,
     "200": two_hundred,
+    "1000": thousand,
     "100-of-5-features": five_features,
     "distinct": distinct,
     "sequence": sequence,
@@ -255,11 +269,13 @@ class _Limits:
         self._cents = self._columns["amount_cents"].astype(np.int64)
         self._windows: dict[tuple[str, ...], Windows] = {}
 
-    def rule(self, rule_id: str, group_by: tuple[str, ...], measure: str, window: int) -> Document:
-        """A rule whose limit fits its measure and window."""
-        return lookback(rule_id, group_by, measure, window, f"value >= {self._limit(group_by, measure, window)}")
+    def rule(self, rule_id: str, group_by: tuple[str, ...], measure: str, window: int, least: int = 0) -> Document:
+        """A rule whose limit fits its measure and window. least: it counts events of this amount or more."""
+        limit = self._limit(group_by, measure, window, 100 * least)
+        document = lookback(rule_id, group_by, measure, window, f"value >= {limit}")
+        return {**document, "where": f"amount >= {least}"} if least else document
 
-    def _limit(self, group_by: tuple[str, ...], measure: str, window: int) -> int:
+    def _limit(self, group_by: tuple[str, ...], measure: str, window: int, least_cents: int) -> int:
         if measure.startswith(("max", "avg")):
             # One large amount is in the windows of many events after it.
             return _limit(self._cents, _MANY_SHARE / 50, unit=100) // 100
@@ -273,7 +289,7 @@ class _Limits:
             # anywhere, so chance decides, and the sums are right on average.
             gaps = self._windows_by(tuple(sorted({*group_by, match[1]}))).gaps()
             values = (gaps > np.random.default_rng(1).random(len(gaps)) * window).astype(np.int64)
-        found = self._windows_by(group_by).sums(values, window)
+        found = self._windows_by(group_by).sums(np.where(self._cents >= least_cents, values, 0), window)
         unit = 100 if measure == "sum(amount)" else 1
         return _limit(found, _MANY_SHARE, unit) // unit
 
