@@ -513,7 +513,10 @@ def _is_event(stream: Stream) -> Column:
 
 
 def refuse_substitution(text: str, what: str) -> str:
-    """Returns a text that Spark parses as SQL. Raises SetupError if Spark would substitute a part of it first."""
+    """Returns `text`, which Spark parses as SQL. Raises SetupError if Spark would substitute a part of it first.
+
+    what: the thing that the text is, as the error calls it.
+    """
     if "${" in text:
         raise SetupError(
             f"{text!r} holds ${{, in place of which Spark would put a setting or a variable; use another {what}"
