@@ -403,6 +403,20 @@ def test_c4_a_version_reads_nothing_that_another_kind_left(first: str) -> None:
     assert_engine_equals_oracle(case)
 
 
+def test_c4_an_advance_before_the_first_commit_knows_the_version_that_came_just_before_it() -> None:
+    """The second version keeps rows for longer, so all windows of its events are complete."""
+    rule = {"group_by": ["c"], "measures": {"m0": "count(*)"}, "when": "true"}
+    events = [{"id": f"e{at}", "at": 10 * at, "c": 1, "n": 1, "arrival": at + 1} for at in range(1, 4)]
+    case = regression("widened, then advanced", [{**rule, "window": "5 microseconds"}], events)
+    document = {"rule_id": "r1", "stream": "tx", **rule, "window": "25 microseconds"}
+    case["changes"] += [
+        {"after": 1, "change": "insert", "rule_id": "r1", "version": 2, "status": "active", "document": document},
+        {"after": 1, "change": "insert", "rule_id": "*", "version": None, "status": "advance", "document": {"time": 5}},
+    ]
+    assert_engine_equals_oracle(case)
+    assert [alert.window_complete for alert in run_engine(case).alerts] == [True, True, True]
+
+
 def test_c4_an_alert_of_a_version_with_another_key_suppresses_nothing() -> None:
     """Customer 1 as payer is not customer 1 as payee: `suppress` is about the rule and its key."""
     rule = {"window": "5 microseconds", "measures": {"m0": "count(*)"}, "when": "true", "suppress": "1 hour"}

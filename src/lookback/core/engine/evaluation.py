@@ -169,9 +169,10 @@ class Evaluator:
         state.advanced = time if state.advanced is None else max(state.advanced, time)
         after = self._watermark(state)
         assert after is not None
+        rules = _drop_stopped(state, state.book.in_force())
+        # Before time passes: a version that came into force just now may keep rows for longer.
+        _open_features(state, rules)
         if state.last_commit is not None and (before is None or before < after):
-            rules = _drop_stopped(state, state.book.in_force())
-            _open_features(state, rules)
             _adopt_memories(state, rules)
             commits, watermarks = np.array([state.last_commit]), np.array([NEVER if before is None else before])
             timeline = Timeline(commits, watermarks, np.array([after]))
