@@ -198,10 +198,10 @@ class Evaluation(NamedTuple):
 
 
 # For each row, whether the condition holds, and whether it has an error; None: no row has one.
-Answer = tuple[list[bool], list[bool] | None]
+Evaluated = tuple[list[bool], list[bool] | None]
 _Result = TypeVar("_Result")
-# A computation that hands out conditions and gets answers, so that those of many keys are evaluated together.
-Asking = Generator[Evaluation, Answer, _Result]
+# A computation that hands out conditions and is sent their values, so that those of many keys are evaluated together.
+Computation = Generator[Evaluation, Evaluated, _Result]
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ class Steps:
 
     def find_taken(
         self, at: int, rows: Sequence[Row], taken: Sequence[TakenRows], counts: Sequence[int] | None = None
-    ) -> Asking[Answer]:
+    ) -> Computation[Evaluated]:
         """Finds the rows that a step takes, and those for which its condition has an error.
 
         taken, counts: as of `Evaluation`.
@@ -384,39 +384,46 @@ class Steps:
         assert absent is not None
         if not row.bits >> self.absent & 1:
             return False
-        return absent.own or self.evaluate([Evaluation(absent, [row], taken)])[0][0][0]
+        if absent.own:
+            return True
+        [(holds, _)] = self.evaluate([Evaluation(absent, [row], taken)])
+        return holds[0]
 
-    def run_alone(self, asking: Asking[_Result]) -> _Result:
+    def run_alone(self, computation: Computation[_Result]) -> _Result:
         """Runs a computation whose conditions are evaluated one by one."""
         try:
-            asked = next(asking)
+            evaluation = next(computation)
             while True:
-                asked = asking.send(self.evaluate([asked])[0])
+                evaluation = computation.send(self.evaluate([evaluation])[0])
         except StopIteration as end:
             result: _Result = end.value
             return result
 
-    def run_together(self, askings: Iterable[Asking[None]]) -> None:
+    def run_together(self, computations: Iterable[Computation[None]]) -> None:
         """Runs computations side by side; the conditions that they hand out at the same time are evaluated together."""
-        waiting = [(asking, asked) for asking in askings if (asked := next(asking, None)) is not None]
+        waiting = [
+            (computation, evaluation)
+            for computation in computations
+            if (evaluation := next(computation, None)) is not None
+        ]
         while waiting:
             by_step: dict[int, list[int]] = {}
-            for at, (_, asked) in enumerate(waiting):
-                by_step.setdefault(id(asked.step), []).append(at)
+            for at, (_, evaluation) in enumerate(waiting):
+                by_step.setdefault(id(evaluation.step), []).append(at)
             going = []
             for listed in by_step.values():
-                for at, answer in zip(listed, self.evaluate([waiting[at][1] for at in listed]), strict=True):
-                    asking = waiting[at][0]
+                for at, evaluated in zip(listed, self.evaluate([waiting[at][1] for at in listed]), strict=True):
+                    computation = waiting[at][0]
                     try:
-                        going.append((asking, asking.send(answer)))
+                        going.append((computation, computation.send(evaluated)))
                     except StopIteration:
                         continue
             waiting = going
 
-    def evaluate(self, asked: Sequence[Evaluation]) -> list[Answer]:
+    def evaluate(self, evaluations: Sequence[Evaluation]) -> list[Evaluated]:
         """Evaluates a condition of one step for several computations at once."""
-        condition = asked[0].step.condition
-        rows = [row for each in asked for row in each.rows]
+        condition = evaluations[0].step.condition
+        rows = [row for each in evaluations for row in each.rows]
         columns = {}
         for name in condition.fields:
             before, _, own = name.partition(".")
@@ -425,22 +432,22 @@ class Steps:
                 columns[name] = from_values(self._fields[name], [row.values[at] for row in rows])
                 continue
             number = self._numbers[before]
-            lengths = [_find_lengths(each, number) for each in asked]
+            lengths = [_find_lengths(each, number) for each in evaluations]
             if own == COUNT:
                 columns[name] = Column(BIGINT, np.array([n for each in lengths for n in each], dtype=np.int64))
                 continue
-            values = [each.taken[number].array(self._kept[own]) for each in asked]
+            values = [each.taken[number].array(self._kept[own]) for each in evaluations]
             parts = [_Part(listed, n) for listed, each in zip(values, lengths, strict=True) for n in each]
             columns[name] = Column(array(self._fields[own]), _to_objects(parts))
         result = condition.evaluate(columns, len(rows))
         holds = result.is_true().tolist()
         errors = None if result.error is None or not result.error.any() else result.error.tolist()
-        answers, start = list[Answer](), 0
-        for each in asked:
+        found, start = list[Evaluated](), 0
+        for each in evaluations:
             end = start + len(each.rows)
-            answers.append((holds[start:end], None if errors is None else errors[start:end]))
+            found.append((holds[start:end], None if errors is None else errors[start:end]))
             start = end
-        return answers
+        return found
 
     def message_values(self, names: Sequence[str], row: Row, taken: Sequence[Sequence[Row]]) -> dict[str, Any]:
         """Returns the values of names in a message: fields of the row, or arrays and numbers of the steps' rows."""
@@ -467,11 +474,11 @@ def _to_objects(parts: Sequence[Sequence[Any]]) -> Values:
     return np.fromiter(parts, dtype=object, count=len(parts))
 
 
-def _find_lengths(asked: Evaluation, number: int) -> Sequence[int]:
+def _find_lengths(evaluation: Evaluation, number: int) -> Sequence[int]:
     """Returns, for each row of an evaluation, how many rows of an earlier step it sees."""
-    if asked.counts is None or number < len(asked.taken) - 1:
-        return [len(asked.taken[number])] * len(asked.rows)
-    return asked.counts
+    if evaluation.counts is None or number < len(evaluation.taken) - 1:
+        return [len(evaluation.taken[number])] * len(evaluation.rows)
+    return evaluation.counts
 
 
 class Match:
@@ -503,7 +510,7 @@ class Match:
         self._failed = {each for each in self._failed if each < key}
         self.next = key
 
-    def offer(self, rows: Sequence[Row]) -> Asking[None]:
+    def offer(self, rows: Sequence[Row]) -> Computation[None]:
         """Offers the next rows."""
         start, size = 0, _FIRST_ROWS
         while start < len(rows) and self._ended is None:
@@ -529,7 +536,7 @@ class Match:
             return None
         return [*self.rows[:-1], RowRange(last, 0, at + 1)]
 
-    def _offer_some(self, rows: Sequence[Row]) -> Asking[int]:
+    def _offer_some(self, rows: Sequence[Row]) -> Computation[int]:
         """Offers rows until one is taken by the next step. Returns how many."""
         steps, at, listed = self._steps, len(self.rows) - 1, self.rows[-1]
         takes, errors = yield from steps.find_taken(at, rows, self.rows[:-1])

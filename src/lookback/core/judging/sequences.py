@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lookback.core.judging.matching import (
-    Asking,
+    Computation,
     Index,
     KeyedRows,
     Match,
@@ -495,7 +495,7 @@ class _KeyJudge:
         self._coming = 0
         self._index_rows()
 
-    def run(self, arrivals: Sequence[_Arrival]) -> Asking[None]:
+    def run(self, arrivals: Sequence[_Arrival]) -> Computation[None]:
         """Judges the events of the key."""
         rule_run, is_fixed = self._rule_run, self._spec.expiry == "fixed"
         self._arrivals = arrivals
@@ -534,7 +534,7 @@ class _KeyJudge:
         is_fixed = self._spec.expiry == "fixed"
         self._members = Index(self._steps, self._state.match_rows(self._spec.within)) if is_fixed else self._live
 
-    def _judge_sliding(self, row: Row, at: int) -> Asking[None]:
+    def _judge_sliding(self, row: Row, at: int) -> Computation[None]:
         """Judges an event with the rows of the time before it, after the last one that satisfies `until`."""
         first, floor = row.time - self._spec.within, self._judge.floor
         low = (first if floor is None else max(first, floor), -1)
@@ -545,7 +545,7 @@ class _KeyJudge:
             low = (time, number + 1)
         return self._judge_row(row, at, low, self._state.since)
 
-    def _judge_fixed(self, row: Row, at: int, may_complete: bool) -> Asking[None]:
+    def _judge_fixed(self, row: Row, at: int, may_complete: bool) -> Computation[None]:
         """Judges an event with the rows before it in the match that has begun when it arrives."""
         state, is_until = self._state, row.bits >> self._steps.until & 1
         if state.match is not None and row.time < state.match.begin:
@@ -562,7 +562,7 @@ class _KeyJudge:
         if is_until:
             state.match = None
 
-    def _judge_row(self, row: Row, at: int, low: SortKey, since: int) -> Asking[None]:
+    def _judge_row(self, row: Row, at: int, low: SortKey, since: int) -> Computation[None]:
         """Judges whether an event completes the steps, with the rows from `low` up to itself, of numbers from `since` on.
 
         The event may satisfy the last step.
