@@ -146,7 +146,7 @@ class Grouping:
 
     @cached_property
     def _latest_arrival(self) -> Int64s:
-        """How far the first rows of `sorted` have arrived, by their number: the highest number of key * events + position."""
+        """The highest key * events + position among the first rows of `sorted`, by how many they are."""
         latest = np.full(len(self.sorted) + 1, -1, dtype=np.int64)
         np.maximum.accumulate(self.numbers[self.sorted] * len(self.times) + self.sorted, out=latest[1:])
         return latest
@@ -158,7 +158,7 @@ class Grouping:
 
     @cached_property
     def _in_order_before(self) -> Int64s | None:
-        """How many of the first events of `sorted` are in order, by their number; None if all are."""
+        """The number of events in order among the first of `sorted`, by how many they are; None if all are in order."""
         if not self.has_disorder.any():
             return None
         before = np.zeros(len(self.sorted) + 1, dtype=np.int64)

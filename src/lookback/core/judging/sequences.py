@@ -276,7 +276,7 @@ class _KeyedBatch:
 
     @property
     def keys(self) -> int:
-        """How many keys the grouping has."""
+        """The number of keys of the grouping."""
         return len(self._rule_run.grouping.distinct.low)
 
     def mark_events(self, mask: Mask) -> Mask:
@@ -365,7 +365,7 @@ class _Judge:
     """Judges the events of a segment by a sequence.
 
     Events that cannot complete the steps are found for all keys at once. A key is followed event by event where more than
-    its rows may change: where an alert resets it, where it waits for absent events, where a match has fixed expiry. Of the
+    its rows may change: where an alert resets it, where it waits for absent events, where a match has fixed expiry. In all
     other keys only the events that may complete the steps are judged, each with the rows that may count for it.
     """
 

@@ -56,8 +56,8 @@ _decode_json = json.JSONDecoder().raw_decode
 class _Entry:
     """A key's wake and its value; value None: forgotten, or never put. text: the value as JSON until it is decoded.
 
-    run: the run that has the newest row of the key, None if there is none. Of that row, rows: its count; characters: the
-    length of its text; uncounted: its text, if it has no count.
+    run: the run that has the newest row of the key, None if there is none. rows: the count of that row; characters:
+    the length of its text; uncounted: its text, if it has no count.
     """
 
     wake: int = NEVER_DUE

@@ -142,8 +142,8 @@ def _number_wide_keys(keys: Keys) -> tuple[Int64s, Keys]:
 def order_by_group(numbers: Int64s, times: Int64s) -> Int64s:
     """Returns the positions of rows sorted by (number, time), a stable order; shape (rows,).
 
-    numbers: from 0. A few sorted runs, one after another, are merged. Of other rows, only the numbers whose times are not in
-    order are sorted by time, since most are in order.
+    numbers: from 0. A few sorted runs, one after another, are merged. Other rows are sorted by time only in the numbers whose
+    times are not in order, since most are in order.
     """
     placed = _place_runs(numbers, times)
     if placed is not None:
