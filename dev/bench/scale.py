@@ -199,7 +199,7 @@ def _make_batch(rows: int, batch: int) -> pa.RecordBatch:
         "k": pa.array(random.integers(0, 100_000, rows)),
         "n": pa.array(random.integers(0, 10_000, rows).astype(np.int32)),
         "amount": cents,
-        "_kind": pa.array(np.zeros(rows, np.int8)),
+        "_kind": pa.array(np.full(rows, ord("i"), np.int8)),
         "_commit_version": pa.array(np.full(rows, batch + 1)),
         "_committed": pa.nulls(rows, pa.timestamp("us", tz="UTC")),
     }

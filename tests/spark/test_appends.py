@@ -131,24 +131,29 @@ def alter(text: str) -> Callable[[Tables], None]:
     return lambda tables: tables.spark.sql(f"alter table {tables.identifier('alerts')} {text}") and None
 
 
+def feature(name: str) -> Callable[[Tables], None]:
+    return alter(f"set tblproperties ('delta.{name}' = 'true')")
+
+
 @pytest.mark.parametrize(
     ("change", "is_direct"),
     [
-        (alter("add columns (team string)"), True),
-        (alter("set tblproperties ('delta.enableChangeDataFeed' = 'true')"), True),
-        (alter("set tblproperties ('delta.enableInCommitTimestamps' = 'true')"), True),
-        (alter("set tblproperties ('delta.enableDeletionVectors' = 'true')"), True),
-        (alter("set tblproperties ('delta.enableRowTracking' = 'true')"), False),
-        (alter("add constraint short check (length(alert_id) < 9)"), False),
-        (
+        pytest.param(alter("add columns (team string)"), True, id="column"),
+        pytest.param(feature("enableChangeDataFeed"), True, id="change-feed", marks=pytest.mark.long),
+        pytest.param(feature("enableInCommitTimestamps"), True, id="commit-times", marks=pytest.mark.long),
+        pytest.param(feature("enableDeletionVectors"), True, id="deletion-vectors", marks=pytest.mark.long),
+        pytest.param(feature("enableRowTracking"), False, id="row-tracking", marks=pytest.mark.long),
+        pytest.param(alter("add constraint short check (length(alert_id) < 9)"), False, id="constraint"),
+        pytest.param(
             alter(
                 "set tblproperties ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2', "
                 "'delta.minWriterVersion' = '5')"
             ),
             False,
+            id="column-mapping",
+            marks=pytest.mark.long,
         ),
     ],
-    ids=["column", "change-feed", "commit-times", "deletion-vectors", "row-tracking", "constraint", "column-mapping"],
 )
 def test_a_table_that_others_have_altered_gets_the_rows_of_a_batch_once(
     change: Callable[[Tables], None], is_direct: bool, tables: Tables
