@@ -46,6 +46,7 @@ def as_text(value: Any) -> str | None:
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
+@pytest.mark.long
 def test_figures_of_a_workspace_are_those_of_local_status(tables: Tables) -> None:
     spark = tables.spark
     tables.create(STREAM)

@@ -74,6 +74,7 @@ def test_every_table_of_the_settings_has_its_order_and_maintain_deletes_by_them(
     assert found.older.count == 0
 
 
+@pytest.mark.long
 def test_rows_that_are_older_go_and_what_rebuilds_and_notifiers_read_stays(tables: Tables) -> None:
     old, young = ago(400), ago(300)
     alerts = [("a1", 0, old, 5), ("a1", 1, young, 9), ("a2", 0, old, 6), ("a3", 0, old, 6), ("a4", 0, young, 8)]

@@ -441,6 +441,7 @@ def test_a_decision_has_the_revision_that_was_seen_and_says_where_it_is_no_longe
         record_review(tables, name, "confirmed", "kim", revision=2)
 
 
+@pytest.mark.long
 def test_a_notebook_that_is_run_again_decides_only_on_the_alert_that_is_named(tables: Tables, capsys: Any):
     commit(tables, [event(1, 0), event(2, 60)])
     evaluate(tables, {**ANY, "message": "{n} spends"})
