@@ -190,6 +190,8 @@ def _gather(answers: pa.Table) -> None:
 
 
 def _make_batch(rows: int, batch: int) -> pa.RecordBatch:
+    from lookback.spark.stream.dispatch import INSERTED  # noqa: PLC0415
+
     random = np.random.default_rng(batch)
     first = batch * rows
     cents = pa.array(random.integers(100, 10_000, rows)).cast(pa.decimal128(20, 0)).cast(pa.decimal128(18, 2))
@@ -199,7 +201,7 @@ def _make_batch(rows: int, batch: int) -> pa.RecordBatch:
         "k": pa.array(random.integers(0, 100_000, rows)),
         "n": pa.array(random.integers(0, 10_000, rows).astype(np.int32)),
         "amount": cents,
-        "_kind": pa.array(np.full(rows, ord("i"), np.int8)),
+        "_kind": pa.array(np.full(rows, INSERTED, np.int8)),
         "_commit_version": pa.array(np.full(rows, batch + 1)),
         "_committed": pa.nulls(rows, pa.timestamp("us", tz="UTC")),
     }

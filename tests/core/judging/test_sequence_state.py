@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from test_equals_oracle import DictStore
 
 import lookback
+from growth import grows_in_proportion
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
@@ -153,27 +153,7 @@ def test_c8_a_sequence_takes_time_in_proportion_to_the_events_of_a_key(
     events: int, last: str, message: str, expiry: str
 ) -> None:
     steps = [{"name": "a", "where": "n = 1", "at_least": 2}, {"name": "b", "where": last}]
-    assert grows_in_proportion(events, steps, message, expiry=expiry)
-
-
-def grows_in_proportion(events: int, steps: list[dict[str, Any]], message: str = "", **sequence: Any) -> bool:
-    """Whether twice the events take little more than twice the time."""
-    judged(100, steps, message, **sequence)
-    # The machine may be busy with other things in one of the attempts.
-    return any(_grows_in_proportion(events, steps, message, **sequence) for _ in range(8))
-
-
-def _grows_in_proportion(events: int, steps: list[dict[str, Any]], message: str, **sequence: Any) -> bool:
-    found: dict[int, list[float]] = {events: [], 2 * events: []}
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(4):
-            for count, seconds in found.items():
-                seconds.append(judged(count, steps, message, **sequence)[2])
-    finally:
-        gc.enable()
-    return min(found[2 * events]) <= 2.2 * min(found[events])
+    assert grows_in_proportion(lambda count: judged(count, steps, message, expiry=expiry)[2], events)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +167,15 @@ def _grows_in_proportion(events: int, steps: list[dict[str, Any]], message: str,
 def test_c8_a_window_that_slides_past_events_takes_time_in_proportion_to_them(last: str) -> None:
     """The window begins with another event at each, sees half as many as there are, and none of them answers."""
     steps = [{"name": "a", "where": "n = 1", "at_least": 2}, {"name": "b", "where": last}]
-    assert grows_in_proportion(2_000, steps, minutes=120)
+    assert grows_in_proportion(lambda count: judged(count, steps, minutes=120)[2], 2_000)
 
 
 @pytest.mark.parametrize("expiry", ["sliding", "fixed"])
 def test_c8_absences_count_the_events_of_a_step_without_a_list_of_them(expiry: str) -> None:
     steps = [{"name": "a", "where": "n = 1"}, {"name": "b", "where": "n = 1"}]
     steps.append({"name": "silent", "absent": "n = 2", "within": "1 minute"})
-    assert grows_in_proportion(1_000, steps, "{a.count} and {b.count}", expiry=expiry)
+    message = "{a.count} and {b.count}"
+    assert grows_in_proportion(lambda count: judged(count, steps, message, expiry=expiry)[2], 1_000)
 
 
 @pytest.mark.parametrize("together", [False, True])

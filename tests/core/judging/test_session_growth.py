@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import functools
 import json
 import time
 import tracemalloc
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from test_equals_oracle import DictStore
 
+from growth import least_seconds
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
@@ -73,20 +74,15 @@ def judge(batch: Batch) -> int:
     return sum(map(len, store.pages.values()))
 
 
-def seconds_of(*batches: Batch) -> tuple[float, ...]:
-    """The least processor time that each batch takes, of turns that alternate; without the garbage collector, as timeit."""
-    found: list[list[float]] = [[] for _ in batches]
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(5):
-            for batch, times in zip(batches, found, strict=True):
-                start = time.process_time()
-                judge(batch)
-                times.append(time.process_time() - start)
-    finally:
-        gc.enable()
-    return tuple(map(min, found))
+def seconds_of(*batches: Batch) -> list[float]:
+    """The least processor time that each batch takes."""
+
+    def measure(batch: Batch) -> float:
+        start = time.process_time()
+        judge(batch)
+        return time.process_time() - start
+
+    return least_seconds(*(functools.partial(measure, batch) for batch in batches), turns=5)
 
 
 def memory_of(batch: Batch) -> int:

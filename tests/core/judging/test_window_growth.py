@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,22 +9,12 @@ import numpy as np
 import pytest
 
 from dev.bench.shapes import DAY, HOUR, MINUTE, SECOND, Shard
+from growth import least_seconds
 from lookback.core.values.windows import TiledWindow
 
 SLIDING = {
     "group_by": ["k"], "window": {"sliding": "1 day", "slide": "5 minutes"}, "measures": {"m": "sum(amount)"}, "when": "m < 0",
 }  # fmt: skip
-
-
-def least_seconds(*measured: Callable[[], float], turns: int = 4) -> list[float]:
-    """The least processor time of each, of turns that alternate; without the garbage collector, as timeit."""
-    gc.collect()
-    gc.disable()
-    try:
-        found = [[measure() for measure in measured] for _ in range(turns)]
-    finally:
-        gc.enable()
-    return [min(seconds) for seconds in zip(*found, strict=True)]
 
 
 def after(rows: int, step: int) -> Callable[[], float]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from growth import grows_in_proportion
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules import rulebook
@@ -55,17 +56,13 @@ def events(rows: int, commit: int = 1) -> Batch:
 def grows_linearly(run: Callable[[int], Callable[[], object]], size: int) -> bool:
     """Whether twice the size takes at most 2.2 times the time. run: prepares, and returns what is timed."""
 
-    def time_of(rows: int) -> float:
-        spent = []
-        for _ in range(5):
-            act = run(rows)
-            start = time.process_time()
-            act()
-            spent.append(time.process_time() - start)
-        return min(spent)
+    def seconds_for(rows: int) -> float:
+        act = run(rows)
+        start = time.process_time()
+        act()
+        return time.process_time() - start
 
-    # The machine may be busy with other things in one of the attempts.
-    return any(time_of(2 * size) <= 2.2 * time_of(size) for _ in range(12))
+    return grows_in_proportion(seconds_for, size)
 
 
 def test_a_rule_is_compiled_once_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

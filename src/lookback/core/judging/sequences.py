@@ -277,7 +277,7 @@ class _KeyedBatch:
     @property
     def keys(self) -> int:
         """The number of keys of the grouping."""
-        return len(self._rule_run.grouping.distinct.low)
+        return len(self._rule_run.grouping.distinct)
 
     def mark_events(self, mask: Mask) -> Mask:
         """Marks the rows of events that a mask marks."""
@@ -372,7 +372,7 @@ class _Judge:
     def __init__(self, rule_run: RuleRun) -> None:
         assert rule_run.spec.sequence is not None
         self.rule_run, self.spec, self.steps = rule_run, rule_run.spec.sequence, Steps(rule_run)
-        self.absent, self._is_fixed = self.steps.compiled.absent, self.spec.expiry == "fixed"
+        self.absent, self.is_fixed = self.steps.compiled.absent, self.spec.expiry == "fixed"
         # How long an absence is waited for.
         self.wait = 0 if self.absent is None else self.absent.step.within
         # A `KeyState` per key.
@@ -445,8 +445,7 @@ class _Judge:
 
     def _key_of(self, number: int) -> Key:
         """Returns the key of a number of the grouping, as tables know it."""
-        distinct = self.rule_run.grouping.distinct
-        return distinct.low.item(number), distinct.high.item(number)
+        return self.rule_run.grouping.distinct.pair(number)
 
     def _put(self, key: Key, state: KeyState) -> None:
         wake = state.forget(self._oldest, self.spec.within, self.rule_run.rule.allowed_lateness, self.wait)
@@ -460,7 +459,7 @@ class _Judge:
         order = batch.order
         rows = KeyedRows(batch.numbers[order], batch.times[order], batch.bits[order], order, batch.read_field)
         # With fixed expiry, or after a reset, a row that came before `until` may lie in a match that began since.
-        until_ends = not (self._is_fixed or self.rule_run.spec.reset_on_alert)
+        until_ends = not (self.is_fixed or self.rule_run.spec.reset_on_alert)
         judged = np.flatnonzero(may_complete[order])
         found = self.steps.find_candidates(rows, judged, self.spec.within, self.floor, until_ends)
         edges = np.bincount(found.starts, minlength=len(order) + 1)
@@ -473,7 +472,7 @@ class _Judge:
     def _find_followed(self, batch: _KeyedBatch, is_candidate: Mask, is_kept: Mask) -> Mask:
         """Marks the keys that are followed event by event, shape (keys,)."""
         is_followed: Mask = np.zeros(batch.keys, dtype=bool)
-        if self._is_fixed:
+        if self.is_fixed:
             is_followed = batch.mark_keys(is_candidate | is_kept)
             is_followed[list(batch.states)] = True
         elif self.absent is not None or self.rule_run.spec.reset_on_alert:
@@ -497,8 +496,7 @@ class _KeyJudge:
 
     def run(self, arrivals: Sequence[_Arrival]) -> Computation[None]:
         """Judges the events of the key."""
-        rule_run, is_fixed = self._rule_run, self._spec.expiry == "fixed"
-        self._arrivals = arrivals
+        rule_run, self._arrivals = self._rule_run, arrivals
         for self._coming, (row, at, may_complete) in enumerate(arrivals, 1):
             if self._absent is not None:
                 self._pass_time(int(rule_run.watermarks[at]))
@@ -506,7 +504,7 @@ class _KeyJudge:
                 self._end_waits(row, at)
             self._state.next = row.number + 1
             self._add_row(row)
-            if is_fixed:
+            if self._judge.is_fixed:
                 yield from self._judge_fixed(row, at, may_complete)
             elif may_complete:
                 yield from self._judge_sliding(row, at)
@@ -531,8 +529,9 @@ class _KeyJudge:
         # The sort keys of rows that arrived after one that is later in time; None until they are needed.
         self._late: list[SortKey] | None = None
         self._live = Index(self._steps, self._state.rows)
-        is_fixed = self._spec.expiry == "fixed"
-        self._members = Index(self._steps, self._state.match_rows(self._spec.within)) if is_fixed else self._live
+        self._members = self._live
+        if self._judge.is_fixed:
+            self._members = Index(self._steps, self._state.match_rows(self._spec.within))
 
     def _judge_sliding(self, row: Row, at: int) -> Computation[None]:
         """Judges an event with the rows of the time before it, after the last one that satisfies `until`."""

@@ -48,7 +48,7 @@ BLOCKS = StructType(
 )
 _KIND, _COMMITTED, _WAKES = "_kind", "_committed", "_wakes"
 # The first letter of a kind of change says which it is: insert, delete, update_preimage, update_postimage.
-_INSERTED, _DELETED = ord("i"), ord("d")
+INSERTED, DELETED = ord("i"), ord("d")
 _WAKING_BLOCKS = StructType([*BLOCKS.fields, StructField(_WAKES, TimestampType())])
 # A stream with at most so many fields is read whole, so that a rule that reads one more field needs no new query. Only the
 # fields that rules read go on to the shards.
@@ -129,7 +129,7 @@ class Dispatch:
         for chunk in _merge_batches(batches):
             coverage = coverage or self._read_coverage(frozenset(chunk.schema.names))
             kinds = chunk.column(_KIND).to_numpy()
-            for kind in (_INSERTED, _DELETED):
+            for kind in (INSERTED, DELETED):
                 at = np.flatnonzero(kinds == kind)
                 if len(at):
                     yield self._build_blocks(
@@ -149,10 +149,10 @@ class Dispatch:
         commits = chunk.column(COMMIT).to_numpy()
         columns = {name: from_arrow(chunk.column(name), stream.fields[name]) for name in sorted(routing.reads)}
         events = Events(columns, commits, stream.event_id, stream.event_time)
-        header: dict[str, Any] = {"deleted": kind == _DELETED, "rows": len(commits), "coverage": coverage.to_dict()}
+        header: dict[str, Any] = {"deleted": kind == DELETED, "rows": len(commits), "coverage": coverage.to_dict()}
         future: list[LateEvent] = []
         wakes: int | None = None
-        if kind == _INSERTED:
+        if kind == INSERTED:
             ahead = chunk.column(_COMMITTED)
             if ahead.null_count < len(ahead):
                 committed = from_arrow(ahead, stream.fields[stream.event_time])

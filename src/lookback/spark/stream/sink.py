@@ -22,7 +22,6 @@ from lookback.core.streams.blocks import LATE_SCHEMA, merge_alerts, unpack_failu
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
-from lookback.spark.platform.session import on_databricks
 from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
 from lookback.spark.tables.appends import append_directly
 from lookback.spark.tables.lakehouse import commit_file, read_actions
@@ -138,7 +137,7 @@ def is_written(tables: Tables, name: str, mark: str) -> bool:
     """Returns whether a commit of the table carries `mark` as its user metadata."""
     if tables.is_unwritten(name):
         return False
-    folder = None if on_databricks() else tables.local_folder(name)
+    folder = tables.log_folder(name)
     # The log's files answer without a job that reads them all, where no commit is of this query.
     parts = _read_history(tables, name) if folder is None else _read_log(folder, tables.version(name))
     query = mark.rpartition(":")[0]

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
 from pyspark.sql.types import StructType
 
-from lookback.spark.platform.session import is_connect, on_databricks
+from lookback.spark.platform.session import is_connect
 from lookback.spark.tables.lakehouse import STATISTICS, commit_file
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 
@@ -40,7 +40,7 @@ def append_directly(tables: Tables, rows: pa.Table, name: str, mark: str) -> boo
     Returns False, with nothing committed, if Spark must append the rows: on Databricks, over Spark Connect, to tables
     elsewhere, and to a table that somebody altered so that it asks more of its writers than a plain file.
     """
-    folder = None if on_databricks() or is_connect(tables.spark) else tables.local_folder(name)
+    folder = None if is_connect(tables.spark) else tables.log_folder(name)
     if folder is None:
         return False
     jvm: Any = tables.spark._jvm

@@ -264,7 +264,7 @@ class Tables:
 
     def version(self, name: str) -> int:
         """Returns the number of the last commit; a table that was just created has 0."""
-        folder = None if on_databricks() else self.local_folder(name)
+        folder = self.log_folder(name)
         # The log's files answer without a job, which takes longer than most callers' own work.
         commit = None if folder is None else _find_last_commit(folder)
         if commit is not None:
@@ -274,6 +274,10 @@ class Tables:
     def local_folder(self, name: str) -> Path | None:
         """Returns the folder of a table if it is on this machine, else None."""
         return find_local_path(self.path_or_name(name)) if self.is_place(name) else None
+
+    def log_folder(self, name: str) -> Path | None:
+        """Returns the folder of a table whose log this process may read itself; None on Databricks, and elsewhere."""
+        return None if on_databricks() else self.local_folder(name)
 
     def is_unwritten(self, name: str) -> bool:
         """Returns whether nothing can have been written to a table since it was created; False if that is not known."""

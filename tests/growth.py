@@ -1,0 +1,29 @@
+"""How time grows with the work: processor time, of which the least of some turns counts."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+# The machine may be busy with other things in one of the attempts.
+_ATTEMPTS = 8
+
+
+def least_seconds(*measured: Callable[[], float], turns: int = 4) -> list[float]:
+    """The least processor time of each, of turns that alternate; without the garbage collector, as timeit."""
+    gc.collect()
+    gc.disable()
+    try:
+        found = [[measure() for measure in measured] for _ in range(turns)]
+    finally:
+        gc.enable()
+    return [min(seconds) for seconds in zip(*found, strict=True)]
+
+
+def grows_in_proportion(seconds_for: Callable[[int], float], size: int) -> bool:
+    """Whether twice the size takes at most 2.2 times the time. seconds_for: does the work of a size, and returns its time."""
+    for _ in range(_ATTEMPTS):
+        few, many = least_seconds(lambda: seconds_for(size), lambda: seconds_for(2 * size))
+        if many <= 2.2 * few:
+            return True
+    return False
