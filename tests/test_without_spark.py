@@ -43,7 +43,7 @@ COMMANDS = {
     "alerts": [], "review": ["a", "--disposition", "confirmed"], "notify": ["--all", "--once"],
     "advance": ["transactions", "2026-01-01"],
     "rules push": [RULE], "rules list": [], "rules pause": ["r"], "rules resume": ["r"], "rules retire": ["r"],
-    "rules clear-state": ["transactions"], "rules retire-all": ["transactions"], "rules export": [],
+    "rules set": ["r", "n=1"], "rules clear-state": ["transactions"], "rules retire-all": ["transactions"], "rules export": [],
 }  # fmt: skip
 WITHOUT = {"rules check": [RULE], "rules schema": [], "stream new": [str(ROOT / "conf/samples/transactions.parquet")]}
 # It talks to a workspace and has an extra of its own.

@@ -117,7 +117,7 @@ class _Demo:
         self._change("rule added, new grouping key", added)
         self._ingest(next(parts))
         limit = load_rule_document(self.settings.conf / "rules" / f"{_CHANGED}.yml")
-        limit["when"] = "total >= 800 and payments >= 3"
+        limit["parameters"] = {"limit": 800}
         self._change("limit changed from 1000 to 800", limit)
         self._ingest(next(parts))
         paused = load_rule_document(self.settings.conf / "rules" / f"{_PAUSED}.yml")

@@ -303,13 +303,19 @@ def publish_rule(
     return version
 
 
+def _describe_document(document: dict[str, Any] | None) -> dict[str, str]:
+    if not document:
+        return dict.fromkeys(("kind", "stream", "severity", "when"), "")
+    rule, _ = read_rule(document)
+    return {"kind": rule.kind, "stream": rule.stream, "severity": rule.severity, "when": rule.when}
+
+
 def list_rules(workspace: Workspace) -> pd.DataFrame:
     """Shows the last version of every rule."""
     rows = [
         {
             "rule_id": row.rule_id, "version": row.version, "status": row.status,
-            "kind": read_rule(row.document)[0].kind if row.document else "",
-            **{name: (row.document or {}).get(name, "") for name in ("stream", "severity", "when")},
+            **_describe_document(row.document),
             "author": row.author, "changed_at": row.changed_at,
         }
         for row in workspace.rules.rows()

@@ -76,9 +76,18 @@ def test_alerts_of_two_rules_over_the_slice_equal_a_plain_recomputation(
     # The sample is of 2018.
     assert [(finding["level"], finding["check"]) for finding in status["findings"]] == [("note", "watermark_behind")]
     run("rules", "pause", "large-payment")
-    assert [(row["rule_id"], row["version"], row["status"]) for row in listed("rules", "list")] == [
-        ("customer-day-spend", 1, "active"), ("large-payment", 2, "paused"),
-    ]  # fmt: skip
+    changed = run("rules", "set", "customer-day-spend", "limit=1200", "--author", "me")
+    assert changed == "published customer-day-spend version 2 with limit = 1200\n"
+    last = {row["rule_id"]: row for row in listed("rules", "list")}
+    assert {rule_id: (row["version"], row["status"]) for rule_id, row in last.items()} == {
+        "customer-day-spend": (2, "active"), "large-payment": (2, "paused"),
+    }  # fmt: skip
+    document = last["customer-day-spend"]["document"]
+    assert document["parameters"] == {"limit": 1200}
+    # Contract 10.1: its tests go on to mean what they meant.
+    assert {test["parameters"]["limit"] for test in document["tests"]} == {1000}
+    run("rules", "set", "customer-day-spend", "limit=many", code=1)
+    run("rules", "set", "large-payment", "limit=1", code=1)
     assert "rule_id: large-payment" in run("rules", "export", "large-payment")
     run("advance", "transactions", "2018-08-01")
     run("rules", "clear-state", "transactions")
@@ -86,6 +95,7 @@ def test_alerts_of_two_rules_over_the_slice_equal_a_plain_recomputation(
     (batch,) = [json.loads(line) for line in run("evaluate", "transactions", "--once", "--json").splitlines()]
     assert [(row["rule_id"], row["action"], row["message"]) for row in batch["log"]] == [
         ("large-payment", "paused", ""),
+        ("customer-day-spend", "activated", ""),
         ("*", "advance", "to 2018-08-01T00:00:00Z"),
         ("*", "clear_state", ""),
         ("customer-day-spend", "retired", "by retire_all"),

@@ -13,6 +13,7 @@ import yaml
 from lookback.commands.options import FOUND_PROBLEMS, AddCommand, load_settings, make_adder, open_tables, wants_json
 from lookback.config import load_rule_document
 from lookback.core.errors import RuleError
+from lookback.core.rules.document import read_rule
 from lookback.core.rules.remarks import Remark, find_remarks
 from lookback.core.values.texts import count_noun, join_words
 from lookback.data_remarks import find_data_remarks
@@ -62,6 +63,11 @@ def _add_subcommands(command: AddCommand) -> None:
         sub.add_argument("--author", default="")
         sub.add_argument("--comment", default="")
         sub.set_defaults(status=status)
+    changed = command("set", _set_parameters, "publish a version with other values of parameters")
+    changed.add_argument("rule_id")
+    changed.add_argument("values", nargs="+", type=_read_pair, metavar="NAME=VALUE", help="such as limit=1200")
+    changed.add_argument("--author", default="")
+    changed.add_argument("--comment", default="")
     for name, text in (
         ("clear-state", "forget all window state of a stream; its rules go on with empty windows"),
         ("retire-all", "retire all rules of a stream"),
@@ -174,6 +180,22 @@ def _set_status(options: argparse.Namespace) -> None:
     print(f"published {options.rule_id} version {version} ({options.status})")
 
 
+def _read_pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as limit=1200")
+    return name, value
+
+
+def _set_parameters(options: argparse.Namespace) -> None:
+    rules = _open_rules_table(options)
+    version = rules.set_parameters(
+        options.rule_id, dict(options.values), author=options.author, comment=options.comment
+    )
+    pairs = ", ".join(f"{name} = {value}" for name, value in options.values)
+    print(f"published {options.rule_id} version {version} with {pairs}")
+
+
 def _list_rules(options: argparse.Namespace) -> None:
     rows = [asdict(row) for row in _open_rules_table(options).rows()]
     if wants_json(options):
@@ -181,7 +203,7 @@ def _list_rules(options: argparse.Namespace) -> None:
         return
     for row in rows:
         document = row["document"] or {}
-        row.update(stream=document.get("stream"), when=document.get("when"))
+        row.update(stream=document.get("stream"), when=read_rule(document)[0].when)
     print_table(rows, ("rule_id", "version", "status", "stream", "when", "author", "changed_at"))
 
 

@@ -16,7 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
-from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_document
+from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_document, read_rule
+from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
 from lookback.core.rules.rulebook import COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
 from lookback.core.streams.declaration import Stream
@@ -91,7 +92,7 @@ class RulesTable:
         """
         compiled = self.check(document)
         text = _write_document(compiled, self.streams)
-        return self._publish(compiled.spec.rule_id, status, lambda last: text, author, comment)
+        return self._publish(compiled.spec.rule_id, lambda last: (status, text), author, comment)
 
     def set_status(self, rule_id: str, status: str, *, author: str = "", comment: str = "") -> int:
         """Publishes a version with the last one's document and another status. Raises RuleError for an unknown rule.
@@ -99,13 +100,40 @@ class RulesTable:
         The document is that of the version right before, even if another process publishes at the same time.
         """
 
-        def document_of(last: RuleRow | None) -> str:
-            if last is None or last.document is None:
-                known = ", ".join(row.rule_id for row in self.rows()) or "none"
-                raise RuleError(rule_id, [Problem("rule_id", f"there is no such rule in the table; known are {known}")])
-            return json.dumps(last.document, ensure_ascii=False)
+        def make_row(last: RuleRow | None) -> tuple[str, str]:
+            return status, json.dumps(self._require_document(rule_id, last)[1], ensure_ascii=False)
 
-        return self._publish(rule_id, status, document_of, author, comment)
+        return self._publish(rule_id, make_row, author, comment)
+
+    def set_parameters(
+        self, rule_id: str, changes: Mapping[str, object], *, author: str = "", comment: str = ""
+    ) -> int:
+        """Publishes a version with the last one's document and status, and with other values for some of its parameters.
+
+        changes: the new values by the names of parameters. A text is read as the kind of value that the parameter has. The
+        document's tests go on to mean what they meant: each that names no `parameters` is given the values from before. A
+        quarantined rule becomes active again.
+        Raises RuleError for an unknown rule, parameter or value, for a retired rule, and if the new document fails its check.
+        """
+
+        def make_row(last: RuleRow | None) -> tuple[str, str]:
+            last, document = self._require_document(rule_id, last)
+            if last.status == "retired":
+                message = "is retired; publish its document again with `lookback rules push`"
+                raise RuleError(rule_id, [Problem("status", message)])
+            rule, problems = read_rule(document)
+            values, wrong = Parameters(rule.parameters).change(changes)
+            if problems or wrong:
+                raise RuleError(rule_id, problems or wrong)
+            document["parameters"] = values
+            if rule.tests:
+                document["tests"] = [
+                    {**test, "parameters": {**rule.parameters, **test.get("parameters", {})}} for test in rule.tests
+                ]
+            status = "active" if last.status == "quarantined" else last.status
+            return status, _write_document(self.check(document), self.streams)
+
+        return self._publish(rule_id, make_row, author, comment)
 
     def quarantine(self, quarantine: Quarantine) -> bool:
         """Takes the version that `quarantine` names out of service by a further version. Returns whether it published one.
@@ -180,12 +208,17 @@ class RulesTable:
             raise RuleError(rule_id, [Problem("rule_id", "there is no such rule in the table")])
         return [row.document for row in rows if row.document and (rule_id is not None or row.status != "retired")]
 
+    def _require_document(self, rule_id: str, last: RuleRow | None) -> tuple[RuleRow, dict[str, Any]]:
+        """Returns the row of a rule's last version and a copy of its document. Raises RuleError if there is none."""
+        if last is None or last.document is None:
+            known = ", ".join(row.rule_id for row in self.rows()) or "none"
+            raise RuleError(rule_id, [Problem("rule_id", f"there is no such rule in the table; known are {known}")])
+        return last, dict(last.document)
+
     def _publish(
-        self, rule_id: str, status: str, document_of: Callable[[RuleRow | None], str], author: str, comment: str
+        self, rule_id: str, make_row: Callable[[RuleRow | None], tuple[str, str]], author: str, comment: str
     ) -> int:
-        """Publishes the version after the last one. document_of: makes its document from the row of the version before."""
-        if status not in STATUSES:
-            raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
+        """Publishes the version after the last one. make_row: makes its status and document from the version before."""
         for _ in self._attempt(rule_id):
             rows = self._read_rows(rule_id)
             # A row without a version counted as the next version when it was written.
@@ -196,7 +229,10 @@ class RulesTable:
                     rule_id,
                     [Problem("version", f"the table has version {version - 1:,}; delete that row, it is the last")],
                 )
-            if self._insert(rows, _NewRow(rule_id, version, status, document_of(_find_last(rows)), author, comment)):
+            status, document = make_row(_find_last(rows))
+            if status not in STATUSES:
+                raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
+            if self._insert(rows, _NewRow(rule_id, version, status, document, author, comment)):
                 return version
         raise AssertionError  # the attempts end with an error
 

@@ -70,9 +70,11 @@ def _run_test(rule: CompiledRule, stream: Stream, test: Mapping[str, Any]) -> li
     if wrong:
         return wrong
     harness = Harness(stream)
-    harness.rule(rule.spec)
     try:
+        harness.rule(_with_parameters(rule.spec, test))
         harness.events(rows)
+    except RuleError as error:
+        return [f"with these parameters {problem}" for problem in error.problems]
     except EventError as error:
         return [str(error)]
     # An error also leaves out alerts; listing those as differences would hide the cause.
@@ -80,6 +82,12 @@ def _run_test(rule: CompiledRule, stream: Stream, test: Mapping[str, Any]) -> li
         return [f"{message}; {_find_cause(rule, rows, stream)}" for message in failed]
     every = any("verdict" in alert for alert in expected)
     return _find_differences([alert for alert in harness.alerts if every or alert.verdict == "raised"], expected)
+
+
+def _with_parameters(rule: Rule, test: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the document of a rule with the values that a test gives to its parameters."""
+    own = {"parameters": {**rule.parameters, **test["parameters"]}} if "parameters" in test else {}
+    return {**rule.document, **own}
 
 
 def _find_unknown_fields(rows: Sequence[Mapping[str, Any]], stream: Stream) -> Iterator[str]:

@@ -46,6 +46,7 @@ SCHEMA = Draft202012Validator(build_rule_schema())
 
 _ALL = {
     "description": "Everything at once",
+    "parameters": {"limit": 1.5, "span": "1 hour", "only": True},
     "severity": "low",
     "where": "true",
     "effective_from": "2026-01-01T00:00:00Z",
@@ -54,7 +55,7 @@ _ALL = {
     "suppress": "1 hour",
     "tests": [
         {"name": "nothing", "events": [{"tags": ["a", None]}], "alerts": [{"event_id": 1, "measures": {"n": 1.5}}]},
-        {"events": []},
+        {"events": [], "parameters": {}},
     ],
 }
 # Of each kind one with all its keys.

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
@@ -269,6 +269,31 @@ def _is_read_as_name(text: str, word: str, times: int) -> bool:
         return False
     columns = [] if tree is None else list(tree.find_all(exp.Column))
     return [[part.name for part in column.parts] for column in columns] == [[word]] * times
+
+
+class Marker(NamedTuple):
+    """The marker of a parameter, `:name`, at the characters [start, end) of a text. is_added: it is added or subtracted."""
+
+    name: str
+    start: int
+    end: int
+    is_added: bool
+
+
+def find_markers(text: str) -> list[Marker]:
+    """Finds the markers of parameters in an expression, in order; what is in quotes is none.
+
+    Raises ExpressionError if the text cannot be cut into words.
+    """
+    tokens = _tokenize(text)
+    markers = []
+    for at, (colon, name) in enumerate(pairwise(tokens)):
+        is_marker = colon.token_type == TokenType.COLON and name.start == colon.end + 1
+        if is_marker and _WORD.fullmatch(text[name.start : name.end + 1]):
+            neighbours = [*tokens[max(0, at - 1) : at], *tokens[at + 2 : at + 3]]
+            is_added = any(each.token_type in (TokenType.PLUS, TokenType.DASH) for each in neighbours)
+            markers.append(Marker(text[name.start : name.end + 1], colon.start, name.end + 1, is_added))
+    return markers
 
 
 def children(node: exp.Expr) -> Iterator[exp.Expr]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lookback.core.errors import DurationError, Problem, RuleError
+from lookback.core.rules.parameters import Parameters, Value, find_wrong_value
 from lookback.core.values.durations import format_duration, parse_duration
 from lookback.core.values.limits import DEFAULT_LIMITS, WIDEST_LIMITS, Limits, name_limit
 from lookback.core.values.suggestions import suggest
@@ -44,8 +45,8 @@ _MAX_PLACE_CHARACTERS, _MAX_MESSAGE_CHARACTERS, _MAX_VALUE_CHARACTERS = 120, 550
 # Windows that one event lies in.
 MAX_OVERLAP = 1_000
 COMMON_KEYS = (
-    "rule_id", "description", "stream", "severity", "group_by", "where", "effective_from", "effective_until",
-    "allowed_lateness", "suppress", "message", "tests",
+    "rule_id", "description", "parameters", "stream", "severity", "group_by", "where", "effective_from",
+    "effective_until", "allowed_lateness", "suppress", "message", "tests",
 )  # fmt: skip
 _WINDOW_KEYS = ("window", "measures", "when", "early")
 # The further keys of each kind of rule.
@@ -66,7 +67,7 @@ SEQUENCE_KEYS = ("within", "steps", "until", "expiry")
 STEP_KEYS = ("name", "where", "at_least", "at_most")
 ABSENT_KEYS = ("name", "absent", "within")
 MEASURE_KEYS = ("measure", "window")
-TEST_KEYS = ("name", "events", "alerts")
+TEST_KEYS = ("name", "events", "alerts", "parameters")
 _KEYS = tuple(dict.fromkeys((*COMMON_KEYS, *(key for keys in KEYS_OF_KIND.values() for key in keys))))
 
 
@@ -85,7 +86,8 @@ class Rule:
 
     It has either a `window` with measures or a `sequence`. Triggers lie in [effective_from, effective_until).
     allowed_lateness: None for the stream's. when: can be empty for tumbling, sliding and session windows, which give a
-    result each. document: as the author wrote it.
+    result each. parameters: the values that are written into the other attributes already. document: as the author wrote
+    it.
     """
 
     rule_id: str
@@ -95,6 +97,7 @@ class Rule:
     when: str = ""
     sequence: StepSequence | None = None
     description: str = ""
+    parameters: Mapping[str, Value] = field(default_factory=dict, compare=False)
     severity: str = "medium"
     group_by: tuple[str, ...] = ()
     where: str | None = None
@@ -272,6 +275,7 @@ class _Reader:
         self.problems: list[Problem] = []
         self._limits = limits
         self._document: Mapping[str, Any] = {}
+        self._parameters = Parameters()
         if not isinstance(document, Mapping) or not document:
             self._add_problem(
                 "",
@@ -297,6 +301,7 @@ class _Reader:
         document = self._document
         if not document:
             return Rule("?", "")
+        self._parameters = self._read_parameters(document.get("parameters", {}), "parameters")
         sequence = self._read_sequence() if "sequence" in document else None
         window = None if sequence is not None else self._read_window(document.get("window"), "window")
         kind = None if window is _UNREADABLE else SEQUENCE if window is None else window.kind
@@ -306,14 +311,15 @@ class _Reader:
         rule = Rule(
             rule_id=self._read_rule_id(),
             stream=self._read_text("stream", required=True),
+            parameters=self._parameters.values,
             window=window,
             measures=() if window is None else self._read_measures(window),
-            when=self._read_text("when", required=required) if sequence is None else "",
+            when=self._read_expression("when", required=required) if sequence is None else "",
             sequence=sequence,
             description=self._read_text("description"),
             severity=self._read_choice("severity", SEVERITIES, "medium"),
             group_by=self._read_group_by(),
-            where=self._read_text("where") or None,
+            where=self._read_expression("where") or None,
             late=self._read_choice("late", LATE_POLICIES, "evaluate"),
             reset_on_alert=self._read_flag("reset_on_alert"),
             early=self._read_flag("early"),
@@ -321,7 +327,7 @@ class _Reader:
             allowed_lateness=self._read_lateness(),
             effective_from=self._read_time("effective_from"),
             effective_until=self._read_time("effective_until"),
-            message=self._read_text("message"),
+            message=self._parameters.fill_message(self._read_text("message")),
             tests=self._read_tests(),
             document=copy.deepcopy(dict(document)),
         )
@@ -396,6 +402,30 @@ class _Reader:
             self._add_problem(key, f"must be a text, got {quote_value(value)}; put it in quotes")
         return ""
 
+    def _read_expression(self, key: str, *, required: bool = False) -> str:
+        return self._fill(self._read_text(key, required=required), key)
+
+    def _fill(self, text: str, place: str) -> str:
+        """Writes the values of parameters into an expression."""
+        filled, unknown = self._parameters.fill_expression(text)
+        for message in unknown:
+            self._add_problem(place, message)
+        return filled
+
+    def _read_parameters(self, value: object, place: str) -> Parameters:
+        if not isinstance(value, Mapping):
+            self._add_problem(place, f"must be a mapping, such as {{limit: 1000}}, got {quote_value(value)}")
+            return Parameters()
+        values = {}
+        for name, each in value.items():
+            if not (isinstance(name, str) and NAME.fullmatch(name)):
+                self._add_problem(f"{place}.{name}", _describe_bad_name(name))
+            elif message := find_wrong_value(each):
+                self._add_problem(f"{place}.{name}", message)
+            else:
+                values[name] = each
+        return Parameters(values)
+
     def _read_choice(self, key: str, choices: tuple[str, ...], default: str) -> str:
         value = self._document.get(key, default)
         if value in choices:
@@ -426,6 +456,10 @@ class _Reader:
         return tuple(reversed(names.values()))
 
     def _read_duration(self, value: object, place: str, *, zero: bool = False) -> int:
+        if message := self._parameters.find_unknown(value):
+            self._add_problem(place, message)
+            return 1
+        value = self._parameters.fill_value(value)
         try:
             microseconds = parse_duration(value)
         except DurationError as error:
@@ -545,6 +579,7 @@ class _Reader:
                 "sequence.until", f"must be a condition, such as \"outcome = 'SUCCESS'\", got {quote_value(until)}"
             )
             until = None
+        until = None if until is None else self._fill(until, "sequence.until")
         if expiry not in EXPIRIES:
             self._add_problem("sequence.expiry", _describe_bad_choice(EXPIRIES, expiry))
         return StepSequence(within, self._read_steps(value.get("steps"), within), until, str(expiry))
@@ -608,6 +643,7 @@ class _Reader:
                 f"{place}.{key}", f"{problem}; write which events the step takes, such as \"outcome = 'FAIL'\""
             )
             condition = ""
+        condition = self._fill(condition, f"{place}.{key}")
         if absent:
             return Step(name, condition, absent=True, within=self._read_wait(spec, place, within))
         least = self._read_number(spec.get("at_least", 1), f"{place}.at_least", 1, "1")
@@ -624,6 +660,10 @@ class _Reader:
         return wait
 
     def _read_number(self, value: object, place: str, least: int, words: str) -> int:
+        if message := self._parameters.find_unknown(value):
+            self._add_problem(place, message)
+            return least
+        value = self._parameters.fill_value(value)
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_EVENTS:
             return value
         self._add_problem(place, f"must be a whole number from {words} to {MAX_EVENTS:,}, got {quote_value(value)}")
@@ -663,6 +703,7 @@ class _Reader:
                 f"must be an aggregate, such as count(*), or {{measure: ..., window: ...}}, got {quote_value(spec)}",
             )
             return Measure(name, "", window)
+        text = self._fill(text, place)
         if not isinstance(spec, Mapping):
             return Measure(name, text, window)
         for key in spec:
@@ -704,6 +745,8 @@ class _Reader:
             for key in test:
                 if key not in TEST_KEYS:
                     self._add_problem(f"{place}.{key}", _describe_unknown_key(key, TEST_KEYS))
+            if "parameters" in test:
+                self._check_test_parameters(test["parameters"], f"{place}.parameters")
             for key, example in (("events", "{event_id: 1, amount: 100}"), ("alerts", "{event_id: 1}")):
                 items = test.get(key)
                 if items is None and key == "alerts":
@@ -713,6 +756,11 @@ class _Reader:
                     got = "" if items is None else f", got {quote_value(items)}"
                     self._add_problem(f"{place}.{key}", f"{problem} a list of mappings, such as [{example}]{got}")
         return tuple(test for test in value if isinstance(test, Mapping))
+
+    def _check_test_parameters(self, value: object, place: str) -> None:
+        for name in self._read_parameters(value, place).values:
+            if name not in self._parameters.values:
+                self._add_problem(f"{place}.{name}", self._parameters.describe_missing(name))
 
 
 # Words that people try for a key, and the key. A step has a `where` in place of a `when`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -36,7 +38,22 @@ class Remark:
 
 def find_remarks(rule: CompiledRule) -> list[Remark]:
     """Finds the remarks that need no events, in the order of the rule's keys."""
-    return [*_find_week_starts(rule), *_find_self_limits(rule), *_find_missing_tests(rule)]
+    return [
+        *_find_unused_parameters(rule),
+        *_find_week_starts(rule),
+        *_find_self_limits(rule),
+        *_find_missing_tests(rule),
+    ]
+
+
+def _find_unused_parameters(rule: CompiledRule) -> Iterator[Remark]:
+    texts = {
+        key: value for key, value in rule.spec.document.items() if key not in ("description", "parameters", "tests")
+    }
+    written = json.dumps(texts, ensure_ascii=False, default=str)
+    for name in rule.spec.parameters:
+        if not re.search(rf":{name}(?!\w)", written, re.ASCII):
+            yield Remark(f"parameters.{name}", f"nothing in the rule takes it; write :{name} where its value belongs")
 
 
 def _find_week_starts(rule: CompiledRule) -> Iterator[Remark]:

@@ -44,6 +44,7 @@ from lookback.core.values.windows import LOOKBACK, SEQUENCE, SLIDING
 
 _Schema = dict[str, Any]
 _UNITS = "|".join(MICROSECONDS)
+_MARKER = f":{NAME.pattern}"
 _TIME = r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?([Zz]|[+-][0-9]{2}:[0-9]{2})?)?\s*$"
 
 
@@ -147,9 +148,9 @@ def _duration(description: str, *examples: str, zero: bool = False, default: str
     return {
         "description": f"{description} A duration{least}: an integer, a space and microseconds ... weeks.",
         "type": "string",
-        "pattern": rf"^\s*{count}\s+({_UNITS})s?\s*$",
+        "pattern": rf"^\s*({count}\s+({_UNITS})s?|{_MARKER})\s*$",
         "patternErrorMessage": (
-            f"write an integer, a space and a unit, such as '{examples[0]}'; "
+            f"write an integer, a space and a unit, such as '{examples[0]}', or the name of a parameter, such as ':span'; "
             "months and years have no fixed length, write days"
         ),
         "examples": list(examples),
@@ -196,6 +197,17 @@ def _name(description: str, *examples: str) -> _Schema:
     }
 
 
+def _number(description: str) -> _Schema:
+    return {
+        "description": description,
+        "type": ["integer", "string"],
+        "minimum": 1,
+        "maximum": MAX_EVENTS,
+        "pattern": rf"^\s*{_MARKER}\s*$",
+        "patternErrorMessage": "write a whole number, or the name of a parameter, such as ':least'",
+    }
+
+
 def _mapping(description: str, properties: Mapping[str, _Schema], required: Iterable[str]) -> _Schema:
     return {
         "description": description,
@@ -225,6 +237,14 @@ def _common_properties() -> dict[str, _Schema]:
             "description": "What the rule looks for, for those who review its alerts.",
             "type": "string",
             "examples": ["Much money to one beneficiary within a day"],
+        },
+        "parameters": {
+            "description": (
+                "Values by name, which the rule's expressions, durations, at_least, at_most and message take as :name. Each "
+                "can be changed by itself, with `lookback rules set`. Default: none."
+            ),
+            **_values_by_name(),
+            "examples": [{"limit": 1000, "span": "24 hours"}],
         },
         "stream": {
             "description": "The stream whose events the rule judges: a name from conf/streams.",
@@ -271,7 +291,7 @@ def _common_properties() -> dict[str, _Schema]:
         "message": {
             "description": (
                 "The alert's text. Names in braces are filled in: fields, measures and window_complete; in a sequence "
-                "also {step.count} and {step.field}. Default: empty."
+                "also {step.count} and {step.field}. So are parameters, as :name. Default: empty."
             ),
             "type": "string",
             "default": "",
@@ -282,6 +302,17 @@ def _common_properties() -> dict[str, _Schema]:
             "type": "array",
             "items": _test(),
         },
+    }
+
+
+def _values_by_name() -> _Schema:
+    return {
+        "type": "object",
+        "propertyNames": {
+            "pattern": f"^{NAME.pattern}$",
+            "patternErrorMessage": "use letters, digits and _, no digit first",
+        },
+        "additionalProperties": {"type": ["number", "string", "boolean"]},
     }
 
 
@@ -308,6 +339,11 @@ def _test() -> _Schema:
                 },
             },
             "examples": [[{"event_id": 3, "measures": {"total": 12000}}]],
+        },
+        "parameters": {
+            "description": "Values of parameters for this test alone. Default: those of the rule.",
+            **_values_by_name(),
+            "examples": [{"limit": 1000}],
         },
     }
     return _mapping("Events, and the alerts that they raise.", _select(TEST_KEYS, described), ["events"])
@@ -462,19 +498,8 @@ def _step() -> _Schema:
             "outcome = 'FAIL'",
             "not array_contains(failures.ip, ip)",
         ),
-        "at_least": {
-            "description": "How many events the step needs. Default: 1.",
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MAX_EVENTS,
-            "default": 1,
-        },
-        "at_most": {
-            "description": "With more events than this there is no match; not below at_least. Default: no limit.",
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MAX_EVENTS,
-        },
+        "at_least": {**_number("How many events the step needs. Default: 1."), "default": 1},
+        "at_most": _number("With more events than this there is no match; not below at_least. Default: no limit."),
         "absent": _expression(
             "As the last step: no event may satisfy this up to `within` after the step before.",
             "outcome = 'SUCCESS'",
