@@ -21,7 +21,7 @@ from lookback.core.aggregation.grouping import Queries
 from lookback.core.errors import StateError
 from lookback.core.values.cache import estimate_bytes
 from lookback.core.values.columns import Mask, Values, replace_nan
-from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, number_keys, order_by_group
+from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, number_sorted_keys, order_by_group
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.windows import align_down
 
@@ -276,7 +276,7 @@ class Sorted(Protocol):
 def concat_rows(runs: Sequence[Sorted]) -> tuple[Int64s, Keys, Int64s]:
     """Returns the number of each row's key, the distinct keys, and the times of the rows of all runs."""
     own = Keys(np.concatenate([run.keys.low for run in runs]), np.concatenate([run.keys.high for run in runs]))
-    numbers, keys = number_keys(own)
+    numbers, keys = number_sorted_keys(own)
     each = np.split(numbers, np.cumsum([len(run.keys) for run in runs])[:-1])
     rows = [np.repeat(of_run, np.diff(run.starts)) for of_run, run in zip(each, runs, strict=True)]
     return np.concatenate(rows), keys, np.concatenate([run.times for run in runs])

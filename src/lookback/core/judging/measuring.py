@@ -291,8 +291,9 @@ class Measuring:
         else:
             groups, wanted = number_keys(keys)
             numbers = find_keys(grouping.keys.take(rows.positions), wanted)
-        # From the floor on, for windows of any size.
-        first = np.full(len(wanted), -NEVER_DUE)
+        # From the floor on, for windows of any size; no window begins before it.
+        floor = self.state.features[feature.feature_id].floor
+        first = np.full(len(wanted), -NEVER_DUE if floor is None else floor)
         last = np.full(len(wanted), queries.last.max())
         parts: list[tuple[Int64s, Int64s, Values, Int64s]] = []
         for stored, run in self._find_runs(feature, -NEVER_DUE, int(queries.last.max())):

@@ -8,8 +8,9 @@ collide: for ten million keys the chance is less than 1 in 10^24.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from pandas import factorize
 from pandas.util import hash_array
 
-from lookback.core.values.columns import Column
+from lookback.core.values.columns import Column, Mask
 
 Int64s = npt.NDArray[np.int64]
 _UInt64s = npt.NDArray[np.uint64]
@@ -25,6 +26,10 @@ _SIP_KEYS = ("lookback.key.low", "lookback.keyhigh")
 _SEEDS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03))
 # Up to so many sorted runs are merged, which numpy's stable sort does in fewer passes than by radix.
 _MOST_RUNS = 16
+# A block of the values that are searched for fits in a processor's first cache.
+_SEARCHED_AT_ONCE = 4096
+# Pairs of group and time are numbered below this.
+_MOST_PLACES = 2**62
 _NULL = np.uint64(0x5851F42D4C957F2D)
 
 
@@ -129,14 +134,31 @@ def number_keys(keys: Keys) -> tuple[Int64s, Keys]:
     return ranks[codes], Keys(low[order], high[order])
 
 
+def number_sorted_keys(keys: Keys) -> tuple[Int64s, Keys]:
+    """Numbers keys as `number_keys` does, faster where they are a few sorted runs, one after another."""
+    # A stable sort merges the runs.
+    order = np.argsort(keys.low, kind="stable")
+    low, high = keys.low[order], keys.high[order]
+    is_same: Mask = low[1:] == low[:-1]
+    if bool(np.any(is_same & (high[1:] != high[:-1]))):
+        return _number_wide_keys(keys)
+    first = np.append(True, ~is_same)[: len(low)]
+    return _number_in_order(order, first), Keys(low[first], high[first])
+
+
 def _number_wide_keys(keys: Keys) -> tuple[Int64s, Keys]:
     order = np.lexsort((keys.high, keys.low))
     low, high = keys.low[order], keys.high[order]
     first = np.ones(len(low), dtype=bool)
     first[1:] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
-    numbers = np.empty(len(low), dtype=np.int64)
+    return _number_in_order(order, first), Keys(low[first], high[first])
+
+
+def _number_in_order(order: Int64s, first: Mask) -> Int64s:
+    """Numbers rows whose order is known. first: marks, in that order, the first row of each number."""
+    numbers = np.empty(len(order), dtype=np.int64)
     numbers[order] = np.cumsum(first) - 1
-    return numbers, Keys(low[first], high[first])
+    return numbers
 
 
 def order_by_group(numbers: Int64s, times: Int64s) -> Int64s:
@@ -172,7 +194,7 @@ def _place_runs(numbers: Int64s, times: Int64s) -> Int64s | None:
         return None
     base = int(times.min())
     span = int(times.max()) - base + 1
-    if (int(numbers.max()) + 1) * span >= 2**62:
+    if (int(numbers.max()) + 1) * span >= _MOST_PLACES:
         return None
     placed = numbers * span + (times - base)
     return placed if np.count_nonzero(placed[1:] < placed[:-1]) < _MOST_RUNS else None
@@ -194,7 +216,7 @@ def find_keys(wanted: Keys, sorted_keys: Keys) -> Int64s:
     count = len(sorted_keys.low)
     if count == 0:
         return np.full(len(wanted.low), -1, dtype=np.int64)
-    position = np.searchsorted(sorted_keys.low, wanted.low).astype(np.int64, copy=False)
+    position = search_rows(sorted_keys.low, wanted.low)
     nearest = np.minimum(position, count - 1)
     same_low = sorted_keys.low[nearest] == wanted.low
     match = same_low & (sorted_keys.high[nearest] == wanted.high)
@@ -215,26 +237,68 @@ class TimeSearch:
     """
 
     def __init__(self, groups: Int64s, times: Int64s, numbered: int = 0) -> None:
-        self._ranks: Int64s | None = None
-        if len(times) == 0:
-            self._base, self._span = 0, 1
-        else:
-            self._base = int(times.min())
-            self._span = int(times.max()) - self._base + 2
-        # (group, time) becomes one 64-bit number; if that could overflow, ranks take the place of times.
-        if len(groups) and max(int(groups[-1]) + 1, numbered) * self._span >= 2**62:
-            self._ranks = np.unique(times)
-            self._span = len(self._ranks) + 1
-            offsets = np.searchsorted(self._ranks, times)
-        else:
-            offsets = times - self._base
-        self._positions = groups * self._span + offsets
+        # (group, time) becomes one 64-bit number, in the fastest way in which that cannot overflow.
+        numbered = max(numbered, int(groups.max(initial=-1)) + 1)
+        place = _place_in_span(times, numbered) or _place_in_own_spans(groups, times, numbered)
+        self._place = place or _place_by_rank(times)
+        self._places = self._place(groups, times)
 
     def find_first(self, groups: Int64s, times: Int64s) -> Int64s:
         """Finds for each (group, time) the position of the group's first row with at least that time, or of its end."""
-        if self._ranks is not None:
-            offsets = np.searchsorted(self._ranks, times)
-        else:
-            low, high = self._base, self._base + self._span - 1
-            offsets = np.clip(times, low, high) - low
-        return np.searchsorted(self._positions, groups * self._span + offsets).astype(np.int64, copy=False)
+        return search_rows(self._places, self._place(groups, times))
+
+
+_Place = Callable[[Int64s, Int64s], Int64s]
+
+
+def _place_in_span(times: Int64s, numbered: int) -> _Place | None:
+    """Returns a function that numbers pairs of group and time in their order; None if the numbers could overflow.
+
+    Every group has numbers for the span of all times; times before and after it have the number of its ends.
+    """
+    low, high = (int(times.min()), int(times.max()) + 1) if len(times) else (0, 0)
+    span = high - low + 1
+    return (
+        None if numbered * span >= _MOST_PLACES else lambda groups, at: groups * span + (np.clip(at, low, high) - low)
+    )
+
+
+def _place_in_own_spans(groups: Int64s, times: Int64s, numbered: int) -> _Place | None:
+    """Returns what `_place_in_span` does, where every group has numbers for the span of its own times alone."""
+    counts = np.bincount(groups, minlength=numbered + 1)
+    ends, has_rows = np.cumsum(counts), counts > 0
+    # A group without rows has numbers too, and so have all groups after the last.
+    first, last = np.zeros(numbered + 1, dtype=np.int64), np.zeros(numbered + 1, dtype=np.int64)
+    first[has_rows], last[has_rows] = times[(ends - counts)[has_rows]], times[ends[has_rows] - 1] + 1
+    sizes = last - first + 1
+    if sizes.sum(dtype=np.float64) >= _MOST_PLACES:
+        return None
+    begins = np.cumsum(sizes) - sizes - first
+
+    def place(groups: Int64s, at: Int64s) -> Int64s:
+        groups = np.minimum(groups, numbered)
+        return np.where(groups < 0, -1, begins[groups] + np.clip(at, first[groups], last[groups]))
+
+    return place
+
+
+def _place_by_rank(times: Int64s) -> _Place:
+    """Returns what `_place_in_span` does; ranks of all times, which must be searched, take the place of times."""
+    ranks = np.unique(times)
+    span = len(ranks) + 1
+    return lambda groups, at: groups * span + np.searchsorted(ranks, at)
+
+
+def search_rows(values: Int64s, wanted: Int64s) -> Int64s:
+    """Finds for each wanted value the position of the first of the ascending values that is not below it, or their end.
+
+    Wanted values that ascend are searched in blocks, each among the few values that lie between the ends of the block.
+    """
+    if len(wanted) <= _SEARCHED_AT_ONCE or bool((wanted[1:] < wanted[:-1]).any()):
+        return np.searchsorted(values, wanted).astype(np.int64, copy=False)
+    edges = [*np.searchsorted(values, wanted[::_SEARCHED_AT_ONCE]).tolist(), len(values)]
+    found = np.empty(len(wanted), dtype=np.int64)
+    for at, (low, high) in enumerate(pairwise(edges)):
+        block = slice(at * _SEARCHED_AT_ONCE, (at + 1) * _SEARCHED_AT_ONCE)
+        np.add(np.searchsorted(values[low:high], wanted[block]), low, out=found[block])
+    return found
