@@ -65,6 +65,11 @@ def parser() -> argparse.ArgumentParser:
     drain.add_argument("--state", action="store_true", help="also read the pages in force")
     drain.add_argument("--workers", type=int, default=0, help="of a Spark cluster, a core each; default: one process")
     _setting_arguments(drain, "throughput")
+    tried = commands.add_parser("backtest", help="a backtest of one set of rules over one set of events")
+    _set_arguments(tried)
+    tried.add_argument("--rules", choices=RULE_SETS, default=PEERS_RULES)
+    tried.add_argument("--repeats", type=float, default=1.0, help="of the set in time")
+    _setting_arguments(tried, "throughput")
     latency = commands.add_parser("latency", help="from the commit of events to the commit of their alerts")
     latency.add_argument("--rate", type=int, default=1_000, help="events a second")
     latency.add_argument("--seconds", type=float, default=60.0)
@@ -158,18 +163,18 @@ def _prepare(events: EventSet, commits: int) -> None:
 
 
 def _drain(options: argparse.Namespace, events: EventSet) -> None:
-    from dev.bench import drain  # noqa: PLC0415
+    from dev.bench import backtest, drain  # noqa: PLC0415
 
     chosen = drain.Drain(
         events,
         options.rules,
         options.repeats,
         _settings(options),
-        state=options.state,
+        state=getattr(options, "state", False),
         name=options.name,
-        workers=options.workers,
+        workers=getattr(options, "workers", 0),
     )
-    drain.run(chosen)
+    (backtest if options.command == "backtest" else drain).run(chosen)
 
 
 def _live(options: argparse.Namespace) -> int:

@@ -14,10 +14,22 @@ from dev.bench.sets import COMMIT_ROWS, REPOSITORY, ROWS
 from dev.bench.versus import PEERS
 from dev.bench.watching import say
 
-PARTS = ("shapes", "drain", "rules", "windows", "sequence", "cluster", "latency", "changes", "scale", "peers")
+PARTS = (
+    "shapes",
+    "drain",
+    "rules",
+    "windows",
+    "sequence",
+    "backtest",
+    "cluster",
+    "latency",
+    "changes",
+    "scale",
+    "peers",
+)
 SCALE_PARTS = ("shards", "rules", "log")
 # What `python -m dev.bench` runs unless told otherwise.
-DEFAULT_PARTS = ("shapes", "drain", "rules", "windows", "sequence", "cluster", "latency", "changes")
+DEFAULT_PARTS = ("shapes", "drain", "rules", "windows", "sequence", "backtest", "cluster", "latency", "changes")
 _QUICK_ROWS = 300_000
 # What one batch takes by the profile `throughput`: ten commits of handbook, nine of the others. Twenty batches are to follow
 # the first two, and a rest; where many rules make that long and no goal depends on it, half as many.
@@ -38,7 +50,14 @@ def steps(*, quick: bool, peers: Sequence[str], limit_seconds: float) -> list[St
     """Every measurement. quick: small sets and short times, to see that everything works. peers: names of engines."""
     shapes = Step("shapes", "zipf", ("shapes",))
     scale = Step("scale", "zipf", ("scale", *(("--small",) if quick else ())))
-    return [shapes, *_drains(quick=quick), *_live(quick=quick), scale, *_peers(peers, limit_seconds, quick=quick)]
+    return [
+        shapes,
+        *_drains(quick=quick),
+        *_backtests(quick=quick),
+        *_live(quick=quick),
+        scale,
+        *_peers(peers, limit_seconds, quick=quick),
+    ]
 
 
 def run(chosen: Iterable[Step]) -> int:
@@ -84,6 +103,15 @@ def _drains(*, quick: bool) -> list[Step]:
             arguments = ("--rows", str(_QUICK_ROWS), *bounds, *kept)
         found.append(Step(part, name, ("drain", "--set", name, "--rules", rules, *arguments)))
     return found
+
+
+def _backtests(*, quick: bool) -> list[Step]:
+    rows = ("--rows", str(_QUICK_ROWS)) if quick else ()
+    repeats = ("--repeats", "2" if quick else f"{_BATCHES * _BATCH_EVENTS / ROWS['handbook']:.2f}")
+    return [
+        Step("backtest", "handbook", ("backtest", "--set", "handbook", "--rules", rules, *rows, *repeats))
+        for rules in ("2", "100")
+    ]
 
 
 def _live(*, quick: bool) -> list[Step]:

@@ -36,6 +36,7 @@ def render(now: Results, before: Results, pictures: Sequence[str] = ()) -> str:
         ("Goals", _goals(by_name)),
         ("Shapes", _shapes(by_name)),
         ("Throughput", _drains(by_name)),
+        ("Backtests", _backtests(by_name)),
         ("Other engines", _peers(by_name)),
         ("Latency", _latencies(by_name)),
         ("Rule changes", _rule_changes(by_name)),
@@ -143,6 +144,15 @@ def _drains(now: Results) -> str:
     return note + table(head, rows) if rows else ""
 
 
+def _backtests(now: Results) -> str:
+    rows = []
+    for _, result in _of(now, "backtest"):
+        figures, settings = result["figures"], result["settings"]
+        what = f"{settings['set']}, {settings['rules']}"
+        rows.append((what, f"{figures['events']:,}", number(figures["events_per_s"]), f"{figures['alerts']:,}"))
+    return table(("set, rules", "events", "events/s, start to end", "rows of alerts"), rows)
+
+
 def _on_workers(settings: Mapping[str, Any]) -> str:
     workers = settings.get("workers")
     return f", {workers} workers of a core" if workers else ""
@@ -243,7 +253,7 @@ def _states(now: Results) -> str:
 
 def _memory(now: Results) -> str:
     rows = []
-    for _, result in _of(now, "drain"):
+    for _, result in _of(now, "drain", "backtest"):
         memory = result["figures"]["memory"]
         if "workers_peak_mib" in memory:
             peaks = [

@@ -16,6 +16,8 @@ from lookback.core.rules.rulebook import ACTIONS
 from lookback.core.values.columns import to_text
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from lookback.spark.tables.lakehouse import Tables
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
@@ -101,8 +103,13 @@ class AlertRow(NamedTuple):
 
 def read_alerts(tables: Tables) -> list[AlertRow]:
     """Reads all rows of the table `alerts`."""
+    return collect_alerts(tables.read("alerts"))
+
+
+def collect_alerts(alerts: DataFrame) -> list[AlertRow]:
+    """Collects rows that have the columns of the table `alerts`."""
     micros = {name: F.unix_micros(name) for name in ("event_time", "window_start", "window_end")}
-    return [_make_alert_row(row.asDict()) for row in tables.read("alerts").withColumns(micros).collect()]
+    return [_make_alert_row(row.asDict()) for row in alerts.withColumns(micros).collect()]
 
 
 def list_alerts(result: lookback.Result) -> list[AlertRow]:

@@ -29,6 +29,7 @@ PUBLIC = (
     "lookback.spark.ingest.files",
     "lookback.spark.rules",
     "lookback.spark.stream.pipeline",
+    "lookback.spark.backtest",
     "lookback.spark.review",
     "lookback.spark.operations.status",
     "lookback.spark.operations.forget",

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+import lookback
+from dev.soak.verdict import collect_alerts
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
+from lookback.spark.backtest import Candidate, backtest
 from lookback.spark.platform.session import (
     _LOG_CONFIG,
     _OWN_MARK,
@@ -97,6 +100,10 @@ def test_the_shards_are_the_cores_and_the_settings_of_the_session_stay(
     ) in caplog.text
     assert Checkpoint(Path(folder)).read_plan().shards == 2  # type: ignore[union-attr]
     assert stored_alerts(tables) == replayed_alerts(replay_of_tables(tables))
+
+    with backtest(at_theirs, STREAM, [Candidate(each) for each in RULES]) as result:
+        assert sorted(collect_alerts(result.alerts)) == replayed_alerts(lookback.replay(RULES, events, STREAM))
+    assert theirs.conf.getAll == before
 
 
 def test_c8_a_checkpoint_whose_offset_log_names_its_sources_is_gone_on_with_only_if_the_settings_accept_it(

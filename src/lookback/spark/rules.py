@@ -7,7 +7,7 @@ import datetime as dt
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -198,6 +198,24 @@ class RulesTable:
         last = [_find_last(rows) for _, rows in sorted(by_rule.items())]
         return [row for row in last if row is not None]
 
+    def find_version(self, rule_id: str) -> RuleRow:
+        """Returns the version of a rule that is meant by its id: the last active one, else the last.
+
+        Raises RuleError if there is no such rule, or its document cannot be read.
+        """
+        rows = self._read_rows(rule_id) if self.tables.exists("rules") else []
+        last = _find_last(row for row in rows if row["status"] == "active") or _find_last(rows)
+        if last is None or last.document is None:
+            raise RuleError(
+                rule_id, [Problem("rule_id", "there is no such rule in the table, and no file of that name")]
+            )
+        return last
+
+    def next_version(self, rule_id: str) -> int:
+        """Returns the number that the next published version of a rule will have."""
+        rows = self._read_rows(rule_id) if self.tables.exists("rules") else []
+        return _count_next_version(rows)
+
     def export(self, rule_id: str | None = None) -> list[dict[str, Any]]:
         """Returns the documents of the last versions that are not retired, or that of the rule `rule_id`.
 
@@ -221,9 +239,7 @@ class RulesTable:
         """Publishes the version after the last one. make_row: makes its status and document from the version before."""
         for _ in self._attempt(rule_id):
             rows = self._read_rows(rule_id)
-            # A row without a version counted as the next version when it was written.
-            version = max((row["version"] or 0 for row in rows), default=0) + 1
-            version += sum(1 for row in rows if row["version"] is None)
+            version = _count_next_version(rows)
             if version >= MAX_VERSION:
                 raise RuleError(
                     rule_id,
@@ -307,6 +323,11 @@ def _write_document(compiled: CompiledRule, streams: Mapping[str, Stream]) -> st
     if len(text.encode()) > limits.document_bytes:
         raise RuleError(rule.rule_id, [Problem("document", describe_size_limit(limits))])
     return text
+
+
+def _count_next_version(rows: Sequence[Row]) -> int:
+    # A row without a version counted as the next version when it was written.
+    return max((row["version"] or 0 for row in rows), default=0) + 1 + sum(row["version"] is None for row in rows)
 
 
 def _find_last(rows: Iterable[Row]) -> RuleRow | None:

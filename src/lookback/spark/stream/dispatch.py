@@ -46,7 +46,7 @@ BLOCKS = StructType(
         StructField("payload", BinaryType(), nullable=False),
     ]
 )
-_KIND, _COMMITTED, _WAKES = "_kind", "_committed", "_wakes"
+KIND, _COMMITTED, _WAKES = "_kind", "_committed", "_wakes"
 # The first letter of a kind of change says which it is: insert, delete, update_preimage, update_postimage.
 INSERTED, DELETED = ord("i"), ord("d")
 _WAKING_BLOCKS = StructType([*BLOCKS.fields, StructField(_WAKES, TimestampType())])
@@ -72,20 +72,25 @@ def build_event_blocks(
     changes: DataFrame, stream: Stream, plan: Plan, labels: list[str], checkpoint: Checkpoint
 ) -> DataFrame:
     """Packs the events of a change feed into blocks. The result has no watermark column, so Spark drops no late row."""
-    committed = F.col("_commit_timestamp")
-    ahead = F.unix_micros(stream.event_time) - F.unix_micros(committed)
     fields = stream.fields if len(stream.fields) <= _FEW_FIELDS else plan.coverage.fields
-    # To Python numbers cost less than texts, and NULL costs less than a time.
-    rows = changes.select(
-        *sorted({stream.event_id, stream.event_time, *fields}),
-        F.ascii("_change_type").cast("tinyint").alias(_KIND),
-        COMMIT,
-        F.when(ahead > stream.max_future, committed).alias(_COMMITTED),
-    )
+    rows = select_changes(changes, stream, fields)
     blocks = rows.mapInArrow(Dispatch(stream, plan.coverage, tuple(labels), checkpoint), _WAKING_BLOCKS)
     # Spark's watermark serves only to fire timers.
     woken = blocks.withWatermark(_WAKES, f"{stream.max_out_of_orderness} microseconds")
     return woken.select(*BLOCKS.names)
+
+
+def select_changes(changes: DataFrame, stream: Stream, fields: Iterable[str]) -> DataFrame:
+    """Selects what `BlockBuilder` takes of a change feed. fields: those that rules read."""
+    committed = F.col("_commit_timestamp")
+    ahead = F.unix_micros(stream.event_time) - F.unix_micros(committed)
+    # To Python numbers cost less than texts, and NULL costs less than a time.
+    return changes.select(
+        *sorted({stream.event_id, stream.event_time, *fields}),
+        F.ascii("_change_type").cast("tinyint").alias(KIND),
+        COMMIT,
+        F.when(ahead > stream.max_future, committed).alias(_COMMITTED),
+    )
 
 
 def build_rule_blocks(changes: DataFrame, labels: list[str]) -> DataFrame:
@@ -126,15 +131,15 @@ class Dispatch:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the blocks of `batches`; called by Spark's mapInArrow."""
         coverage: Coverage | None = None
-        for chunk in _merge_batches(batches):
+        builder = BlockBuilder(self.stream, self.labels)
+        for chunk in merge_batches(batches):
             coverage = coverage or self._read_coverage(frozenset(chunk.schema.names))
-            kinds = chunk.column(_KIND).to_numpy()
+            kinds = chunk.column(KIND).to_numpy()
             for kind in (INSERTED, DELETED):
                 at = np.flatnonzero(kinds == kind)
                 if len(at):
-                    yield self._build_blocks(
-                        chunk if len(at) == len(kinds) else chunk.take(pa.array(at)), kind, coverage
-                    )
+                    part = chunk if len(at) == len(kinds) else chunk.take(pa.array(at))
+                    yield builder.build(part, kind, coverage)
 
     def _read_coverage(self, read: frozenset[str]) -> Coverage:
         try:
@@ -143,7 +148,16 @@ class Dispatch:
             plan = None
         return self.coverage if plan is None or not plan.coverage.fields <= read else plan.coverage
 
-    def _build_blocks(self, chunk: pa.RecordBatch, kind: int, coverage: Coverage) -> pa.RecordBatch:
+
+@dataclass(frozen=True)
+class BlockBuilder:
+    """Builds the blocks of all shards. labels: those of the shards."""
+
+    stream: Stream
+    labels: tuple[str, ...]
+
+    def build(self, chunk: pa.RecordBatch, kind: int, coverage: Coverage) -> pa.RecordBatch:
+        """Builds a block for each shard. chunk: rows of `select_changes`, all of one kind, which is INSERTED or DELETED."""
         stream, routing = self.stream, _Routing(self.stream, coverage)
         sent = chunk.select([*sorted({stream.event_id, stream.event_time, *coverage.fields}), COMMIT])
         commits = chunk.column(COMMIT).to_numpy()
@@ -256,7 +270,7 @@ _ARROW_BLOCKS = pa.schema(
 )
 
 
-def _merge_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def merge_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yields the rows of the batches in larger batches."""
     waiting: list[pa.RecordBatch] = []
     rows = 0

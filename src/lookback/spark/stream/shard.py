@@ -79,7 +79,7 @@ class Shard:
 
     def judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
         """Judges one batch."""
-        with _pause_collector():
+        with pause_collector():
             return self._judge(rows)
 
     def _judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
@@ -222,7 +222,7 @@ class Shard:
 
 
 @contextmanager
-def _pause_collector() -> Iterator[None]:
+def pause_collector() -> Iterator[None]:
     """Pauses the collector of cyclic garbage.
 
     A batch makes hundreds of thousands of objects and hardly a cycle, and while it does the collector would visit all of

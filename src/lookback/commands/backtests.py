@@ -1,0 +1,92 @@
+"""Commands that try rules on history."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lookback.commands.options import AddCommand, load_settings, open_tables, print_line, wants_json
+from lookback.config import load_rule_document
+from lookback.core.errors import SetupError
+from lookback.core.values.columns import to_text
+from lookback.core.values.times import parse_calendar_time, to_utc
+from lookback.views.terminal import print_json, print_table
+
+if TYPE_CHECKING:
+    from lookback.spark.backtest import Backtest, Candidate
+    from lookback.spark.rules import RulesTable
+
+
+def add_commands(command: AddCommand) -> None:
+    """Adds these commands."""
+    tried = command("backtest", _backtest, "find the alerts that rules would have raised over all events of a stream")
+    tried.add_argument("rules", nargs="+", metavar="FILE|ID", help="files of rules, or ids of rules in the table")
+    tried.add_argument("--since", metavar="TIME", help="the event time from which on they speak (default: the first)")
+    tried.add_argument("--until", metavar="TIME", help="the event time before which they speak (default: no end)")
+    tried.add_argument("--since-commit", type=int, metavar="N", help="the first commit whose events may raise alerts")
+    tried.add_argument("--out", metavar="DIR", help="a new or empty folder for a Delta table of the alerts")
+
+
+def _backtest(options: argparse.Namespace) -> None:
+    from lookback.spark.backtest import Range, backtest
+    from lookback.spark.rules import RulesTable
+
+    settings = load_settings(options)
+    streams = settings.streams()
+    within = Range(_read_time(options, "since"), _read_time(options, "until"), options.since_commit)
+    tables = open_tables(settings, *streams.values())
+    rules = RulesTable(tables, streams)
+    candidates = [_load_candidate(each, rules) for each in options.rules]
+    names = sorted({str(each.document["stream"]) for each in candidates})
+    if len(names) > 1:
+        raise SetupError(f"these rules are of the streams {' and '.join(names)}; try those of one stream at a time")
+    show = None if wants_json(options) else print_line
+    with backtest(tables, streams[names[0]], candidates, within, progress=show) as result:
+        if options.out:
+            result.write(options.out)
+        rows = [_make_row(each, candidate) for each, candidate in zip(result.figures, candidates, strict=True)]
+        if wants_json(options):
+            print_json(rows)
+            return
+        print_table(rows, ("rule_id", "version", "alerts", "alerts_per_day", "keys", "failures"))
+        print(_describe(result))
+        for row in result.errors:
+            print(f"{row.rule_id}: {row.action}: {row.message}")
+
+
+def _load_candidate(text: str, rules: RulesTable) -> Candidate:
+    """Loads a rule from its file, or by its id from the table. Raises RuleError and SetupError."""
+    from lookback.spark.backtest import Candidate
+
+    file = Path(text)
+    if file.suffix in (".yml", ".yaml") or file.exists():
+        document = dict(rules.check(load_rule_document(file)).spec.document)
+        return Candidate(document, rules.next_version(str(document["rule_id"])))
+    row = rules.find_version(text)
+    return Candidate(dict(rules.check(row.document or {}).spec.document), row.version)
+
+
+def _read_time(options: argparse.Namespace, name: str) -> int | None:
+    text = getattr(options, name)
+    try:
+        return None if text is None else parse_calendar_time(text)
+    except ValueError:
+        raise SetupError(f"--{name} must be a time such as 2026-01-31T12:00:00Z, got {text!r:.100}") from None
+
+
+def _make_row(figures: Any, candidate: Candidate) -> dict[str, Any]:
+    parameters = dict(candidate.document.get("parameters") or {})
+    per_day = None if figures.alerts_per_day is None else round(figures.alerts_per_day, 6)
+    return {"parameters": parameters, **vars(figures), "alerts_per_day": per_day}
+
+
+def _describe(result: Backtest) -> str:
+    first, last = result.commits
+    text = f"{result.events:,} events of the commits {first} to {last}"
+    if result.first_time is not None and result.last_time is not None:
+        text += f"; the rules speak from {to_text(to_utc(result.first_time))} to {to_text(to_utc(result.last_time))}"
+    if result.deletes:
+        commits = f"{result.deletes:,} {'commit' if result.deletes == 1 else 'commits'}"
+        text += f"; {commits} deleted events, which count nowhere"
+    return text

@@ -1,0 +1,203 @@
+"""Backtests on Spark: their alerts are those of a stream in which the rules were always in force (contract 10.2)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from cases import STREAMS as CASES
+from cases import documents, rows
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import lookback
+from dev.soak.verdict import AlertRow, collect_alerts, list_alerts
+from lookback.cli import main
+from lookback.core.errors import SetupError
+from lookback.spark import backtest as module
+from lookback.spark.backtest import Backtest, Candidate, Range, backtest
+from lookback.spark.rules import RulesTable
+from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish
+from spark.test_generated_cases import append as append_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lookback.spark.tables.lakehouse import Tables
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+NOW = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
+ALL_RULES = [*RULES, *MORE_RULES]
+
+
+def alerts_of(result: Backtest) -> list[AlertRow]:
+    return sorted(collect_alerts(result.alerts))
+
+
+def replayed(rules: list[Any], events: list[dict[str, Any]]) -> list[AlertRow]:
+    return sorted(list_alerts(lookback.replay(rules, events, STREAM)))
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans of some commits and several shards, as a large table has them."""
+    monkeypatch.setattr(module, "_SPAN_EVENTS", 60)
+    monkeypatch.setattr(module, "_SHARD_EVENTS", 100)
+
+
+def test_c10_2_a_backtest_gives_the_alerts_of_replay_for_every_kind_of_rule(ready: Tables, spans: None) -> None:
+    events = make_events(300, seed=24)
+    append(ready, events)
+    lines: list[str] = []
+    with backtest(ready, STREAM, [Candidate(each) for each in ALL_RULES], progress=lines.append) as result:
+        found = alerts_of(result)
+        assert found == replayed(ALL_RULES, events)
+        assert {row.rule_id for row in found} == {each["rule_id"] for each in ALL_RULES}
+        assert {row.verdict for row in found} == {"raised", "suppressed", "retracted"}
+        assert (result.events, result.deletes, result.commits) == (300, 0, (0, 12))
+        assert [row["decided_at"] for row in result.alerts.select("decided_at").distinct().collect()] == [None]
+        last: dict[tuple[str, str], AlertRow] = {}
+        for row in sorted(found, key=lambda each: each.revision):
+            last[row.rule_id, row.alert_id] = row
+        stands = [row for row in last.values() if row.verdict == "raised"]
+        for figures in result.figures:
+            own = [row for row in stands if row.rule_id == figures.rule_id]
+            assert (figures.alerts, figures.rows) == (
+                len(own), len([row for row in found if row.rule_id == figures.rule_id]),
+            )  # fmt: skip
+        failed = {row.rule_id for row in lookback.replay(ALL_RULES, events, STREAM).errors if row.action == "failed"}
+        assert {each.rule_id for each in result.figures if each.failures} == failed == {"pair"}
+    assert ready.version("alerts") == 0
+
+
+def test_c10_2_a_rule_speaks_within_the_range_and_gathers_before_it(ready: Tables, spans: None) -> None:
+    events = make_events(300, seed=7)
+    append(ready, events)
+    since, until = START + 60_000_000, START + 250_000_000
+    bounded = [{**each, "effective_from": since, "effective_until": until} for each in ALL_RULES]
+    with backtest(ready, STREAM, [Candidate(each, 3) for each in ALL_RULES], Range(since, until)) as result:
+        expected = replayed(
+            [({"rule_id": each["rule_id"], "version": 3, "document": each}, None) for each in bounded], events
+        )
+        assert alerts_of(result) == expected != []
+    rows = [{"rule_id": each["rule_id"], "version": 2, "document": each} for each in ALL_RULES]
+    silent = [({**row, "version": 1, "status": "paused"}, None) for row in rows]
+    with backtest(ready, STREAM, [Candidate(each, 2) for each in ALL_RULES], Range(since_commit=6)) as result:
+        expected = replayed([*silent, *((row, 5) for row in rows)], events)
+        assert alerts_of(result) == expected != []
+
+
+def test_c10_2_deleted_events_count_nowhere_and_commands_come_as_they_came(ready: Tables, spans: None) -> None:
+    events = make_events(200, seed=5)
+    append(ready, events)
+    # The rule sees none of them: what is left of them is that they moved the watermark.
+    unseen = [{**row, "shop": "gone"} for row in events]
+    gone = {row["id"] for at, row in enumerate(events) if at % 7 == 3}
+    ready.spark.sql(f"DELETE FROM {ready.identifier(STREAM.name)} WHERE id IN ({', '.join(map(repr, sorted(gone)))})")
+    rules = [{**each, "where": f"({each.get('where', 'true')}) and coalesce(shop, '') <> 'gone'"} for each in ALL_RULES]
+    left = [row if row["id"] not in gone else hidden for row, hidden in zip(events, unseen, strict=True)]
+    with backtest(ready, STREAM, [Candidate(each) for each in rules]) as result:
+        assert alerts_of(result) == replayed(rules, left) != []
+        assert result.deletes == 1
+    publish(ready, ALL_RULES[:1])
+    table = RulesTable(ready, STREAMS)
+    table.command("advance", STREAM.name, time=START + 100_000_000)
+    logged = [
+        (STREAM.name, "*", None, "advance", "to 2023-11-14T22:15:00Z", 1, 3, NOW),
+        (STREAM.name, "*", None, "clear_state", "", 2, 5, NOW + dt.timedelta(seconds=1)),
+    ]
+    names = ("stream", "rule_id", "version", "action", "message", "batch_id", "arrival", "logged_at")
+    ready.append_rows([dict(zip(names, row, strict=True)) for row in logged], "rule_log")
+    commands = [
+        ({"rule_id": "*", "status": "advance", "document": {"stream": STREAM.name, "time": "2023-11-14T22:15:00Z"}}, 3),
+        ({"rule_id": "*", "status": "clear_state", "document": {"stream": STREAM.name}}, 5),
+    ]
+    with backtest(ready, STREAM, [Candidate(each) for each in rules]) as result:
+        assert alerts_of(result) == replayed([*rules, *commands], left) != replayed(rules, left)
+
+
+def test_a_backtest_without_events_and_of_one_rule_twice(ready: Tables) -> None:
+    with backtest(ready, STREAM, [Candidate(RULES[0])]) as result:
+        assert (result.events, result.alerts.count(), result.first_time) == (0, 0, None)
+        assert [(each.alerts, each.alerts_per_day) for each in result.figures] == [(0, None)]
+    with pytest.raises(SetupError, match="rule 'by-customer' is to be tried twice at once"):
+        backtest(ready, STREAM, [Candidate(RULES[0]), Candidate(RULES[0], 2)])
+
+
+def test_c10_2_the_command_tries_files_and_ids_and_writes_its_alerts(
+    ready: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = make_events(200, seed=11)
+    append(ready, events)
+    published = {**RULES[0], "parameters": {"limit": 2}, "when": f"({RULES[0]['when']}) or n >= :limit"}
+    publish(ready, [published])
+    RulesTable(ready, STREAMS).set_status("by-customer", "paused")
+    conf, out = tmp_path / "conf", tmp_path / "out"
+    (conf / "streams").mkdir(parents=True)
+    (conf / "streams/payins.yml").write_text(yaml.safe_dump(STREAM.to_dict()))
+    (conf / "tried.yml").write_text(yaml.safe_dump(MORE_RULES[3]))
+    place = ["--root", str(ready.root), "--conf", str(conf)]
+
+    def run(*words: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main([*place, "backtest", *words]) == code
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    found = [
+        json.loads(line)
+        for line in run("by-customer", str(conf / "tried.yml"), "--json", "--out", str(out)).splitlines()
+    ]
+    rows = [{"rule_id": each["rule_id"], "version": 1, "document": each} for each in (published, MORE_RULES[3])]
+    expected = replayed([(row, None) for row in rows], events)
+    assert sorted(collect_alerts(ready.spark.read.format("delta").load(str(out)))) == expected
+    assert {(row["rule_id"], row["version"]) for row in found} == {("by-customer", 1), ("minutes", 1)}
+    assert [row["parameters"] for row in found] == [{"limit": 2}, {}]
+    assert found[0]["alerts"] == len({row.alert_id for row in expected if row.rule_id == "by-customer"}) > 0
+    assert found[0]["alerts_per_day"] == pytest.approx(found[0]["alerts"] / days_of(events))
+    assert "200 events of the commits 0 to 8" in run("by-customer", "--since-commit", "3")
+    assert "is not empty; name a new or empty folder" in run("by-customer", "--out", str(out), code=2)
+    assert "there is no such rule in the table" in run("nobody", code=1)
+    assert "--since must be a time" in run("by-customer", "--since", "soon", code=2)
+
+
+def days_of(events: list[dict[str, Any]]) -> float:
+    times = [row["at"] for row in events]
+    return (max(times) - min(times)) / 86_400_000_000
+
+
+def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
+    """So many of what the strategy draws."""
+    found: list[Any] = []
+
+    @settings(max_examples=count, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def collect(each: Any) -> None:
+        found.append(each)
+
+    collect()
+    return found
+
+
+@pytest.mark.long
+def test_c10_2_any_rules_over_any_events_give_what_replay_gives(tables: Tables, spans: None) -> None:
+    stream = CASES["plain"]
+    tables.create(stream)
+    events = max(drawn(rows(), 40), key=lambda each: len({row["arrival"] for row in each}))
+    commits = sorted({row["arrival"] for row in events})
+    events = [{**row, "arrival": commits.index(row["arrival"]) + 1} for row in events]
+    append_rows(tables, events, stream.fields)
+    kinds = st.sampled_from(["lookback", "tumbling", "sliding", "session", "sequence"])
+    documents_ = [
+        {**document, "rule_id": f"r{at}"}
+        for at, document in enumerate(drawn(kinds.flatmap(lambda kind: documents("r", kind)), 60))
+    ]
+    with backtest(tables, stream, [Candidate(each) for each in documents_]) as result:
+        expected = lookback.replay(documents_, events, stream)
+        assert sorted(collect_alerts(result.alerts)) == sorted(list_alerts(expected)) != []
+        failed = Counter(row.rule_id for row in expected.errors if row.action == "failed")
+        assert {each.rule_id for each in result.figures if each.failures} == set(failed)
