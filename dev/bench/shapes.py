@@ -294,11 +294,11 @@ SHAPES = (
         4_000, "n = 0", "{a.count} and {b.count}"), 500),
     Shape("absence, one key, every event waits for one", 4_000, lambda: _judge_sequence(
         4_000, "n = 0", "{a.count} and {b.count}", absent="n = 1"), 1_200),
-    Shape("sequence, many keys, most events cannot complete it", 100_000, lambda: _judge_logins(100_000), 90),
+    Shape("sequence, many keys, most events cannot complete it", 100_000, lambda: _judge_logins(100_000), 20),
     Shape("500 events over 50,000 keys, session", 500, lambda: _judge_after(
         _rule({"session": "1 hour"}, "m < 0"), _KNOWN, 500, MINUTE), 900),
     Shape("500 events over 50,000 keys, sequence", 500, lambda: _judge_after(
-        _sequence([{"name": "a", "where": "n = 0"}, {"name": "b", "where": "n = 1"}]), _KNOWN, 500, MINUTE), 700),
+        _sequence([{"name": "a", "where": "n = 0"}, {"name": "b", "where": "n = 1"}]), _KNOWN, 500, MINUTE), 150),
     Shape("suppress, 50,000 alerted keys, batch of 100", 100, lambda: _judge_after(
         _rule("1 hour", "m > 0", suppress="1 day"), _KNOWN, 100, MINUTE), 1_500),
     Shape("reset_on_alert, 50,000 alerted keys, batch of 100", 100, lambda: _judge_after(

@@ -93,7 +93,7 @@ def walk(rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Way:
         ({**COUNT, "window": {"tumbling": "10 minutes"}}, 13, 55),
         ({**COUNT, "window": {"sliding": "10 minutes", "slide": "5 minutes"}}, 13, 59),
         ({**COUNT, "window": {"session": "5 minutes"}}, 13, 50),
-        ({**RULE, "sequence": {"within": "1 hour", "steps": STEPS}}, 14, 55),
+        ({**RULE, "sequence": {"within": "1 hour", "steps": STEPS}}, 15, 76),
     ],
     ids=["lookback", "tumbling", "sliding", "session", "sequence"],
 )

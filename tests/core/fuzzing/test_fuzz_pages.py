@@ -69,21 +69,28 @@ def test_an_array_that_is_not_what_it_says(
     page(_array_page(kind, rows, base, size, raw, packed))
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.none(),
-            st.lists(_INT64, max_size=4).map(lambda items: np.array(items, dtype=np.int64)),
-            st.lists(st.integers(-(10**38), 10**38), max_size=4).map(_objects),
-            st.lists(st.text(), max_size=4).map(_objects),
-            st.lists(st.floats(), max_size=4).map(np.array),
-            st.lists(st.booleans(), max_size=4).map(lambda items: np.array(items, dtype=bool)),
-        ),
-        max_size=8,
-    )
+_ARRAYS = st.one_of(
+    st.none(),
+    st.lists(_INT64, max_size=4).map(lambda items: np.array(items, dtype=np.int64)),
+    st.lists(st.integers(-(10**38), 10**38), max_size=4).map(_objects),
+    st.lists(st.text(), max_size=4).map(_objects),
+    st.lists(st.floats(), max_size=4).map(np.array),
+    st.lists(st.booleans(), max_size=4).map(lambda items: np.array(items, dtype=bool)),
 )
+
+
+@given(st.lists(_ARRAYS, max_size=8))
 def test_whole_pages_of_other_arrays_than_those_wanted(arrays: list[Any]) -> None:
     page(encode_page(arrays))
+
+
+@given(st.lists(st.integers(-2, 3) | _INT64, min_size=1, max_size=3), st.lists(st.booleans(), max_size=2), st.data())
+def test_values_in_columns_that_are_something_else(counts: list[int], is_json: list[bool], data: st.DataObject) -> None:
+    arrays = data.draw(
+        st.lists(_ARRAYS, max_size=5) | st.lists(_ARRAYS, min_size=2 * len(is_json), max_size=2 * len(is_json))
+    )
+    keys, texts = np.arange(len(counts)), _objects([""] * len(counts))
+    page(encode_page([keys, keys * 0, keys, texts, np.array(counts), np.array(is_json, dtype=bool), *arrays]))
 
 
 @pytest.mark.parametrize(

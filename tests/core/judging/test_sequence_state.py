@@ -12,7 +12,9 @@ from test_equals_oracle import DictStore
 import lookback
 from growth import grows_in_proportion
 from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.judging.sequences import KeyState
 from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.state.keyruns import Rows
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
@@ -278,6 +280,67 @@ def test_c8_sequences_of_release_0_1_0_are_gone_on_with() -> None:
             found.append([(a.event_id, a.revision, a.verdict, a.evidence, a.message) for a in harness.alerts])
         assert found[0] == found[1]
         assert {alert[2] for alert in found[0]} == {"raised", "retracted"}
+
+
+@pytest.mark.parametrize("kind", ["steps", "fixed", "absence"])
+def test_c8_rows_of_a_key_that_were_kept_as_text_are_gone_on_with_in_columns(kind: str) -> None:
+    steps = [
+        {"name": "a", "where": "n = 1", "at_least": 2},
+        {"name": "b", "where": "n = 2 and ip = element_at(a.ip, 1)"},
+    ]
+    if kind == "absence":
+        steps.append({"name": "silent", "absent": "n = 3", "within": "5 minutes"})
+    sequence = {"expiry": "fixed"} if kind == "fixed" else {}
+    first, found = [row(1, 0, 1, "a"), row(2, 1, 1, "b")], []
+    later = [
+        row(3, 2, 2, "b"),
+        row(4, 3, 2, "a"),
+        row(5, 30, 0),
+        row(6, 31, 1, "c"),
+        row(7, 32, 2, "a"),
+        row(8, 300, 0),
+    ]
+    for as_text in (False, True):
+        harness = lookback.Harness(STREAM)
+        harness.rule(rule(steps, "{a.ip} {b.ip}", **sequence))
+        harness.events(first)
+        ((key, wake, value),) = harness._state.tables[own_table(harness)].items()
+        assert ("waits" in value) == (kind == "fixed")
+        if as_text:
+            harness._state.tables[own_table(harness)].put(
+                key, {**KeyState.from_value(value).to_value(), "key": ["x"]}, wake
+            )
+        for each in later:
+            harness.events([each])
+        found.append([(a.event_id, a.key, a.verdict, a.evidence, a.message) for a in harness.alerts])
+        assert list(harness._state.tables[own_table(harness)].items()) == []
+    assert found[0] == found[1]
+    assert [alert[0] for alert in found[0]] == ["4", "7"]
+
+
+def own_table(harness: lookback.Harness) -> str:
+    (name,) = [name for name in harness._state.tables if name.startswith("own-")]
+    return name
+
+
+@pytest.mark.parametrize("expiry", ["sliding", "fixed"])
+def test_c8_keys_that_have_only_rows_keep_them_in_columns(expiry: str) -> None:
+    """Those of user 0 are a begun match where expiry is fixed."""
+    state, store = ShardState(RuleBook(STREAM, {"s": STREAM})), DictStore()
+    state.begin(store)
+    rows = [{**row(at, at / 1_000, 1 + (at > 0)), "k": f"user-{at % 2_000}"} for at in range(6_000)]
+    listed, _ = read_events(rows, STREAM, 1)
+    last = "n = 2 and not array_contains(a.ip, ip)"
+    document = rule([{"name": "a", "where": "n = 1"}, {"name": "b", "where": last}], expiry=expiry)
+    change = RuleChange("insert", 0, "r", 1, "active", json.dumps(document))
+    Evaluator(STREAM).process(state, Batch(listed, None, find_marks(listed, listed.commits), [change]))
+    state.save()
+    (table,) = state.tables.values()
+    pages = [Rows.decode(page, name) for name, page in store.pages.items() if name.startswith("table:")]
+    in_text = sum(sum(map(bool, page.texts.tolist())) for page in pages)
+    in_columns = sum(len(page.columns) for page in pages if page.columns is not None)
+    assert (in_text, in_columns) == ((1, 5_997) if expiry == "fixed" else (0, 6_000))
+    assert table.rows == sum(len(value["rows"]) for value in table.values()) == 6_000
 
 
 def as_release_0_1_0_kept(value: dict[str, Any], fixed: bool) -> dict[str, Any]:

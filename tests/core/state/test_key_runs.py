@@ -25,8 +25,11 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import from_values
+from lookback.core.values.keycolumns import KeyColumns
+from lookback.core.values.keys import Keys
 from lookback.core.values.pages import decode_page
 from lookback.core.values.times import NEVER_DUE
+from lookback.core.values.types import BIGINT, STRING, array
 
 
 class CountingStore(dict[str, bytes]):
@@ -56,11 +59,17 @@ def reopened(table: KeyedTable, store: CountingStore, cache: Cache) -> KeyedTabl
 
 
 # Keys of which some share their low half, and some their page in any run.
-KEYS = st.sampled_from([(low, high) for low in (0, 1, 2, 8, 16, 2**40, -1, -(2**63), 2**63 - 1) for high in (0, 1)])
+ALL_KEYS = [(low, high) for low in (0, 1, 2, 8, 16, 2**40, -1, -(2**63), 2**63 - 1) for high in (0, 1)]
+KEYS = st.sampled_from(ALL_KEYS)
 WAKES = st.sampled_from([0, 1, 2, 3, 5, 8, NEVER_DUE])
+# Values in columns: so many rows for each key.
+COLUMNS = st.lists(st.tuples(KEYS, st.integers(0, 3), WAKES), max_size=5, unique_by=lambda entry: entry[0])
 STEPS = st.one_of(
     st.tuples(st.just("put"), KEYS, st.integers(0, 9), WAKES),
     st.tuples(st.just("put"), KEYS, st.integers(0, 9), WAKES),
+    st.tuples(st.just("replace"), COLUMNS, st.sampled_from([0, 3, 99])),
+    st.tuples(st.just("replace"), COLUMNS, st.sampled_from([0, 3, 99])),
+    st.tuples(st.just("find_due"), st.integers(0, 9), st.integers(0, 3)),
     st.tuples(st.just("forget"), KEYS),
     st.tuples(st.just("get"), KEYS),
     st.tuples(st.just("due"), st.integers(0, 9)),
@@ -71,6 +80,37 @@ STEPS = st.one_of(
     st.tuples(st.just("reopen")),
     st.tuples(st.just("evict")),
 )
+
+
+def list_rows(key: Key, count: int) -> list[list[Any]]:
+    """Rows of a key in columns: numbers, texts of which some are NULL, and lists."""
+    return [[at, None if (at + key[1]) % 2 else f"{key[0]}", [at, None]] for at in range(count)]
+
+
+def replace(
+    table: KeyedTable, entries: list[tuple[Key, int, int]], looked_up: list[Key], truth: Any = None
+) -> set[Key]:
+    """Replaces the values of keys by so many rows in columns each. Returns the keys that had such rows and have none now."""
+    asked = list({**dict.fromkeys(looked_up), **{key: None for key, _, _ in entries}})
+    found = table.find_rows(as_keys(asked))
+    had_rows = {asked[at] for at in found.places.tolist()}
+    if truth is not None:
+        assert had_rows <= {key for key in asked if isinstance(truth.get(key, (0, 0))[1], dict)} - set(table._changed)
+        others = {asked[at] for at in found.others.tolist()}
+        assert {key for key in asked if key in truth} <= had_rows | others
+    gone = had_rows - {key for key, _, _ in entries}
+    entries = [*entries, *((key, 0, NEVER_DUE) for key in gone)]
+    rows = [row for key, count, _ in entries for row in list_rows(key, count)]
+    types = (BIGINT, STRING, array(BIGINT))
+    columns = KeyColumns.from_columns([from_values(type_, [row[at] for row in rows]) for at, type_ in enumerate(types)])
+    wakes, lengths = (np.array([entry[at] for entry in entries], dtype=np.int64) for at in (2, 1))
+    keys = as_keys([key for key, _, _ in entries])
+    table.replace_rows(found, Rows.from_columns(keys, wakes, lengths, columns if rows else None))
+    return gone
+
+
+def as_keys(listed: list[Key]) -> Keys:
+    return Keys(*(np.array([key[half] for key in listed], dtype=np.int64) for half in (0, 1)))
 
 
 @settings(max_examples=300)
@@ -99,6 +139,18 @@ def test_a_table_is_the_dict_that_it_stands_for(
                 key, value, wake = given_
                 table.put(key, [value], wake)
                 truth[key] = (wake, [value])
+            elif step == "replace":
+                entries, looked_up = given_
+                gone = replace(table, entries, ALL_KEYS[:looked_up], truth)
+                truth |= {key: (wake, {"rows": list_rows(key, count)}) for key, count, wake in entries}
+                truth = {key: entry for key, entry in truth.items() if key not in gone and entry[1] != {"rows": []}}
+            elif step == "find_due":
+                watermark, count = given_
+                due = [key for key, (wake, _) in truth.items() if wake <= watermark]
+                assert table.find_due(watermark).list_pairs() == sorted(due)
+                replace(table, [(key, count, watermark + 1) for key in due], [])
+                truth |= {key: (watermark + 1, {"rows": list_rows(key, count)}) for key in due}
+                truth = {key: entry for key, entry in truth.items() if entry[1] != {"rows": []}}
             elif step == "forget":
                 table.put(given_[0], None)
                 truth.pop(given_[0], None)
@@ -135,18 +187,32 @@ def test_a_table_is_the_dict_that_it_stands_for(
 
 
 @settings(max_examples=100)
-@given(st.lists(st.lists(st.tuples(KEYS, st.integers(0, 4) | st.none()), max_size=6), max_size=30), st.booleans())
+@given(
+    st.lists(
+        st.tuples(st.lists(st.tuples(KEYS, st.integers(0, 4) | st.none()), max_size=6), COLUMNS, st.booleans()),
+        max_size=30,
+    ),
+    st.booleans(),
+)
 def test_the_rows_of_all_keys_are_known_without_reading_them(
-    batches: list[list[tuple[Key, int | None]]], reopen: bool
+    batches: list[tuple[list[tuple[Key, int | None]], list[tuple[Key, int, int]], bool]], reopen: bool
 ) -> None:
+    def count(value: Any) -> int:
+        return len(value["rows"] if isinstance(value, dict) else value)
+
     with small_runs():
         store, truth = CountingStore(), dict[Key, int]()
         table = KeyedTable("t", store=store)
-        for batch in batches:
-            for key, rows in batch:
-                table.put(key, None if rows is None else [0] * rows, 1)
-                truth[key] = rows or 0
-            table.save(len)
+        for batch, columns, are_first in batches:
+            for is_columns in (are_first, not are_first):
+                if is_columns:
+                    gone = replace(table, columns, list(truth)[:3])
+                    truth |= dict.fromkeys(gone, 0) | {key: rows for key, rows, _ in columns}
+                    continue
+                for key, rows in batch:
+                    table.put(key, None if rows is None else [0] * rows, 1)
+                    truth[key] = rows or 0
+            table.save(count)
             if reopen:
                 table = reopened(table, store, Cache())
             reads = store.reads
@@ -177,11 +243,15 @@ def test_what_a_merge_of_newer_runs_forgets_stays_forgotten(*, is_forgotten: boo
             assert len(list(each.items())) == 66
 
 
-def test_a_key_that_is_forgotten_while_its_runs_merge_does_not_come_back() -> None:
+@pytest.mark.parametrize("in_columns", [False, True])
+def test_a_key_that_is_forgotten_while_its_runs_merge_does_not_come_back(*, in_columns: bool) -> None:
     """The page of the newer run is gone, that of the older one is not."""
     with small_runs():
         table = KeyedTable("t", store=CountingStore())
-        table.put((1, 1), [1])
+        if in_columns:
+            replace(table, [((1, 1), 1, NEVER_DUE)], [])
+        else:
+            table.put((1, 1), [1])
         table.save()
         table.put((0, 0), [0])
         table.put((1, 1), None)
@@ -189,6 +259,8 @@ def test_a_key_that_is_forgotten_while_its_runs_merge_does_not_come_back() -> No
         assert any(run.sources for run in table._runs)
         assert table.get((1, 1)) is None
         assert [key for key, _, _ in table.items()] == [(0, 0)]
+        found = table.find_rows(as_keys([(0, 0), (1, 1)]))
+        assert (found.places.tolist(), found.others.tolist()) == ([], [0])
 
 
 def test_keys_that_a_merge_forgets_count_no_more() -> None:

@@ -1,13 +1,14 @@
 """Judges sequences: steps in order within a span of time, and the absence of an event that should have followed.
 
-State: a keyed table with a `KeyState` per key: the rows that some step may take, and the waits for absent events.
+State: a keyed table. Of most keys it has the rows that some step may take, in columns; of a key with more, such as waits for
+absent events, a `KeyState`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -30,14 +31,19 @@ from lookback.core.judging.segment import Order, RuleRun
 from lookback.core.judging.verdicts import Subject
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.state.keyed import Key
+from lookback.core.state.keyruns import Rows
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Mask, to_texts
-from lookback.core.values.keys import Int64s, Keys, order_by_group, order_by_number
+from lookback.core.values.columns import Mask, from_values, to_texts
+from lookback.core.values.keycolumns import KeyColumns
+from lookback.core.values.keys import Int64s, Keys, find_keys, order_by_group, order_by_number
+from lookback.core.values.types import BIGINT
 
 _MAX_EVIDENCE_IDS = 100
 # The conditions of so many keys are evaluated together.
 _KEYS_AT_ONCE = 1_000
+# The columns of rows in state; those of the fields that are kept follow.
+_TIME, _NUMBER, _BITS, _ID, _FIELDS = range(5)
 # A match is offered at least so many rows that are yet to come, if they are known.
 _LEAST_AHEAD = 16
 
@@ -106,7 +112,10 @@ class KeyState:
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> KeyState:
-        """Reads what `to_value` wrote, or release 0.1.0."""
+        """Reads what `to_value` wrote, or release 0.1.0, or the rows of a key in columns."""
+        if "waits" not in value:
+            rows = [Row(time, str(each), bits, values, number) for time, number, bits, each, *values in value["rows"]]
+            return cls([], rows, next=max(row.number for row in rows) + 1)
         if "next" not in value:
             return _read_release_0_1_0(value)
         state = cls(value["key"], _read_rows(value["rows"]), _read_rows(value["held"]), value["next"], value["since"])
@@ -123,9 +132,9 @@ class KeyState:
         }  # fmt: skip
 
     @property
-    def has_waits(self) -> bool:
-        """True if it waits for absent events, or waited and may retract an alert."""
-        return bool(self.pending or self.raised)
+    def has_only_rows(self) -> bool:
+        """True if nothing has to be kept but the rows that count."""
+        return not (self.held or self.match or self.pending or self.raised)
 
     def match_rows(self, within: int) -> list[Row]:
         """Returns the rows of the match, sorted."""
@@ -254,105 +263,191 @@ class _Arrival(NamedTuple):
 
 
 class _KeyedBatch:
-    """The rows that the state has of the batch's keys, then those of the batch; all arrays have shape (rows,).
+    """The rows that the state has of the keys at hand, then those of the batch; all arrays have shape (rows,).
 
-    Rows are in order of arrival. numbers: of their keys, in the grouping; states: by number of key; fields: those whose
-    values rows keep; order: of the rows by (key, time, arrival); rows: None until `make_rows` makes them.
+    Rows of the batch are in order of arrival. keys: first those of the grouping, by their numbers, then others that are due;
+    numbers: of the rows' keys; states: by number of key, of keys that have more than rows; fields: those whose values rows
+    keep; order: of the rows by (key, time, arrival).
     """
 
-    def __init__(
-        self, rule_run: RuleRun, positions: Int64s, bits: Int64s, states: dict[int, KeyState], fields: Sequence[str]
-    ) -> None:
-        self._rule_run, self._positions, self._fields, self.states = rule_run, positions, fields, states
-        stored = [row for state in states.values() for row in state.rows]
-        self._stored = len(stored)
-        self.rows: list[Any] = [*stored, *[None] * len(positions)]
-        counts = [len(state.rows) for state in states.values()]
-        of_states = np.repeat(np.fromiter(states, np.int64, len(states)), counts)
-        self.numbers: Int64s = np.concatenate([of_states, rule_run.grouping.numbers[positions]])
-        self.times = _join([row.time for row in stored], rule_run.events.times[positions])
-        self.bits = _join([row.bits for row in stored], bits[positions])
+    def __init__(self, rule_run: RuleRun, positions: Int64s, bits: Int64s, fields: Sequence[str]) -> None:
+        self._rule_run, self._positions, self._fields = rule_run, positions, fields
+        self._table, distinct = rule_run.state.table(rule_run.rule.store), rule_run.grouping.distinct
+        due = self._table.find_due(rule_run.timeline.end)
+        numbers_due = find_keys(due, distinct)
+        others = np.flatnonzero(numbers_due < 0)
+        numbers_due[others] = len(distinct) + np.arange(len(others))
+        own = rule_run.grouping.numbers[positions]
+        self.keys = Keys(np.append(distinct.low, due.low[others]), np.append(distinct.high, due.high[others]))
+        wanted = np.unique(np.append(own, numbers_due))
+        self._found = self._table.find_rows(self.keys.take(wanted))
+        # The keys with rows in columns, those with a value of another kind, and the rows of both.
+        self._in_columns, self._by_value = wanted[self._found.places], wanted[self._found.others]
+        self._stored, numbers = self._read_state()
+        self._count = len(numbers)
+        self.numbers: Int64s = np.append(numbers, own)
+        self.times = np.append(self._stored.values[_TIME], rule_run.events.times[positions])
+        self.bits = np.append(self._stored.values[_BITS], bits[positions])
         self.order = order_by_group(self.numbers, self.times)
+        self._rows: list[Any] = []
+        self._followed: dict[int, KeyState] = {}
+        # The numbers of the rows of the batch that are made or kept; others have none.
+        self._row_numbers: Int64s = np.zeros(len(positions), dtype=np.int64)
 
-    @property
-    def keys(self) -> int:
-        """The number of keys of the grouping."""
-        return len(self._rule_run.grouping.distinct)
+    def _read_state(self) -> tuple[KeyColumns, Int64s]:
+        """Reads the states of the keys. Returns their rows, and the numbers of these rows' keys."""
+        self.states: dict[int, KeyState] = {}
+        rows, numbers = list[Row](), list[int]()
+        for number in self._by_value.tolist():
+            value = self._table.get(self.keys.pair(number))
+            if value is not None:
+                state = KeyState.from_value(value)
+                rows += state.rows
+                numbers += [number] * len(state.rows)
+                if not state.has_only_rows:
+                    self.states[number] = state
+        found = self._found.rows
+        parts, of_parts = [self._to_columns(rows)], [np.array(numbers, dtype=np.int64)]
+        if found.columns is not None and found.lengths is not None:
+            parts.append(found.columns)
+            of_parts.append(np.repeat(self._in_columns, found.lengths))
+        return KeyColumns.join([part for part in parts if len(part)] or parts[:1]), np.concatenate(of_parts)
+
+    def _to_columns(self, rows: Sequence[Row]) -> KeyColumns:
+        """Returns rows in columns."""
+        types, id_type = self._rule_run.stream.fields, self._rule_run.events.id_column.type
+        columns = [from_values(BIGINT, [row[at] for row in rows]) for at in (0, 4, 2)]
+        columns.append(from_values(id_type, [int(row.id) if id_type.is_integer else row.id for row in rows]))
+        columns += [from_values(types[name], [row.values[at] for row in rows]) for at, name in enumerate(self._fields)]
+        return KeyColumns.from_columns(columns)
 
     def mark_events(self, mask: Mask) -> Mask:
         """Marks the rows of events that a mask marks."""
-        return np.concatenate([np.zeros(self._stored, dtype=bool), mask[self._positions]])
+        return np.append(np.zeros(self._count, dtype=bool), mask[self._positions])
 
     def mark_keys(self, mask: Mask) -> Mask:
         """Marks the keys of rows that a mask marks, shape (keys,)."""
-        marked = np.zeros(self.keys, dtype=bool)
+        marked = np.zeros(len(self.keys), dtype=bool)
         marked[self.numbers[mask]] = True
         return marked
 
-    def add_states(self, mask: Mask) -> None:
-        """Adds states of the keys of a mask that have none."""
-        is_new = mask.copy()
-        is_new[list(self.states)] = False
-        numbers = np.flatnonzero(is_new)
-        keys = self._rule_run.list_stored_keys(self._rule_run.grouping.first_positions[numbers])
-        self.states.update(zip(numbers.tolist(), map(KeyState, keys), strict=True))
-
     def read_field(self, name: str, at: Int64s) -> list[Any]:
         """Reads the stored values of a field that is kept."""
-        is_stored, column = at < self._stored, self._rule_run.events.columns[name]
-        values = column.to_stored_list(self._positions[at[~is_stored] - self._stored])
+        is_stored, column = at < self._count, self._rule_run.events.columns[name]
+        values = column.to_stored_list(self._positions[at[~is_stored] - self._count])
         if is_stored.any():
-            place, of_batch = self._fields.index(name), iter(values)
-            values = [self.rows[row].values[place] if row < self._stored else next(of_batch) for row in at.tolist()]
+            of_state = iter(self._stored.list_column(_FIELDS + self._fields.index(name), at[is_stored]))
+            of_batch = iter(values)
+            values = [next(of_state) if is_there else next(of_batch) for is_there in is_stored.tolist()]
         return values
 
-    def make_rows(self, mask: Mask) -> None:
-        """Makes the rows of the batch that a mask marks."""
-        at = np.flatnonzero(mask[self._stored :])
-        positions, events = self._positions[at], self._rule_run.events
-        columns = [events.columns[name].to_stored_list(positions) for name in self._fields]
-        values = map(list, zip(*columns, strict=True)) if columns else ([] for _ in range(len(at)))
-        ids, numbers, at = map(str, events.list_ids(positions)), self._number_rows()[at], at + self._stored
-        made = map(Row, self.times[at].tolist(), ids, self.bits[at].tolist(), values, numbers.tolist())
-        for place, row in zip(at.tolist(), made, strict=True):
-            self.rows[place] = row
-
-    def list_arrivals(self, mask: Mask, is_candidate: Mask) -> Iterator[tuple[int, list[_Arrival]]]:
-        """Yields the number of each key that has rows of the batch in a mask, with these rows."""
-        at = np.flatnonzero(mask[self._stored :]) + self._stored
+    def make_rows(self, is_needed: Mask, is_kept: Mask) -> None:
+        """Makes the rows that are needed, and numbers them and those that are kept, for each key from its next number on."""
+        nexts = np.zeros(len(self.keys), dtype=np.int64)
+        np.maximum.at(nexts, self.numbers[: self._count], self._stored.values[_NUMBER] + 1)
+        nexts[list(self.states)] = [state.next for state in self.states.values()]
+        at = np.flatnonzero((is_needed | is_kept)[self._count :])
         if len(at):
-            at = at[order_by_number(self.numbers[at])]
-        rows = [self.rows[place] for place in at.tolist()]
-        positions = self._positions[at - self._stored].tolist()
-        listed = list(map(_Arrival, rows, positions, is_candidate[at].tolist()))
-        for number, start, end in _find_parts(self.numbers[at]):
-            yield number, listed[start:end]
-
-    def keep_rows(self, mask: Mask, is_followed: Mask) -> None:
-        """Gives the states of keys that are not followed the rows of a mask, sorted."""
-        at = self.order[(mask & ~is_followed[self.numbers])[self.order]]
-        rows, counts = [self.rows[place] for place in at.tolist()], np.bincount(self.numbers, minlength=self.keys)
-        listed = {number: rows[start:end] for number, start, end in _find_parts(self.numbers[at])}
-        for number, state in self.states.items():
-            if not is_followed[number]:
-                state.next += int(counts[number]) - len(state.rows)
-                state.rows = listed.get(number, [])
-
-    def _number_rows(self) -> Int64s:
-        """Numbers the rows of the batch as they arrive, for each key from the next number of its state on."""
-        numbers = self.numbers[self._stored :]
-        counted: Int64s = np.zeros(len(numbers), dtype=np.int64)
-        if len(numbers):
-            nexts = np.zeros(self.keys, dtype=np.int64)
-            nexts[list(self.states)] = [state.next for state in self.states.values()]
+            numbers = self.numbers[self._count + at]
             order = order_by_number(numbers)
             grouped = numbers[order]
-            counted[order] = np.arange(len(order)) - np.searchsorted(grouped, grouped) + nexts[grouped]
-        return counted
+            self._row_numbers[at[order]] = np.arange(len(order)) - np.searchsorted(grouped, grouped) + nexts[grouped]
+        self._rows = [None] * len(is_needed)
+        stored = np.flatnonzero(is_needed[: self._count])
+        self._fill_rows(stored, self._stored.take(stored))
+        arrived = np.flatnonzero(is_needed[self._count :])
+        self._fill_rows(self._count + arrived, self._select_events(arrived))
 
+    def _fill_rows(self, at: Int64s, columns: KeyColumns) -> None:
+        listed = [columns.list_column(column, slice(None)) for column in range(len(columns.values))]
+        values = map(list, zip(*listed[_FIELDS:], strict=True)) if self._fields else ([] for _ in range(len(at)))
+        made = map(Row, listed[_TIME], map(str, listed[_ID]), listed[_BITS], values, listed[_NUMBER])
+        for place, row in zip(at.tolist(), made, strict=True):
+            self._rows[place] = row
 
-def _join(stored: list[int], values: Int64s) -> Int64s:
-    return np.concatenate([np.array(stored, dtype=np.int64), values])
+    def _select_events(self, at: Int64s) -> KeyColumns:
+        """Returns the rows of the batch at some places in columns."""
+        events, positions = self._rule_run.events, self._positions[at]
+        fields = KeyColumns.from_columns(
+            [events.id_column, *(events.columns[name] for name in self._fields)], positions
+        )
+        times, bits = self.times[self._count + at], self.bits[self._count + at]
+        return KeyColumns([times, self._row_numbers[at], bits, *fields.values], [None, None, None, *fields.nulls])
+
+    def list_judged(
+        self, is_needed: Mask, is_candidate: Mask, is_followed: Mask
+    ) -> Iterator[tuple[Key, KeyState, list[_Arrival]]]:
+        """Yields the keys that are followed or have rows of the batch that are needed, with their state and these rows.
+
+        Of keys that are not followed the state has the rows that are needed.
+        """
+        at = np.flatnonzero(is_needed)
+        if len(at):
+            at = at[order_by_number(self.numbers[at])]
+        by_key = {number: at[start:end] for number, start, end in _find_parts(self.numbers[at])}
+        followed = dict.fromkeys(np.flatnonzero(is_followed).tolist())
+        for number in {**by_key, **followed}:
+            rows = by_key.get(number, at[:0])
+            split = int(np.searchsorted(rows, self._count))
+            if split == len(rows) and number not in followed:
+                continue
+            state = self.states.get(number)
+            if state is None:
+                state = KeyState([], [self._rows[place] for place in rows[:split].tolist()])
+                state.next = max((row.number + 1 for row in state.rows), default=0)
+            if number in followed:
+                self._followed[number] = state
+                if not state.stored_key and number < len(self._rule_run.grouping.distinct):
+                    first = int(self._rule_run.grouping.first_positions[number])
+                    state.stored_key = self._rule_run.stored_key(first)
+            places = rows[split:]
+            positions, may_complete = self._positions[places - self._count].tolist(), is_candidate[places].tolist()
+            listed = [self._rows[place] for place in places.tolist()]
+            yield self.keys.pair(number), state, list(map(_Arrival, listed, positions, may_complete))
+
+    def save(
+        self, is_kept: Mask, is_followed: Mask, rows_wake_after: int, forget: Callable[[KeyState], int | None]
+    ) -> None:
+        """Saves the state of all keys.
+
+        Keys that are not followed have the rows of a mask, and wake so long after the last of them. forget: forgets what a
+        followed key no longer needs, and returns its wake, None if nothing is left.
+        """
+        at = self.order[(is_kept & ~is_followed[self.numbers])[self.order]]
+        arrived = at[at >= self._count] - self._count
+        # Positions among the rows of the state and, after them, those that arrived.
+        at[at >= self._count] = self._count + np.arange(len(arrived))
+        numbers = np.append(self.numbers[: self._count], self.numbers[self._count + arrived])[at]
+        columns = KeyColumns.join(
+            [self._stored, self._select_events(arrived)] if len(arrived) else [self._stored]
+        ).take(at)
+        rows, of_rows, others = list[Row](), list[int](), list[tuple[int, KeyState, int]]()
+        for number, state in self._followed.items():
+            wake = forget(state)
+            if wake is not None and state.has_only_rows:
+                rows += state.rows
+                of_rows += [number] * len(state.rows)
+            elif wake is not None:
+                others.append((number, state, wake))
+        if rows:
+            columns = KeyColumns.join([*([columns] if len(columns) else []), self._to_columns(rows)])
+            numbers = np.append(numbers, np.array(of_rows, dtype=np.int64))
+        edges = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1))
+        starts, ends = edges[:-1], edges[1:]
+        is_gone = np.zeros(len(self.keys), dtype=bool)
+        is_gone[self._by_value] = True
+        is_gone[[number for number, _, _ in others]] = False
+        is_gone[self._in_columns] = True
+        is_gone[numbers] = False
+        gone = np.flatnonzero(is_gone)
+        wakes = np.append(columns.values[_TIME][ends - 1] + rows_wake_after, gone)
+        lengths = np.append(ends - starts, np.zeros(len(gone), dtype=np.int64))
+        changed = self.keys.take(np.append(numbers[starts], gone))
+        self._table.replace_rows(
+            self._found, Rows.from_columns(changed, wakes, lengths, columns if len(columns) else None)
+        )
+        for number, state, wake in others:
+            self._table.put(self.keys.pair(number), state.to_value(), wake)
 
 
 def _find_parts(numbers: Int64s) -> Iterator[tuple[int, int, int]]:
@@ -375,8 +470,6 @@ class _Judge:
         self.absent, self.is_fixed = self.steps.compiled.absent, self.spec.expiry == "fixed"
         # How long an absence is waited for.
         self.wait = 0 if self.absent is None else self.absent.step.within
-        # A `KeyState` per key.
-        self._table = rule_run.state.table(rule_run.rule.store)
         self.floor = rule_run.state.features[rule_run.rule.store].floor
         self.complete_from = rule_run.complete_from
         self._oldest = rule_run.earliest_in_time(rule_run.timeline.end)
@@ -409,50 +502,23 @@ class _Judge:
 
     def _judge_rows(self, positions: Int64s, bits: Int64s, may_complete: Mask) -> None:
         """Takes events into the state. may_complete: marks those that may complete the steps, by themselves."""
-        states = self._read_states(self.rule_run.grouping.numbers[positions])
-        known = set(map(self._key_of, states))
-        due = [key for key in self._table.due(self.rule_run.timeline.end) if key not in known]
-        batch = _KeyedBatch(self.rule_run, positions, bits, states, self.steps.compiled.kept)
+        batch = _KeyedBatch(self.rule_run, positions, bits, self.steps.compiled.kept)
         is_kept = batch.times >= self._oldest - self.spec.within
         is_candidate, is_needed = self._find_candidates(batch, batch.mark_events(may_complete))
         is_followed = self._find_followed(batch, is_candidate, is_kept)
         is_needed |= is_followed[batch.numbers]
-        batch.make_rows(is_needed | is_kept)
-        batch.add_states(is_followed | batch.mark_keys(is_kept))
+        batch.make_rows(is_needed, is_kept)
         judges = (
-            _KeyJudge(self, self._key_of(number), states.get(number) or KeyState([])).run(arrivals)
-            for number, arrivals in batch.list_arrivals(is_needed, is_candidate)
+            _KeyJudge(self, key, state).run(arrivals)
+            for key, state, arrivals in batch.list_judged(is_needed, is_candidate, is_followed)
         )
         while some := list(islice(judges, _KEYS_AT_ONCE)):
             self.steps.run_together(some)
-        batch.keep_rows(is_kept, is_followed)
-        for number, state in states.items():
-            self._put(self._key_of(number), state)
-        for key in due:
-            value = self._table.get(key)
-            assert value is not None
-            state = KeyState.from_value(value)
-            if self.absent is not None:
-                self.steps.run_alone(_KeyJudge(self, key, state).run(()))
-            self._put(key, state)
-
-    def _read_states(self, numbers: Int64s) -> dict[int, KeyState]:
-        """Reads the states of keys, by number of key; some have none."""
-        wanted = np.unique(numbers)
-        wanted = wanted[self._table.may_have(self.rule_run.grouping.distinct.take(wanted))]
-        values = ((number, self._table.get(self._key_of(number))) for number in wanted.tolist())
-        return {number: KeyState.from_value(value) for number, value in values if value is not None}
-
-    def _key_of(self, number: int) -> Key:
-        """Returns the key of a number of the grouping, as tables know it."""
-        return self.rule_run.grouping.distinct.pair(number)
-
-    def _put(self, key: Key, state: KeyState) -> None:
-        wake = state.forget(self._oldest, self.spec.within, self.rule_run.rule.allowed_lateness, self.wait)
-        if wake is None:
-            self._table.put(key, None)
-        else:
-            self._table.put(key, state.to_value(), wake)
+        lateness = self.rule_run.rule.allowed_lateness
+        batch.save(
+            is_kept, is_followed, self.spec.within + lateness + 1,
+            lambda state: state.forget(self._oldest, self.spec.within, lateness, self.wait),
+        )  # fmt: skip
 
     def _find_candidates(self, batch: _KeyedBatch, may_complete: Mask) -> tuple[Mask, Mask]:
         """Marks the rows that may complete the steps, and those that may count for one of them."""
@@ -471,13 +537,12 @@ class _Judge:
 
     def _find_followed(self, batch: _KeyedBatch, is_candidate: Mask, is_kept: Mask) -> Mask:
         """Marks the keys that are followed event by event, shape (keys,)."""
-        is_followed: Mask = np.zeros(batch.keys, dtype=bool)
+        is_followed: Mask = np.zeros(len(batch.keys), dtype=bool)
         if self.is_fixed:
             is_followed = batch.mark_keys(is_candidate | is_kept)
-            is_followed[list(batch.states)] = True
         elif self.absent is not None or self.rule_run.spec.reset_on_alert:
             is_followed = batch.mark_keys(is_candidate)
-            is_followed[[number for number, state in batch.states.items() if state.has_waits]] = True
+        is_followed[list(batch.states)] = True
         return is_followed
 
 

@@ -4,6 +4,8 @@ The keys that a batch changes are written as one small run. Runs are merged as t
 al., 1996), a large merge in parts, so many at each batch as the batch has changed keys. So the bytes that a batch writes
 follow the keys that it touches, and no batch writes the table as a whole. Each key has a wake, the watermark at which
 something becomes due for it.
+
+Values are read and put one by one, or, where they are rows in columns, for many keys at once.
 """
 
 from __future__ import annotations
@@ -26,16 +28,17 @@ from lookback.core.state.keyruns import (
     choose_depth,
     hash_key,
     hash_keys,
+    join_rows,
     merge_rows,
 )
 from lookback.core.state.manifest import TableRecord
 from lookback.core.state.pieces import Store
 from lookback.core.values.cache import SHARED_CACHE, Cache
 from lookback.core.values.columns import Mask
-from lookback.core.values.keys import Keys, find_keys
+from lookback.core.values.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.values.times import NEVER_DUE
 
-__all__ = ["Key", "KeyedTable"]
+__all__ = ["FoundRows", "Key", "KeyedTable"]
 
 # So many runs of one size class are merged; each class is four times as large as the one before.
 _RUNS_PER_CLASS = 4
@@ -47,6 +50,8 @@ _FOLDED_SHARE = 0.5
 _ROWS_PER_CHANGE, _LEAST_ROWS = 6, 2_048
 # The memory of a decoded value: a fixed part, and a part for each character of its JSON.
 _VALUE_BYTES, _BYTES_PER_CHARACTER = 400, 9
+# A row of columns takes the memory of so many characters when it is decoded for one key.
+_CHARACTERS_PER_ROW = 40
 # Several times as fast as json.dumps and json.loads for short values.
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode
 _decode_json = json.JSONDecoder().raw_decode
@@ -75,6 +80,20 @@ class _Entry:
 
 
 @dataclass(eq=False)
+class FoundRows:
+    """The values of keys that are in columns.
+
+    places: for each of `rows` its place among the keys that were looked up. others: the places of those that may have values
+    of other kinds. charges: the runs that have the rows, and how many each.
+    """
+
+    rows: Rows
+    places: Int64s
+    others: Int64s
+    charges: list[tuple[KeyRun, int]]
+
+
+@dataclass(eq=False)
 class KeyedTable:
     """A value for each key, of the types that JSON has.
 
@@ -96,6 +115,8 @@ class KeyedTable:
         self._former: dict[Key, _Entry] = {}
         # A heap of the wakes of changed entries; some of them are outdated.
         self._wakes: list[tuple[int, Key]] = []
+        # Runs with values that no count was written for, which were replaced since.
+        self._uncounted: list[tuple[KeyRun, Key, str]] = []
         # New pages by name, and the names of pages to remove, until the save is over.
         self._unsaved: dict[str, Page | bytes] = {}
         self._removed: list[str] = []
@@ -115,19 +136,60 @@ class KeyedTable:
         if self._changed:
             pairs = keys.list_pairs()
             found[:] = [key in self._changed for key in pairs]
-        if not self._runs:
-            return found
-        hashes = hash_keys(keys)
-        for run in self._runs:
-            number_of, pages = hashes & ((1 << run.depth) - 1), self._open_run(run)
-            order = np.argsort(number_of, kind="stable")
-            for at in np.split(order, np.flatnonzero(np.diff(number_of[order])) + 1):
-                number = int(number_of[at[0]]) if len(at) else -1
-                page = pages.get(number)
-                if page is not None:
-                    rows = page.rows if page.rows is not None else self._load(run, number, page)
-                    found[at] |= find_keys(keys.take(at), rows.keys) >= 0
+        for _, _, at, _ in self._search(keys):
+            found[at] = True
         return found
+
+    def find_rows(self, keys: Keys) -> FoundRows:
+        """Finds the values of distinct keys that are in columns."""
+        # The newest of the pieces that have a key, -1 for none; a changed key is in none.
+        newest = np.full(len(keys), -1, dtype=np.int64)
+        pieces: list[tuple[KeyRun, Rows, Int64s, Int64s]] = []
+        for run, rows, at, places in self._search(keys):
+            newest[at] = len(pieces)
+            pieces.append((run, rows, at, places))
+        pairs = keys.list_pairs() if self._changed or self._read or self._former else []
+        others = [at for at, key in enumerate(pairs) if key in self._changed]
+        newest[others] = -1
+        listed, of_parts, parts = [np.array(others, dtype=np.int64)], [newest[:0]], list[Rows]()
+        charges: list[tuple[KeyRun, int]] = []
+        for number, (run, rows, all_at, all_places) in enumerate(pieces):
+            is_own = newest[all_at] == number
+            at, places = all_at[is_own], all_places[is_own]
+            lengths = np.zeros(len(at)) if rows.lengths is None else rows.lengths[places]
+            is_found = (lengths > 0) & (rows.wakes[places] > run.horizon)
+            listed.append(at[~is_found & ~rows.is_forgotten[places]])
+            if is_found.any():
+                parts.append(rows.take(places[is_found]))
+                of_parts.append(at[is_found])
+                charges.append((run, int(parts[-1].counts.sum())))
+        rows = join_rows(parts) if parts else Rows.from_entries([])
+        found = FoundRows(rows, np.concatenate(of_parts), np.concatenate(listed), charges)
+        for at in found.others.tolist():
+            # So the run that has it is known when it is replaced.
+            self._open(keys.pair(at))
+        if pairs:
+            # They would be outdated once the rows are replaced.
+            for at in found.places.tolist():
+                self._read.pop(pairs[at], None)
+                self._former.pop(pairs[at], None)
+        return found
+
+    def replace_rows(self, found: FoundRows, rows: Rows) -> None:
+        """Puts values in columns, and forgets keys. rows: among them are all keys with rows in `found`."""
+        for run, count in found.charges:
+            _find_successor(run).rows -= count
+        if self._changed or self._read or self._former:
+            for key in rows.keys.list_pairs():
+                former, read, changed = (each.pop(key, None) for each in (self._former, self._read, self._changed))
+                entry = changed or read or former
+                if entry is not None and entry.run is not None:
+                    _find_successor(entry.run).rows -= entry.rows
+                    if entry.uncounted is not None:
+                        self._uncounted.append((entry.run, key, entry.uncounted))
+        if len(rows):
+            self._add_run(rows)
+            self._merge_runs(len(rows))
 
     def put(self, key: Key, value: Any | None, wake: int = NEVER_DUE) -> None:
         """Keeps a value, whose key `due` returns from the watermark `wake` on; None forgets the key."""
@@ -141,17 +203,30 @@ class KeyedTable:
         """Replaces the value of a key that has one, and keeps its wake."""
         self.put(key, value, self._open(key).wake)
 
+    def find_due(self, watermark: int) -> Keys:
+        """Finds the keys whose wake is at or below the watermark, sorted. The caller must put or replace them all."""
+        changed = np.array(self._list_due(watermark), dtype=np.int64).reshape(-1, 2)
+        keys = [*self._sweep(watermark), Keys(changed[:, 0], changed[:, 1])]
+        joined = Keys(*(np.concatenate([getattr(each, half) for each in keys]) for half in ("low", "high")))
+        _, swept = number_keys(joined)
+        if not len(swept):
+            return swept
+        found = self.find_rows(swept)
+        is_due = np.zeros(len(swept), dtype=bool)
+        is_due[found.places] = found.rows.wakes <= watermark
+        for at in found.others.tolist():
+            entry = self._open(swept.pair(at))
+            is_due[at] = entry.exists and entry.wake <= watermark
+        return swept.take(is_due)
+
     def due(self, watermark: int) -> list[Key]:
         """Returns the keys whose wake is at or below the watermark, sorted."""
-        for key in self._sweep(watermark):
+        for key in {key for keys in self._sweep(watermark) for key in keys.list_pairs()}:
             entry = self._open(key)
             # It is written anew, if nothing else happens to it, since its run is not searched for it again.
             if entry.exists and entry.wake <= watermark and key not in self._changed:
                 self._mark_changed(key, entry)
-        due = sorted(self._pop_due(watermark))
-        for key in due:
-            heappush(self._wakes, (self._changed[key].wake, key))
-        return due
+        return self._list_due(watermark)
 
     def forget_due(self, watermark: int) -> None:
         """Forgets the keys whose wake is at or below the watermark."""
@@ -176,10 +251,10 @@ class KeyedTable:
             rows, run_of = merge_rows([self._load_part(run, part, depth) for run in runs])
             horizons = np.array([run.horizon for run in runs])[run_of]
             exists = ~rows.is_forgotten & (rows.wakes > horizons)
-            figures = rows.wakes[exists].tolist(), rows.texts[exists].tolist()
-            for key, wake, text in zip(rows.list_keys(exists), *figures, strict=True):
+            figures = rows.wakes[exists].tolist(), rows.texts[exists].tolist(), np.flatnonzero(exists).tolist()
+            for key, wake, text, at in zip(rows.list_keys(exists), *figures, strict=True):
                 if key not in self._changed:
-                    yield key, wake, self._decode_text(key, text)
+                    yield key, wake, self._decode_text(key, text) if text else rows.value(at)
         for key, entry in list(self._changed.items()):
             if entry.exists:
                 yield key, entry.wake, self._decode_value(key, entry)
@@ -205,8 +280,10 @@ class KeyedTable:
         """Writes the keys that changed, and merges runs. count: returns the number of rows of a value."""
         assert self.store is not None
         touched = {**self._read, **self._changed}
+        for replaced, key, text in self._uncounted:
+            _find_successor(replaced).rows -= count(self._decode_text(key, text))
         if self._changed:
-            self._runs.append(self._write_changed(count))
+            self._write_changed(count)
             self._merge_runs(len(self._changed))
         if touched:
             self._keep_decoded(touched)
@@ -219,6 +296,7 @@ class KeyedTable:
                 self.store.put(name, page.rows.encode())
                 self.cache.hold(page, page.rows.memory_bytes)
         self._changed, self._read, self._wakes, self._unsaved, self._removed = {}, {}, [], {}, []
+        self._uncounted = []
 
     def clear(self) -> list[str]:
         """Forgets all keys and returns the names of their pages, which the caller must remove."""
@@ -226,6 +304,7 @@ class KeyedTable:
             self._drop_pages(run)
         names, self._runs = self._removed, []
         self._changed, self._read, self._former, self._wakes, self._removed = {}, {}, {}, [], []
+        self._uncounted = []
         self.cache.forget(self)
         return names
 
@@ -267,8 +346,11 @@ class KeyedTable:
             return _Entry()
         wake, text, count = rows.wakes.item(at), rows.texts[at], rows.counts.item(at)
         uncounted = text if count == UNCOUNTED else None
-        if not text or wake <= run.horizon:
+        value = None if text else rows.value(at)
+        if not (text or value) or wake <= run.horizon:
             return _Entry(NEVER_DUE, None, None, run, max(0, count), 0, uncounted)
+        if value:
+            return _Entry(wake, value, None, run, count, count * _CHARACTERS_PER_ROW)
         return _Entry(wake, None, text, run, max(0, count), len(text), uncounted)
 
     def _locate(self, key: Key) -> tuple[KeyRun | None, Rows | None, int]:
@@ -283,6 +365,32 @@ class KeyedTable:
                 if at is not None:
                     return run, rows, at
         return None, None, -1
+
+    def _search(self, keys: Keys) -> Iterator[tuple[KeyRun, Rows, Int64s, Int64s]]:
+        """Finds keys in the pages of all runs, from oldest to newest.
+
+        Yields the run, the rows of a page, the places of the keys that it has, and their positions among these rows. A row may
+        be overridden by one that is yielded later.
+        """
+        hashes = hash_keys(keys) if self._runs else np.zeros(0, dtype=np.int64)
+        left: list[Int64s] = [np.arange(len(keys))] * len(self._runs)
+        for end, target in enumerate(self._runs):
+            if target.sources:
+                # What is merged already must not be found in its sources.
+                is_left = hashes & (2 ** self._find_sources(target)[1] - 1) >= target.parts_done
+                left[end - target.sources : end] = [np.flatnonzero(is_left)] * target.sources
+        for run, own in zip(list(self._runs), left, strict=True):
+            numbers, pages = hashes[own] & (2**run.depth - 1), self._open_run(run)
+            order = np.argsort(numbers, kind="stable")
+            for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+                page = pages.get(int(numbers[part[0]])) if len(part) else None
+                if page is not None:
+                    rows = page.rows if page.rows is not None else self._load(run, int(numbers[part[0]]), page)
+                    at = own[part]
+                    places = find_keys(keys.take(at), rows.keys)
+                    is_there = places >= 0
+                    if is_there.any():
+                        yield run, rows, at[is_there], places[is_there]
 
     def _list_current(self, hashed: int) -> Iterator[KeyRun]:
         """Yields the runs that may have the newest row of a key, newest first.
@@ -331,12 +439,12 @@ class KeyedTable:
 
     # Wakes ------------------------------------------------------------------------------------------------------------
 
-    def _sweep(self, watermark: int) -> set[Key]:
+    def _sweep(self, watermark: int) -> list[Keys]:
         """Finds the keys of stored runs whose wake is at or below the watermark, and some that newer rows override.
 
         No key is found again, so the caller must write anew those that stay.
         """
-        found: set[Key] = set()
+        found: list[Keys] = []
         for run in self._runs:
             if run.swept >= watermark:
                 continue
@@ -344,11 +452,18 @@ class KeyedTable:
                 if page.wake <= watermark:
                     rows = page.rows if page.rows is not None else self._load(run, number, page)
                     is_due = (rows.wakes > run.swept) & (rows.wakes <= watermark)
-                    found.update(rows.list_keys(is_due))
+                    found.append(rows.keys.take(is_due))
                     later = rows.wakes[rows.wakes > watermark]
                     page.wake = int(later.min()) if len(later) else NEVER_DUE
             run.swept = watermark
         return found
+
+    def _list_due(self, watermark: int) -> list[Key]:
+        """Lists the changed keys whose wake is at or below the watermark, sorted."""
+        due = sorted(self._pop_due(watermark))
+        for key in due:
+            heappush(self._wakes, (self._changed[key].wake, key))
+        return due
 
     def _pop_due(self, watermark: int) -> set[Key]:
         """Takes the changed keys whose wake is at or below the watermark out of the heap of wakes."""
@@ -403,9 +518,8 @@ class KeyedTable:
         for number, page in run.add_rows(rows, numbers):
             self._unsaved[run.name_page(self.name, number)] = page
 
-    def _write_changed(self, count: Callable[[Any], int]) -> KeyRun:
+    def _write_changed(self, count: Callable[[Any], int]) -> None:
         """Makes a run of the entries that changed."""
-        run, rows = self._make_run(len(self._changed)), 0
         listed: list[tuple[Key, int, str | None, int]] = []
         for key in sorted(self._changed):
             entry = self._changed[key]
@@ -414,14 +528,21 @@ class KeyedTable:
                 _find_successor(entry.run).rows -= former
             value = self._decode_value(key, entry)
             text = None if value is None else _encode_json(value)
-            entry.run, entry.uncounted, entry.characters = run, None, len(text or "")
+            entry.uncounted, entry.characters = None, len(text or "")
             entry.rows = 0 if value is None else count(value)
             listed.append((key, entry.wake, text, entry.rows))
-            rows += entry.rows
-        self._add_rows(run, Rows.from_entries(listed), range(2**run.depth))
-        run.rows = rows
+        run = self._add_run(Rows.from_entries(listed))
+        for entry in self._changed.values():
+            entry.run = run
+
+    def _add_run(self, rows: Rows) -> KeyRun:
+        """Adds a run of rows, which override those of all others."""
+        run = self._make_run(len(rows))
+        self._add_rows(run, rows, range(2**run.depth))
+        run.rows = int(np.maximum(rows.counts, 0).sum())
         if run.has_index:
             self._unsaved[run.name_index(self.name)] = run.encode_index()
+        self._runs.append(run)
         return run
 
     def _drop_pages(self, run: KeyRun) -> None:

@@ -1,18 +1,21 @@
 """Stores keys with their values as runs: immutable pages, in which a newer run overrides older ones key by key.
 
-A hash of the key assigns it to one of the pages of a run, whose number is a power of two. Values are texts of JSON here.
+A hash of the key assigns it to one of the pages of a run, whose number is a power of two. A value is a text of JSON here, or
+rows in the columns of its page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lookback.core.errors import StateError
 from lookback.core.state.manifest import ABSENT, KeyRunRecord
 from lookback.core.values.columns import Mask, Values
+from lookback.core.values.keycolumns import KeyColumns, expand_ranges
 from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.times import NEVER_DUE
@@ -51,7 +54,9 @@ class Rows:
     """Rows of distinct keys, sorted by key; all arrays have shape (rows,).
 
     low, high: the halves of the key; wakes: the watermark at which it is due; counts: how many rows of state its value
-    has, UNCOUNTED if that is not known. A forgotten key has a row too, which overrides those of older runs.
+    has, UNCOUNTED if that is not known. A forgotten key has a row too, which overrides those of older runs. texts: the
+    values as JSON; empty for a key whose value is in `columns`, the rows of such keys one after another. lengths: how many
+    rows each key has there; None if there are no columns.
     """
 
     low: Int64s
@@ -59,6 +64,8 @@ class Rows:
     wakes: Int64s
     counts: Int64s
     texts: Values
+    lengths: Int64s | None = None
+    columns: KeyColumns | None = None
     _positions: dict[int, int] | None = None
     _hashes: Int64s | None = None
 
@@ -73,6 +80,14 @@ class Rows:
         counts = [_FORGOTTEN if text is None else count for _, _, text, count in entries]
         texts = _to_objects([text or "" for _, _, text, _ in entries])
         return cls(low, high, wakes, np.array(counts, dtype=np.int64), texts)
+
+    @classmethod
+    def from_columns(cls, keys: Keys, wakes: Int64s, lengths: Int64s, columns: KeyColumns | None) -> Rows:
+        """Makes the rows of keys with so many rows of columns each, in any order; a key of length 0 is forgotten."""
+        counts = np.where(lengths > 0, lengths, _FORGOTTEN)
+        texts = _to_objects([""] * len(lengths))
+        rows = cls(keys.low, keys.high, np.where(lengths > 0, wakes, NEVER_DUE), counts, texts, lengths, columns)
+        return rows.take(np.lexsort((keys.high, keys.low)))
 
     @property
     def keys(self) -> Keys:
@@ -95,7 +110,8 @@ class Rows:
     @property
     def memory_bytes(self) -> int:
         """The estimated memory, in bytes."""
-        return len(self) * _ROW_BYTES + sum(map(len, self.texts.tolist()))
+        own = 0 if self.columns is None else self.columns.memory_bytes
+        return len(self) * _ROW_BYTES + sum(map(len, self.texts.tolist())) + own
 
     def find(self, key: Key) -> int | None:
         """Returns the position of a key; None if it has no row."""
@@ -112,14 +128,29 @@ class Rows:
 
     def take(self, at: Int64s | Mask) -> Rows:
         """Returns the rows at positions or of a mask."""
-        return Rows(self.low[at], self.high[at], self.wakes[at], self.counts[at], self.texts[at])
+        rows = Rows(self.low[at], self.high[at], self.wakes[at], self.counts[at], self.texts[at])
+        if self.columns is not None and self.lengths is not None and (lengths := self.lengths[at]).any():
+            starts = (np.cumsum(self.lengths) - self.lengths)[at]
+            rows.lengths, rows.columns = lengths, self.columns.take(expand_ranges(starts, lengths))
+        return rows
 
     def forget(self, at: Mask) -> Rows:
         """Returns the rows with those of a mask forgotten."""
         wakes, counts = np.where(at, NEVER_DUE, self.wakes), np.where(at, _FORGOTTEN, self.counts)
         texts = self.texts.copy()
         texts[at] = ""
-        return Rows(self.low, self.high, wakes, counts, texts)
+        rows = Rows(self.low, self.high, wakes, counts, texts)
+        if self.columns is not None and self.lengths is not None:
+            rows.lengths = np.where(at, 0, self.lengths)
+            rows.columns = self.columns.take(np.flatnonzero(np.repeat(~at, self.lengths)))
+        return rows
+
+    def value(self, at: int) -> Any:
+        """Returns the value of a key that is in columns: `rows`, a list for each; None if its value is not in columns."""
+        if self.columns is None or self.lengths is None or not self.lengths[at]:
+            return None
+        start = int(self.lengths[:at].sum())
+        return {"rows": self.columns.list_rows(start, start + int(self.lengths[at]))}
 
     def list_keys(self, at: Mask) -> Iterator[Key]:
         """Yields the keys of a mask."""
@@ -143,18 +174,19 @@ class Rows:
 
     def encode(self) -> bytes:
         """Encodes the rows as a page."""
-        listed = self.texts.tolist()
+        listed, columns = self.texts.tolist(), [] if self.columns is None else self.columns.encode()
         if max(map(len, listed), default=0) <= _MAX_ROW_CHARACTERS:
-            return encode_page([self.low, self.high, self.wakes, self.texts, self.counts])
+            return encode_page([self.low, self.high, self.wakes, self.texts, self.counts, *columns])
         parts = [split_text(text, _MAX_ROW_CHARACTERS) for text in listed]
         at = np.repeat(np.arange(len(self)), [len(each) for each in parts])
         texts = _to_objects([part for each in parts for part in each])
-        return encode_page([self.low[at], self.high[at], self.wakes[at], texts, self.counts[at]])
+        return encode_page([self.low[at], self.high[at], self.wakes[at], texts, self.counts[at], *columns])
 
     @classmethod
     def decode(cls, page: bytes, place: str) -> Rows:
         """Decodes a page that `encode` wrote, or the page of a bucket of an earlier release. Raises StateError."""
-        arrays = [array for array in decode_page(page, place) if array is not None]
+        decoded = decode_page(page, place)
+        arrays = [array for array in decoded[:5] if array is not None]
         kinds = "".join(array.dtype.kind for array in arrays)
         if kinds not in ("iiiO", "iiiOi") or len({len(array) for array in arrays}) != 1:
             raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
@@ -164,12 +196,14 @@ class Rows:
             raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
         continued = np.flatnonzero((low[1:] == low[:-1]) & (high[1:] == high[:-1])) + 1
         rows = cls(low, high, wakes, counts, texts)
-        if not len(continued):
-            return rows
-        first = np.setdiff1d(np.arange(len(low)), continued)
-        joined = ["".join(part.tolist()) for part in np.split(texts, first[1:])]
-        rows = rows.take(first)
-        rows.texts = _to_objects(joined)
+        if len(continued):
+            first = np.setdiff1d(np.arange(len(low)), continued)
+            joined = ["".join(part.tolist()) for part in np.split(texts, first[1:])]
+            rows = rows.take(first)
+            rows.texts = _to_objects(joined)
+        if len(decoded) > 5:
+            rows.lengths = np.where(rows.texts == "", np.maximum(rows.counts, 0), 0)
+            rows.columns = KeyColumns.decode(decoded[5:], int(rows.lengths.sum()), place)
         return rows
 
 
@@ -293,10 +327,7 @@ def merge_rows(parts: Sequence[Rows]) -> tuple[Rows, Int64s]:
     """Merges rows, from the oldest part to the newest. Returns the newest row of each key, and the part that it is of."""
     if len(parts) == 1:
         return parts[0], np.zeros(len(parts[0]), dtype=np.int64)
-    columns = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("low", "high", "wakes", "counts", "texts")
-    )
-    joined = Rows(*columns)
+    joined = join_rows(parts)
     part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     # A stable sort: the newest of equal keys comes last.
     order = np.lexsort((joined.high, joined.low))
@@ -305,6 +336,19 @@ def merge_rows(parts: Sequence[Rows]) -> tuple[Rows, Int64s]:
     is_newest[:-1] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
     order = order[is_newest]
     return joined.take(order), part_of[order]
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """Returns the rows of all parts, one part after another."""
+    arrays = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("low", "high", "wakes", "counts", "texts")
+    )
+    joined = Rows(*arrays)
+    columns = [part.columns for part in parts if part.columns is not None and len(part.columns)]
+    if columns:
+        lengths = [np.zeros(len(part), dtype=np.int64) if part.lengths is None else part.lengths for part in parts]
+        joined.lengths, joined.columns = np.concatenate(lengths), KeyColumns.join(columns)
+    return joined
 
 
 def split_text(text: str, most: int) -> list[str]:

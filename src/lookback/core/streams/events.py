@@ -69,6 +69,11 @@ class Events:
         """Returns the id of one event: an integer or a text, as the stream declares it."""
         return self.list_ids(slice(at, at + 1))[0]
 
+    @property
+    def id_column(self) -> Column:
+        """The ids of all events."""
+        return self.columns[self._id]
+
     def list_ids(self, positions: Int64s | slice) -> list[int | str]:
         """Returns the ids of some events."""
         return self.columns[self._id].to_stored_list(positions)
