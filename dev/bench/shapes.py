@@ -291,9 +291,9 @@ SHAPES = (
     Shape("the same, the window slides past 1,000 events", 2_000, lambda: _judge_sequence(
         2_000, "n = 0 and amount < element_at(a.amount, 1) - 1000", span=2 * HOUR), 150),
     Shape("sequence, one key, own conditions, every event alerts", 4_000, lambda: _judge_sequence(
-        4_000, "n = 0", "{a.count} and {b.count}"), 500),
+        4_000, "n = 0", "{a.count} and {b.count}"), 300),
     Shape("absence, one key, every event waits for one", 4_000, lambda: _judge_sequence(
-        4_000, "n = 0", "{a.count} and {b.count}", absent="n = 1"), 1_200),
+        4_000, "n = 0", "{a.count} and {b.count}", absent="n = 1"), 700),
     Shape("sequence, many keys, most events cannot complete it", 100_000, lambda: _judge_logins(100_000), 20),
     Shape("500 events over 50,000 keys, session", 500, lambda: _judge_after(
         _rule({"session": "1 hour"}, "m < 0"), _KNOWN, 500, MINUTE), 900),

@@ -282,6 +282,36 @@ def test_c8_sequences_of_release_0_1_0_are_gone_on_with() -> None:
         assert {alert[2] for alert in found[0]} == {"raised", "retracted"}
 
 
+@pytest.mark.parametrize("expiry", ["sliding", "fixed"])
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("absent", [False, True])
+def test_c4_an_event_that_comes_late_is_evidence_of_the_alerts_after_it(expiry: str, reset: bool, absent: bool) -> None:
+    """Alerts have as much evidence as they may, and begin with the same events; one arrives late, between those that are evidence."""
+    rows = [row(at, 10 * at / 250, 1) for at in range(100, 300)]
+    rows.insert(150, row(300, 10 * 150.5 / 250, 1))
+    steps = [{"name": "a", "where": "n = 1", "at_least": 2}, {"name": "b", "where": "n = 1", "at_least": 103}]
+    if absent:
+        steps.append({"name": "silent", "absent": "n = 2", "within": "1 second"})
+    harness = lookback.Harness(STREAM)
+    harness.rule({**rule(steps, expiry=expiry), "reset_on_alert": reset})
+    harness.events(
+        [*({**each, "arrival": 1 + (at >= 150)} for at, each in enumerate(rows)), {**row(400, 60, 0), "arrival": 3}]
+    )
+    since, expected = 0, {}
+    for at, each in enumerate(rows):
+        before = sorted((r for r in rows[since : at + 1] if r["at"] <= each["at"]), key=lambda r: int(r["at"]))
+        if len(before) >= 105 and each["id"] != 300:
+            expected[str(each["id"])] = [str(r["id"]) for r in before[:100]]
+            since = at + 1 if reset and not absent else since
+    found = {alert.event_id: list(alert.evidence) for alert in harness.alerts}
+    if reset and absent:
+        # The waits that were pending when the first one was over are raised as well.
+        assert found.items() <= expected.items()
+    else:
+        assert found == expected
+    assert found
+
+
 @pytest.mark.parametrize("kind", ["steps", "fixed", "absence"])
 def test_c8_rows_of_a_key_that_were_kept_as_text_are_gone_on_with_in_columns(kind: str) -> None:
     steps = [

@@ -16,7 +16,7 @@ from lookback.core.rules.compiled import COUNT, CompiledStep
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, Values, from_values, is_nan, replace_nan, to_python
 from lookback.core.values.keys import Int64s, TimeSearch
-from lookback.core.values.types import BIGINT, DataType, array
+from lookback.core.values.types import BIGINT, array
 
 # The time and the number of a row: rows and waits are sorted by it.
 SortKey = tuple[int, int]
@@ -451,22 +451,18 @@ class Steps:
 
     def message_values(self, names: Sequence[str], row: Row, taken: Sequence[Sequence[Row]]) -> dict[str, Any]:
         """Returns the values of names in a message: fields of the row, or arrays and numbers of the steps' rows."""
-        values = {}
+        values: dict[str, Any] = {}
         for name in names:
-            value, type_ = self._look_up(name, row, taken)
-            values[name] = None if value is None else to_python(type_, value)
+            before, _, own = name.partition(".")
+            if own == COUNT:
+                values[name] = len(taken[self._numbers[before]])
+            elif own:
+                at, type_ = self._kept[own], array(self._fields[own])
+                values[name] = to_python(type_, [each.values[at] for each in taken[self._numbers[before]]])
+            else:
+                value = row.values[self._kept[name]]
+                values[name] = None if value is None else to_python(self._fields[name], value)
         return values
-
-    def _look_up(self, name: str, row: Row, taken: Sequence[Sequence[Row]]) -> tuple[Any, DataType]:
-        """Returns the stored value of a name in a message, and its type."""
-        before, _, own = name.partition(".")
-        if not own:
-            return row.values[self._kept[name]], self._fields[name]
-        rows = taken[self._numbers[before]]
-        if own == COUNT:
-            return len(rows), BIGINT
-        at = self._kept[own]
-        return [each.values[at] for each in rows], array(self._fields[own])
 
 
 def _to_objects(parts: Sequence[Sequence[Any]]) -> Values:
@@ -639,6 +635,8 @@ class RowRange(Sequence[Row]):
         return self._end - self._begin
 
     def __getitem__(self, at: Any) -> Any:
+        if at == 0 and self._begin < self._end:
+            return self._rows[self._begin]
         places = range(self._begin, self._end)[at]
         if isinstance(places, range):
             return (

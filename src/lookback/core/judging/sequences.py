@@ -557,6 +557,9 @@ class _KeyJudge:
         # The rows of the batch in order of arrival, and how many of them have come.
         self._arrivals: Sequence[_Arrival] = ()
         self._coming = 0
+        # The evidence of the last alert, and the first rows that its steps took.
+        self._evidence: list[str] = []
+        self._evidence_begins: list[Row] = []
         self._index_rows()
 
     def run(self, arrivals: Sequence[_Arrival]) -> Computation[None]:
@@ -583,6 +586,7 @@ class _KeyJudge:
             rows.append(row)
             return
         insort(rows, row, key=sort_key)
+        self._evidence = []
         if self._late is not None:
             insort(self._late, row.sort_key)
         if self._match is not None:
@@ -591,6 +595,7 @@ class _KeyJudge:
     def _index_rows(self) -> None:
         """Indexes the rows that count and, with fixed expiry, those of the match."""
         self._match: Match | None = None
+        self._evidence = []
         # The sort keys of rows that arrived after one that is later in time; None until they are needed.
         self._late: list[SortKey] | None = None
         self._live = Index(self._steps, self._state.rows)
@@ -684,23 +689,32 @@ class _KeyJudge:
         """Writes the alert of an event that completes the steps, or begins a wait. taken: the rows that each step took."""
         bound = self._judge.complete_from
         is_complete = bound is None or row.time - self._spec.within >= bound
-        wait = Wait(row.time, row.number, since, [rows[0].sort_key for rows in taken], None, is_complete)
         if self._absent is not None:
-            self._begin_wait(wait, at)
+            begins = [rows[0].sort_key for rows in taken]
+            self._begin_wait(Wait(row.time, row.number, since, begins, None, is_complete), at)
         elif self._judge.alerting[at]:
-            self._write_alert(row, at, wait, taken)
+            self._write_alert(row, at, taken, is_complete)
             self._reset_rows()
 
-    def _write_alert(self, row: Row, at: int, wait: Wait, taken: Sequence[Sequence[Row]]) -> None:
-        rule_run = self._rule_run
-        evidence = _list_evidence(taken)
+    def _write_alert(self, row: Row, at: int, taken: Sequence[Sequence[Row]], is_complete: bool) -> None:
+        rule_run, evidence = self._rule_run, self._find_evidence(taken)
         if self._key_texts is None:
             self._key_texts = rule_run.key_texts(at)
-        subject = Subject(self._key_texts, self._key, row.id, row.time, wait.first_time, row.time, evidence)
+        subject = Subject(self._key_texts, self._key, row.id, row.time, taken[0][0].time, row.time, evidence)
         values = {name: rule_run.events.columns[name].item(at) for name in self._judge.field_names}
         values |= self._steps.message_values(self._judge.step_names, row, taken)
         verdict = rule_run.writer.decide_first(subject)
-        rule_run.write_alert(rule_run.order_by_event(at), subject, verdict, 0, {}, wait.is_complete, values)
+        rule_run.write_alert(rule_run.order_by_event(at), subject, verdict, 0, {}, is_complete, values)
+
+    def _find_evidence(self, taken: Sequence[Sequence[Row]]) -> list[str]:
+        """Finds the evidence of rows that steps took up to the last one of the match.
+
+        If there is as much as an alert may have, the next alert with the same first rows has the same, unless a row came late.
+        """
+        begins = [rows[0] for rows in taken]
+        if len(self._evidence) < _MAX_EVIDENCE_IDS or begins != self._evidence_begins:
+            self._evidence, self._evidence_begins = _list_evidence(taken), begins
+        return self._evidence
 
     def _reset_rows(self) -> None:
         """After an alert of a rule that resets, lets nothing count that has arrived."""
@@ -766,10 +780,12 @@ class _KeyJudge:
     def _write_absence(self, wait: Wait, verdict: str | None, revision: int, order: Order) -> None:
         """Writes a row of an absence. verdict None: the first one, raised or suppressed."""
         rule_run, due, row = self._rule_run, wait.time + self._wait, self._find_row(wait)
-        taken: Sequence[Sequence[Row]] = self._find_ranges(wait) or self._find_taken(wait)
+        ranges = self._find_ranges(wait)
+        taken: Sequence[Sequence[Row]] = ranges or self._find_taken(wait)
+        evidence = self._find_evidence(ranges) if ranges else _list_evidence(taken)
         self._rank += 1
         key_texts = to_texts(rule_run.key_values(self._state.stored_key))
-        subject = Subject(key_texts, self._key, row.id, due, wait.time, due, _list_evidence(taken))
+        subject = Subject(key_texts, self._key, row.id, due, wait.time, due, evidence)
         if verdict is None:
             verdict = rule_run.writer.decide_first(subject)
         values = self._steps.message_values([*self._judge.step_names, *self._judge.field_names], row, taken)

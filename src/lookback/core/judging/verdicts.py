@@ -149,6 +149,7 @@ class AlertWriter:
     ) -> Alert:
         """Makes the row of a verdict. measures: typed values; values: what else the message may name."""
         entry, rule = self._entry, self._rule
+        event_time, window_end = to_utc(subject.event_time), subject.window_end
         named = subject.event_id if subject.event_id is not None else subject.window_start
         return Alert(
             alert_id=compute_alert_id(entry.rule_id, entry.version, subject.key_texts, named),
@@ -161,9 +162,9 @@ class AlertWriter:
             stream=self._stream,
             key=subject.key_texts,
             event_id=subject.event_id,
-            event_time=to_utc(subject.event_time),
+            event_time=event_time,
             window_start=to_utc(subject.window_start),
-            window_end=to_utc(subject.window_end),
+            window_end=event_time if window_end == subject.event_time else to_utc(window_end),
             window_complete=is_complete,
             measures=measures,
             message=rule.message({**values, **measures, WINDOW_COMPLETE: is_complete}),

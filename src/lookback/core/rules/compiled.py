@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cached_property
@@ -241,22 +241,19 @@ class CompiledRule:
 
     def message(self, values: Mapping[str, Any]) -> str:
         """Returns the rule's message with the names in braces replaced by `values`, formatted for people; NULL is `null`."""
-        parts = list(self._message_parts)
-        parts[1::2] = [_format_null(self._format_value(name, values.get(name))) for name in parts[1::2]]
-        return "".join(parts)
+        texts = [format_value(values.get(name)) for name, format_value in self._placeholders]
+        return self._message_template % tuple(["null" if text is None else text for text in texts])
 
     @cached_property
-    def _message_parts(self) -> list[str]:
-        """The message cut at its placeholders: a text, a name, a text, ..., a text."""
-        return _PLACEHOLDER.split(self.spec.message)
-
-    def _format_value(self, name: str, value: Any) -> str | None:
-        measure = self._by_name.get(name)
-        return to_text(value) if measure is None else measure.format_value(value)
+    def _message_template(self) -> str:
+        """The message with %s for each name in braces."""
+        return "%s".join(part.replace("%", "%%") for part in _PLACEHOLDER.split(self.spec.message)[::2])
 
     @cached_property
-    def _by_name(self) -> dict[str, CompiledMeasure]:
-        return {measure.name: measure for measure in self.measures}
+    def _placeholders(self) -> list[tuple[str, Callable[[Any], str | None]]]:
+        """The names in the message, and how the value of each is written."""
+        measures = {measure.name: measure.format_value for measure in self.measures}
+        return [(name, measures.get(name, to_text)) for name in _PLACEHOLDER.findall(self.spec.message)]
 
 
 def compile_rule(document: Mapping[str, Any] | Rule, stream: Stream, version: int | None = None) -> CompiledRule:
@@ -267,10 +264,6 @@ def compile_rule(document: Mapping[str, Any] | Rule, stream: Stream, version: in
     if problems or compiled is None:
         raise RuleError(rule.rule_id, limit_problems(problems), version)
     return compiled
-
-
-def _format_null(text: str | None) -> str:
-    return "null" if text is None else text
 
 
 class _Binder:

@@ -67,7 +67,8 @@ class Events:
 
     def id_value(self, at: int) -> int | str:
         """Returns the id of one event: an integer or a text, as the stream declares it."""
-        return self.list_ids(slice(at, at + 1))[0]
+        value: int | str = self.id_column.values.item(at)
+        return value
 
     @property
     def id_column(self) -> Column:

@@ -154,6 +154,8 @@ def to_text(value: Any) -> str | None:
     """
     if value is None:
         return None
+    if type(value) is int:
+        return str(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Decimal):
