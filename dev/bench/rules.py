@@ -267,7 +267,7 @@ class _Limits:
     def __init__(self, events: EventSet) -> None:
         self._columns: Columns = events.columns
         self._cents = self._columns["amount_cents"].astype(np.int64)
-        self._windows: dict[tuple[str, ...], Windows] = {}
+        self._windows: dict[tuple[tuple[str, ...], int], Windows] = {}
 
     def rule(self, rule_id: str, group_by: tuple[str, ...], measure: str, window: int, least: int = 0) -> Document:
         """A rule whose limit fits its measure and window. least: it counts events of this amount or more."""
@@ -279,25 +279,29 @@ class _Limits:
         if measure.startswith(("max", "avg")):
             # One large amount is in the windows of many events after it.
             return _limit(self._cents, _MANY_SHARE / 50, unit=100) // 100
-        values: Int64s = np.ones(len(self._cents), dtype=np.int64)
+        is_counted = self._cents >= least_cents
+        windows, cents = self._windows_by(group_by, least_cents), self._cents[is_counted]
+        values: Int64s = np.ones(len(cents), dtype=np.int64)
         if measure == _LARGE:
-            values = (self._cents >= _LARGE_CENTS).astype(np.int64)
+            values = (cents >= _LARGE_CENTS).astype(np.int64)
         elif measure == "sum(amount)":
-            values = self._cents
+            values = cents
         elif match := re.fullmatch(r"count\(distinct (\w+)\)", measure):
             # An event brings a new value if the value's last event lies before the window: its own place in the window is
             # anywhere, so chance decides, and the sums are right on average.
-            gaps = self._windows_by(tuple(sorted({*group_by, match[1]}))).gaps()
+            gaps = self._windows_by(tuple(sorted({*group_by, match[1]})), least_cents).gaps()
             values = (gaps > np.random.default_rng(1).random(len(gaps)) * window).astype(np.int64)
-        found = self._windows_by(group_by).sums(np.where(self._cents >= least_cents, values, 0), window)
         unit = 100 if measure == "sum(amount)" else 1
-        return _limit(found, _MANY_SHARE, unit) // unit
+        return _limit(windows.sums(values, window), _MANY_SHARE, unit) // unit
 
-    def _windows_by(self, group_by: tuple[str, ...]) -> Windows:
-        if group_by not in self._windows:
+    def _windows_by(self, group_by: tuple[str, ...], least_cents: int) -> Windows:
+        known_as = group_by, least_cents
+        if known_as not in self._windows:
+            is_counted = self._cents >= least_cents
             columns = [self._cents if name == "amount" else self._columns[name] for name in group_by]
-            self._windows[group_by] = Windows(_numbered(columns), self._columns["event_time"])
-        return self._windows[group_by]
+            times = self._columns["event_time"][is_counted]
+            self._windows[known_as] = Windows(_numbered([column[is_counted] for column in columns]), times)
+        return self._windows[known_as]
 
 
 def _numbered(columns: list[npt.NDArray[Any]]) -> Int64s:

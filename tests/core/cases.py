@@ -407,6 +407,72 @@ def cases(draw: st.DrawFn, *, updates: bool) -> dict[str, Any]:
 
 
 @st.composite
+def rising_cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Cases as of `cases` about lookback rules with rising conditions, over windows and events of which many hold others."""
+    events = [row | {"c": 1, "k": draw(st.sampled_from("xxxxy"))} for row in draw(rows())]
+    if draw(st.booleans()):
+        # No sum has a negative value.
+        events = [row | {"a": (row["a"] or "").lstrip("-") or None} for row in events]
+    last = max(row["arrival"] for row in events)
+    texts = [
+        "count(*)", "sum(a)", "sum(a)", "sum(n)", "max(n)", "count(n)", "count(distinct n)", "count(distinct d)", "max(a)",
+        "sum(n * 4611686018427387904)", "avg(a)", "max(d)",
+    ]  # fmt: skip
+    pool = ["count(*)", draw(st.sampled_from(texts))]
+    found = []
+    for at in range(1, 1 + draw(st.sampled_from([3, 5, 2, 7]))):
+        document = {"rule_id": f"r{at}", "stream": "tx", "group_by": draw(st.sampled_from([["k"]] * 5 + [["c"]]))}
+        after = min(last, draw(st.sampled_from([0] * 5 + [2])))
+        found.append(_row(after, "insert", f"r{at}", 1, "active", document | draw(_with_rising_condition(pool))))
+    commits = sorted({row["arrival"] for row in events})
+    # Of events at one time, any may be taken for the one that is deleted.
+    times = [row["at"] for row in events]
+    alone = [at for at, time in enumerate(times) if times.count(time) == 1]
+    gone = draw(st.lists(st.sampled_from(alone), max_size=2, unique=True)) if alone else []
+    deletes = [(at, draw(st.sampled_from(commits))) for at in gone]
+    return {
+        "stream": "plain",
+        "rows": events,
+        "changes": sorted(found, key=lambda change: change["after"]),
+        "deleted": [(at, commit) for at, commit in deletes if commit > events[at]["arrival"]],
+        "cuts": draw(st.lists(st.integers(1, last), unique=True, max_size=2)),
+        "shards": draw(st.integers(1, 2)),
+        "reload": draw(st.booleans()),
+        "cached": draw(st.sampled_from([None, 0, 3_000])),
+        "small_pages": draw(st.sampled_from([True, True, False])),
+    }
+
+
+@st.composite
+def _with_rising_condition(draw: st.DrawFn, texts: list[str]) -> dict[str, Any]:
+    filters = ["", "", "", "", " filter (where n >= 0)", " filter (where n >= 1)", " filter (where 10 / n > 2)"]
+    wheres = [None, None, "n >= 0", "n >= 1", "n >= 1", "n >= 2", "n >= 1 and a >= 0", "10 / n > 1"]
+    conditions = [
+        *["m0 >= {0}"] * 4, "m0 > {0}", "{0} <= m0", "m0 >= {0} and m1 > {1}", "m0 >= {0} or m1 >= {1}",
+        "m0 > {0}.50 or {1} < m0", "m0 >= -{0}", "m0 < {0}", "m0 >= {0} and not window_complete",
+    ]  # fmt: skip
+    when = draw(st.sampled_from(conditions))
+    found: dict[str, Any] = {"m0": draw(st.sampled_from(texts)) + draw(st.sampled_from(filters))}
+    if "m1" in when or draw(st.integers(0, 4)) == 0:
+        found["m1"] = draw(st.sampled_from(texts))
+        if draw(st.booleans()):
+            size, delay = draw(st.sampled_from(_SPANS)), draw(st.sampled_from([0, 2]))
+            found["m1"] = {
+                "measure": found["m1"],
+                "window": {"lookback": _microseconds(size), "delay": _microseconds(delay)},
+            }
+    document = {
+        "window": _microseconds(draw(st.sampled_from([3, 5, 8, 12, 25]))),
+        "measures": found,
+        "when": when.format(draw(st.integers(1, 5)), draw(st.integers(0, 4))),
+        "late": draw(st.sampled_from(["evaluate", "record"])),
+        "where": draw(st.sampled_from(wheres)),
+        "suppress": draw(st.sampled_from([None, None, "6 microseconds"])),
+    }
+    return {key: value for key, value in document.items() if value is not None}
+
+
+@st.composite
 def resolution_cases(draw: st.DrawFn) -> dict[str, Any]:
     """Cases as of `cases` about windows with a resolution: few keys, a batch per commit and a verdict on most events."""
     events = [row | {"c": 1, "k": draw(st.sampled_from("xxxy"))} for row in draw(rows())]

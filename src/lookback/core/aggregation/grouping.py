@@ -100,6 +100,22 @@ class Grouping:
         """Drops from memory what is made again when windows are searched."""
         _forget_cached(self)
 
+    def list_positions(self, is_wanted: Mask) -> Int64s:
+        """Lists the positions of the events of some keys by (key, time, arrival). is_wanted: marks them, shape (keys,)."""
+        wanted = np.flatnonzero(is_wanted)
+        if len(wanted) == len(is_wanted):
+            return self.sorted
+        begins, sizes = self._begins[wanted], self._begins[wanted + 1] - self._begins[wanted]
+        ends = np.cumsum(sizes)
+        at = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - ends + sizes, sizes)
+        positions: Int64s = self.sorted[at]
+        return positions
+
+    @cached_property
+    def _begins(self) -> Int64s:
+        """The number of events of `sorted` before those of each key, and before the end, shape (keys + 1,)."""
+        return np.searchsorted(self.numbers[self.sorted], np.arange(len(self.distinct) + 1)).astype(np.int64)
+
     @cached_property
     def first_positions(self) -> Int64s:
         """The position of an event of each key, shape (keys,): of the first by time."""

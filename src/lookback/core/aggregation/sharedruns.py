@@ -216,6 +216,17 @@ class FeatureColumn:
         """The values of all rows of the run; they mean something where the feature has the row."""
         return None if self.place.values == NONE else self.run.values[self.place.values]
 
+    def includes(self, other: FeatureColumn) -> bool:
+        """Returns whether the feature has all rows of another one in the same run."""
+        if self.place.selection in (ALL, other.place.selection):
+            return True
+        if other.place.selection == ALL:
+            return False
+        own, others = (self.run.selections[place.selection] for place in (self.place, other.place))
+        if own.is_sparse or others.is_sparse:
+            return bool(own.mask[others.positions].all())
+        return not (others.content & ~own.content).any()
+
     def find_windows(self, groups: Int64s, queries: Queries) -> tuple[Int64s, Int64s, Int64s]:
         """Finds the rows in each window, whichever features they are of (see `Run.find_windows`)."""
         return self.run.frame.find_windows(groups, queries)

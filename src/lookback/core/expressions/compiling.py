@@ -144,6 +144,29 @@ def find_names(text: str) -> list[str]:
     return [".".join(part.name for part in column.parts) for column in parse(text).find_all(exp.Column)]
 
 
+def find_rising(text: str) -> frozenset[str] | None:
+    """Returns the names that a condition compares with numbers, if it holds no more often when any of them is lower.
+
+    It then consists of comparisons such as `total >= 100`, joined by `and` or `or`; None for any other condition.
+    """
+    return _find_rising(parse(text, _CANONICAL))
+
+
+def _find_rising(tree: exp.Expr) -> frozenset[str] | None:
+    tree = unwrap(tree)
+    if isinstance(tree, (exp.And, exp.Or)):
+        left, right = _find_rising(tree.this), _find_rising(tree.expression)
+        return None if left is None or right is None else left | right
+    if isinstance(tree, (exp.GT, exp.GTE)):
+        name, number = unwrap(tree.this), unwrap(tree.expression)
+    elif isinstance(tree, (exp.LT, exp.LTE)):
+        name, number = unwrap(tree.expression), unwrap(tree.this)
+    else:
+        return None
+    is_number = isinstance(number, exp.Literal) and not number.is_string
+    return frozenset({name.name}) if is_number and isinstance(name, exp.Column) and len(name.parts) == 1 else None
+
+
 _TEACHING = (
     "a measure is one aggregate such as sum(amount) or count(*) filter (where amount > 1000); "
     "give each aggregate its own measure and combine them in when"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lookback.core.aggregation.grouping import Queries
-from lookback.core.judging.measuring import Measuring
+from lookback.core.judging.measuring import Ceiling, Measuring
 from lookback.core.judging.segment import RuleRun
 from lookback.core.judging.verdicts import Judgement, Memory, Subject, Verdicts
 from lookback.core.rules.compiled import CompiledRule
@@ -29,6 +29,8 @@ from lookback.core.values.windows import Lookback
 
 # After an alert has emptied a key, so many of its events are judged first; twice as many each time without an alert.
 _FIRST_EVENTS = 16
+# If the condition may hold for so large a share of the events, all of them are measured, which other rules have part in.
+_MOST_CANDIDATES = 0.5
 # In place of a condition: all events that are in time.
 _ALL = "*"
 
@@ -64,24 +66,80 @@ def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask, ordered: Int64s) -
     if 2 * np.count_nonzero(taken) < len(counted):
         counted, counted_as = counted[taken[counted]], rule.where.sql if rule.where else ""
     # Otherwise every event is measured, whether the rule counts it or not: all such rules find the rows of windows once.
-    verdicts = _judge_events(rule_run, measuring, counted, (counted_as, rule.allowed_lateness))
+    known_as = (counted_as, rule.allowed_lateness)
+    ceilings = _find_ceilings(rule_run, counted, known_as)
+    candidates = _find_candidates(rule_run, ceilings, counted, judged)
+    if candidates is None:
+        verdicts = _judge_events(rule_run, measuring, counted, known_as)
+        for name, window, ceiling in ceilings:
+            ceiling.begin(window.size, verdicts.columns[name])
+    else:
+        has_error = rule_run.find_errors(rule_run.events)
+        if has_error is not None:
+            rule_run.failed |= judged & has_error
+        if not len(candidates):
+            return
+        counted = counted[candidates]
+        verdicts = _judge_events(rule_run, measuring, counted, None)
+        for name, window, ceiling in ceilings:
+            ceiling.lower(window, candidates, verdicts.columns[name])
     failing, hits = counted[verdicts.errors], np.flatnonzero(verdicts.holds)
     rule_run.failed[failing[judged[failing]]] = True
     hits = hits[judged[counted[hits]]]
-    _raise_alerts(rule_run, verdicts, counted, hits[np.argsort(counted[hits])], np.arange(len(rule_run.events)))
+    if len(hits):
+        _raise_alerts(rule_run, verdicts, counted, hits[np.argsort(counted[hits])])
 
 
-def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, counted_as: Hashable) -> Verdicts:
-    """Judges each counted event of `measuring`, as of its arrival. counted_as: what tells these events from other ones."""
+def _find_ceilings(rule_run: RuleRun, counted: Int64s, counted_as: Hashable) -> list[tuple[str, Lookback, Ceiling]]:
+    """Returns name, window and ceiling of the measures that a rising condition reads; none if it may not be rising."""
+    found = []
+    for measure in rule_run.rule.measures:
+        if measure.name in rule_run.rule.rising:
+            assert isinstance(measure.window, Lookback)
+            ceiling = rule_run.measuring.find_ceiling(measure.feature, measure.window, counted, counted_as)
+            if ceiling is None:
+                return []
+            found.append((measure.name, measure.window, ceiling))
+    return found
+
+
+def _find_candidates(
+    rule_run: RuleRun, ceilings: list[tuple[str, Lookback, Ceiling]], counted: Int64s, judged: Mask
+) -> Int64s | None:
+    """Returns the positions of the counted events for which the condition may hold, as far as ceilings tell.
+
+    Returns None if they tell nothing, or leave so many that all are measured as fast.
+    """
+    columns = {name: ceiling.column for name, window, ceiling in ceilings if ceiling.column and ceiling.covers(window)}
+    if not ceilings or len(columns) < len(ceilings):
+        return None
+    assert rule_run.rule.when is not None
+    when = rule_run.rule.when.evaluate(columns, len(counted))
+    may_hold = when.is_true()
+    for error in (when.error, *(column.error for column in columns.values())):
+        if error is not None:
+            # A sum that does not fit its type may fit for a smaller window, and is an error otherwise.
+            may_hold |= error
+    candidates = np.flatnonzero(may_hold)
+    candidates = candidates[judged[counted[candidates]]]
+    return candidates if len(candidates) < _MOST_CANDIDATES * len(counted) else None
+
+
+def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, counted_as: Hashable | None) -> Verdicts:
+    """Judges each counted event of `measuring`, as of its arrival.
+
+    counted_as: what tells these events from other ones; None if no other rule judges the same.
+    """
     rule, events = rule_run.rule, measuring.events
     columns: dict[str, Column] = {}
     is_complete = np.ones(len(counted), dtype=bool)
-    has_error = rule_run.find_errors(events)[counted]
+    has_error = rule_run.find_errors(events)
     for measure in rule.measures:
         window = measure.window
         assert isinstance(window, Lookback)
         queries = measuring.find_lookbacks(window, rule.group_by, counted, counted_as)
-        columns[measure.name] = measuring.measure(measure.feature, None, queries, (window, counted_as))
+        known_as = None if counted_as is None else (window, counted_as)
+        columns[measure.name] = measuring.measure(measure.feature, None, queries, known_as)
         complete_from = rule_run.find_complete_from(measure.feature)
         if complete_from is not None and complete_from > queries.earliest:
             is_complete &= queries.first >= complete_from
@@ -90,14 +148,16 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
     for name in rule.when.fields & set(events.columns):
         inputs[name] = events.columns[name].take(counted)
     holds, errors = rule_run.check_condition(inputs, is_complete)
-    return Verdicts(columns, is_complete, holds & ~has_error, errors | has_error)
+    if has_error is not None:
+        holds, errors = holds & ~has_error[counted], errors | has_error[counted]
+    return Verdicts(columns, is_complete, holds, errors)
 
 
-def _raise_alerts(rule_run: RuleRun, verdicts: Verdicts, counted: Int64s, hits: Int64s, positions: Int64s) -> None:
-    """Writes an alert for each hit, in order of arrival. positions: of the counted events among those of the segment."""
+def _raise_alerts(rule_run: RuleRun, verdicts: Verdicts, at_counted: Int64s, hits: Int64s) -> None:
+    """Writes an alert for each hit, in order of arrival. at_counted: the positions of the counted events in the segment."""
     rule, events, window = rule_run.rule, rule_run.events, rule_run.spec.window
     assert isinstance(window, Lookback)
-    at_hits = positions[counted[hits]]
+    at_hits = at_counted[hits]
     # Columns are converted as a whole: a rule may alert on every event, with many measures.
     measures = _list_rows({measure.name: verdicts.columns[measure.name].take(hits) for measure in rule.measures}, hits)
     shown = [name for name in rule.fields if name in rule.message_names]
@@ -150,7 +210,7 @@ def _judge_resetting(rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
         first_hits = first[grouping.numbers[at]]
         rule_run.failed[at[verdicts.errors & judged[at] & (at < first_hits)]] = True
         hits = hits[at[hits] == first_hits[hits]]
-        _raise_alerts(rule_run, verdicts, counted, hits[np.argsort(at[hits])], positions)
+        _raise_alerts(rule_run, verdicts, at, hits[np.argsort(at[hits])])
         done[active], reach[active] = ends, 2 * reach[active]
         for key in active[first[active] < len(events)].tolist():
             own = order[starts[key] : starts[key] + sizes[key]]
@@ -250,8 +310,10 @@ class _Revising:
         self._rule_run, self._taken = rule_run, taken
         rule = rule_run.rule
         has_error = rule_run.find_errors(rule_run.events)
-        rule_run.failed |= judged & has_error
-        self._judged = judged & ~has_error
+        self._judged = judged
+        if has_error is not None:
+            rule_run.failed |= judged & has_error
+            self._judged = judged & ~has_error
         named = {*(rule.when.fields if rule.when else ()), *rule.message_names, *rule.group_by}
         self._fields = [name for name in rule.fields if name in named]
         self._windows = {measure.window for measure in rule.measures if isinstance(measure.window, Lookback)}

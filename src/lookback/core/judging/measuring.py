@@ -73,6 +73,50 @@ class _RecentCache(Generic[_Entry]):
         return self._entries.values()
 
 
+class Ceiling:
+    """The most that a feature's aggregate is over the windows of the counted events, as far as windows around them tell.
+
+    counted, counted_as: these events (see `Measuring.find_lookbacks`). delay, size: of the windows; it holds for those of
+    this size, and for smaller ones. column: shape (counted,); None if nothing is known. widest: the column before windows of
+    another size lowered it, and their size.
+    """
+
+    def __init__(self, feature: Feature, delay: int, counted: Int64s, counted_as: Hashable) -> None:
+        self.feature, self.delay, self.counted, self.counted_as = feature, delay, counted, counted_as
+        self.size = -1
+        self.column: Column | None = None
+        self.widest: tuple[int, Column | None] = -1, None
+        self._is_own = False
+
+    def covers(self, window: Lookback) -> bool:
+        """Returns whether it holds for windows as large as that."""
+        return self.column is not None and window.size <= self.size
+
+    def begin(self, size: int, column: Column) -> None:
+        """Begins with what windows of all counted events have, or may have at most; callers must not change the column."""
+        self.size, self.column, self._is_own = size, column, False
+        self.widest = size, column
+
+    def lower(self, window: Lookback, at: Int64s, column: Column) -> None:
+        """Lowers it to what windows have that it covers. at: the positions of their events among the counted ones."""
+        whole, is_widest = self.column, window.size == self.size
+        assert whole is not None
+        self.size = window.size
+        if column.values.dtype != whole.values.dtype:
+            return
+        if not self._is_own:
+            whole = Column(whole.type, whole.values.copy(), whole.null, whole.error)
+            self.column, self._is_own = whole, not is_widest
+        if column.null is None and column.error is None:
+            whole.values[at] = column.values
+        else:
+            # Without rows in its window, an event keeps what was known of it.
+            is_known = column.is_known()
+            whole.values[at[is_known]] = column.values[is_known]
+        if is_widest:
+            self.widest = window.size, whole
+
+
 def _spread(at: Int64s, rows: Partial, window_of: Int64s) -> tuple[Int64s, Partial]:
     """Returns the contributions to the queries of those to some windows; window_of: of each query, its window."""
     ranks = np.full(int(window_of.max()) + 1, -1, dtype=np.int64)
@@ -104,6 +148,8 @@ class Measuring:
         self._columns: _RecentCache[Column] = _RecentCache(16)
         self._distincts: _RecentCache[DistinctCounter] = _RecentCache(4)
         self._run_numbers: _RecentCache[Int64s] = _RecentCache(64)
+        self._ceilings: _RecentCache[Ceiling] = _RecentCache(10)
+        self._has_negative: dict[Hashable, bool] = {}
 
     def restrict_to(self, positions: Int64s) -> Measuring:
         """Measures as if there were only these events, in ascending order, and no rows of earlier batches."""
@@ -121,7 +167,8 @@ class Measuring:
 
     def _forget_searches(self) -> None:
         """Forgets what was made to measure the windows of a grouping; its rows are still to be kept."""
-        for cache in (self._counted, self._queries, self._columns, self._distincts, self._run_numbers):
+        caches = (self._counted, self._queries, self._columns, self._distincts, self._run_numbers, self._ceilings)
+        for cache in caches:
             cache.clear()
         self._listed.clear()
         for rows in self._rows.values():
@@ -158,23 +205,86 @@ class Measuring:
         return FeatureRows(grouping, feature.aggregate, selected, None if values is None else values.values)
 
     def find_lookbacks(
-        self, window: Lookback, group_by: tuple[str, ...], counted: Int64s, counted_as: Hashable
+        self, window: Lookback, group_by: tuple[str, ...], counted: Int64s, counted_as: Hashable | None
     ) -> Queries:
         """Returns the windows of the counted events.
 
-        counted_as: what tells these events from other ones; callers that pass the same get the same object.
+        counted_as: what tells these events from other ones; callers that pass the same get the same object. None: these are
+        events that no other caller asks for.
         """
 
         def list_counted() -> tuple[Int64s, Int64s]:
             return self.group_events(group_by).numbers[counted], self.events.times[counted]
 
         def make_queries() -> Queries:
-            numbers, times = self._counted.get((group_by, counted_as), list_counted)
+            known_as = (group_by, counted_as)
+            numbers, times = list_counted() if counted_as is None else self._counted.get(known_as, list_counted)
             first, last = window.bounds(times)
             is_delayed = window.delay > 0
             return Queries(numbers, counted, first, last, by_arrival=not is_delayed, by_time=is_delayed)
 
+        if counted_as is None:
+            return make_queries()
         return self._queries.get((window, group_by, counted_as), make_queries)
+
+    def find_ceiling(self, feature: Feature, window: Lookback, counted: Int64s, counted_as: Hashable) -> Ceiling | None:
+        """Returns the ceiling of a rising feature over such windows of the counted events; None if some value is negative."""
+        if feature.function == "sum" and self._has_negative_value(feature):
+            return None
+        known_as = (feature.feature_id, window.delay, counted_as)
+        return self._ceilings.get(known_as, lambda: self._begin_ceiling(feature, window, counted, counted_as))
+
+    def _begin_ceiling(self, feature: Feature, window: Lookback, counted: Int64s, counted_as: Hashable) -> Ceiling:
+        """Makes a ceiling. It begins with that of a feature whose rows include all rows of this one, if there is any."""
+        made = Ceiling(feature, window.delay, counted, counted_as)
+        for known in reversed([*self._ceilings.values()]):
+            size, column = known.widest
+            if column is None or known.delay != window.delay or size < window.size:
+                continue
+            if self._is_within(feature, known.feature):
+                column = self._move_column(column, known, counted, counted_as)
+                if column is not None:
+                    made.begin(window.size, column)
+                    break
+        return made
+
+    def _move_column(self, column: Column, known: Ceiling, counted: Int64s, counted_as: Hashable) -> Column | None:
+        """Returns what a ceiling's column has of other counted events; None if some of these are not among its own."""
+        if known.counted_as == counted_as:
+            return column
+        places = np.full(len(self.events), -1, dtype=np.int64)
+        places[known.counted] = np.arange(len(known.counted))
+        at = places[counted]
+        return None if (at < 0).any() else column.take(at)
+
+    def _is_within(self, feature: Feature, other: Feature) -> bool:
+        """Returns whether no window of a rising feature has more than the same window of another one."""
+        is_counted = feature.function in ("count", "count_distinct")
+        is_same = (feature.function, feature.argument) == (other.function, other.argument)
+        if feature.group_by != other.group_by or not (is_same or (is_counted and other.function == "count")):
+            return False
+        floor, other_floor = (self.state.features[each.feature_id].floor for each in (feature, other))
+        if other_floor is not None and (floor is None or floor < other_floor):
+            return False
+        if (self.select_rows(feature).selected > self.select_rows(other).selected).any():
+            return False
+        others = {stored.run_id: run for stored, run in self._find_runs(other, -NEVER_DUE, NEVER_DUE)}
+        for stored, run in self._find_runs(feature, -NEVER_DUE, NEVER_DUE):
+            around = others.get(stored.run_id)
+            if not isinstance(run, FeatureColumn) or not isinstance(around, FeatureColumn):
+                return False
+            if not around.includes(run) or (feature.function == "sum" and run.place.values != around.place.values):
+                return False
+        return True
+
+    def _has_negative_value(self, feature: Feature) -> bool:
+        """Returns whether a value of the feature's rows, or of a row that shares their pages, is negative."""
+        known = self._has_negative
+        if feature.feature_id not in known:
+            parts = [self.select_rows(feature).values]
+            parts += [run.values for _, run in self._find_runs(feature, -NEVER_DUE, NEVER_DUE)]
+            known[feature.feature_id] = any(part is not None and len(part) and part.min() < 0 for part in parts)
+        return known[feature.feature_id]
 
     def measure(
         self, feature: Feature, keys: Keys | None, queries: Queries, known_as: tuple[Window, Hashable] | None = None
@@ -281,16 +391,21 @@ class Measuring:
     def _gather_rows(self, feature: Feature, keys: Keys | None, queries: Queries) -> DistinctCounter:
         """Gathers the rows of the keys from the events and from all runs."""
         grouping, rows = self.group_events(feature.group_by), self.select_rows(feature)
-        assert rows.values is not None
+        assert rows.all_values is not None
         if keys is None:
             is_wanted = np.zeros(len(grouping.distinct), dtype=bool)
             is_wanted[queries.numbers] = True
             ranks = np.where(is_wanted, np.cumsum(is_wanted) - 1, -1)
             groups, wanted = ranks[queries.numbers], grouping.distinct.take(is_wanted)
-            numbers = ranks[grouping.numbers[rows.positions]]
+            positions = grouping.list_positions(is_wanted)
+            positions = positions[rows.selected[positions]]
+            numbers = ranks[grouping.numbers[positions]]
         else:
             groups, wanted = number_keys(keys)
-            numbers = find_keys(grouping.keys.take(rows.positions), wanted)
+            positions = rows.positions
+            numbers = find_keys(grouping.keys.take(positions), wanted)
+            has_wanted_key = numbers >= 0
+            positions, numbers = positions[has_wanted_key], numbers[has_wanted_key]
         # From the floor on, for windows of any size; no window begins before it.
         floor = self.state.features[feature.feature_id].floor
         first = np.full(len(wanted), -NEVER_DUE if floor is None else floor)
@@ -300,9 +415,7 @@ class Measuring:
             stored_numbers, at = run.find_rows(self._find_groups(stored, run, feature, wanted), first, last)
             assert run.values is not None
             parts.append((stored_numbers, run.times[at], run.values[at], np.full(len(at), STORED)))
-        has_wanted_key = numbers >= 0
-        positions = rows.positions[has_wanted_key]
-        parts.append((numbers[has_wanted_key], self.events.times[positions], rows.values[has_wanted_key], positions))
+        parts.append((numbers, self.events.times[positions], rows.all_values[positions], positions))
         gathered = GroupedRows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
         ordered = gathered.take(order_by_group(gathered.groups, gathered.times))
         return DistinctCounter(ordered, groups, queries.positions, queries.last)

@@ -270,7 +270,9 @@ class RuleRun:
         """Records the events that the rule's windows take, and counts those of them that have an error."""
         self.record_judged(self.wanted, taken, taken if self.is_evaluated else np.zeros(len(taken), dtype=bool))
         if self.is_evaluated:
-            self.failed |= taken & self.find_errors(self.events)
+            errors = self.find_errors(self.events)
+            if errors is not None:
+                self.failed |= taken & errors
             self.count_failed_events(self.failed)
 
     def find_effective(self, times: Int64s, until: Int64s | None = None) -> Mask:
@@ -286,9 +288,12 @@ class RuleRun:
             mask &= times < rule.effective_until
         return mask
 
-    def find_errors(self, events: Events) -> Mask:
-        """Marks the events with an error in a FILTER of the rule's measures, or in an argument where its FILTER is true."""
-        has_error = np.zeros(len(events), dtype=bool)
+    def find_errors(self, events: Events) -> Mask | None:
+        """Marks the events with an error in a FILTER of the rule's measures, or in an argument where its FILTER is true.
+
+        Returns None if there are none.
+        """
+        has_error: Mask | None = None
         for measure in self.rule.measures:
             argument = measure.feature.argument
             error = None if argument is None else events.value(argument).error
@@ -296,8 +301,7 @@ class RuleRun:
                 filtered = events.value(measure.feature.filter)
                 # Where the FILTER is false or NULL, the argument is not evaluated.
                 error = either_mask(filtered.error, None if error is None else error & filtered.is_true())
-            if error is not None:
-                has_error |= error
+            has_error = either_mask(has_error, error)
         return has_error
 
     def check_condition(self, columns: Mapping[str, Column], complete: Mask) -> tuple[Mask, Mask]:

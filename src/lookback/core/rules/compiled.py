@@ -21,6 +21,7 @@ from lookback.core.expressions.compiling import (
     compile_expression,
     compile_part,
     find_names,
+    find_rising,
 )
 from lookback.core.rules.document import Rule, limit_problems, make_problem, quote_value, read_rule
 from lookback.core.streams.declaration import Stream
@@ -44,6 +45,11 @@ from lookback.core.values.windows import (
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 WINDOW_COMPLETE = "window_complete"
 COUNT = "count"
+# Aggregates that more rows never make smaller. Those before an aggregate of the same rows may tell the most that it can be.
+_RISING = ("count", "sum", "max", "count_distinct")
+# A decimal of as many digits can be compared with any number, which is no error.
+_FEW_DIGITS = 18
+_DIGITS = re.compile(r"(\d+)")
 # Prefixes of the names of tables that remember a rule's judged events (with late: revise) or windows, by kind of rule.
 JUDGED = "judged-"
 # The prefix of the names of tables that keep the keys with open windows.
@@ -89,6 +95,24 @@ class Feature:
     def argument_type(self) -> DataType | None:
         """The type of the aggregate's argument; None for count(*)."""
         return None if self.argument is None else self.argument.type
+
+    @property
+    def is_rising(self) -> bool:
+        """True if more rows never make the aggregate smaller; for a sum, as long as no value is negative."""
+        if self.function == "max":
+            type_ = self.argument_type
+            return type_ is not None and (type_.is_integer or (type_.is_decimal and type_.precision <= _FEW_DIGITS))
+        return self.buckets is None and self.function in _RISING
+
+    @property
+    def is_safe(self) -> bool:
+        """True if no rows make the aggregate an error."""
+        type_ = self.argument_type
+        if self.function == "avg":
+            return type_ is not None and (not type_.is_decimal or type_.precision + 4 <= 38)
+        if self.function in ("min", "max"):
+            return type_ is not None and type_.name not in ("timestamp", "date")
+        return self.function in ("count", "count_distinct", "stddev_samp")
 
 
 @dataclass(frozen=True)
@@ -227,17 +251,42 @@ class CompiledRule:
         return tuple({feature.feature_id: feature for feature in features}.values())
 
     @cached_property
+    def rising(self) -> frozenset[str]:
+        """The measures that the condition reads, if it holds no more often where any of them is lower; else none.
+
+        Where it does not hold with what larger windows have, it does not hold, and nothing about it can be an error but an
+        event.
+        """
+        if self.when is None or not all(isinstance(measure.window, Lookback) for measure in self.measures):
+            return frozenset()
+        names, by_name = find_rising(self.when.sql) or frozenset(), self._by_name
+        if names != self.when.fields or not all(name in by_name and by_name[name].feature.is_rising for name in names):
+            return frozenset()
+        is_safe = all(measure.name in names or measure.feature.is_safe for measure in self.measures)
+        return names if is_safe else frozenset()
+
+    @cached_property
     def sharing_key(self) -> tuple[object, ...]:
         """A sort key that puts rules with the same windows next to each other, which find the same rows.
 
-        Before them come those that count different values: windows of any size share what finding these takes.
+        Before them come those that count different values: windows of any size share what finding these takes. Behind them
+        come those with a rising condition, that of the fewest conditions and the largest window first: these tell which events
+        the others need not measure.
         """
         where = self.where.sql if self.where else ""
         features = [feature.feature_id for feature in self.features]
         presence = self.presence.feature_id if self.presence else ""
         counted = [each.feature_id for each in self.features if each.function == "count_distinct" and not presence]
         window = repr(self.spec.window)
-        return self.group_by, self.allowed_lateness, not counted, counted, window, where, presence, features
+        grouping = self.group_by, self.allowed_lateness
+        if self.rising and isinstance(self.spec.window, Lookback):
+            # Numbers sort as such: of amount >= 5 and amount >= 10, the first holds for more events.
+            numbered = [int(part) if part.isdigit() else part for part in _DIGITS.split(where)]
+            ranks = [
+                _RISING.index(measure.feature.function) for measure in self.measures if measure.name in self.rising
+            ]
+            return *grouping, True, [], True, numbered, ranks, features, -self.spec.window.size
+        return *grouping, not counted, counted, False, window, where, presence, features
 
     def message(self, values: Mapping[str, Any]) -> str:
         """Returns the rule's message with the names in braces replaced by `values`, formatted for people; NULL is `null`."""
