@@ -385,11 +385,11 @@ class Measuring:
         their size have in common; these share the rows.
         """
         if shared is None:
-            return self._gather_rows(feature, keys, queries)
-        return self._distincts.get(shared, lambda: self._gather_rows(feature, keys, queries))
+            return self._gather_rows(feature, keys, queries, queries.earliest)
+        return self._distincts.get(shared, lambda: self._gather_rows(feature, keys, queries, -NEVER_DUE))
 
-    def _gather_rows(self, feature: Feature, keys: Keys | None, queries: Queries) -> DistinctCounter:
-        """Gathers the rows of the keys from the events and from all runs."""
+    def _gather_rows(self, feature: Feature, keys: Keys | None, queries: Queries, earliest: int) -> DistinctCounter:
+        """Gathers the rows of the keys from the events, and from all runs those from a time on."""
         grouping, rows = self.group_events(feature.group_by), self.select_rows(feature)
         assert rows.all_values is not None
         if keys is None:
@@ -406,12 +406,12 @@ class Measuring:
             numbers = find_keys(grouping.keys.take(positions), wanted)
             has_wanted_key = numbers >= 0
             positions, numbers = positions[has_wanted_key], numbers[has_wanted_key]
-        # From the floor on, for windows of any size; no window begins before it.
+        # No window begins before the floor.
         floor = self.state.features[feature.feature_id].floor
-        first = np.full(len(wanted), -NEVER_DUE if floor is None else floor)
+        first = np.full(len(wanted), earliest if floor is None else max(floor, earliest))
         last = np.full(len(wanted), queries.last.max())
         parts: list[tuple[Int64s, Int64s, Values, Int64s]] = []
-        for stored, run in self._find_runs(feature, -NEVER_DUE, int(queries.last.max())):
+        for stored, run in self._find_runs(feature, earliest, int(queries.last.max())):
             stored_numbers, at = run.find_rows(self._find_groups(stored, run, feature, wanted), first, last)
             assert run.values is not None
             parts.append((stored_numbers, run.times[at], run.values[at], np.full(len(at), STORED)))

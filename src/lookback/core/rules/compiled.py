@@ -259,7 +259,8 @@ class CompiledRule:
         """
         if self.when is None or not all(isinstance(measure.window, Lookback) for measure in self.measures):
             return frozenset()
-        names, by_name = find_rising(self.when.sql) or frozenset(), self._by_name
+        names = find_rising(self.when.sql) or frozenset()
+        by_name = {measure.name: measure for measure in self.measures}
         if names != self.when.fields or not all(name in by_name and by_name[name].feature.is_rising for name in names):
             return frozenset()
         is_safe = all(measure.name in names or measure.feature.is_safe for measure in self.measures)
