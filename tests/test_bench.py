@@ -144,6 +144,23 @@ def test_many_rules_have_few_features_of_five_grouping_sets(
     assert len({rule.group_by for rule in compiled}) == 5
 
 
+def test_a_rule_about_large_amounts_has_a_limit_that_few_of_them_reach(small: EventSet) -> None:
+    rules = {document["rule_id"]: document for document in RULE_SETS["1000"](small).documents}
+    rule, least = rules["f03-a25-w04"], 2_500
+    assert (rule["measures"]["value"], rule["where"]) == ("count(distinct terminal_id)", "amount >= 25")
+    window, limit = int(rule["window"].split()[0]) * 1_000_000, int(rule["when"].split()[-1])
+    columns = small.columns
+    at = np.flatnonzero(columns["amount_cents"] >= least)
+    by_customer: dict[int, list[tuple[int, int]]] = {}
+    found = []
+    for row in at[np.argsort(columns["event_time"][at], kind="stable")].tolist():
+        time, terminal = int(columns["event_time"][row]), int(columns["terminal_id"][row])
+        kept = by_customer.setdefault(int(columns["customer_id"][row]), [])
+        kept.append((time, terminal))
+        found.append(len({other for then, other in kept if then >= time - window}))
+    assert np.mean(np.array(found) >= limit) < 0.003
+
+
 def test_percentiles_are_values_that_were_measured() -> None:
     values = list(range(1, 201))
     assert percentiles(values, 50, 95, 99, 100) == [100, 190, 198, 200]

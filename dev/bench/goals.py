@@ -113,6 +113,8 @@ GOALS = (
          figure("drain-zipf-100", "steady_events_per_s")),
     Goal("200 rules over the same features, Zipf", "events/s", 100_000, ("drain-zipf-200",),
          figure("drain-zipf-200", "steady_events_per_s")),
+    Goal("1,000 rules over 100 features, Zipf", "events/s", 40_000, ("drain-zipf-1000",),
+         figure("drain-zipf-1000", "steady_events_per_s")),
     Goal("a sequence of logins", "events/s", 250_000, ("drain-logins-sequence",),
          figure("drain-logins-sequence", "steady_events_per_s")),
     Goal("backtest, Handbook, 2 rules", "events/s", 500_000, ("backtest-handbook-2",),

@@ -32,9 +32,9 @@ SCALE_PARTS = ("shards", "rules", "log")
 DEFAULT_PARTS = ("shapes", "drain", "rules", "windows", "sequence", "backtest", "cluster", "latency", "changes")
 _QUICK_ROWS = 300_000
 # What one batch takes by the profile `throughput`: ten commits of handbook, nine of the others. Twenty batches are to follow
-# the first two, and a rest; where many rules make that long and no goal depends on it, half as many.
+# the first two, and a rest; where many rules make that long, half as many or fewer.
 _BATCH_EVENTS, _SMALL_BATCH_EVENTS = 900_000, 200_000
-_BATCHES, _FEW_BATCHES = 22.5, 11.5
+_BATCHES, _FEW_BATCHES, _LEAST_BATCHES = 22.5, 11.5, 6.5
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ def _drains(*, quick: bool) -> list[Step]:
         ("rules", "handbook", "100", full, ()),
         ("rules", "zipf", "100", full, ()),
         *(("rules", "zipf", rules, half, ()) for rules in ("10", "100-of-5-features", "200", "distinct")),
+        ("rules", "zipf", "1000", _LEAST_BATCHES * _BATCH_EVENTS, ()),
         *(("windows", "handbook", f"held-{size}", small, small_batches) for size in ("1h", "30d")),
         *(
             ("windows", "handbook", f"window-{size}", small, (*state, *small_batches))
