@@ -384,26 +384,29 @@ class _KeyedBatch:
         at = np.flatnonzero(is_needed)
         if len(at):
             at = at[order_by_number(self.numbers[at])]
-        by_key = {number: at[start:end] for number, start, end in _find_parts(self.numbers[at])}
+        parts = {number: (start, end) for number, start, end in _find_parts(self.numbers[at])}
+        rows, places = [self._rows[place] for place in at.tolist()], at.tolist()
+        # Rows of the state have no position among the events.
+        positions = np.append(np.full(self._count, -1), self._positions)[at].tolist()
+        may_complete = is_candidate[at].tolist()
         followed = dict.fromkeys(np.flatnonzero(is_followed).tolist())
-        for number in {**by_key, **followed}:
-            rows = by_key.get(number, at[:0])
-            split = int(np.searchsorted(rows, self._count))
-            if split == len(rows) and number not in followed:
+        for number in {**parts, **followed}:
+            start, end = parts.get(number, (0, 0))
+            # The rows of the state come first.
+            split = bisect_left(places, self._count, start, end)
+            if split == end and number not in followed:
                 continue
             state = self.states.get(number)
             if state is None:
-                state = KeyState([], [self._rows[place] for place in rows[:split].tolist()])
+                state = KeyState([], rows[start:split])
                 state.next = max((row.number + 1 for row in state.rows), default=0)
             if number in followed:
                 self._followed[number] = state
                 if not state.stored_key and number < len(self._rule_run.grouping.distinct):
                     first = int(self._rule_run.grouping.first_positions[number])
                     state.stored_key = self._rule_run.stored_key(first)
-            places = rows[split:]
-            positions, may_complete = self._positions[places - self._count].tolist(), is_candidate[places].tolist()
-            listed = [self._rows[place] for place in places.tolist()]
-            yield self.keys.pair(number), state, list(map(_Arrival, listed, positions, may_complete))
+            own = slice(split, end)
+            yield self.keys.pair(number), state, list(map(_Arrival, rows[own], positions[own], may_complete[own]))
 
     def save(
         self, is_kept: Mask, is_followed: Mask, rows_wake_after: int, forget: Callable[[KeyState], int | None]
