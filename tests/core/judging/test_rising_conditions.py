@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cases import STREAMS
 from test_equals_oracle import assert_engine_equals_oracle, regression, run_engine
 
 from lookback.core.expressions.compiling import find_rising
 from lookback.core.judging import lookbacks
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.streams.declaration import Stream
 
 
 def rule(window: int, measure: str, when: str, where: str = "", **more: Any) -> dict[str, Any]:
@@ -29,6 +32,7 @@ def events(*rows: tuple[int, int, str]) -> list[dict[str, Any]]:
 
 MANY = events(*((at, at % 3, f"{at % 4}.00") for at in range(1, 25)))
 MIXED = events((1, 1, "-100.00"), *((at, 1, "10.00") for at in range(10, 20)))
+WIDE = Stream.from_dict(STREAMS["plain"].to_dict() | {"limits": {"expression_characters": 10_000}})
 WITH_ERRORS = rule(25, "count(*)", "m0 >= 8 and m1 > 1")
 WITH_ERRORS["measures"] = {"m0": "count(*)", "m1": "sum(n * 4611686018427387904)"}
 CASES = {
@@ -97,6 +101,14 @@ def test_a_smaller_window_is_measured_for_the_events_that_may_alert(monkeypatch:
     assert measured == [24, 5, 6]
 
 
+def test_rules_are_judged_in_an_order_whatever_digits_their_texts_have() -> None:
+    wheres = ["n >= 10", "n >= 9", f"k <> '3²3' and k <> '{'9' * 5_000}'", "k <> '٣'", "k <> 'x'", ""]
+    rules = [compile_rule({"rule_id": "r", "stream": "tx", **rule(3, "count(*)", "m0 >= 2", w)}, WIDE) for w in wheres]
+    ordered = [each.where.sql if each.where else "" for each in sorted(rules, key=lambda each: each.sharing_key)]
+    assert ordered[0] == ""
+    assert ordered.index("n >= 9") < ordered.index("n >= 10")
+
+
 @pytest.mark.parametrize(
     ("condition", "names"),
     [
@@ -109,6 +121,8 @@ def test_a_smaller_window_is_measured_for_the_events_that_may_alert(monkeypatch:
         ("m0 >= 3 or m1 is null", None),
         ("m0 * 2 >= 3", None),
         ("m0 = 3", None),
+        (" and ".join(["m0 >= 3"] * 2_000), {"m0"}),
+        ("m0 >= (3", None),
     ],
 )
 def test_conditions_that_hold_no_more_often_for_lower_values(condition: str, names: set[str] | None) -> None:

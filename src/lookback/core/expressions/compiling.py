@@ -147,24 +147,30 @@ def find_names(text: str) -> list[str]:
 def find_rising(text: str) -> frozenset[str] | None:
     """Returns the names that a condition compares with numbers, if it holds no more often when any of them is lower.
 
-    It then consists of comparisons such as `total >= 100`, joined by `and` or `or`; None for any other condition.
+    It then consists of comparisons such as `total >= 100`, joined by `and` or `or`; None for any other condition, and for one
+    that cannot be read again.
     """
-    return _find_rising(parse(text, _CANONICAL))
-
-
-def _find_rising(tree: exp.Expr) -> frozenset[str] | None:
-    tree = unwrap(tree)
-    if isinstance(tree, (exp.And, exp.Or)):
-        left, right = _find_rising(tree.this), _find_rising(tree.expression)
-        return None if left is None or right is None else left | right
-    if isinstance(tree, (exp.GT, exp.GTE)):
-        name, number = unwrap(tree.this), unwrap(tree.expression)
-    elif isinstance(tree, (exp.LT, exp.LTE)):
-        name, number = unwrap(tree.expression), unwrap(tree.this)
-    else:
+    try:
+        parts = [parse(text, _CANONICAL)]
+    except ExpressionError:
         return None
-    is_number = isinstance(number, exp.Literal) and not number.is_string
-    return frozenset({name.name}) if is_number and isinstance(name, exp.Column) and len(name.parts) == 1 else None
+    names = set()
+    while parts:
+        tree = unwrap(parts.pop())
+        if isinstance(tree, (exp.And, exp.Or)):
+            parts += [tree.this, tree.expression]
+            continue
+        if isinstance(tree, (exp.GT, exp.GTE)):
+            name, number = unwrap(tree.this), unwrap(tree.expression)
+        elif isinstance(tree, (exp.LT, exp.LTE)):
+            name, number = unwrap(tree.expression), unwrap(tree.this)
+        else:
+            return None
+        is_number = isinstance(number, exp.Literal) and not number.is_string
+        if not is_number or not isinstance(name, exp.Column) or len(name.parts) != 1:
+            return None
+        names.add(name.name)
+    return frozenset(names)
 
 
 _TEACHING = (

@@ -282,7 +282,8 @@ class CompiledRule:
         grouping = self.group_by, self.allowed_lateness
         if self.rising and isinstance(self.spec.window, Lookback):
             # Numbers sort as such: of amount >= 5 and amount >= 10, the first holds for more events.
-            numbered = [int(part) if part.isdigit() else part for part in _DIGITS.split(where)]
+            parts = _DIGITS.split(where)
+            numbered = [(len(part.lstrip("0")) * (at % 2), part) for at, part in enumerate(parts)]
             ranks = [
                 _RISING.index(measure.feature.function) for measure in self.measures if measure.name in self.rising
             ]
