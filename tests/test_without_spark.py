@@ -42,7 +42,7 @@ COMMANDS = {
     "ingest": ["transactions", "x.csv"], "rejected": ["transactions"], "evaluate": ["transactions", "--once"], "repartition": ["transactions", "2"],
     "alerts": [], "review": ["a", "--disposition", "confirmed"], "notify": ["--all", "--once"],
     "advance": ["transactions", "2026-01-01"],
-    "backtest": [RULE], "rules push": [RULE], "rules list": [], "rules pause": ["r"], "rules resume": ["r"], "rules retire": ["r"],
+    "backtest": [RULE], "prove": ["transactions"], "rules push": [RULE], "rules list": [], "rules pause": ["r"], "rules resume": ["r"], "rules retire": ["r"],
     "rules set": ["r", "n=1"], "rules clear-state": ["transactions"], "rules retire-all": ["transactions"], "rules export": [],
 }  # fmt: skip
 WITHOUT = {"rules check": [RULE], "rules schema": [], "stream new": [str(ROOT / "conf/samples/transactions.parquet")]}

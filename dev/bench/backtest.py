@@ -17,8 +17,8 @@ from dev.bench.watching import say
 
 def run(drain: Drain) -> Path:
     """Measures a backtest of the drain's events and rules in this process. Returns the file of the result."""
-    from lookback.spark.backtest import Candidate, backtest  # noqa: PLC0415 - Spark is started after the sets are made
     from lookback.spark.platform.session import get_spark  # noqa: PLC0415
+    from lookback.spark.replay.backtest import Candidate, backtest  # noqa: PLC0415 - Spark is started after the sets are made
     from lookback.spark.tables.lakehouse import Tables  # noqa: PLC0415
 
     name = drain.name or f"backtest-{drain.events.stem}-{drain.rules}"

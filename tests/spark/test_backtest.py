@@ -18,8 +18,8 @@ import lookback
 from dev.soak.verdict import AlertRow, collect_alerts, list_alerts
 from lookback.cli import main
 from lookback.core.errors import SetupError
-from lookback.spark import backtest as module
-from lookback.spark.backtest import Backtest, Candidate, Range, backtest
+from lookback.spark.replay import history, tasks
+from lookback.spark.replay.backtest import Backtest, Candidate, Range, backtest
 from lookback.spark.rules import RulesTable
 from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish
 from spark.test_generated_cases import append as append_rows
@@ -45,8 +45,8 @@ def replayed(rules: list[Any], events: list[dict[str, Any]]) -> list[AlertRow]:
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans of some commits and several shards, as a large table has them."""
-    monkeypatch.setattr(module, "_SPAN_EVENTS", 60)
-    monkeypatch.setattr(module, "_SHARD_EVENTS", 100)
+    monkeypatch.setattr(history, "_SPAN_EVENTS", 60)
+    monkeypatch.setattr(tasks, "_SHARD_EVENTS", 100)
 
 
 def test_c10_2_a_backtest_gives_the_alerts_of_replay_for_every_kind_of_rule(ready: Tables, spans: None) -> None:

@@ -14,7 +14,6 @@ import lookback
 from dev.soak.verdict import collect_alerts
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
-from lookback.spark.backtest import Candidate, backtest
 from lookback.spark.platform.session import (
     _LOG_CONFIG,
     _OWN_MARK,
@@ -25,6 +24,7 @@ from lookback.spark.platform.session import (
     get_spark,
     open_own_session,
 )
+from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables

@@ -1,4 +1,4 @@
-"""Commands that try rules on history."""
+"""Commands that judge history once more: backtest, prove."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookback.commands.options import AddCommand, load_settings, open_tables, print_line, wants_json
+from lookback.commands.options import (
+    FOUND_PROBLEMS,
+    AddCommand,
+    load_settings,
+    open_tables,
+    print_line,
+    wants_json,
+)
 from lookback.config import load_rule_document
 from lookback.core.errors import SetupError
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_calendar_time, to_utc
-from lookback.views.terminal import print_json, print_table
+from lookback.views.terminal import escape_unprintable, print_json, print_table
 
 if TYPE_CHECKING:
-    from lookback.spark.backtest import Backtest, Candidate
+    from lookback.spark.replay.backtest import Backtest, Candidate
     from lookback.spark.rules import RulesTable
+
+# Differences that `prove` prints.
+_MAX_SHOWN = 20
 
 
 def add_commands(command: AddCommand) -> None:
@@ -26,10 +36,18 @@ def add_commands(command: AddCommand) -> None:
     tried.add_argument("--until", metavar="TIME", help="the event time before which they speak (default: no end)")
     tried.add_argument("--since-commit", type=int, metavar="N", help="the first commit whose events may raise alerts")
     tried.add_argument("--out", metavar="DIR", help="a new or empty folder for a Delta table of the alerts")
+    proven = command(
+        "prove", _prove, "judge a stream's events anew, and compare with its alerts and late events row for row"
+    )
+    proven.add_argument("stream")
+    proven.add_argument("--from-commit", type=int, metavar="N", help="the first commit to compare (default: the first)")
+    proven.add_argument(
+        "--until-commit", type=int, metavar="N", help="the last one (default: the last that was judged)"
+    )
 
 
 def _backtest(options: argparse.Namespace) -> None:
-    from lookback.spark.backtest import Range, backtest
+    from lookback.spark.replay.backtest import Range, backtest
     from lookback.spark.rules import RulesTable
 
     settings = load_settings(options)
@@ -55,9 +73,41 @@ def _backtest(options: argparse.Namespace) -> None:
             print(f"{row.rule_id}: {row.action}: {row.message}")
 
 
+def _prove(options: argparse.Namespace) -> int:
+    from lookback.spark.replay.proof import prove
+
+    settings = load_settings(options)
+    streams, stream = settings.streams(), settings.stream(options.stream)
+    tables = open_tables(settings, *streams.values())
+    show = None if wants_json(options) else print_line
+    with prove(
+        tables, stream, streams, first=options.from_commit, last=options.until_commit, progress=show
+    ) as proofs:  # fmt: skip
+        differs = any(not row.holds for row in proofs.rows)
+        rows = [vars(row) for row in proofs.rows]
+        if wants_json(options):
+            print_json(rows)
+            return FOUND_PROBLEMS if differs else 0
+        print_table(
+            [{**row, "rule_id": row["rule_id"] or "(late events)"} for row in rows],
+            ("rule_id", "alike", "only_recorded", "only_replayed", "unprovable"),
+        )
+        for row in proofs.differences.orderBy("arrival", "rule_id").limit(_MAX_SHOWN).collect():
+            print(
+                escape_unprintable(
+                    f"only {row['side']}: {row['verdict']} {row['alert_id']} of {row['rule_id']}, commit {row['arrival']}: {row['message']}"
+                )
+            )
+        first, last = proofs.commits
+        print(
+            f"commits {first} to {last}: {'the tables differ from a replay' if differs else 'every row is as a replay has it'}"
+        )
+    return FOUND_PROBLEMS if differs else 0
+
+
 def _load_candidate(text: str, rules: RulesTable) -> Candidate:
     """Loads a rule from its file, or by its id from the table. Raises RuleError and SetupError."""
-    from lookback.spark.backtest import Candidate
+    from lookback.spark.replay.backtest import Candidate
 
     file = Path(text)
     if file.suffix in (".yml", ".yaml") or file.exists():

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+# What a shard did with a late event: of those of all shards the strongest action counts.
+ACTION_STRENGTHS = {"discarded": 0, "recorded": 1, "evaluated": 2}
 # The alerts of one commit: those of its events come before those that its watermark triggers.
 BY_EVENT, BY_WATERMARK = 0, 1
 _TO_JSON = json.JSONEncoder(ensure_ascii=False).encode

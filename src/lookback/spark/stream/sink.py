@@ -16,7 +16,7 @@ import pyarrow as pa
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.quarantine import describe_failure
-from lookback.core.streams.alerts import Failure
+from lookback.core.streams.alerts import ACTION_STRENGTHS, Failure
 from lookback.core.streams.arrival import late_sort_key
 from lookback.core.streams.blocks import LATE_SCHEMA, merge_alerts, unpack_failures, unpack_late
 from lookback.core.streams.metrics import RuleCounts
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-_STRENGTH = {"discarded": 0, "recorded": 1, "evaluated": 2}
 _TIME = pa.timestamp("us", tz="UTC")
 _LOG_SCHEMA = pa.schema(
     [
@@ -187,7 +186,7 @@ def _merge_late(answers: pa.Table, stream: Stream) -> pa.Table:
     for payload in _list_payloads(answers, LATE):
         for row in unpack_late(payload):
             known = best.get((row["event_id"], row["arrival"]))
-            if known is None or _STRENGTH[row["action"]] > _STRENGTH[known["action"]]:
+            if known is None or ACTION_STRENGTHS[row["action"]] > ACTION_STRENGTHS[known["action"]]:
                 best[row["event_id"], row["arrival"]] = row
     ordered = sorted(
         best.values(), key=lambda row: late_sort_key(stream, row["arrival"], row["event_time"], row["event_id"])

@@ -1,0 +1,239 @@
+"""Proves what is recorded: judges commits anew from the tables, and compares with `alerts` and `late_events` row for row.
+
+Rules come into force at the arrivals that rule_log has, and events count until they are deleted, as they did in the stream.
+So a row that somebody changed, deleted or inserted is found and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.engine.schedule import DELETED, Schedule, WaitingChange
+from lookback.core.errors import LookbackError, SetupError
+from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.document import read_document
+from lookback.core.rules.rulebook import WITH_STATE, LogRow, RuleChange
+from lookback.core.streams.alerts import ACTION_STRENGTHS
+from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
+from lookback.core.streams.declaration import Stream
+from lookback.spark.platform.session import open_own_session
+from lookback.spark.replay.history import History
+from lookback.spark.replay.tasks import Answers, Plan, judge
+from lookback.spark.stream.rebuild import read_rule_changes
+from lookback.spark.tables.history import find_first_readable
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from lookback.spark.tables.lakehouse import Tables
+
+_MAPS = ("key", "measures")
+_RECORDED, _REPLAYED = "recorded", "replayed"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The rows of one rule, or of late_events where rule_id is None, by whether the table and the replay have them.
+
+    unprovable: rows that only one has, for a known reason: they are about events that were deleted later, of a version that was
+    quarantined, or of a commit that was judged in pieces, or the settings' retention deleted them.
+    """
+
+    rule_id: str | None
+    alike: int
+    only_recorded: int
+    only_replayed: int
+    unprovable: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether no row differs."""
+        return not (self.only_recorded or self.only_replayed)
+
+
+@dataclass
+class Proofs:
+    """The result of a proof. rows: by rule, late_events last. commits: the first and the last that were compared.
+
+    differences: the rows that differ, with the columns of `alerts` (decided_at left out), `side` (recorded or replayed) and
+    `times`, how often more than the other side.
+    """
+
+    rows: list[Proof]
+    commits: tuple[int, int]
+    differences: DataFrame
+    _answers: Answers
+
+    def close(self) -> None:
+        """Frees the rows that Spark keeps for `differences`, which cannot be read afterwards."""
+        self._answers.close()
+
+    def __enter__(self) -> Proofs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def prove(
+    tables: Tables, stream: Stream, streams: Mapping[str, Stream], *, first: int | None = None, last: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Proofs:  # fmt: skip
+    """Judges the events anew, and compares the rows of the commits from `first` to `last` with those in the tables.
+
+    first: None for the first commit; last: None for the last that the tables name. streams: every declared stream by name.
+    Raises SetupError if the table, its first commits or the rules' are missing.
+    """
+    tables = replace(tables.holding(*streams.values()), spark=open_own_session(tables.spark))
+    tables.require(stream)
+    last = _find_last_arrival(tables, stream) if last is None else last
+    history = History.read(tables, stream, last)
+    if history.first or find_first_readable(tables, "rules"):
+        raise SetupError(
+            f"the first commits of {tables.identifier(stream.name)} or of {tables.identifier('rules')} cannot be read any more, "
+            "and without them nothing can be judged anew; keep the logs and files of both for as long as you want to prove"
+        )
+    logged = _read_log(tables, stream)
+    plan = _make_plan(tables, stream, streams, logged, last)
+    answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress)
+    between = (F.col("arrival") >= (first or 0)) & (F.col("arrival") <= last)
+    deleted = {name: _find_last_deletion(logged, action) for name, action in DELETED.items()}
+    gone = _find_deleted_events(tables, stream, history)
+    cut = sorted({row.arrival for row in logged if row.action == "commit_cut" and row.arrival is not None})
+    own = F.col("stream") == stream.name
+    alerts = _compare(
+        tables.read("alerts").where(own & between), answers.read_alerts().where(between), ALERTS_SCHEMA.names
+    )
+    alerts = _excuse(alerts, gone, deleted["alerts"], _find_broken(logged), cut)
+    late = _compare(
+        tables.read("late_events").where(own & between),
+        _merge_late(answers.read_late()).where(between),
+        LATE_SCHEMA.names,
+    )
+    late = _excuse(late, gone, deleted["late_events"], [], cut)
+    rows = [*_count(alerts, F.col("rule_id")), *(_count(late, F.lit(None).cast("string")) or [Proof(None, 0, 0, 0, 0)])]
+    differs = ~F.col("is_excused") & (F.col(_RECORDED) != F.col(_REPLAYED))
+    more = F.col(_RECORDED) - F.col(_REPLAYED)
+    side = F.when(more > 0, F.lit(_RECORDED)).otherwise(F.lit(_REPLAYED)).alias("side")
+    differences = alerts.where(differs).select(side, F.abs(more).alias("times"), *ALERTS_SCHEMA.names)
+    return Proofs(rows, (first or 0, last), differences, answers)
+
+
+def _find_last_arrival(tables: Tables, stream: Stream) -> int:
+    """Returns the last commit that the outputs of a stream name; 0 if there is none."""
+    found = [0]
+    for name in ("alerts", "late_events", "rule_log"):
+        rows = tables.read(name).where(F.col("stream") == stream.name)
+        found += [row[0] for row in rows.agg(F.max("arrival")).collect() if row[0] is not None]
+    return max(found)
+
+
+def _read_log(tables: Tables, stream: Stream) -> list[LogRow]:
+    rows = tables.read("rule_log").where(F.col("stream") == stream.name)
+    columns = ("rule_id", "version", "action", "message", "arrival")
+    return [LogRow(stream.name, *(row[name] for name in columns)) for row in rows.select(*columns).collect()]
+
+
+def _find_last_deletion(logged: Iterable[LogRow], action: str) -> int:
+    """Returns the last arrival whose rows retention has deleted from a table, by the log; -1 for none."""
+    return max((row.arrival for row in logged if row.action == action and row.arrival is not None), default=-1)
+
+
+def _make_plan(
+    tables: Tables, stream: Stream, streams: Mapping[str, Stream], logged: Iterable[LogRow], last: int
+) -> Plan:
+    """Plans that each change of the rules takes effect at the arrival that the log has; those without one never do."""
+    changes = read_rule_changes(tables, 0)
+    schedule = Schedule.from_log(changes, logged, stream, streams, None)
+    first, waiting = list[RuleChange](), list[WaitingChange]()
+    for change in changes:
+        if change.commit not in schedule.arrivals:
+            continue
+        after = schedule.arrivals[change.commit]
+        if after is None:
+            first.append(change)
+        elif after < last:
+            waiting.append(WaitingChange(change, after))
+    return Plan(
+        _compile_all([*first, *(each.change for each in waiting)], stream), first, waiting, streams, erases=True
+    )
+
+
+def _compile_all(changes: Iterable[RuleChange], stream: Stream) -> list[CompiledRule]:
+    """Compiles the rules that may come into force; rows that are no rule of the stream are left out."""
+    rules = []
+    for change in changes:
+        if change.status not in WITH_STATE:
+            continue
+        try:
+            document = read_document(change.document)
+            if document.get("stream") == stream.name:
+                rules.append(compile_rule(document, stream))
+        except LookbackError:
+            continue  # the rulebook rejects it, as it did in the stream
+    return rules
+
+
+def _find_deleted_events(tables: Tables, stream: Stream, history: History) -> DataFrame:
+    """Finds the ids of the events that were deleted, also after the commits that are compared."""
+    changes = tables.read_changes(stream.name, history.first, tables.version(stream.name))
+    deleted = changes.where(F.col("_change_type") == "delete")
+    return deleted.select(F.col(stream.event_id).cast("string").alias("_deleted_id")).distinct()
+
+
+def _merge_late(late: DataFrame) -> DataFrame:
+    """Merges the rows of all shards: of each late event the one with the strongest action."""
+    strength = F.lit(0)
+    for action, number in ACTION_STRENGTHS.items():
+        strength = F.when(F.col("action") == action, number).otherwise(strength)
+    row = F.max_by(F.struct(*LATE_SCHEMA.names), strength).alias("row")
+    return late.groupBy("event_id", "arrival").agg(row).select("row.*")
+
+
+def _compare(recorded: DataFrame, replayed: DataFrame, names: list[str]) -> DataFrame:
+    """Counts how often each side has each row; maps are written as text."""
+
+    def select(rows: DataFrame, side: str) -> DataFrame:
+        columns: list[Column] = [
+            F.to_json(F.array_sort(F.map_entries(name))).alias(name) if name in _MAPS else F.col(name) for name in names
+        ]
+        return rows.select(*columns, *(F.lit(int(side == each)).alias(each) for each in (_RECORDED, _REPLAYED)))
+
+    both = select(recorded, _RECORDED).unionByName(select(replayed, _REPLAYED))
+    return both.groupBy(*names).agg(*(F.sum(each).alias(each) for each in (_RECORDED, _REPLAYED)))
+
+
+def _find_broken(logged: Iterable[LogRow]) -> list[str]:
+    """Lists the versions that were quarantined, as `rule_id version`: nobody knows at which event each shard stopped."""
+    return [f"{row.rule_id} {row.version - 1}" for row in logged if row.action == "quarantined" and row.version]
+
+
+def _excuse(rows: DataFrame, gone: DataFrame, deleted_through: int, broken: list[str], cut: Sequence[int]) -> DataFrame:
+    """Marks the rows whose difference is explained.
+
+    gone: the ids of events that were deleted; deleted_through: the last arrival of the rows that retention deleted; broken:
+    the versions that were quarantined; cut: the commits that were judged in pieces.
+    """
+    marked = rows.join(F.broadcast(gone), F.col("event_id") == F.col("_deleted_id"), "left")
+    by_retention = (F.col(_RECORDED) == 0) & (F.col("arrival") <= deleted_through)
+    excused = F.col("_deleted_id").isNotNull() | by_retention | F.col("arrival").isin(cut)
+    if broken:
+        excused = excused | F.concat_ws(" ", "rule_id", "rule_version").isin(broken)
+    return marked.withColumn("is_excused", excused).drop("_deleted_id")
+
+
+def _count(rows: DataFrame, rule_id: Column) -> list[Proof]:
+    alike = F.least(_RECORDED, _REPLAYED)
+    counts = rows.groupBy(rule_id.alias("rule_id")).agg(
+        F.sum(alike).alias("alike"),
+        *(
+            F.sum(F.when(~F.col("is_excused"), F.col(side) - alike).otherwise(0)).alias(f"only_{side}")
+            for side in (_RECORDED, _REPLAYED)
+        ),
+        F.sum(F.when(F.col("is_excused"), F.greatest(_RECORDED, _REPLAYED) - alike).otherwise(0)).alias("unprovable"),
+    )
+    return [Proof(**row.asDict()) for row in counts.orderBy("rule_id").collect()]

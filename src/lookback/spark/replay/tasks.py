@@ -1,0 +1,314 @@
+"""Divides the keys of a replay among Spark's tasks, and judges the events of each.
+
+Events are packed into blocks as the stream's are, a block per shard and span of commits. The task of a shard judges its
+spans one after the other, with its state in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.schedule import WaitingChange, judge_batch
+from lookback.core.judging.segment import merge_failures
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.coverage import Coverage, find_coverage
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.state.shard import ShardState
+from lookback.core.streams.alerts import LateEvent
+from lookback.core.streams.arrival import merge_marks
+from lookback.core.streams.blocks import (
+    COMMIT,
+    pack_alerts,
+    pack_failures,
+    pack_late,
+    unpack_events,
+    unpack_table,
+)
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import Events, empty_events
+from lookback.core.values.times import parse_time, to_utc
+from lookback.spark.platform.session import count_cores, is_connect
+from lookback.spark.stream.dispatch import (
+    DELETED,
+    INSERTED,
+    KIND,
+    BlockBuilder,
+    find_shard_labels,
+    merge_batches,
+    select_changes,
+)
+from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, pause_collector
+from lookback.spark.tables.schemas import ALERTS as ALERTS_COLUMNS
+from lookback.spark.tables.schemas import LATE_EVENTS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+# A task's keys have about so many events in all, so that their state and their blocks stay small.
+_SHARD_EVENTS = 5_000_000
+_MAX_SHARDS = 400
+# The most alerts or late events in one row of the answers.
+_ROWS_IN_BLOCK = 10_000
+# An Arrow batch between Spark and a task; its rows are blocks, so it must be bounded by its bytes.
+_BATCH_BYTES = str(64 << 20)
+_BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
+_SPAN = "span"
+_ANSWERS = StructType(
+    [StructField("kind", StringType(), nullable=False), StructField("payload", BinaryType(), nullable=False)]
+)
+_SPAN_BLOCKS = StructType(
+    [
+        StructField("shard", StringType(), nullable=False),
+        StructField(_SPAN, IntegerType(), nullable=False),
+        StructField("payload", BinaryType(), nullable=False),
+    ]
+)
+_ARROW_BLOCKS = pa.schema(
+    [pa.field("shard", pa.string(), False), pa.field(_SPAN, pa.int32(), False), pa.field("payload", pa.binary(), False)]
+)
+_ARROW_ANSWERS = pa.schema([pa.field("kind", pa.string(), False), pa.field("payload", pa.binary(), False)])
+_ALERTS_ROWS = StructType([each for each in ALERTS_COLUMNS if each.name != "decided_at"])
+_PROGRESS_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rules of a replay and their changes. rules: all that may come into force.
+
+    first: the changes before the first commit; waiting: those after a later one. streams: every declared stream by name.
+    erases False: deleted events count nowhere, and have moved the watermark; True: they count until they are deleted, as
+    in the stream.
+    """
+
+    rules: Sequence[CompiledRule]
+    first: Sequence[RuleChange]
+    waiting: Sequence[WaitingChange]
+    streams: Mapping[str, Stream]
+    erases: bool = False
+
+
+class Answers:
+    """The answers of the shards, which Spark keeps on its disks until `close`. facts: all but alerts and late events."""
+
+    def __init__(self, rows: DataFrame, progress: Callable[[str], None] | None = None) -> None:
+        spark, self._rows = rows.sparkSession, rows
+        with _bounded_batches(spark), _show_progress(spark, progress):
+            with suppress(PySparkException):  # as on serverless compute, which judges again where rows are read
+                self._rows = rows.persist(StorageLevel.DISK_ONLY)
+            self.facts: list[Row] = self._rows.where(~F.col("kind").isin(ALERTS, LATE)).collect()
+
+    def read_alerts(self) -> DataFrame:
+        """Reads the rows of alerts, with the columns of the table but decided_at."""
+        return self._unpack(ALERTS, _ALERTS_ROWS)
+
+    def read_late(self) -> DataFrame:
+        """Reads the rows of late_events that each shard has; a late event may have one of several shards."""
+        return self._unpack(LATE, LATE_EVENTS)
+
+    def list_payloads(self, kind: str) -> list[bytes]:
+        """Lists the facts of a kind."""
+        return [bytes(row["payload"]) for row in self.facts if row["kind"] == kind]
+
+    def close(self) -> None:
+        """Frees the rows, which cannot be read afterwards."""
+        with suppress(PySparkException):
+            self._rows.unpersist()
+
+    def _unpack(self, kind: str, columns: StructType) -> DataFrame:
+        rows = self._rows.where(F.col("kind") == kind).select("payload")
+        return rows.mapInArrow(_Unpack(tuple(columns.names)), columns)
+
+
+@dataclass(frozen=True)
+class _Unpack:
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for payload in batch["payload"]:
+                yield from unpack_table(payload.as_py()).select(self.names).to_batches()
+
+
+def judge(
+    rows: DataFrame, stream: Stream, plan: Plan, events: int, spans: Sequence[int],
+    progress: Callable[[str], None] | None = None,
+) -> Answers:  # fmt: skip
+    """Judges the rows of a change feed: events into blocks, blocks to the task of their keys, there span after span.
+
+    events: how many rows there are; spans: the last commit of each span.
+    """
+    spark = rows.sparkSession
+    shards = min(_MAX_SHARDS, max(count_cores(spark), -(-events // _SHARD_EVENTS)))
+    labels, coverage = tuple(find_shard_labels(spark, shards)), find_coverage(plan.rules)
+    dispatch = _SpanDispatch(BlockBuilder(stream, labels), coverage, tuple(spans), plan.erases)
+    sent = select_changes(rows, stream, coverage.fields)
+    blocks = sent.mapInArrow(dispatch, _SPAN_BLOCKS).repartition(shards, "shard").sortWithinPartitions(_SPAN)
+    return Answers(blocks.mapInArrow(_Judge(stream, labels, plan), _ANSWERS), progress)
+
+
+@dataclass(frozen=True)
+class _SpanDispatch:
+    """Packs events into a block per shard and span of commits. spans: the last commit of each span."""
+
+    builder: BlockBuilder
+    coverage: Coverage
+    spans: tuple[int, ...]
+    erases: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the blocks of `batches`; called by Spark's mapInArrow."""
+        # Without coverage a block has the marks of its events alone, by which the watermark moves.
+        of_deleted = (DELETED, self.coverage) if self.erases else (INSERTED, Coverage())
+        for chunk in merge_batches(batches):
+            spans = np.searchsorted(self.spans, chunk.column(COMMIT).to_numpy())
+            kinds = chunk.column(KIND).to_numpy()
+            for kind, (built_as, coverage) in ((INSERTED, (INSERTED, self.coverage)), (DELETED, of_deleted)):
+                for span in np.unique(spans[kinds == kind]).tolist():
+                    part = chunk.take(pa.array(np.flatnonzero((spans == span) & (kinds == kind))))
+                    blocks = self.builder.build(part, built_as, coverage)
+                    columns = [blocks["shard"], pa.array([span] * len(blocks), pa.int32()), blocks["payload"]]
+                    yield pa.RecordBatch.from_arrays(columns, schema=_ARROW_BLOCKS)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Judges the blocks of shards, span by span."""
+
+    stream: Stream
+    labels: tuple[str, ...]
+    plan: Plan
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the answers of the shards in `batches`, which are sorted by span; called by Spark's mapInArrow."""
+        shards: dict[str, _Shard] = {}
+        rows = (
+            (label, span, payload)
+            for batch in batches
+            for label, span, payload in zip(
+                batch["shard"].to_pylist(), batch[_SPAN].to_pylist(), batch["payload"], strict=True
+            )
+        )
+        for (label, _), blocks in groupby(rows, key=lambda row: row[:2]):
+            if label not in shards:
+                shards[label] = _Shard(self.stream, self.labels, label, self.plan)
+            with pause_collector():
+                answers = shards[label].judge(block.as_py() for _, _, block in blocks)
+            columns = {"kind": [kind for kind, _ in answers], "payload": [payload for _, payload in answers]}
+            yield pa.RecordBatch.from_pydict(columns, schema=_ARROW_ANSWERS)
+
+
+class _Shard:
+    """The keys of one shard, with their state in memory."""
+
+    def __init__(self, stream: Stream, labels: Sequence[str], label: str, plan: Plan) -> None:
+        self._stream, self._evaluator = stream, Evaluator(stream, list(labels).index(label), len(labels))
+        self._state = ShardState(RuleBook(stream, plan.streams))
+        self._changes, self._waiting = list(plan.first), list(plan.waiting)
+        # Every block names the events that are too far in the future, so one shard tells of them.
+        self._is_first = label == labels[0]
+
+    def judge(self, blocks: Iterable[bytes]) -> list[tuple[str, bytes]]:
+        """Judges the blocks of one span. Returns answers: their kinds and payloads."""
+        inserted, deleted, marks, future = (
+            list[Events](),
+            list[Events](),
+            list[dict[int, int | None]](),
+            list[LateEvent](),
+        )
+        for block in blocks:
+            events, header = unpack_events(block, self._stream)
+            marks.append(dict(header["marks"]))
+            # A block without coverage has no rows, and not all fields.
+            if len(events):
+                (deleted if header["deleted"] else inserted).append(events)
+            if self._is_first:
+                future += [
+                    LateEvent(**{**row, "event_time": to_utc(parse_time(row["event_time"]))})
+                    for row in header["future"]
+                ]
+        gone = self._concat(deleted) if deleted else None
+        batch = Batch(self._concat(inserted), gone, merge_marks(marks), self._changes)
+        self._changes = []
+        output, self._waiting = judge_batch(self._evaluator, self._state, batch, self._waiting)
+        self._state.drop_old()
+        output.late += future
+        return list(_pack(output))
+
+    def _concat(self, parts: list[Events]) -> Events:
+        if not parts:
+            return empty_events(self._stream, self._stream.fields)
+        return Events.concat(parts, self._stream.event_id, self._stream.event_time)
+
+
+def _pack(output: Output) -> Iterator[tuple[str, bytes]]:
+    for at in range(0, len(output.rows), _ROWS_IN_BLOCK):
+        yield ALERTS, pack_alerts(output.rows[at : at + _ROWS_IN_BLOCK])
+    for at in range(0, len(output.late), _ROWS_IN_BLOCK):
+        yield LATE, pack_late(output.late[at : at + _ROWS_IN_BLOCK])
+    if output.failures:
+        yield FAILURES, pack_failures(merge_failures(output.failures))
+    if logged := [*(row for row in output.log if row.action == "rejected"), *output.notes]:
+        yield LOG, json.dumps([asdict(row) for row in logged]).encode()
+
+
+@contextmanager
+def _bounded_batches(spark: SparkSession) -> Iterator[None]:
+    """Bounds the bytes that Spark hands to a task at once, until the end of the block."""
+    before = spark.conf.get(_BYTES_SETTING, None)
+    with suppress(PySparkException):
+        spark.conf.set(_BYTES_SETTING, _BATCH_BYTES)
+    try:
+        yield
+    finally:
+        with suppress(PySparkException):
+            spark.conf.unset(_BYTES_SETTING) if before is None else spark.conf.set(_BYTES_SETTING, before)
+
+
+@contextmanager
+def _show_progress(spark: SparkSession, show: Callable[[str], None] | None) -> Iterator[None]:
+    """Shows how far the jobs of the block are, now and then; Spark Connect does not say."""
+    if show is None or is_connect(spark):
+        yield
+        return
+    group, done = f"backtest-{uuid.uuid4().hex}", threading.Event()
+    context = spark.sparkContext
+    context.setJobGroup(group, "backtest", interruptOnCancel=True)
+
+    def watch() -> None:
+        tracker, last = context.statusTracker(), ""
+        while not done.wait(_PROGRESS_SECONDS):
+            stages = [
+                stage
+                for job in tracker.getJobIdsForGroup(group)
+                for number in getattr(tracker.getJobInfo(job), "stageIds", ())
+                if (stage := tracker.getStageInfo(number)) is not None
+            ]
+            tasks = sum(stage.numTasks for stage in stages)
+            line = f"{sum(stage.numCompletedTasks for stage in stages)} of {tasks} parts of the events read and judged"
+            if tasks and line != last:
+                show(line)
+                last = line
+
+    thread = threading.Thread(target=watch, name="backtest-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]

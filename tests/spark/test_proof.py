@@ -1,0 +1,117 @@
+"""Proof of what is recorded: a replay from the tables has every row, and a row that somebody changed is found (contract 10.6)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.cli import main
+from lookback.spark.replay import history, tasks
+from lookback.spark.replay.proof import Proof, prove
+from lookback.spark.rules import RulesTable
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.lakehouse import Tables
+from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture
+def judged(ready: Tables, monkeypatch: pytest.MonkeyPatch) -> Tables:
+    """Tables of a stream with every kind of rule, changes of rules between batches, a command and deletions."""
+    monkeypatch.setattr(history, "_SPAN_EVENTS", 60)
+    monkeypatch.setattr(tasks, "_SHARD_EVENTS", 100)
+    rules = RulesTable(ready, STREAMS)
+    publish(ready, [RULES[0], RULES[3], *MORE_RULES])
+    events = make_events(300, seed=24)
+    append(ready, [row for row in events if row["arrival"] <= 7])
+    evaluate(ready)
+    rules.command("advance", STREAM.name, time=START + 250_000_000)
+    rules.push({**MORE_RULES[3], "message": "{n}"})
+    rules.set_status("by-customer", "paused")
+    ready.spark.sql(f"DELETE FROM {ready.identifier(STREAM.name)} WHERE id IN ('e170', 'e171')")
+    # The deletion is commit 8.
+    append(ready, [{**row, "arrival": row["arrival"] + 1} for row in events if row["arrival"] > 7])
+    evaluate(ready)
+    return ready
+
+
+def evaluate(tables: Tables) -> None:
+    folder = checkpoint_folder(tables, STREAM)
+    Evaluation(tables, STREAM, STREAMS, folder, once=True, admission={"maxFilesPerTrigger": "3"}).run()
+
+
+def proofs_of(tables: Tables, **commits: int) -> dict[str | None, Proof]:
+    with prove(tables, STREAM, STREAMS, **commits) as proofs:
+        found = {row.rule_id: row for row in proofs.rows}
+        differing = {(row["side"], row["rule_id"]) for row in proofs.differences.collect()}
+        expected = {("recorded", row.rule_id) for row in proofs.rows if row.only_recorded and row.rule_id}
+        expected |= {("replayed", row.rule_id) for row in proofs.rows if row.only_replayed and row.rule_id}
+        assert differing == expected
+        return found
+
+
+@pytest.mark.long
+def test_c10_6_what_the_stream_wrote_is_proved_and_what_somebody_changed_is_found(
+    judged: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = proofs_of(judged)
+    assert all(row.holds for row in found.values()), found
+    assert None in found
+    assert {each["rule_id"] for each in MORE_RULES} <= set(found)
+    alerts, late = judged.read("alerts").count(), judged.read("late_events").count()
+    # A row about an event that was deleted later is alike, too, as long as its files are there.
+    assert sum(row.alike for rule_id, row in found.items() if rule_id) == alerts > 100
+    assert found[None].alike == late > 3
+    assert sum(row.unprovable for row in found.values()) == 0
+    part = proofs_of(judged, first=3, last=6)
+    between = judged.read("alerts").where("arrival between 3 and 6").count()
+    assert sum(row.alike for rule_id, row in part.items() if rule_id) == between > 0
+    assert all(row.holds for row in part.values())
+
+    names = judged.read("alerts").columns
+    row = judged.read("alerts").where("rule_id = 'minutes' and revision = 0").orderBy("arrival").first()
+    assert row is not None
+    judged.spark.sql(
+        f"UPDATE {judged.identifier('alerts')} SET message = 'nothing' WHERE alert_id = '{row['alert_id']}' AND revision = 0"
+    )
+    gone = judged.read("alerts").where("rule_id = 'sessions'").first()
+    assert gone is not None
+    judged.spark.sql(
+        f"DELETE FROM {judged.identifier('alerts')} WHERE alert_id = '{gone['alert_id']}' AND revision = {gone['revision']}"
+    )
+    judged.append(
+        judged.read("alerts")
+        .where(f"alert_id = '{row['alert_id']}'")
+        .limit(1)
+        .withColumn("alert_id", F.lit("0" * 32))
+        .select(names),
+        "alerts",
+    )
+    lost = judged.read("late_events").agg(F.min("event_id").alias("id")).collect()[0]["id"]
+    judged.spark.sql(f"DELETE FROM {judged.identifier('late_events')} WHERE event_id = '{lost}'")
+    changed = proofs_of(judged)
+    assert (changed["minutes"].only_recorded, changed["minutes"].only_replayed) == (2, 1)
+    assert (changed["sessions"].only_recorded, changed["sessions"].only_replayed) == (0, 1)
+    assert changed[None].only_replayed == 1
+    assert {rule_id for rule_id, row in changed.items() if not row.holds} == {"minutes", "sessions", None}
+
+    conf = tmp_path / "conf/streams"
+    conf.mkdir(parents=True)
+    (conf / "payins.yml").write_text(yaml.safe_dump(STREAM.to_dict()))
+    place = ["--root", str(judged.root), "--conf", str(conf.parent)]
+    capsys.readouterr()
+    assert main([*place, "prove", STREAM.name, "--json"]) == 1
+    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {each["rule_id"]: Proof(**each) for each in listed} == changed
+    assert main([*place, "prove", STREAM.name]) == 1
+    said = capsys.readouterr().out
+    assert "only recorded: raised" in said
+    assert said.splitlines()[-1] == "commits 0 to 13: the tables differ from a replay"
