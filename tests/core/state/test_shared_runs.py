@@ -15,7 +15,7 @@ from test_equals_oracle import DictStore
 
 from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.aggregation.distinct import DistinctCounter
-from lookback.core.aggregation.grouping import Grouping
+from lookback.core.aggregation.grouping import Grouping, Queries, Spans
 from lookback.core.aggregation.sharedruns import (
     FeatureColumn,
     Kept,
@@ -178,6 +178,32 @@ def test_what_measures_one_grouping_is_gone_when_the_next_is_measured(monkeypatc
     shard.judge([row(at, at % 7, f"k{at % 3}") for at in range(50)], *rules)
     assert others == [0, 0, 0]
     assert len(shard.alerts) == 150
+
+
+def test_what_measures_one_window_is_gone_when_the_next_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: weakref.WeakSet[DistinctCounter | Queries] = weakref.WeakSet()
+    others: list[int] = []
+    compute_spans = Grouping._compute_spans
+
+    class Noted(DistinctCounter):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            alive.add(self)
+
+    def note(grouping: Grouping, queries: Queries) -> Spans:
+        others.append(len(alive))
+        alive.add(queries)
+        return compute_spans(grouping, queries)
+
+    monkeypatch.setattr(measuring_module, "DistinctCounter", Noted)
+    monkeypatch.setattr(Grouping, "_compute_spans", note)
+    rules = [
+        {"rule_id": f"r{hours}{at}", "window": f"{hours} hours", "measures": {"m": measure}, "when": "m < 0"}
+        for hours in (1, 2, 3)
+        for at, measure in enumerate(("count(distinct name)", "sum(n)", "max(n)"))
+    ]
+    Shard().judge([row(at, at % 7, f"k{at % 3}") for at in range(50)], *rules)
+    assert others == [0, 0, 0]
 
 
 @pytest.mark.parametrize("size", [1, 4])

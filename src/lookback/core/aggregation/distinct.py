@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -42,57 +41,52 @@ class DistinctCounter:
     """
 
     def __init__(self, rows: GroupedRows, groups: Int64s, positions: Int64s, last: Int64s) -> None:
-        self._rows, self._groups = rows, groups
+        self._windows = len(groups)
         codes = factorize(rows.values, use_na_sentinel=False)[0].astype(np.int64)
-        self._by_value = _order_by_value(rows.groups, codes)
+        by_value = _order_by_value(rows.groups, codes)
         order = order_by_group(groups, last)
         order = order[order_by_group(groups[order], positions[order])]
         moves_forward = _mark_running_maxima(groups[order], last[order])
         self._forward, back = order[moves_forward], order[~moves_forward]
         self._back = back[order_by_group(groups[back], last[back])]
-        by_time = self._count_windows(self._forward, last + 1)
+        self._places = _Places(rows, groups[self._forward])
+        by_time = self._places.count_windows(last[self._forward] + 1)
         arrivals = TimeSearch(groups[self._forward], positions[self._forward])
         by_arrival, at = by_time.copy(), np.flatnonzero(rows.positions != STORED)
         by_arrival[at] = arrivals.find_first(rows.groups[at], rows.positions[at])
         self._begins = np.maximum(by_time, by_arrival)
-        self._ends, self._forward_begun = self._find_ends(), _count_begun(self._begins, len(self._forward))
+        self._ends, self._forward_begun = self._find_ends(by_value), _count_begun(self._begins, len(self._forward))
         if len(self._back):
+            # Only rows of the same groups matter, which are few.
+            has_back = np.zeros(int(groups.max()) + 1, dtype=bool)
+            has_back[groups[self._back]] = True
+            at = np.flatnonzero(has_back[rows.groups])
+            places = _Places(rows.take(at), groups[self._back])
             # A row that a window of the back lacks though it is no later comes after a forward window that ends later.
-            is_late, begins = by_time < by_arrival, self._count_windows(self._back, last + 1)
-            self._late = _LateRows(self._by_value, is_late, begins, rows.positions, positions[self._back])
+            is_late, begins = by_time[at] < by_arrival[at], places.count_windows(last[self._back] + 1)
+            taken = by_value.take(at, len(rows.groups))
+            self._late = _LateRows(taken, is_late, begins, rows.positions[at], positions[self._back])
+            self._late_places = places
 
     def count(self, first: Int64s) -> Int64s:
         """Counts the different values in the windows that begin at `first`; all NaNs are one value.
 
         Within a group, a window that ends later must not begin earlier.
         """
-        counts = np.zeros(len(self._groups), dtype=np.int64)
-        ends = np.minimum(self._ends, self._count_windows(self._forward, first))
+        counts = np.zeros(self._windows, dtype=np.int64)
+        ends = np.minimum(self._ends, self._places.count_windows(first[self._forward]))
         counts[self._forward] = self._forward_begun - _count_ended(self._begins, ends, len(self._forward))
         if len(self._back):
-            counts[self._back] = self._late.count(self._count_windows(self._back, first))
+            counts[self._back] = self._late.count(self._late_places.count_windows(first[self._back]))
         return counts
 
-    def _count_windows(self, windows: Int64s, times: Int64s) -> Int64s:
-        """Counts for each row the windows of earlier groups, and those of its own whose time is not above the row's.
-
-        windows: their positions, in ascending order of group and time; times: one of each of all windows. There are fewer
-        windows than rows, so their places among the rows are searched.
-        """
-        places = self._by_time.find_first(self._groups[windows], times[windows])
-        return np.cumsum(np.bincount(places, minlength=len(self._rows.times) + 1)[:-1])
-
-    @cached_property
-    def _by_time(self) -> TimeSearch:
-        return TimeSearch(self._rows.groups, self._rows.times, int(self._groups.max(initial=-1)) + 1)
-
-    def _find_ends(self) -> Int64s:
+    def _find_ends(self, by_value: _ByValue) -> Int64s:
         """Finds for each row the first forward window that covers a later row of the same value.
 
         The row is counted in the windows from `_begins` up to that one, except those that begin after the row: only the
         last row of a value in a window counts.
         """
-        order, is_last = self._by_value.order[::-1], self._by_value.is_last[::-1]
+        order, is_last = by_value.order[::-1], by_value.is_last[::-1]
         value = np.cumsum(is_last)
         # The minimum over all later rows of the same value. The offset per value lets one pass serve all values.
         span = len(self._forward) + 2
@@ -102,11 +96,35 @@ class DistinctCounter:
         return ends
 
 
+class _Places:
+    """Finds the places of windows among rows. groups: of the windows, ascending."""
+
+    def __init__(self, rows: GroupedRows, groups: Int64s) -> None:
+        self._rows, self._groups = len(rows.times), groups
+        self._by_time = TimeSearch(rows.groups, rows.times, int(groups.max(initial=-1)) + 1)
+
+    def count_windows(self, times: Int64s) -> Int64s:
+        """Counts for each row the windows of earlier groups, and those of its own whose time is not above the row's.
+
+        times: one of each window, ascending in a group. There are fewer windows than rows, so their places among the rows
+        are searched.
+        """
+        places = self._by_time.find_first(self._groups, times)
+        return np.cumsum(np.bincount(places, minlength=self._rows + 1)[:-1])
+
+
 class _ByValue(NamedTuple):
     """Rows in the order of (group, value, time, arrival). order: their positions; is_last: marks the last row of each value."""
 
     order: Int64s
     is_last: Mask
+
+    def take(self, at: Int64s, rows: int) -> _ByValue:
+        """Returns the rows at these positions of all `rows`, ascending, numbered anew. Of a group all are taken, or none."""
+        ranks = np.full(rows, -1, dtype=np.int64)
+        ranks[at] = np.arange(len(at))
+        taken = ranks[self.order]
+        return _ByValue(taken[taken >= 0], self.is_last[taken >= 0])
 
 
 def _order_by_value(groups: Int64s, codes: Int64s) -> _ByValue:

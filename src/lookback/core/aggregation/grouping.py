@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lookback.core.aggregation.aggregates import Aggregate, Partial
+from lookback.core.values.cache import RecentCache
 from lookback.core.values.columns import Mask, Values
 from lookback.core.values.keys import Int64s, Keys, TimeSearch, number_keys, order_by_group, order_by_number
 from lookback.core.values.times import NEVER_DUE
@@ -65,6 +66,18 @@ class Queries:
         return Queries(numbers, positions, self.first[at], self.last[at], self.by_arrival, self.by_time)
 
 
+class _Arrivals(NamedTuple):
+    """How the events at some positions arrived.
+
+    high: the number of events of `Grouping.arrived` up to each; arrived: key * events + position; is_out_of_order: a mask.
+    """
+
+    positions: Int64s
+    high: Int64s
+    arrived: Int64s
+    is_out_of_order: Mask
+
+
 @dataclass(frozen=True)
 class Spans:
     """The events inside windows, as those before its end without those before its begin, whose orders may differ.
@@ -95,10 +108,13 @@ class Grouping:
         self.numbers = np.full(len(times), -1, dtype=np.int64)
         self.numbers[positions] = numbers
         self.sorted = positions[order_by_group(numbers, times[positions])]
+        # The events that are measured alternate with those that are to be measured in another way.
+        self._arrivals: RecentCache[_Arrivals] = RecentCache(2)
 
     def forget_searches(self) -> None:
         """Drops from memory what is made again when windows are searched."""
         _forget_cached(self)
+        self._arrivals.clear()
 
     def list_positions(self, is_wanted: Mask) -> Int64s:
         """Lists the positions of the events of some keys by (key, time, arrival). is_wanted: marks them, shape (keys,)."""
@@ -220,19 +236,27 @@ class Grouping:
 
     def _compute_spans(self, queries: Queries) -> Spans:
         low = self._by_time.find_first(queries.numbers, queries.first)
-        if queries.by_time:
-            high = self._by_time.find_first(queries.numbers, queries.last + 1)
-        else:
-            high = self._ranks[queries.positions]
+        arrivals = self._find_arrivals(queries)
+        high = self._by_time.find_first(queries.numbers, queries.last + 1) if queries.by_time else arrivals.high
         at: Int64s = np.empty(0, dtype=np.int64)
         if self.has_disorder.any():
             # Events that come later than the query may lie before a window, or those up to the query behind it.
-            arrived = queries.numbers * len(self.times) + queries.positions
-            is_other = self._latest_arrival[high if queries.by_time else low] > arrived
+            is_other = self._latest_arrival[high if queries.by_time else low] > arrivals.arrived
             if queries.by_arrival:
-                is_other |= self.is_out_of_order[queries.positions]
+                is_other |= arrivals.is_out_of_order
             at = np.flatnonzero(is_other)
         return Spans(low, np.maximum(low, high), (at, queries.take(at)))
+
+    def _find_arrivals(self, queries: Queries) -> _Arrivals:
+        """Finds how the last events of queries arrived, once for all windows of the same events."""
+        at = queries.positions
+
+        def make_arrivals() -> _Arrivals:
+            arrived = queries.numbers * len(self.times) + at
+            return _Arrivals(at, self._ranks[at], arrived, self.is_out_of_order[at])
+
+        # The entry keeps the array, so that no other one has its id.
+        return self._arrivals.get(id(at), make_arrivals)
 
     def find_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
         """Finds the events in order inside each window, as a range [low, high) of `in_order`; low == high if none."""

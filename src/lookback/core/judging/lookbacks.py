@@ -70,6 +70,7 @@ def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask, ordered: Int64s) -
     ceilings = _find_ceilings(rule_run, counted, known_as)
     candidates = _find_candidates(rule_run, ceilings, counted, judged)
     if candidates is None:
+        measuring.forget_other_windows(rule)
         verdicts = _judge_events(rule_run, measuring, counted, known_as)
         for name, window, ceiling in ceilings:
             ceiling.begin(window.size, verdicts.columns[name])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 
@@ -13,9 +12,10 @@ from lookback.core.aggregation.grouping import FeatureRows, Grouping, Queries, m
 from lookback.core.aggregation.runs import Run
 from lookback.core.aggregation.sharedruns import FeatureColumn
 from lookback.core.judging.lateness import find_in_time
-from lookback.core.rules.compiled import Feature
+from lookback.core.rules.compiled import CompiledRule, Feature
 from lookback.core.state.shard import ShardState, StoredRun
 from lookback.core.streams.events import Events
+from lookback.core.values.cache import RecentCache
 from lookback.core.values.columns import Column, Mask, Values
 from lookback.core.values.keys import Int64s, Keys, TimeSearch, encode_keys, find_keys, number_keys, order_by_group
 from lookback.core.values.times import NEVER_DUE
@@ -44,33 +44,6 @@ def select_values(feature: Feature, events: Events) -> Column | None:
     if feature.argument is None or not feature.aggregate.stores_value:
         return None
     return events.value(feature.argument)
-
-
-_Entry = TypeVar("_Entry")
-
-
-class _RecentCache(Generic[_Entry]):
-    """A cache of the `most` most recently used entries."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._entries: dict[Hashable, _Entry] = {}
-
-    def get(self, key: Hashable, make: Callable[[], _Entry]) -> _Entry:
-        """Returns the entry of a key, made where there is none."""
-        entry = self._entries.pop(key) if key in self._entries else make()
-        self._entries[key] = entry
-        if len(self._entries) > self._most:
-            del self._entries[next(iter(self._entries))]
-        return entry
-
-    def clear(self) -> None:
-        """Drops all entries."""
-        self._entries.clear()
-
-    def values(self) -> Iterable[_Entry]:
-        """Returns all entries."""
-        return self._entries.values()
 
 
 class Ceiling:
@@ -142,14 +115,15 @@ class Measuring:
         self._listed: dict[tuple[tuple[str, ...], int], Int64s] = {}
         # These are as long as the batch. Rules that measure alike are judged one after another (see `CompiledRule.sharing_key`),
         # and those of one grouping before those of the next.
-        self._rows: _RecentCache[FeatureRows] = _RecentCache(64)
-        self._counted: _RecentCache[tuple[Int64s, Int64s]] = _RecentCache(2)
-        self._queries: _RecentCache[Queries] = _RecentCache(4)
-        self._columns: _RecentCache[Column] = _RecentCache(16)
-        self._distincts: _RecentCache[DistinctCounter] = _RecentCache(4)
-        self._run_numbers: _RecentCache[Int64s] = _RecentCache(64)
-        self._ceilings: _RecentCache[Ceiling] = _RecentCache(10)
+        self._rows: RecentCache[FeatureRows] = RecentCache(64)
+        self._counted: RecentCache[tuple[Int64s, Int64s]] = RecentCache(2)
+        self._queries: RecentCache[Queries] = RecentCache(4)
+        self._columns: RecentCache[Column] = RecentCache(16)
+        self._distincts: RecentCache[DistinctCounter] = RecentCache(4)
+        self._run_numbers: RecentCache[Int64s] = RecentCache(64)
+        self._ceilings: RecentCache[Ceiling] = RecentCache(10)
         self._has_negative: dict[Hashable, bool] = {}
+        self._window: Window | None = None
 
     def restrict_to(self, positions: Int64s) -> Measuring:
         """Measures as if there were only these events, in ascending order, and no rows of earlier batches."""
@@ -159,13 +133,13 @@ class Measuring:
     def group_events(self, group_by: tuple[str, ...]) -> Grouping:
         """Groups the events by one grouping set."""
         if group_by not in self._groupings:
-            self._forget_searches()
+            self.forget_searches()
             keys = group_keys(group_by, self.events)
             mine = keys.shard(self._shards) == self._shard
             self._groupings[group_by] = Grouping(keys, self.events.times, mine)
         return self._groupings[group_by]
 
-    def _forget_searches(self) -> None:
+    def forget_searches(self) -> None:
         """Forgets what was made to measure the windows of a grouping; its rows are still to be kept."""
         caches = (self._counted, self._queries, self._columns, self._distincts, self._run_numbers, self._ceilings)
         for cache in caches:
@@ -175,6 +149,19 @@ class Measuring:
             rows.forget_searches()
         for grouping in self._groupings.values():
             grouping.forget_searches()
+
+    def forget_other_windows(self, rule: CompiledRule) -> None:
+        """Forgets the windows of other rules, if all events are to be measured over those of this one.
+
+        Rules over the same windows come one after another (see `CompiledRule.sharing_key`), and so do those that count
+        the different values of a feature.
+        """
+        counted = {feature.feature_id for feature in rule.features if feature.function == "count_distinct"}
+        self._distincts.retain(lambda key: key[0] in counted)
+        if rule.spec.window != self._window:
+            self._window, windows = rule.spec.window, {measure.window for measure in rule.measures}
+            self._queries.retain(lambda key: key[0] in windows)
+            self._columns.retain(lambda key: key[1] in windows)
 
     def find_in_time(self, allowed_lateness: int) -> Mask:
         """Marks the events that are in time, whatever a rule counts; callers must not change the mask."""
@@ -417,5 +404,7 @@ class Measuring:
             parts.append((stored_numbers, run.times[at], run.values[at], np.full(len(at), STORED)))
         parts.append((numbers, self.events.times[positions], rows.all_values[positions], positions))
         gathered = GroupedRows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-        ordered = gathered.take(order_by_group(gathered.groups, gathered.times))
-        return DistinctCounter(ordered, groups, queries.positions, queries.last)
+        # Copies of the rows take as much memory as anything in a batch.
+        parts.clear()
+        gathered = gathered.take(order_by_group(gathered.groups, gathered.times))
+        return DistinctCounter(gathered, groups, queries.positions, queries.last)

@@ -139,6 +139,7 @@ class Segment:
         Alerts are ordered by `AlertOrder`, late events by arrival, notes by arrival, rule and text.
         """
         gathered = self.gathered
+        self.measuring.forget_searches()
         gathered.late += self.late_events.list_rows(self.stream.name)
         gathered.alerts.sort(key=lambda row: row[0])
         gathered.notes.sort(key=lambda row: (row.arrival, row.rule_id, row.version, row.action, row.message))

@@ -1,8 +1,9 @@
-"""A cache of decoded pages, bounded in bytes."""
+"""Caches: of decoded pages, bounded in bytes, and of what was computed last, bounded in number."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ import numpy as np
 MAX_CACHED_BYTES = 256 * 2**20
 # The average size of a Python object, without the pointer to it.
 _OBJECT_BYTES = 56
+
+_Entry = TypeVar("_Entry")
 
 
 class Evictable(Protocol):
@@ -53,6 +56,34 @@ def estimate_bytes(content: Any) -> int:
     if isinstance(content, dict):
         return sum(map(estimate_bytes, content.values()))
     return estimate_bytes(vars(content)) if hasattr(content, "__dict__") else 0
+
+
+class RecentCache(Generic[_Entry]):
+    """A cache of the `most` most recently used entries."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._entries: dict[Hashable, _Entry] = {}
+
+    def get(self, key: Hashable, make: Callable[[], _Entry]) -> _Entry:
+        """Returns the entry of a key, made where there is none."""
+        entry = self._entries.pop(key) if key in self._entries else make()
+        self._entries[key] = entry
+        if len(self._entries) > self._most:
+            del self._entries[next(iter(self._entries))]
+        return entry
+
+    def retain(self, is_kept: Callable[[Any], bool]) -> None:
+        """Drops the entries of all keys but these."""
+        self._entries = {key: entry for key, entry in self._entries.items() if is_kept(key)}
+
+    def clear(self) -> None:
+        """Drops all entries."""
+        self._entries.clear()
+
+    def values(self) -> Iterable[_Entry]:
+        """Returns all entries."""
+        return self._entries.values()
 
 
 # All shards of a process share this cache.
