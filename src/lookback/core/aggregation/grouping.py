@@ -66,18 +66,6 @@ class Queries:
         return Queries(numbers, positions, self.first[at], self.last[at], self.by_arrival, self.by_time)
 
 
-class _Arrivals(NamedTuple):
-    """How the events at some positions arrived.
-
-    high: the number of events of `Grouping.arrived` up to each; arrived: key * events + position; is_out_of_order: a mask.
-    """
-
-    positions: Int64s
-    high: Int64s
-    arrived: Int64s
-    is_out_of_order: Mask
-
-
 @dataclass(frozen=True)
 class Spans:
     """The events inside windows, as those before its end without those before its begin, whose orders may differ.
@@ -170,7 +158,7 @@ class Grouping:
         return positions[order_by_number(self.numbers[positions])]
 
     @cached_property
-    def _ranks(self) -> Int64s:
+    def arrived_until(self) -> Int64s:
         """Per event the number of events of `arrived` up to it; for events of this shard."""
         ranks = np.zeros(len(self.numbers), dtype=np.int64)
         ranks[self.arrived] = np.arange(1, len(self.arrived) + 1)
@@ -214,7 +202,7 @@ class Grouping:
         """Per event the end of the rows of `in_order` that are of its key and had arrived with it; for events of this shard."""
         # Events in order have the same places among each other by arrival as by time.
         if self._in_order_before is None:
-            return self._ranks
+            return self.arrived_until
         until = np.zeros(len(self.numbers), dtype=np.int64)
         until[self.arrived] = np.cumsum(~self.is_out_of_order[self.arrived])
         return until
@@ -237,11 +225,11 @@ class Grouping:
     def _compute_spans(self, queries: Queries) -> Spans:
         low = self._by_time.find_first(queries.numbers, queries.first)
         arrivals = self._find_arrivals(queries)
-        high = self._by_time.find_first(queries.numbers, queries.last + 1) if queries.by_time else arrivals.high
+        high = self._by_time.find_first(queries.numbers, queries.last + 1) if queries.by_time else arrivals.ends
         at: Int64s = np.empty(0, dtype=np.int64)
         if self.has_disorder.any():
             # Events that come later than the query may lie before a window, or those up to the query behind it.
-            is_other = self._latest_arrival[high if queries.by_time else low] > arrivals.arrived
+            is_other = self._latest_arrival[high if queries.by_time else low] > arrivals.places
             if queries.by_arrival:
                 is_other |= arrivals.is_out_of_order
             at = np.flatnonzero(is_other)
@@ -249,14 +237,8 @@ class Grouping:
 
     def _find_arrivals(self, queries: Queries) -> _Arrivals:
         """Finds how the last events of queries arrived, once for all windows of the same events."""
-        at = queries.positions
-
-        def make_arrivals() -> _Arrivals:
-            arrived = queries.numbers * len(self.times) + at
-            return _Arrivals(at, self._ranks[at], arrived, self.is_out_of_order[at])
-
         # The entry keeps the array, so that no other one has its id.
-        return self._arrivals.get(id(at), make_arrivals)
+        return self._arrivals.get(id(queries.positions), lambda: _Arrivals(self, queries.numbers, queries.positions))
 
     def find_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
         """Finds the events in order inside each window, as a range [low, high) of `in_order`; low == high if none."""
@@ -294,6 +276,28 @@ class Grouping:
         low = self._find_first(windows.numbers, windows.first)[queries.window_of]
         beyond = self._find_first(windows.numbers, windows.last + 1)[queries.window_of]
         return low, np.maximum(low, np.minimum(beyond, self._in_order_arrived[queries.positions]))
+
+
+class _Arrivals:
+    """How the events at some positions arrived. numbers: those of their keys."""
+
+    def __init__(self, grouping: Grouping, numbers: Int64s, positions: Int64s) -> None:
+        self._grouping, self._numbers, self._positions = grouping, numbers, positions
+
+    @cached_property
+    def ends(self) -> Int64s:
+        """The number of events of `Grouping.arrived` up to each event."""
+        return self._grouping.arrived_until[self._positions]
+
+    @cached_property
+    def places(self) -> Int64s:
+        """The key * events + position of each event."""
+        return self._numbers * len(self._grouping.times) + self._positions
+
+    @cached_property
+    def is_out_of_order(self) -> Mask:
+        """Marks the events out of order."""
+        return self._grouping.is_out_of_order[self._positions]
 
 
 class FeatureRows:
