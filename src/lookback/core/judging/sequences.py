@@ -389,24 +389,32 @@ class _KeyedBatch:
         # Rows of the state have no position among the events.
         positions = np.append(np.full(self._count, -1), self._positions)[at].tolist()
         may_complete = is_candidate[at].tolist()
-        followed = dict.fromkeys(np.flatnonzero(is_followed).tolist())
-        for number in {**parts, **followed}:
+        followed = np.flatnonzero(is_followed)
+        grouping = self._rule_run.grouping
+        own = followed[followed < len(grouping.distinct)]
+        # Keys that are due without an event wait for nothing yet, or their state has the values of their fields.
+        stored_keys = self._rule_run.list_stored_keys(grouping.first_positions[own])
+        fields: dict[int, list[Any]] = {number: [] for number in followed.tolist()}
+        fields |= zip(own.tolist(), stored_keys, strict=True)
+        for number in {**parts, **fields}:
             start, end = parts.get(number, (0, 0))
             # The rows of the state come first.
             split = bisect_left(places, self._count, start, end)
-            if split == end and number not in followed:
+            if split == end and number not in fields:
                 continue
             state = self.states.get(number)
             if state is None:
                 state = KeyState([], rows[start:split])
                 state.next = max((row.number + 1 for row in state.rows), default=0)
-            if number in followed:
+            if number in fields:
                 self._followed[number] = state
-                if not state.stored_key and number < len(self._rule_run.grouping.distinct):
-                    first = int(self._rule_run.grouping.first_positions[number])
-                    state.stored_key = self._rule_run.stored_key(first)
-            own = slice(split, end)
-            yield self.keys.pair(number), state, list(map(_Arrival, rows[own], positions[own], may_complete[own]))
+                state.stored_key = state.stored_key or fields[number]
+            at_own = slice(split, end)
+            yield (
+                self.keys.pair(number),
+                state,
+                list(map(_Arrival, rows[at_own], positions[at_own], may_complete[at_own])),
+            )
 
     def save(
         self, is_kept: Mask, is_followed: Mask, rows_wake_after: int, forget: Callable[[KeyState], int | None]
