@@ -293,7 +293,7 @@ def test_events_over_time_says_how_many_and_from_when_to_when():
 REVIEWS = pd.DataFrame(
     [
         ("few", "unclear", 1), ("often", "confirmed", 30), ("often", "false_positive", 10), ("often", "unclear", 5),
-        ("wrong", "false_positive", 3),
+        ("wrong", "false_positive", 3), ("wrong", "benign", 1),
     ],
     columns=["rule_id", "disposition", "alerts"],
 )  # fmt: skip
@@ -307,7 +307,7 @@ def test_precision_is_of_what_was_decided():
     assert [text.get_text() for text in axes.texts if "%" in text.get_text() or text.get_text() == "undecided"] == [
         "75%", "0%", "undecided",
     ]  # fmt: skip
-    assert "49 alerts reviewed" in texts(figure)
+    assert "50 alerts reviewed" in texts(figure)
     assert "no reviews yet" in texts(pictures.plot_precision(REVIEWS.iloc[:0]))
 
 

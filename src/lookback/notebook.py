@@ -514,13 +514,13 @@ def review_alert(
 
     explanation: the result of `explain_alert`; None if the queue is empty. alert_id: the alert that the decision is about;
     empty: nothing is recorded, so that no decision falls on an alert that merely comes first in the queue. disposition:
-    confirmed, false_positive or unclear; empty: nothing is recorded. reviewer: default: the user who runs the notebook.
+    confirmed, false_positive, benign or unclear; empty: nothing is recorded. reviewer: default: the user who runs the notebook.
     Raises ReviewError.
     """
     from lookback.spark.review import record_review
 
     if explanation is None or not disposition:
-        show(text("Nothing is recorded: give a disposition, one of confirmed, false_positive, unclear."))
+        show(text("Nothing is recorded: give a disposition, one of confirmed, false_positive, benign, unclear."))
         return
     shown = explanation.alert
     if alert_id != shown["alert_id"]:

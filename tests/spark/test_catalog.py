@@ -23,7 +23,7 @@ from lookback.spark.operations.grants import Roles
 from lookback.spark.operations.maintenance import maintain
 from lookback.spark.review import record_review
 from lookback.spark.stream.pipeline import Evaluation
-from lookback.spark.tables.lakehouse import STATISTICS, Tables
+from lookback.spark.tables.lakehouse import STATISTICS, WRITE_ERRORS, Tables
 from lookback.spark.tables.schemas import ALERTS, COMMENTS, PRODUCT_TABLES, make_events_schema
 from lookback.upkeep import forget as forgetting
 from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, rule, stored_alerts
@@ -241,6 +241,28 @@ def test_a_table_of_an_earlier_release_gets_its_new_columns_from_init_and_a_revi
     record_review(tables, "b", "confirmed", "kim")
     kept = tables.read("reviews").orderBy("alert_id").select("alert_id", "revision").collect()
     assert [tuple(row) for row in kept] == [("a", None), ("b", 0)]
+
+
+def test_the_dispositions_that_reviews_of_an_earlier_release_take_are_widened_by_init(tables: Tables) -> None:
+    reviews = tables.identifier("reviews")
+    before = "disposition in ('confirmed', 'false_positive', 'unclear')"
+    tables.spark.sql(f"alter table {reviews} drop constraint disposition_known")
+    tables.spark.sql(f"alter table {reviews} add constraint disposition_known check ({before})")
+    alert = {field.name: None for field in ALERTS} | {
+        "alert_id": "b", "revision": 0, "verdict": "raised", "rule_id": "r", "rule_version": 1, "mode": "active",
+        "severity": "low", "stream": STREAM.name, "arrival": 1,
+        **dict.fromkeys(("event_time", "window_start", "window_end", "decided_at"), dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)),
+    }  # fmt: skip
+    tables.append(tables.spark.createDataFrame([alert], ALERTS), "alerts")
+    with pytest.raises(
+        SetupError, match=r"refuses the disposition benign; `lookback init` or notebook 00_set_up lets it in"
+    ):
+        record_review(tables, "b", "benign", "kim")
+    assert done(tables)["reviews"] == "its check disposition_known"
+    assert done(tables)["reviews"] == AS_IT_SHOULD_BE
+    record_review(tables, "b", "benign", "kim")
+    with pytest.raises(WRITE_ERRORS, match="disposition_known"):
+        tables.spark.sql(f"insert into {reviews} select 'b', 'harmless', 0, 'kim', '', current_timestamp()")
 
 
 def test_a_comment_in_place_of_which_spark_would_put_a_variable_is_refused(tables: Tables) -> None:

@@ -393,7 +393,9 @@ def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(t
     (review,) = tables.read("reviews").collect()
     assert review[:5] == (f"{4:032d}", "false_positive", 0, "kim", "a refund")
 
-    with pytest.raises(ReviewError, match="a disposition is one of confirmed, false_positive, unclear, got 'fine'"):
+    with pytest.raises(
+        ReviewError, match="a disposition is one of confirmed, false_positive, benign, unclear, got 'fine'"
+    ):
         record_review(tables, f"{5:032d}", "fine", "kim")
     with pytest.raises(ReviewError, match="there is no alert 'nothing'"):
         record_review(tables, "nothing", "confirmed", "kim")

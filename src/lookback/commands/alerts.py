@@ -16,6 +16,7 @@ from lookback.commands.options import (
     wants_json,
 )
 from lookback.core.errors import SetupError
+from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
 from lookback.views.terminal import format_json, print_json, print_table
 
@@ -34,7 +35,7 @@ def add_commands(command: AddCommand) -> None:
     )
     review = command("review", _review, "record what a person decided about an alert")
     review.add_argument("alert_id")
-    review.add_argument("--disposition", required=True, choices=["confirmed", "false_positive", "unclear"])
+    review.add_argument("--disposition", required=True, choices=list(DISPOSITIONS))
     review.add_argument(
         "--revision",
         type=int,

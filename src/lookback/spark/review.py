@@ -28,13 +28,14 @@ from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import SEVERITIES, read_document
 from lookback.core.rules.rulebook import ACTIONS, WITH_STATE
+from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.streams.arrival import split_future
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.keys import Int64s
 from lookback.core.values.texts import first_line
 from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.windows import SEQUENCE
-from lookback.spark.tables.lakehouse import to_timestamp
+from lookback.spark.tables.lakehouse import WRITE_ERRORS, to_timestamp
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _Result = TypeVar("_Result")
-DISPOSITIONS = ("confirmed", "false_positive", "unclear")
 # How far back the queue goes: older files of alerts are not read.
 QUEUE_DAYS = 90.0
 _QUEUE_COLUMNS = (
@@ -186,10 +186,11 @@ def record_review(
 ) -> Decision:
     """Records a person's decision about an alert, which removes the alert from the queue.
 
-    disposition: confirmed, false_positive or unclear. reviewer: a name; None: the current user. note: the reasons.
-    revision: the one that the person has seen; None: the last. A further review of the same alert is one more row, unless
+    disposition: confirmed, false_positive, benign (true but harmless) or unclear. reviewer: a name; None: the current user.
+    note: the reasons. revision: the one that the person has seen; None: the last. A further review of the same alert is one more row, unless
     it repeats the reviewer's last one. Raises ReviewError if there is no such alert or revision, the disposition is none
-    of these, or the reviewer's name is empty, and SetupError if the table of an earlier release lacks a column.
+    of these, or the reviewer's name is empty, and SetupError if the table of an earlier release lacks a column or refuses
+    the disposition.
     """
     if disposition not in DISPOSITIONS:
         raise ReviewError(f"a disposition is one of {', '.join(DISPOSITIONS)}, got {disposition!r}")
@@ -208,7 +209,15 @@ def record_review(
     is_new = before is None or tuple(before) != (disposition, seen["revision"], note)
     if is_new:
         now = dt.datetime.now(dt.timezone.utc)
-        tables.append_rows([(alert_id, disposition, seen["revision"], reviewer, note, now)], "reviews")
+        try:
+            tables.append_rows([(alert_id, disposition, seen["revision"], reviewer, note, now)], "reviews")
+        except WRITE_ERRORS as error:
+            if "disposition_known" not in str(error):
+                raise
+            raise SetupError(
+                f"table {tables.identifier('reviews')} refuses the disposition {disposition}; `lookback init` or notebook "
+                "00_set_up lets it in"
+            ) from None
     return Decision(alert_id, disposition, seen["revision"], seen["message"] or "", rows[-1]["revision"], is_new)
 
 

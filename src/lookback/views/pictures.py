@@ -48,6 +48,7 @@ _RULE_COLOURS = [BLUE, ORANGE, GREEN, RED, SKY, "#CC79A7"]
 _DISPOSITIONS = {
     "confirmed": (GREEN, "confirmed"),
     "false_positive": (RED, "false positive"),
+    "benign": (ORANGE, "benign"),
     "unclear": (GREY, "unclear"),
 }
 # The style of values by whether they are flagged.
@@ -164,10 +165,10 @@ def plot_alerts_over_time(alerts: pd.DataFrame) -> Figure:
 
 
 def plot_precision(reviews: pd.DataFrame) -> Figure:
-    """Plots the dispositions of the alerts of each rule, and its precision: confirmed / (confirmed + false_positive).
+    """Plots the dispositions of the alerts of each rule, and its precision: confirmed / decided.
 
-    reviews: rows of rule_id, disposition (confirmed, false_positive or unclear) and alerts, their number. Rules with the
-    most reviews come first. `unclear` does not count in precision.
+    reviews: rows of rule_id, disposition (see DISPOSITIONS) and alerts, their number. Rules with the most reviews come first.
+    Decided are all but the unclear ones.
     """
     counts = reviews.pivot_table(index="rule_id", columns="disposition", values="alerts", aggfunc="sum", fill_value=0)
     counts = counts.reindex(columns=list(_DISPOSITIONS), fill_value=0)
@@ -183,8 +184,9 @@ def plot_precision(reviews: pd.DataFrame) -> Figure:
             texts = [f"{number:,.0f}" if number >= 0.04 * totals.max() else "" for number in numbers]
             axes.bar_label(bars, texts, label_type="center", color="white", fontsize=9)
         left += numbers
-    for at, (confirmed, wrong) in enumerate(zip(shown["confirmed"], shown["false_positive"], strict=True)):
-        share = f"{confirmed / (confirmed + wrong):.0%}" if confirmed + wrong else "undecided"
+    decided = shown.sum(axis=1) - shown["unclear"]
+    for at, (confirmed, all_) in enumerate(zip(shown["confirmed"], decided, strict=True)):
+        share = f"{confirmed / all_:.0%}" if all_ else "undecided"
         axes.annotate(share, (left[at], at), (6, 0), textcoords="offset points", va="center", fontweight="bold")
     if len(shown):
         axes.set_yticks(range(len(shown)), [shorten_name(str(name)) for name in shown.index])

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+# What a person may decide about an alert, and whether that makes its events positive; None: neither.
+DISPOSITIONS: Mapping[str, bool | None] = {"confirmed": True, "false_positive": False, "benign": False, "unclear": None}
 # What a shard did with a late event: of those of all shards the strongest action counts.
 ACTION_STRENGTHS = {"discarded": 0, "recorded": 1, "evaluated": 2}
 # The alerts of one commit: those of its events come before those that its watermark triggers.

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import summarize_error
 from lookback.spark.operations.grants import Grant, Roles, TablePlace, list_grants
-from lookback.spark.tables.lakehouse import STATISTICS, quote_name, quote_text
+from lookback.spark.tables.lakehouse import CHECKS, CONSTRAINT, STATISTICS, quote_name, quote_text
 from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class _Setup:
 
     def _update_table(self, table: _Table, is_new: bool) -> SetUpStep:
         detail = self._tables.describe(table.name).asDict()
-        done = ["created"] if is_new else self._add_columns(table)
+        done = ["created"] if is_new else self._add_columns(table) + self._set_checks(table, detail)
         done += self._set_comments(table, detail) + self._set_statistics(table, detail)
         done += self._set_clustering(table, detail) + self._add_key(table)
         return SetUpStep(f"table {self._tables.identifier(table.name)}", ", ".join(done) or AS_IT_SHOULD_BE)
@@ -192,6 +192,18 @@ class _Setup:
         columns = ", ".join(f"{quote_name(field.name)} {field.dataType.simpleString()}" for field in missing)
         self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} ADD COLUMNS ({columns})")
         return [f"added {', '.join(field.name for field in missing)}"]
+
+    def _set_checks(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
+        """Widens the checks of a table of an earlier release to the values that this one writes."""
+        name, done = self._tables.identifier(table.name), []
+        for check, condition in CHECKS.get(table.name, {}).items():
+            before = detail["properties"].get(f"{CONSTRAINT}{check}")
+            # A check that was altered has a blank between all of its words.
+            if before is not None and "".join(before.split()) != "".join(condition.split()):
+                self._tables.spark.sql(f"ALTER TABLE {name} DROP CONSTRAINT {quote_name(check)}")
+                self._tables.spark.sql(f"ALTER TABLE {name} ADD CONSTRAINT {quote_name(check)} CHECK ({condition})")
+                done.append(f"its check {check}")
+        return done
 
     def _set_comments(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
         name, done = self._tables.identifier(table.name), []

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams import metrics
+from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import quote_identifier
 from lookback.spark.platform.session import find_local_path, is_connect, on_databricks
@@ -69,7 +70,9 @@ _FIRST_DAY, _LAST_DAY = "0001-01-02", "9999-12-31"
 # Catalogs of a workspace that are not Unity Catalog's.
 _OTHER_CATALOGS = ("spark_catalog", "hive_metastore")
 # Checked with every row that is written, so only where people write and a wrong value would be lost.
-_CHECKS = {"reviews": {"disposition_known": "disposition in ('confirmed', 'false_positive', 'unclear')"}}
+_KNOWN = ", ".join(f"'{disposition}'" for disposition in DISPOSITIONS)
+CHECKS = {"reviews": {"disposition_known": f"disposition in ({_KNOWN})"}}
+CONSTRAINT = "delta.constraints."
 
 
 @dataclass(frozen=True)
@@ -549,7 +552,7 @@ def _render_column(field: StructField) -> str:
 
 
 def _choose_properties(name: str) -> dict[str, str]:
-    checks = {f"delta.constraints.{check}": condition for check, condition in _CHECKS.get(name, {}).items()}
+    checks = {f"{CONSTRAINT}{check}": condition for check, condition in CHECKS.get(name, {}).items()}
     if name == "rules":
         # The rules that were in force at a time must stay readable for as long as alerts are questioned.
         return {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention("3650 days")}
