@@ -136,7 +136,9 @@ RULE_LOG = StructType(
 REVIEWS = StructType(
     [
         _make_column("alert_id", _STRING, "The alert", required=True),
-        _make_column("disposition", _STRING, "confirmed, false_positive, benign or unclear", required=True),
+        _make_column(
+            "disposition", _STRING, "confirmed, false_positive, benign (true but harmless) or unclear", required=True
+        ),
         _make_column("revision", IntegerType(), "The alert's revision that was seen; NULL where it was not kept"),
         _make_column("reviewer", _STRING, "Who looked at it"),
         _make_column("note", _STRING, "What was found"),
