@@ -280,6 +280,25 @@ def test_keys_that_a_merge_forgets_count_no_more() -> None:
         assert table.rows == len(list(table.items())) == 34 + 40
 
 
+def test_a_key_that_a_merge_forgets_counts_no_more_while_its_page_is_still_needed() -> None:
+    """Its run has one page, which has keys of parts that are merged later."""
+    with small_runs():
+        table = KeyedTable("t", store=CountingStore())
+        for low in range(8):
+            table.put((low, 0), [low], 100)
+        table.save()
+        table.put((16, 0), [16], 5)
+        table.save()
+        table.forget_due(5)
+        for low in (8, 9, 10):
+            table.put((low, 0), [low], 100)
+        table.save()
+        for _ in range(20):
+            table.put((8, 0), [8], 100)
+            table.save()
+        assert table.rows == len(list(table.items())) == 11
+
+
 def test_a_table_whose_keys_are_all_due_leaves_no_page() -> None:
     store = CountingStore()
     table = KeyedTable("t", store=store)

@@ -353,7 +353,10 @@ class _KeyedBatch:
             grouped = numbers[order]
             self._row_numbers[at[order]] = np.arange(len(order)) - np.searchsorted(grouped, grouped) + nexts[grouped]
         self._rows = [None] * len(is_needed)
-        stored = np.flatnonzero(is_needed[: self._count])
+        # A key with more than rows has them in its state.
+        is_other = np.ones(len(self.keys), dtype=bool)
+        is_other[list(self.states)] = False
+        stored = np.flatnonzero(is_needed[: self._count] & is_other[self.numbers[: self._count]])
         self._fill_rows(stored, self._stored.take(stored))
         arrived = np.flatnonzero(is_needed[self._count :])
         self._fill_rows(self._count + arrived, self._select_events(arrived))
@@ -479,6 +482,8 @@ class _Judge:
         assert rule_run.spec.sequence is not None
         self.rule_run, self.spec, self.steps = rule_run, rule_run.spec.sequence, Steps(rule_run)
         self.absent, self.is_fixed = self.steps.compiled.absent, self.spec.expiry == "fixed"
+        # With fixed expiry only waits look for rows other than those of the match.
+        self.reads_all_rows = self.absent is not None or not self.is_fixed
         # How long an absence is waited for.
         self.wait = 0 if self.absent is None else self.absent.step.within
         self.floor = rule_run.state.features[rule_run.rule.store].floor
@@ -497,14 +502,11 @@ class _Judge:
         # An absence triggers when its wait is over: an event is judged if the wait that it may begin, or one that it may
         # end, is over in the effective range.
         times, dues = rule_run.events.times, rule_run.events.times + self.wait
-        self.alerting = judgeable & rule_run.find_effective(dues) & rule_run.is_evaluated
-        ending = (
-            judgeable
-            & (bits >> self.steps.absent & 1 > 0)
-            & rule_run.find_effective(times, dues)
-            & rule_run.is_evaluated
-        )
-        rule_run.record_judged(rule_run.wanted & (bits != 0), taken, self.alerting | ending)
+        self.alerting = judged = judgeable & rule_run.find_effective(dues) & rule_run.is_evaluated
+        if self.absent is not None:
+            is_ending = bits >> self.steps.absent & 1 > 0
+            judged = judged | (judgeable & is_ending & rule_run.find_effective(times, dues) & rule_run.is_evaluated)
+        rule_run.record_judged(rule_run.wanted & (bits != 0), taken, judged)
         rule_run.failed |= taken & errors
         # A wait begins also where the rule may not alert: it may be over where the rule may.
         may_complete = (self.alerting if self.absent is None else judgeable) & (bits >> self.steps.last & 1 > 0)
@@ -592,7 +594,8 @@ class _KeyJudge:
 
     def _add_row(self, row: Row) -> None:
         rows = self._state.rows
-        self._live.add(row)
+        if self._judge.reads_all_rows:
+            self._live.add(row)
         if not rows or rows[-1].sort_key < row.sort_key:
             rows.append(row)
             return
@@ -609,10 +612,9 @@ class _KeyJudge:
         self._evidence = []
         # The sort keys of rows that arrived after one that is later in time; None until they are needed.
         self._late: list[SortKey] | None = None
-        self._live = Index(self._steps, self._state.rows)
-        self._members = self._live
-        if self._judge.is_fixed:
-            self._members = Index(self._steps, self._state.match_rows(self._spec.within))
+        rows, is_fixed = self._state.rows, self._judge.is_fixed
+        self._members = Index(self._steps, self._state.match_rows(self._spec.within) if is_fixed else rows)
+        self._live = Index(self._steps, rows) if is_fixed and self._judge.reads_all_rows else self._members
 
     def _judge_sliding(self, row: Row, at: int) -> Computation[None]:
         """Judges an event with the rows of the time before it, after the last one that satisfies `until`."""

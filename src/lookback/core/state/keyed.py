@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
@@ -25,11 +25,11 @@ from lookback.core.state.keyruns import (
     KeyRun,
     Page,
     Rows,
-    choose_depth,
+    RunPages,
     hash_key,
     hash_keys,
-    join_rows,
     merge_rows,
+    select_rows,
 )
 from lookback.core.state.manifest import TableRecord
 from lookback.core.state.pieces import Store
@@ -102,13 +102,14 @@ class KeyedTable:
 
     name: str
     notes: dict[str, Any] = field(default_factory=dict)
-    store: Store | None = None
+    store: InitVar[Store | None] = None
     cache: Cache = SHARED_CACHE
     # From oldest to newest, and how many there ever were.
     _runs: list[KeyRun] = field(default_factory=list)
     _made: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, store: Store | None) -> None:
+        self._pages = RunPages(self.name, store, self.cache)
         # The entries that changed since the last save, those that were only read since, and those of the batch before.
         self._changed: dict[Key, _Entry] = {}
         self._read: dict[Key, _Entry] = {}
@@ -117,9 +118,10 @@ class KeyedTable:
         self._wakes: list[tuple[int, Key]] = []
         # Runs with values that no count was written for, which were replaced since.
         self._uncounted: list[tuple[KeyRun, Key, str]] = []
-        # New pages by name, and the names of pages to remove, until the save is over.
-        self._unsaved: dict[str, Page | bytes] = {}
-        self._removed: list[str] = []
+
+    def use_store(self, store: Store | None) -> None:
+        """Reads and writes pages in another store from now on."""
+        self._pages.store = store
 
     def get(self, key: Key) -> Any | None:
         """Returns the value of a key; None if it has none. A value that is changed in place must be put again."""
@@ -151,7 +153,8 @@ class KeyedTable:
         pairs = keys.list_pairs() if self._changed or self._read or self._former else []
         others = [at for at, key in enumerate(pairs) if key in self._changed]
         newest[others] = -1
-        listed, of_parts, parts = [np.array(others, dtype=np.int64)], [newest[:0]], list[Rows]()
+        listed, of_parts = [np.array(others, dtype=np.int64)], [newest[:0]]
+        parts: list[tuple[Rows, Int64s]] = []
         charges: list[tuple[KeyRun, int]] = []
         for number, (run, rows, all_at, all_places) in enumerate(pieces):
             is_own = newest[all_at] == number
@@ -160,11 +163,10 @@ class KeyedTable:
             is_found = (lengths > 0) & (rows.wakes[places] > run.horizon)
             listed.append(at[~is_found & ~rows.is_forgotten[places]])
             if is_found.any():
-                parts.append(rows.take(places[is_found]))
+                parts.append((rows, places[is_found]))
                 of_parts.append(at[is_found])
-                charges.append((run, int(parts[-1].counts.sum())))
-        rows = join_rows(parts) if parts else Rows.from_entries([])
-        found = FoundRows(rows, np.concatenate(of_parts), np.concatenate(listed), charges)
+                charges.append((run, int(rows.counts[places[is_found]].sum())))
+        found = FoundRows(select_rows(parts), np.concatenate(of_parts), np.concatenate(listed), charges)
         for at in found.others.tolist():
             # So the run that has it is known when it is replaced.
             self._open(keys.pair(at))
@@ -248,7 +250,9 @@ class KeyedTable:
         depth = max((run.depth for run in self._runs), default=0)
         for part in range(2**depth if self._runs else 0):
             runs = list(self._list_current(part))[::-1]
-            rows, run_of = merge_rows([self._load_part(run, part, depth) for run in runs])
+            for run in runs:
+                self._open_run(run)
+            rows, run_of = merge_rows([self._pages.load_part(run, part, depth) for run in runs])
             horizons = np.array([run.horizon for run in runs])[run_of]
             exists = ~rows.is_forgotten & (rows.wakes > horizons)
             figures = rows.wakes[exists].tolist(), rows.texts[exists].tolist(), np.flatnonzero(exists).tolist()
@@ -278,7 +282,6 @@ class KeyedTable:
 
     def save(self, count: Callable[[Any], int] = lambda _: 1) -> None:
         """Writes the keys that changed, and merges runs. count: returns the number of rows of a value."""
-        assert self.store is not None
         touched = {**self._read, **self._changed}
         for replaced, key, text in self._uncounted:
             _find_successor(replaced).rows -= count(self._decode_text(key, text))
@@ -287,23 +290,16 @@ class KeyedTable:
             self._merge_runs(len(self._changed))
         if touched:
             self._keep_decoded(touched)
-        for name in self._removed:
-            self.store.remove(name)
-        for name, page in self._unsaved.items():
-            if isinstance(page, bytes):
-                self.store.put(name, page)
-            elif page.rows is not None:
-                self.store.put(name, page.rows.encode())
-                self.cache.hold(page, page.rows.memory_bytes)
-        self._changed, self._read, self._wakes, self._unsaved, self._removed = {}, {}, [], {}, []
+        self._pages.save()
+        self._changed, self._read, self._wakes = {}, {}, []
         self._uncounted = []
 
     def clear(self) -> list[str]:
         """Forgets all keys and returns the names of their pages, which the caller must remove."""
         for run in self._runs:
-            self._drop_pages(run)
-        names, self._runs = self._removed, []
-        self._changed, self._read, self._former, self._wakes, self._removed = {}, {}, {}, [], []
+            self._drop_run(run)
+        names, self._runs, self._pages.removed = self._pages.removed, [], []
+        self._changed, self._read, self._former, self._wakes = {}, {}, {}, []
         self._uncounted = []
         self.cache.forget(self)
         return names
@@ -360,7 +356,7 @@ class KeyedTable:
             number = hashed & ((1 << run.depth) - 1)
             page = (run.pages if run.pages is not None else self._open_run(run)).get(number)
             if page is not None:
-                rows = page.rows if page.rows is not None else self._load(run, number, page)
+                rows = page.rows if page.rows is not None else self._pages.load(run, number, page)
                 at = rows.find(key)
                 if at is not None:
                     return run, rows, at
@@ -385,7 +381,7 @@ class KeyedTable:
             for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
                 page = pages.get(int(numbers[part[0]])) if len(part) else None
                 if page is not None:
-                    rows = page.rows if page.rows is not None else self._load(run, int(numbers[part[0]]), page)
+                    rows = page.rows if page.rows is not None else self._pages.load(run, int(numbers[part[0]]), page)
                     at = own[part]
                     places = find_keys(keys.take(at), rows.keys)
                     is_there = places >= 0
@@ -450,7 +446,7 @@ class KeyedTable:
                 continue
             for number, page in self._open_run(run).items():
                 if page.wake <= watermark:
-                    rows = page.rows if page.rows is not None else self._load(run, number, page)
+                    rows = page.rows if page.rows is not None else self._pages.load(run, number, page)
                     is_due = (rows.wakes > run.swept) & (rows.wakes <= watermark)
                     found.append(rows.keys.take(is_due))
                     later = rows.wakes[rows.wakes > watermark]
@@ -481,9 +477,7 @@ class KeyedTable:
         """Returns the pages of a run, whose wakes are read if they are not in memory."""
         if run.pages is not None:
             return run.pages
-        assert self.store is not None
-        name = run.name_index(self.name)
-        pages = run.read_index(self.store.get(name) or b"", name)
+        pages = self._pages.load_index(run)
         for target in self._runs:
             sources, depth = self._find_sources(target)
             if run in sources and run.depth >= depth:
@@ -491,32 +485,6 @@ class KeyedTable:
                 pages = {number: page for number, page in pages.items() if number % 2**depth >= target.parts_done}
         run.pages = pages
         return pages
-
-    def _load(self, run: KeyRun, number: int, page: Page) -> Rows:
-        assert self.store is not None
-        name = run.name_page(self.name, number)
-        page.rows = rows = Rows.decode(self.store.get(name) or b"", name)
-        self.cache.hold(page, rows.memory_bytes)
-        return rows
-
-    def _load_part(self, run: KeyRun, part: int, depth: int) -> Rows:
-        """Returns the rows whose hash has `part` as its lowest `depth` bits."""
-        parts = [Rows.from_entries([])]
-        pages = self._open_run(run)
-        for number in run.numbers_in(part, depth):
-            page = pages.get(number)
-            if page is not None:
-                parts.append(page.rows if page.rows is not None else self._load(run, number, page))
-        rows = parts[-1] if len(parts) <= 2 else merge_rows(parts)[0]
-        return rows if run.depth >= depth else rows.take((rows.hashes & (2**depth - 1)) == part)
-
-    def _make_run(self, keys: int) -> KeyRun:
-        self._made += 1
-        return KeyRun(self._made, choose_depth(keys), pages={})
-
-    def _add_rows(self, run: KeyRun, rows: Rows, numbers: range) -> None:
-        for number, page in run.add_rows(rows, numbers):
-            self._unsaved[run.name_page(self.name, number)] = page
 
     def _write_changed(self, count: Callable[[Any], int]) -> None:
         """Makes a run of the entries that changed."""
@@ -537,34 +505,19 @@ class KeyedTable:
 
     def _add_run(self, rows: Rows) -> KeyRun:
         """Adds a run of rows, which override those of all others."""
-        run = self._make_run(len(rows))
-        self._add_rows(run, rows, range(2**run.depth))
-        run.rows = int(np.maximum(rows.counts, 0).sum())
-        if run.has_index:
-            self._unsaved[run.name_index(self.name)] = run.encode_index()
+        self._made += 1
+        run = self._pages.add_run(self._made, rows)
         self._runs.append(run)
         return run
 
-    def _drop_pages(self, run: KeyRun) -> None:
-        """Removes all pages of a run from the store."""
-        for number in list(self._open_run(run)):
-            self._drop_page(run, number)
-        if run.has_index:
-            self._drop_name(run.name_index(self.name))
-
-    def _drop_page(self, run: KeyRun, number: int) -> None:
-        page = self._open_run(run).pop(number)
-        self.cache.forget(page)
-        self._drop_name(run.name_page(self.name, number))
-
-    def _drop_name(self, name: str) -> None:
-        if self._unsaved.pop(name, None) is None:
-            self._removed.append(name)
+    def _drop_run(self, run: KeyRun) -> None:
+        self._open_run(run)
+        self._pages.drop_run(run)
 
     def _drop_forgotten(self) -> None:
         """Drops the oldest runs while all of their keys are forgotten."""
         while self._runs and self._runs[0].horizon >= self._runs[0].last_wake and not self._is_merging(0):
-            self._drop_pages(self._runs.pop(0))
+            self._drop_run(self._runs.pop(0))
 
     # Merges -----------------------------------------------------------------------------------------------------------
 
@@ -609,7 +562,8 @@ class KeyedTable:
     def _start_merge(self, start: int, end: int) -> None:
         """Starts to merge the runs of some positions. The run that they become overrides them as it grows."""
         sources = self._runs[start:end]
-        target = self._make_run(sum(run.keys for run in sources))
+        self._made += 1
+        target = KeyRun.begin(self._made, sum(run.keys for run in sources))
         target.sources = len(sources)
         target.swept = min(run.swept for run in sources)
         target.horizon = min(run.horizon for run in sources)
@@ -633,40 +587,23 @@ class KeyedTable:
 
     def _merge_part(self, target: KeyRun, sources: list[KeyRun], depth: int) -> int:
         """Merges the rows of one part. Returns how many were read."""
-        part = target.parts_done
-        loaded = [self._load_part(run, part, depth) for run in sources]
-        rows, run_of = merge_rows(loaded)
-        horizons = np.array([run.horizon for run in sources])[run_of]
-        is_void = rows.wakes <= horizons
-        for key, count in zip(rows.list_keys(is_void), rows.counts[is_void].tolist(), strict=True):
-            run = self._locate(key)[0]
-            # A newer run has taken the key off the count already.
-            if run in sources and count > 0:
-                run.rows -= count
-        if self._runs[0] is sources[0]:
-            rows = rows.take(~is_void & ~rows.is_forgotten)
-        elif is_void.any():
-            # It must go on to override the rows that still older runs may have of the key.
-            rows = rows.forget(is_void)
-        self._add_rows(target, rows, target.numbers_in(part, depth))
         for run in sources:
-            if run.depth >= depth:
-                for number in run.numbers_in(part, depth):
-                    if number in self._open_run(run):
-                        self._drop_page(run, number)
-        return sum(map(len, loaded))
+            self._open_run(run)
+        read, void = self._pages.merge_part(target, sources, depth, is_oldest=self._runs[0] is sources[0])
+        for key, source, count in void:
+            # A run newer than the target has taken the key off the count already.
+            if count > 0 and self._locate(key)[0] in (None, target, *sources):
+                source.rows -= count
+        return read
 
     def _finish_merge(self, target: KeyRun, sources: list[KeyRun]) -> None:
         for run in sources:
-            self._drop_pages(run)
             self._runs.remove(run)
             target.rows += run.rows
             run.successor = target
-        target.sources = 0
         if not target.keys:
             self._runs.remove(target)
-        elif target.has_index:
-            self._unsaved[target.name_index(self.name)] = target.encode_index()
+        self._pages.finish_merge(target, sources)
 
 
 def _find_successor(run: KeyRun) -> KeyRun:

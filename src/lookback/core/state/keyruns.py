@@ -1,19 +1,21 @@
 """Stores keys with their values as runs: immutable pages, in which a newer run overrides older ones key by key.
 
 A hash of the key assigns it to one of the pages of a run, whose number is a power of two. A value is a text of JSON here, or
-rows in the columns of its page.
+rows in the columns of its page. Runs are written and merged here; `keyed` decides which of them are merged, and when.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from lookback.core.errors import StateError
 from lookback.core.state.manifest import ABSENT, KeyRunRecord
+from lookback.core.state.pieces import Store
+from lookback.core.values.cache import Cache
 from lookback.core.values.columns import Mask, Values
 from lookback.core.values.keycolumns import KeyColumns, expand_ranges
 from lookback.core.values.keys import Int64s, Keys
@@ -242,6 +244,18 @@ class KeyRun:
     pages: dict[int, Page] | None = None
     successor: KeyRun | None = None
 
+    @classmethod
+    def begin(cls, number: int, keys: int) -> KeyRun:
+        """Returns a run without pages, with room for so many keys."""
+        depth = min(_MAX_DEPTH, max(0, (keys - 1) // _KEYS_PER_PAGE).bit_length())
+        return cls(number, depth, pages={})
+
+    @property
+    def opened(self) -> dict[int, Page]:
+        """The pages, which must be in memory."""
+        assert self.pages is not None
+        return self.pages
+
     @property
     def has_buckets(self) -> bool:
         """True if its pages are the buckets of an earlier release."""
@@ -269,13 +283,13 @@ class KeyRun:
 
     def add_rows(self, rows: Rows, numbers: Sequence[int]) -> Iterator[tuple[int, Page]]:
         """Adds rows whose pages are among `numbers`, which it has not yet. Yields the new pages with their numbers."""
-        self.pages = {} if self.pages is None else self.pages
+        pages = self.opened
         self.keys += len(rows)
         if len(rows):
             self.last_wake = max(self.last_wake, int(np.where(rows.is_forgotten, -NEVER_DUE, rows.wakes).max()))
         for number, own in rows.split(self.depth, numbers):
             later = own.wakes[own.wakes > self.swept]
-            page = self.pages[number] = Page(int(later.min()) if len(later) else NEVER_DUE, own)
+            page = pages[number] = Page(int(later.min()) if len(later) else NEVER_DUE, own)
             yield number, page
 
     def encode_index(self) -> bytes:
@@ -291,8 +305,7 @@ class KeyRun:
         return _open_pages(wakes.tolist())
 
     def _list_wakes(self) -> list[int]:
-        assert self.pages is not None
-        pages = self.pages
+        pages = self.opened
         return [pages[number].wake if number in pages else ABSENT for number in range(2**self.depth)]
 
     def to_record(self) -> KeyRunRecord:
@@ -318,16 +331,126 @@ def _open_pages(wakes: Sequence[int]) -> dict[int, Page]:
     return {number: Page(wake) for number, wake in enumerate(wakes) if wake != ABSENT}
 
 
-def choose_depth(keys: int) -> int:
-    """Returns the depth of a run of so many keys."""
-    return min(_MAX_DEPTH, max(0, (keys - 1) // _KEYS_PER_PAGE).bit_length())
+@dataclass(eq=False)
+class RunPages:
+    """The pages of the runs of a table, in the store and, until the next save, before it.
+
+    name: of the table. unsaved: new pages by name; removed: the names of pages that the store has and a save removes.
+    """
+
+    name: str
+    store: Store | None
+    cache: Cache
+    unsaved: dict[str, Page | bytes] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+
+    def save(self) -> None:
+        """Brings the store up to date."""
+        assert self.store is not None
+        for name in self.removed:
+            self.store.remove(name)
+        for name, page in self.unsaved.items():
+            if isinstance(page, bytes):
+                self.store.put(name, page)
+            elif page.rows is not None:
+                self.store.put(name, page.rows.encode())
+                self.cache.hold(page, page.rows.memory_bytes)
+        self.unsaved, self.removed = {}, []
+
+    def load_index(self, run: KeyRun) -> dict[int, Page]:
+        """Reads the pages of a run, without their rows."""
+        assert self.store is not None
+        name = run.name_index(self.name)
+        return run.read_index(self.store.get(name) or b"", name)
+
+    def load(self, run: KeyRun, number: int, page: Page) -> Rows:
+        """Reads the rows of a page."""
+        assert self.store is not None
+        name = run.name_page(self.name, number)
+        page.rows = rows = Rows.decode(self.store.get(name) or b"", name)
+        self.cache.hold(page, rows.memory_bytes)
+        return rows
+
+    def load_part(self, run: KeyRun, part: int, depth: int) -> Rows:
+        """Returns the rows whose hash has `part` as its lowest `depth` bits."""
+        parts = [Rows.from_entries([])]
+        for number in run.numbers_in(part, depth):
+            page = run.opened.get(number)
+            if page is not None:
+                parts.append(page.rows if page.rows is not None else self.load(run, number, page))
+        rows = parts[-1] if len(parts) <= 2 else merge_rows(parts)[0]
+        return rows if run.depth >= depth else rows.take((rows.hashes & (2**depth - 1)) == part)
+
+    def add_run(self, number: int, rows: Rows) -> KeyRun:
+        """Makes a run of rows."""
+        run = KeyRun.begin(number, len(rows))
+        self._add_rows(run, rows, range(2**run.depth))
+        run.rows = int(np.maximum(rows.counts, 0).sum())
+        self._add_index(run)
+        return run
+
+    def merge_part(
+        self, target: KeyRun, sources: Sequence[KeyRun], depth: int, *, is_oldest: bool
+    ) -> tuple[int, list[tuple[Key, KeyRun, int]]]:
+        """Merges the next part of runs into their target, and drops their pages of it.
+
+        is_oldest: whether no older run has rows that forgotten keys must override. Returns how many rows were read, and the
+        keys whose newest row here is over: (key, the source that has the row, the count of the row).
+        """
+        part = target.parts_done
+        loaded = [self.load_part(run, part, depth) for run in sources]
+        rows, run_of = merge_rows(loaded)
+        is_void = rows.wakes <= np.array([run.horizon for run in sources])[run_of]
+        figures = run_of[is_void].tolist(), rows.counts[is_void].tolist()
+        void = [(key, sources[at], count) for key, at, count in zip(rows.list_keys(is_void), *figures, strict=True)]
+        if is_oldest:
+            rows = rows.take(~is_void & ~rows.is_forgotten)
+        elif is_void.any():
+            # It must go on to override the rows that still older runs may have of the key.
+            rows = rows.forget(is_void)
+        self._add_rows(target, rows, target.numbers_in(part, depth))
+        for run in sources:
+            if run.depth >= depth:
+                self._drop_pages(run, [number for number in run.numbers_in(part, depth) if number in run.opened])
+        return sum(map(len, loaded)), void
+
+    def finish_merge(self, target: KeyRun, sources: Sequence[KeyRun]) -> None:
+        """Makes a target complete all of whose parts are merged, and removes the pages that its sources still have."""
+        target.sources = 0
+        for run in sources:
+            self.drop_run(run)
+        self._add_index(target)
+
+    def drop_run(self, run: KeyRun) -> None:
+        """Removes all pages of a run."""
+        self._drop_pages(run, list(run.opened))
+        if run.has_index:
+            self._drop_name(run.name_index(self.name))
+
+    def _add_rows(self, run: KeyRun, rows: Rows, numbers: Sequence[int]) -> None:
+        for number, page in run.add_rows(rows, numbers):
+            self.unsaved[run.name_page(self.name, number)] = page
+
+    def _add_index(self, run: KeyRun) -> None:
+        """Adds the page of the wakes of a complete run, if it has one."""
+        if run.keys and run.has_index:
+            self.unsaved[run.name_index(self.name)] = run.encode_index()
+
+    def _drop_pages(self, run: KeyRun, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self.cache.forget(run.opened.pop(number))
+            self._drop_name(run.name_page(self.name, number))
+
+    def _drop_name(self, name: str) -> None:
+        if self.unsaved.pop(name, None) is None:
+            self.removed.append(name)
 
 
 def merge_rows(parts: Sequence[Rows]) -> tuple[Rows, Int64s]:
     """Merges rows, from the oldest part to the newest. Returns the newest row of each key, and the part that it is of."""
     if len(parts) == 1:
         return parts[0], np.zeros(len(parts[0]), dtype=np.int64)
-    joined = join_rows(parts)
+    joined = _join_rows(parts)
     part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     # A stable sort: the newest of equal keys comes last.
     order = np.lexsort((joined.high, joined.low))
@@ -338,8 +461,12 @@ def merge_rows(parts: Sequence[Rows]) -> tuple[Rows, Int64s]:
     return joined.take(order), part_of[order]
 
 
-def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Returns the rows of all parts, one part after another."""
+def select_rows(parts: Sequence[tuple[Rows, Int64s]]) -> Rows:
+    """Returns the rows at some places of each part, one part after another."""
+    return _join_rows([rows.take(places) for rows, places in parts]) if parts else Rows.from_entries([])
+
+
+def _join_rows(parts: Sequence[Rows]) -> Rows:
     arrays = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("low", "high", "wakes", "counts", "texts")
     )

@@ -245,7 +245,7 @@ class ShardState:
         self._store, self._run_count = Pieces(store, self._pieces), 0
         self._unsaved, self._removed = {}, []
         for table in self.tables.values():
-            table.store = self._store
+            table.use_store(self._store)
 
     def table(self, name: str) -> KeyedTable:
         """Returns the keyed table of that name, created if there is none."""
