@@ -218,6 +218,15 @@ def clustered(tables: Tables, name: str) -> list[str]:
     return list(detail["clusteringColumns"])
 
 
+def append_alert(tables: Tables, alert_id: str) -> None:
+    alert = {field.name: None for field in ALERTS} | {
+        "alert_id": alert_id, "revision": 0, "verdict": "raised", "rule_id": "r", "rule_version": 1, "mode": "active",
+        "severity": "low", "stream": STREAM.name, "arrival": 1,
+        **dict.fromkeys(("event_time", "window_start", "window_end", "decided_at"), dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)),
+    }  # fmt: skip
+    tables.append(tables.spark.createDataFrame([alert], ALERTS), "alerts")
+
+
 def test_a_table_of_an_earlier_release_gets_its_new_columns_from_init_and_a_review_says_so(tables: Tables) -> None:
     reviews = tables.identifier("reviews")
     shutil.rmtree(f"{tables.root}/reviews")
@@ -226,12 +235,7 @@ def test_a_table_of_an_earlier_release_gets_its_new_columns_from_init_and_a_revi
         "reviewed_at timestamp not null) using delta"
     )
     tables.spark.sql(f"insert into {reviews} values ('a', 'unclear', 'kim', '', current_timestamp())")
-    alert = {field.name: None for field in ALERTS} | {
-        "alert_id": "b", "revision": 0, "verdict": "raised", "rule_id": "r", "rule_version": 1, "mode": "active",
-        "severity": "low", "stream": STREAM.name, "arrival": 1,
-        **dict.fromkeys(("event_time", "window_start", "window_end", "decided_at"), dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)),
-    }  # fmt: skip
-    tables.append(tables.spark.createDataFrame([alert], ALERTS), "alerts")
+    append_alert(tables, "b")
     with pytest.raises(SetupError, match="has no column revision; `lookback init` or notebook 00_set_up adds it"):
         record_review(tables, "b", "confirmed", "kim")
 
@@ -248,12 +252,7 @@ def test_the_dispositions_that_reviews_of_an_earlier_release_take_are_widened_by
     before = "disposition in ('confirmed', 'false_positive', 'unclear')"
     tables.spark.sql(f"alter table {reviews} drop constraint disposition_known")
     tables.spark.sql(f"alter table {reviews} add constraint disposition_known check ({before})")
-    alert = {field.name: None for field in ALERTS} | {
-        "alert_id": "b", "revision": 0, "verdict": "raised", "rule_id": "r", "rule_version": 1, "mode": "active",
-        "severity": "low", "stream": STREAM.name, "arrival": 1,
-        **dict.fromkeys(("event_time", "window_start", "window_end", "decided_at"), dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)),
-    }  # fmt: skip
-    tables.append(tables.spark.createDataFrame([alert], ALERTS), "alerts")
+    append_alert(tables, "b")
     with pytest.raises(
         SetupError, match=r"refuses the disposition benign; `lookback init` or notebook 00_set_up lets it in"
     ):

@@ -11,7 +11,15 @@ import numpy as np
 from lookback.core.aggregation.aggregates import Aggregate, Partial
 from lookback.core.values.cache import RecentCache
 from lookback.core.values.columns import Mask, Values
-from lookback.core.values.keys import Int64s, Keys, TimeSearch, number_keys, order_by_group, order_by_number
+from lookback.core.values.keys import (
+    Int64s,
+    Keys,
+    TimeSearch,
+    list_ranges,
+    number_keys,
+    order_by_group,
+    order_by_number,
+)
 from lookback.core.values.times import NEVER_DUE
 
 
@@ -109,10 +117,8 @@ class Grouping:
         wanted = np.flatnonzero(is_wanted)
         if len(wanted) == len(is_wanted):
             return self.sorted
-        begins, sizes = self._begins[wanted], self._begins[wanted + 1] - self._begins[wanted]
-        ends = np.cumsum(sizes)
-        at = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - ends + sizes, sizes)
-        positions: Int64s = self.sorted[at]
+        begins = self._begins[wanted]
+        positions: Int64s = self.sorted[list_ranges(begins, self._begins[wanted + 1] - begins)]
         return positions
 
     @cached_property

@@ -25,7 +25,7 @@ from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK
 from lookback.core.values.columns import Column, Mask, to_text, to_texts
-from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, number_keys
+from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, list_ranges, number_keys
 from lookback.core.values.times import NEVER_DUE, to_utc
 from lookback.core.values.windows import TiledWindow
 
@@ -301,7 +301,7 @@ class _Windows:
         first = TimeSearch(groups, starts).find_first(numbers, arrivals.first)
         last = first + (arrivals.last - arrivals.first) // slide
         counts = classes[last] - classes[first] + 1
-        rows, class_of = np.repeat(np.arange(len(numbers)), counts), _list_ranges(classes[first], counts)
+        rows, class_of = np.repeat(np.arange(len(numbers)), counts), list_ranges(classes[first], counts)
         firsts = np.maximum(class_firsts[class_of], first[rows])
         beyond = np.minimum(np.append(class_firsts[1:], len(groups))[class_of], last[rows] + 1)
         at = arrivals.positions[rows]
@@ -533,14 +533,8 @@ def _list_windows(groups: Int64s, first: Int64s, last: Int64s, slide: int) -> tu
     is_same = groups[1:] == groups[:-1]
     first[1:] = np.where(is_same, np.maximum(first[1:], highest[:-1] + slide), first[1:])
     counts = np.maximum(0, (last - first) // slide + 1)
-    steps = _list_ranges(np.zeros_like(counts), counts)
+    steps = list_ranges(np.zeros_like(counts), counts)
     return np.repeat(groups, counts), np.repeat(first, counts) + steps * slide
-
-
-def _list_ranges(first: Int64s, counts: Int64s) -> Int64s:
-    """Returns the numbers first, first + 1, ... of each range, one range after another."""
-    ends = np.cumsum(counts)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - ends + counts, counts)
 
 
 def _mark_ranges(firsts: Int64s, counts: Int64s, at: Int64s, size: int) -> Mask:
@@ -554,4 +548,4 @@ def _list_marked(results: _Results, at: Int64s, is_marked: Mask) -> tuple[Int64s
     """Lists the marked windows of the results at these positions: the position of the result, and that of the window."""
     before, marked = np.concatenate(([0], np.cumsum(is_marked))), np.flatnonzero(is_marked)
     first, beyond = before[results.firsts[at]], before[(results.firsts + results.counts)[at]]
-    return np.repeat(at, beyond - first), marked[_list_ranges(first, beyond - first)]
+    return np.repeat(at, beyond - first), marked[list_ranges(first, beyond - first)]

@@ -17,8 +17,8 @@ from lookback.core.state.manifest import ABSENT, KeyRunRecord
 from lookback.core.state.pieces import Store
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import Mask, Values
-from lookback.core.values.keycolumns import KeyColumns, expand_ranges
-from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.keycolumns import KeyColumns
+from lookback.core.values.keys import Int64s, Keys, list_ranges
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.times import NEVER_DUE
 
@@ -133,7 +133,7 @@ class Rows:
         rows = Rows(self.low[at], self.high[at], self.wakes[at], self.counts[at], self.texts[at])
         if self.columns is not None and self.lengths is not None and (lengths := self.lengths[at]).any():
             starts = (np.cumsum(self.lengths) - self.lengths)[at]
-            rows.lengths, rows.columns = lengths, self.columns.take(expand_ranges(starts, lengths))
+            rows.lengths, rows.columns = lengths, self.columns.take(list_ranges(starts, lengths))
         return rows
 
     def forget(self, at: Mask) -> Rows:

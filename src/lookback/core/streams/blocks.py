@@ -20,6 +20,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import from_arrow, normalize_zeros, to_text
 from lookback.core.values.keys import Int64s
+from lookback.core.values.times import parse_time, to_utc
 
 COMMIT = "_commit_version"
 _HEADER = b"lookback"
@@ -58,10 +59,13 @@ def pack_events(batch: pa.RecordBatch, header: Mapping[str, Any]) -> bytes:
 
 
 def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]:
-    """Unpacks the events and the header of a block."""
+    """Unpacks the events and the header of a block. The header's `future` are LateEvents."""
     table = unpack_table(block)
     with _raise_state_error():
         header: dict[str, Any] = json.loads((table.schema.metadata or {})[_HEADER])
+        header["future"] = [
+            LateEvent(**{**row, "event_time": to_utc(parse_time(row["event_time"]))}) for row in header["future"]
+        ]
         columns = {
             name: normalize_zeros(from_arrow(table.column(name), stream.fields[name]))
             for name in table.column_names

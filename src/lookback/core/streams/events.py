@@ -109,13 +109,15 @@ class Events:
         return self.take(order)
 
     @classmethod
-    def concat(cls, parts: Sequence[Events], event_id: str, event_time: str) -> Events:
-        """Concatenates events; only the columns that all parts have are kept."""
+    def concat(cls, parts: Sequence[Events], stream: Stream) -> Events:
+        """Concatenates events; only the columns that all parts have are kept. Without parts: no rows, but all fields."""
+        if not parts:
+            return empty_events(stream, stream.fields)
         if len(parts) == 1:
             return parts[0]
         common = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
         columns = {name: _concat([part.columns[name] for part in parts]) for name in common}
-        return cls(columns, np.concatenate([part.commits for part in parts]), event_id, event_time)
+        return cls(columns, np.concatenate([part.commits for part in parts]), stream.event_id, stream.event_time)
 
 
 def _concat(columns: Sequence[Column]) -> Column:

@@ -112,13 +112,6 @@ class KeyColumns:
         return cls(values, nulls)
 
 
-def expand_ranges(starts: Int64s, lengths: Int64s) -> Int64s:
-    """Returns the positions of ranges, one after another."""
-    ends = np.cumsum(lengths)
-    positions: Int64s = np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
-    return positions
-
-
 def _decode_lists(texts: Values, place: str) -> Values:
     lists: Values = np.empty(len(texts), dtype=object)
     try:

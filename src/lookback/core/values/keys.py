@@ -289,6 +289,12 @@ def _place_by_rank(times: Int64s) -> _Place:
     return lambda groups, at: groups * span + np.searchsorted(ranks, at)
 
 
+def list_ranges(first: Int64s, counts: Int64s) -> Int64s:
+    """Returns the numbers first, first + 1, ... of each range, one range after another."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - ends + counts, counts)
+
+
 def search_rows(values: Int64s, wanted: Int64s) -> Int64s:
     """Finds for each wanted value the position of the first of the ascending values that is not below it, or their end.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.engine.schedule import DELETED, Schedule, WaitingChange
+from lookback.core.engine.schedule import Schedule, WaitingChange
 from lookback.core.errors import LookbackError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
@@ -23,7 +23,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.spark.platform.session import open_own_session
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Answers, Plan, judge
-from lookback.spark.stream.rebuild import read_rule_changes
+from lookback.spark.stream.rebuild import find_deletions, find_last_arrival, read_log, read_rule_changes
 from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:
@@ -90,18 +90,19 @@ def prove(
     """
     tables = replace(tables.holding(*streams.values()), spark=open_own_session(tables.spark))
     tables.require(stream)
-    last = _find_last_arrival(tables, stream) if last is None else last
+    if last is None:
+        last = max(0, *(find_last_arrival(tables, name, stream) or 0 for name in ("alerts", "late_events", "rule_log")))
     history = History.read(tables, stream, last)
     if history.first or find_first_readable(tables, "rules"):
         raise SetupError(
             f"the first commits of {tables.identifier(stream.name)} or of {tables.identifier('rules')} cannot be read any more, "
             "and without them nothing can be judged anew; keep the logs and files of both for as long as you want to prove"
         )
-    logged = _read_log(tables, stream)
+    logged = read_log(tables, stream)
     plan = _make_plan(tables, stream, streams, logged, last)
     answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress)
     between = (F.col("arrival") >= (first or 0)) & (F.col("arrival") <= last)
-    deleted = {name: _find_last_deletion(logged, action) for name, action in DELETED.items()}
+    deleted = find_deletions(logged)
     gone = _find_deleted_events(tables, stream, history)
     cut = sorted({row.arrival for row in logged if row.action == "commit_cut" and row.arrival is not None})
     own = F.col("stream") == stream.name
@@ -121,26 +122,6 @@ def prove(
     side = F.when(more > 0, F.lit(_RECORDED)).otherwise(F.lit(_REPLAYED)).alias("side")
     differences = alerts.where(differs).select(side, F.abs(more).alias("times"), *ALERTS_SCHEMA.names)
     return Proofs(rows, (first or 0, last), differences, answers)
-
-
-def _find_last_arrival(tables: Tables, stream: Stream) -> int:
-    """Returns the last commit that the outputs of a stream name; 0 if there is none."""
-    found = [0]
-    for name in ("alerts", "late_events", "rule_log"):
-        rows = tables.read(name).where(F.col("stream") == stream.name)
-        found += [row[0] for row in rows.agg(F.max("arrival")).collect() if row[0] is not None]
-    return max(found)
-
-
-def _read_log(tables: Tables, stream: Stream) -> list[LogRow]:
-    rows = tables.read("rule_log").where(F.col("stream") == stream.name)
-    columns = ("rule_id", "version", "action", "message", "arrival")
-    return [LogRow(stream.name, *(row[name] for name in columns)) for row in rows.select(*columns).collect()]
-
-
-def _find_last_deletion(logged: Iterable[LogRow], action: str) -> int:
-    """Returns the last arrival whose rows retention has deleted from a table, by the log; -1 for none."""
-    return max((row.arrival for row in logged if row.action == action and row.arrival is not None), default=-1)
 
 
 def _make_plan(

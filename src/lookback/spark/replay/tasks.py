@@ -40,8 +40,7 @@ from lookback.core.streams.blocks import (
     unpack_table,
 )
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, empty_events
-from lookback.core.values.times import parse_time, to_utc
+from lookback.core.streams.events import Events
 from lookback.spark.platform.session import count_cores, is_connect
 from lookback.spark.stream.dispatch import (
     DELETED,
@@ -51,6 +50,7 @@ from lookback.spark.stream.dispatch import (
     find_shard_labels,
     merge_batches,
     select_changes,
+    take_rows,
 )
 from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, pause_collector
 from lookback.spark.tables.schemas import ALERTS as ALERTS_COLUMNS
@@ -179,8 +179,8 @@ class _SpanDispatch:
             kinds = chunk.column(KIND).to_numpy()
             for kind, (built_as, coverage) in ((INSERTED, (INSERTED, self.coverage)), (DELETED, of_deleted)):
                 for span in np.unique(spans[kinds == kind]).tolist():
-                    part = chunk.take(pa.array(np.flatnonzero((spans == span) & (kinds == kind))))
-                    blocks = self.builder.build(part, built_as, coverage)
+                    at = np.flatnonzero((spans == span) & (kinds == kind))
+                    blocks = self.builder.build(take_rows(chunk, at), built_as, coverage)
                     columns = [blocks["shard"], pa.array([span] * len(blocks), pa.int32()), blocks["payload"]]
                     yield pa.RecordBatch.from_arrays(columns, schema=_ARROW_BLOCKS)
 
@@ -224,12 +224,10 @@ class _Shard:
 
     def judge(self, blocks: Iterable[bytes]) -> list[tuple[str, bytes]]:
         """Judges the blocks of one span. Returns answers: their kinds and payloads."""
-        inserted, deleted, marks, future = (
-            list[Events](),
-            list[Events](),
-            list[dict[int, int | None]](),
-            list[LateEvent](),
-        )
+        inserted: list[Events] = []
+        deleted: list[Events] = []
+        marks: list[dict[int, int | None]] = []
+        future: list[LateEvent] = []
         for block in blocks:
             events, header = unpack_events(block, self._stream)
             marks.append(dict(header["marks"]))
@@ -237,22 +235,14 @@ class _Shard:
             if len(events):
                 (deleted if header["deleted"] else inserted).append(events)
             if self._is_first:
-                future += [
-                    LateEvent(**{**row, "event_time": to_utc(parse_time(row["event_time"]))})
-                    for row in header["future"]
-                ]
-        gone = self._concat(deleted) if deleted else None
-        batch = Batch(self._concat(inserted), gone, merge_marks(marks), self._changes)
+                future += header["future"]
+        events, gone = Events.concat(inserted, self._stream), Events.concat(deleted, self._stream)
+        batch = Batch(events, gone, merge_marks(marks), self._changes)
         self._changes = []
         output, self._waiting = judge_batch(self._evaluator, self._state, batch, self._waiting)
         self._state.drop_old()
         output.late += future
         return list(_pack(output))
-
-    def _concat(self, parts: list[Events]) -> Events:
-        if not parts:
-            return empty_events(self._stream, self._stream.fields)
-        return Events.concat(parts, self._stream.event_id, self._stream.event_time)
 
 
 def _pack(output: Output) -> Iterator[tuple[str, bytes]]:

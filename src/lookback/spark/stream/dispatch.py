@@ -138,8 +138,7 @@ class Dispatch:
             for kind in (INSERTED, DELETED):
                 at = np.flatnonzero(kinds == kind)
                 if len(at):
-                    part = chunk if len(at) == len(kinds) else chunk.take(pa.array(at))
-                    yield builder.build(part, kind, coverage)
+                    yield builder.build(take_rows(chunk, at), kind, coverage)
 
     def _read_coverage(self, read: frozenset[str]) -> Coverage:
         try:
@@ -282,3 +281,8 @@ def merge_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
             waiting, rows = [], 0
     if rows:
         yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+
+
+def take_rows(chunk: pa.RecordBatch, at: Int64s) -> pa.RecordBatch:
+    """Returns the rows of a chunk at ascending positions; the chunk itself if these are all."""
+    return chunk if len(at) == chunk.num_rows else chunk.take(pa.array(at))

@@ -61,7 +61,7 @@ class Rebuild:
         starts: the first commits of events and rules that are read. judged_through: the last commit judged by the
         checkpoint before, if it is known. Raises SetupError if the outputs have an arrival that the events table lacks.
         """
-        written = {name: _find_last_arrival(tables, name, stream) for name in _IDENTITIES}
+        written = {name: find_last_arrival(tables, name, stream) for name in _IDENTITIES}
         if all(last is None for last in written.values()):
             return None
         known = {name: last for name, last in written.items() if last is not None and last >= 0}
@@ -75,14 +75,11 @@ class Rebuild:
         if judged_through is not None and max(through, starts[EVENTS] - 1) < judged_through <= last_commit:
             first = max(through + 1, starts[EVENTS])
             through = max(through, _find_last_change(tables, stream, first, judged_through))
-        logged = [
-            LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"])
-            for row in _read_rows(tables, "rule_log", stream, ("rule_id", "version", "action", "arrival"))
-        ]
+        logged = read_log(tables, stream)
         seed = _make_seed(tables, stream, starts[EVENTS]) if starts[EVENTS] else None
         changes = read_rule_changes(tables, starts[RULES])
         schedule = Schedule.from_log(changes, logged, stream, streams, None if through < 0 else through, seed)
-        deleted = {name: _find_last_deletion(logged, action) for name, action in DELETED.items()}
+        deleted = find_deletions(logged)
         return cls(schedule, known, not _has_removals(tables, stream.name), deleted)
 
     @property
@@ -167,7 +164,14 @@ def read_rule_changes(tables: Tables, start: int) -> list[RuleChange]:
     return [RuleChange(**row.asDict()) for row in select_rule_changes(tables.read_changes("rules", start)).collect()]
 
 
-def _find_last_arrival(tables: Tables, name: str, stream: Stream) -> int | None:
+def read_log(tables: Tables, stream: Stream) -> list[LogRow]:
+    """Reads the stream's rows of rule_log, without their messages."""
+    own = tables.read("rule_log").where(F.col("stream") == stream.name)
+    rows = own.select("rule_id", "version", "action", "arrival").collect()
+    return [LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"]) for row in rows]
+
+
+def find_last_arrival(tables: Tables, name: str, stream: Stream) -> int | None:
     """Returns the last arrival in a table's rows of the stream; -1 if all are NULL; None without rows."""
     if not tables.exists(name):
         return None
@@ -194,9 +198,13 @@ def _make_seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
     return Seed(int(row[0]), [(each["rule_id"], dict(each["entries"]), each["at"]) for each in last.collect()])
 
 
-def _find_last_deletion(logged: Sequence[LogRow], action: str) -> int:
-    """Returns the last arrival whose rows retention has deleted from a table, by the log; -1 for none."""
-    return max((row.arrival for row in logged if row.action == action and row.arrival is not None), default=-1)
+def find_deletions(logged: Sequence[LogRow]) -> dict[str, int]:
+    """Finds by table the last arrival whose rows retention has deleted, by the log; -1 for none."""
+
+    def find_last(action: str) -> int:
+        return max((row.arrival for row in logged if row.action == action and row.arrival is not None), default=-1)
+
+    return {name: find_last(action) for name, action in DELETED.items()}
 
 
 def _find_last_change(tables: Tables, stream: Stream, first: int, last: int) -> int:
@@ -204,10 +212,6 @@ def _find_last_change(tables: Tables, stream: Stream, first: int, last: int) -> 
     changes = tables.read_changes(stream.name, first, last).where(F.col("_change_type").isin("insert", "delete"))
     row = changes.agg(F.max("_commit_version")).head()
     return -1 if row is None or row[0] is None else int(row[0])
-
-
-def _read_rows(tables: Tables, name: str, stream: Stream, columns: tuple[str, ...]) -> list[Any]:
-    return tables.read(name).where(F.col("stream") == stream.name).select(*columns).collect()
 
 
 def _has_removals(tables: Tables, name: str) -> bool:

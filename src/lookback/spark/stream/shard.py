@@ -28,8 +28,7 @@ from lookback.core.streams.alerts import LateEvent
 from lookback.core.streams.arrival import merge_marks
 from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, unpack_events
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, empty_events
-from lookback.core.values.times import parse_time, to_utc
+from lookback.core.streams.events import Events
 from lookback.spark.stream.dispatch import EVENTS
 from lookback.spark.stream.pages import ShardPages
 
@@ -191,19 +190,12 @@ class Shard:
                 marks.append(dict(header["marks"]))
                 sent.append(Coverage.from_dict(header["coverage"]))
                 (deleted if header["deleted"] else inserted).append(events)
-                future += [
-                    LateEvent(**{**row, "event_time": to_utc(parse_time(row["event_time"]))})
-                    for row in header["future"]
-                ]
+                future += header["future"]
                 offered += 0 if header["deleted"] else header["rows"]
         coverage = reduce(and_, sent) if sent else None
-        batch = Batch(self._concat(inserted), self._concat(deleted), merge_marks(marks), changes, coverage)
+        events, gone = Events.concat(inserted, self._stream), Events.concat(deleted, self._stream)
+        batch = Batch(events, gone, merge_marks(marks), changes, coverage)
         return batch, future, offered
-
-    def _concat(self, parts: list[Events]) -> Events:
-        if not parts:
-            return empty_events(self._stream, self._stream.fields)
-        return Events.concat(parts, self._stream.event_id, self._stream.event_time)
 
     def _make_report(self, state: ShardState, offered: int) -> dict[str, Any]:
         held = state.estimate_counts()
