@@ -5,15 +5,17 @@ The cases are the same in every run of `make test`; `make fuzz` draws new and ma
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -22,7 +24,8 @@ _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("test", derandomize=True, deadline=None, suppress_health_check=_SLOW)
 settings.register_profile("fuzz", max_examples=10_000, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("LOOKBACK_CASES", "test"))
-
+_IS_FUZZ = os.environ.get("LOOKBACK_CASES") == "fuzz"
+_SECONDS_BETWEEN_LINES = 20.0
 
 # Spark's defaults, and what suits queries of a few rows: each is planned once and evaluated by its tree, in place of Java
 # that is written and compiled for it.
@@ -57,6 +60,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the files that take long first: each of two processes takes a file at a time, and so both end together."""
     for folder in reversed(_LONGEST_FIRST):
         items.sort(key=lambda item: item.path.parent.name != folder)
+    for item in items if _IS_FUZZ else ():
+        generated = getattr(getattr(item, "obj", None), "hypothesis", None)
+        if generated is not None:
+            generated.inner_test = _count_cases(generated.inner_test, item)
+
+
+def _count_cases(test: Callable[..., None], item: pytest.Item) -> Callable[..., None]:
+    """Returns a generated test that says now and then how many of its cases have run."""
+    plugins = item.config.pluginmanager
+    reporter, capture = plugins.get_plugin("terminalreporter"), plugins.get_plugin("capturemanager")
+    count, said_at = 0, time.monotonic()
+
+    @functools.wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        nonlocal count, said_at
+        count += 1
+        # A process of several has no reporter.
+        if reporter is not None and time.monotonic() - said_at >= _SECONDS_BETWEEN_LINES:
+            said_at = time.monotonic()
+            with capture.global_and_fixture_disabled():
+                reporter.write_line(f"{count:>6,} cases so far: {item.nodeid}")
+                # A file or a pipe gets the line at once, too.
+                reporter.flush()
+        test(*args, **kwargs)
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +138,7 @@ def _reads_kafka(tests: list[pytest.Item]) -> bool:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What the generated cases had in them, so that one can see that many of them were not empty."""
     oracle = sys.modules.get("oracle")
-    if os.environ.get("LOOKBACK_CASES") == "fuzz" and oracle is not None:
+    if _IS_FUZZ and oracle is not None:
         terminalreporter.section("generated cases")
         for name, count in sorted(oracle.COVERED.items()):
             terminalreporter.write_line(f"{count:>10,}  {name}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -98,6 +100,24 @@ def test_c8_a_file_that_names_nobody_is_nobodys(tmp_path: Path) -> None:
     file.write_text('{"host": "half')
     with become_owner(file, "checkpoint c"):
         assert json.loads(file.read_text())["pid"] == os.getpid()
+
+
+def test_c8_an_owner_that_has_emptied_its_file_and_still_holds_the_lock_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / ".c.owner"
+    with file.open("a+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        freeing = threading.Timer(0.2, fcntl.flock, (held, fcntl.LOCK_UN))
+        freeing.start()
+        with become_owner(file, "checkpoint c"):
+            assert json.loads(file.read_text())["pid"] == os.getpid()
+        freeing.join()
+        # Some other program may hold the lock: not for ever.
+        monkeypatch.setattr(owner, "_MOST_NAMELESS_SECONDS", 0.05)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(SetupError, match="in use by another process"), become_owner(file, "checkpoint c"):
+            pass
 
 
 def test_a_second_notifier_of_one_of_the_streams_is_refused_where_there_is_a_folder(tmp_path: Path) -> None:

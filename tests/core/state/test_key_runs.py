@@ -113,7 +113,7 @@ def as_keys(listed: list[Key]) -> Keys:
     return Keys(*(np.array([key[half] for key in listed], dtype=np.int64) for half in (0, 1)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=max(300, settings().max_examples))
 @given(
     st.lists(STEPS, max_size=60),
     st.lists(st.tuples(KEYS, st.integers(0, 9), WAKES), max_size=8, unique_by=lambda entry: entry[0]),
@@ -186,7 +186,6 @@ def test_a_table_is_the_dict_that_it_stands_for(
         assert not store
 
 
-@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.lists(st.tuples(KEYS, st.integers(0, 4) | st.none()), max_size=6), COLUMNS, st.booleans()),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # The time between two beats of an owner, and the number of beats for which an owner without a lock here is watched.
 BEAT_SECONDS = 5.0
 _WATCHED_BEATS = 3
+# An owner names itself after it locks the file, and empties the file before it frees the lock. Either takes less than this.
+_MOST_NAMELESS_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,7 @@ def become_owner(file: Path, what: str, beat_seconds: float = BEAT_SECONDS) -> I
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
-        locked = _lock(file, opened)
-        known = _read(file)
+        locked, known = _claim(file, opened)
         if locked is False or (known is not None and not _has_ended(file, known, locked, beat_seconds)):
             raise _make_refusal(what, known, file)
         heartbeat = _Heartbeat(file, what, Owner.this_process(), beat_seconds)
@@ -74,18 +75,33 @@ def become_owner(file: Path, what: str, beat_seconds: float = BEAT_SECONDS) -> I
                 file.write_text("")
 
 
+def _claim(file: Path, opened: contextlib.ExitStack) -> tuple[bool | None, Owner | None]:
+    """Tries to lock the file (see `_lock`). Returns whether that worked, and the owner that the file names.
+
+    A locked file that names nobody is tried again: its owner is just beginning, or about to free the lock.
+    """
+    deadline = time.monotonic() + _MOST_NAMELESS_SECONDS
+    while True:
+        locked, known = _lock(file, opened), _read(file)
+        if locked is not False or known is not None or time.monotonic() >= deadline:
+            return locked, known
+        time.sleep(0.01)
+
+
 def _lock(file: Path, opened: contextlib.ExitStack) -> bool | None:
     """Tries to lock the file until `opened` is left. Returns whether that worked; None if files cannot be locked."""
     try:
         import fcntl  # noqa: PLC0415 - Windows has none
     except ImportError:
         return None
-    try:
-        fcntl.flock(opened.enter_context(file.open("a+", encoding="utf-8")), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
+    with contextlib.ExitStack() as tried:
+        try:
+            fcntl.flock(tried.enter_context(file.open("a+", encoding="utf-8")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return None
+        opened.push(tried.pop_all())
     return True
 
 
