@@ -31,6 +31,7 @@ PUBLIC = (
     "lookback.spark.stream.pipeline",
     "lookback.spark.replay.backtest",
     "lookback.spark.replay.proof",
+    "lookback.spark.labels",
     "lookback.spark.review",
     "lookback.spark.operations.status",
     "lookback.spark.operations.forget",

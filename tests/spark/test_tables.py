@@ -26,6 +26,7 @@ COLUMNS = {
     "late_events": "stream event_id event_time arrival late_by_us action",
     "rule_log": "stream rule_id version action message batch_id arrival logged_at",
     "reviews": "alert_id disposition revision reviewer note reviewed_at",
+    "labels": "stream event_id positive label labelled_at source author",
 }
 NOW = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 
@@ -70,7 +71,7 @@ def test_c5_what_is_replayed_has_a_change_feed_and_keeps_its_history(created: Ta
 def test_create_again_changes_nothing(created: Tables, transactions: Stream):
     created.create(transactions)
 
-    assert [created.version(name) for name in ("transactions", *COLUMNS)] == [0] * 7
+    assert [created.version(name) for name in ("transactions", *COLUMNS)] == [0] * (1 + len(COLUMNS))
 
 
 def test_a_table_that_does_not_fit_the_declaration_is_refused(created: Tables, transactions: Stream):

@@ -107,7 +107,9 @@ def test_every_field_problem_is_told():
     assert set(problems(fields=fields)) == {"fields.AT", "fields.ingested_at", "fields.a-b", "fields.c"}
 
 
-@pytest.mark.parametrize("name", ["rules", "alerts", "rejected_events", "reviews", "1st", "a.b", "", None, "a" * 64])
+@pytest.mark.parametrize(
+    "name", ["rules", "alerts", "rejected_events", "reviews", "labels", "1st", "a.b", "", None, "a" * 64]
+)
 def test_names_that_are_no_stream(name: object):
     assert "stream" in problems(stream=name)
 

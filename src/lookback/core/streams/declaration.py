@@ -24,7 +24,18 @@ _PATH = re.compile(r"/[^\0]*[^/\0]|dbfs:/.+|[a-z][a-z0-9]*://.+", re.ASCII)
 _TABLE = re.compile(r"\w[\w-]{0,254}(\.\w[\w-]{0,254}){2}")
 # Tables of the product, and columns that the change feed or the engine adds.
 RESERVED_TABLES = frozenset(
-    {"rules", "alerts", "late_events", "rule_log", "reviews", "rejected_events", "metrics", "notifications", "ingests"}
+    {
+        "rules",
+        "alerts",
+        "late_events",
+        "rule_log",
+        "reviews",
+        "rejected_events",
+        "metrics",
+        "notifications",
+        "ingests",
+        "labels",
+    }
 )
 RESERVED_FIELDS = frozenset(
     {"ingested_at", "arrival", "committed_at", "_change_type", "_commit_version", "_commit_timestamp"}

@@ -149,8 +149,8 @@ def _require_castable(rows: DataFrame, stream: Stream, name: str, columns: Seque
 def _choose_assumption(fields: Sequence[_Field]) -> Column:
     """Names the part that a time of the row lacks, which is assumed to be midnight or UTC; NULL if none does."""
     times = [field for field in fields if field.is_time]
-    lacks_time = reduce(or_, [F.coalesce(field.is_day_alone, F.lit(False)) for field in times])
-    lacks_zone = reduce(or_, [F.coalesce(field.lacks_zone, F.lit(False)) for field in times])
+    lacks_time = reduce(or_, [F.coalesce(field.is_day_alone, F.lit(False)) for field in times], F.lit(False))
+    lacks_zone = reduce(or_, [F.coalesce(field.lacks_zone, F.lit(False)) for field in times], F.lit(False))
     return F.when(lacks_time, F.lit(NO_TIME)).when(lacks_zone, F.lit(NO_ZONE))
 
 

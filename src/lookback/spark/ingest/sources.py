@@ -255,6 +255,25 @@ class Files:
             raise SetupError(reason + others if reason.startswith(source.path) else f"{name}: {reason}{others}")
         return reduce(lambda some, more: some.unionByName(more), [*parts, self._make_unreadable_rows(broken)])
 
+    def list_columns(self) -> set[str]:
+        """Lists the columns of the files, in lower case; of lines of JSON the keys of all lines.
+
+        Raises SetupError if the files cannot be read together.
+        """
+        try:
+            schema = self._read_schema(self.names)
+            if schema is not None:
+                return {name.lower() for name in schema.names}
+            lines = self._load(self._make_reader(None), self.names)
+            keys = lines.select(F.explode(F.json_object_keys(F.col(_LINE))).alias("key")).distinct()
+            return {str(row["key"]).lower() for row in keys.collect()}
+        except Exception as error:
+            if not (isinstance(error, AnalysisException) or _FILE_ERRORS.search(str(error))):
+                raise
+            raise SetupError(
+                f"{self.source.path} cannot be read as {self.source.format}: {_find_cause(error)}"
+            ) from error
+
     def may_succeed_apart(self, error: Exception) -> bool:
         """Returns whether `read_apart` may succeed after `read_together` raised the error."""
         if isinstance(error, SetupError):

@@ -6,6 +6,7 @@ A request is a condition over the fields of a stream. It deletes:
     alerts           all revisions of an alert that one of those events triggered or is evidence of, and of an alert whose key
                      has every field that the condition reads and satisfies it
     reviews          those of these alerts
+    labels           those of these events
     late_events      those events
     rule_log         rows whose message names one of those events, or the key of a session that satisfies it
     rejected_events  rows that would satisfy it if they are read as the stream is declared today
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 _KNOWN_BY = {
     "reviews": ("alert_id",),
     "alerts": ("alert_id",),
+    "labels": ("stream", "event_id"),
     "late_events": ("stream", "event_id"),
     "rule_log": ("stream", "action", "message"),
     "rejected_events": ("stream", "raw"),
@@ -281,10 +283,12 @@ class _Request:
     def _find_dependents(self) -> dict[str, DataFrame]:
         """Finds the rows to delete with the events, by table: a frame with the columns of _KNOWN_BY."""
         alerts = self._find_alerts()
+        events = self._ids.select(F.lit(self._stream.name).alias("stream"), "event_id")
         return {
             "reviews": alerts,
             "alerts": alerts,
-            "late_events": self._ids.select(F.lit(self._stream.name).alias("stream"), "event_id"),
+            "labels": events,
+            "late_events": events,
             "rule_log": self._find_log_rows(),
         }
 

@@ -22,7 +22,7 @@ from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import quote_identifier
 from lookback.spark.platform.session import find_local_path, is_connect, on_databricks
-from lookback.spark.tables.schemas import COMMENTS, PRODUCT_TABLES, describe_events_table, make_events_schema
+from lookback.spark.tables.schemas import COMMENTS, DEFAULTS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -367,7 +367,7 @@ class Tables:
     def _create(
         self, name: str, schema: StructType, properties: Mapping[str, str], comment: str, event_time: str | None = None
     ) -> None:
-        columns = ", ".join(_render_column(field) for field in schema)
+        columns = ", ".join(_render_column(field, DEFAULTS.get(name, {}).get(field.name)) for field in schema)
         settings = ", ".join(f"{quote_text(key)} = {quote_text(value)}" for key, value in properties.items())
         choose_clustering = self.choose_clustering(name, event_time)
         layout = f"CLUSTER BY ({quote_name(choose_clustering)}) " if choose_clustering else ""
@@ -543,10 +543,11 @@ def parse_file_retention(properties: Mapping[str, str]) -> dt.timedelta:
         raise SetupError(f"delta.deletedFileRetentionDuration is {text!r}, which is no duration: {error}") from error
 
 
-def _render_column(field: StructField) -> str:
+def _render_column(field: StructField, default: str | None = None) -> str:
     comment = field.metadata.get("comment")
     required = "" if field.nullable else " NOT NULL"
-    return f"{quote_name(field.name)} {field.dataType.simpleString()}{required}" + (
+    filled = "" if default is None else f" DEFAULT {default}"
+    return f"{quote_name(field.name)} {field.dataType.simpleString()}{required}{filled}" + (
         f" COMMENT {quote_text(comment)}" if comment else ""
     )
 
@@ -561,7 +562,8 @@ def _choose_properties(name: str) -> dict[str, str]:
         return {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention(DEFAULT_HISTORY)}
     if name in _STATISTICS_COLUMNS:
         return {**_WRITTEN_EVERY_BATCH, STATISTICS: _STATISTICS_COLUMNS[name]}
-    return {**_OFTEN_WRITTEN, **checks}
+    defaults = {"delta.feature.allowColumnDefaults": "supported"} if name in DEFAULTS else {}
+    return {**_OFTEN_WRITTEN, **checks, **defaults}
 
 
 def _make_retention(history: str) -> dict[str, str]:

@@ -146,6 +146,20 @@ REVIEWS = StructType(
     ]
 )
 
+LABELS = StructType(
+    [
+        _make_column("stream", _STRING, "The stream", required=True),
+        _make_column("event_id", _STRING, "The event, as exact text", required=True),
+        _make_column("positive", BooleanType(), "Whether the event was what rules look for", required=True),
+        _make_column("label", _STRING, "The reason in a word: fraud, chargeback, benign ..."),
+        _make_column(
+            "labelled_at", _TIME, "When it became known; of an event's rows the last one by it counts", required=True
+        ),
+        _make_column("source", _STRING, "Where it is from: a file, a system"),
+        _make_column("author", _STRING, "Who wrote it"),
+    ]
+)
+
 NOTIFICATIONS = StructType(
     [
         _make_column("alert_id", _STRING, "The alert; NULL where a receiver began or is settled"),
@@ -217,7 +231,10 @@ PRODUCT_TABLES: dict[str, StructType] = {
     metrics.TABLE: METRICS,
     "notifications": NOTIFICATIONS,
     "ingests": INGESTS,
+    "labels": LABELS,
 }
+# The values that columns have where an INSERT leaves them out, as SQL.
+DEFAULTS: dict[str, dict[str, str]] = {"labels": {"labelled_at": "current_timestamp()"}}
 
 
 # The purpose of each table of the product.
@@ -231,6 +248,7 @@ COMMENTS = {
     metrics.TABLE: "Work and backlog of each evaluation; best effort, at most a row every 30 seconds",
     "notifications": "Alerts sent to receivers, or that could not be sent; an alert that was sent is not sent again",
     "ingests": "How many rows each round of ingest took in, found again or rejected; a round that was killed is missing",
+    "labels": "Which events were what rules look for, as it became known; appended. A row wins over a review",
 }
 # The columns that identify a row; tables that may hold equal rows have none. Nothing enforces them.
 KEYS: dict[str, tuple[str, ...]] = {

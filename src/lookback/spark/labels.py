@@ -1,0 +1,268 @@
+"""Labels of events: which were what rules look for, and when that became known. Imports them from files, and reads them.
+
+A label is a row of the table `labels`, or a person's review of an alert. Both are read as of a moment, so that what became
+known later does not leak into an earlier figure.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.errors import SetupError
+from lookback.core.streams.alerts import DISPOSITIONS
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.texts import quote_identifier
+from lookback.core.values.times import parse_time
+from lookback.core.values.types import BOOLEAN, STRING, TIMESTAMP
+from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
+from lookback.spark.ingest.rejected import Rejection, count_rejections
+from lookback.spark.ingest.sources import Source
+from lookback.spark.tables.lakehouse import to_timestamp
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from lookback.spark.tables.lakehouse import Tables
+
+TABLE = "labels"
+# Columns of the file that are taken where it has them, and no option names others.
+_EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE = "event_id", "positive", "label", "labelled_at", "source"
+_COLUMNS = (_EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE)
+_REVIEW = "review"
+_FATE = "__fate"
+_UNKNOWN, _DUPLICATE, _REJECTED, _NEW = "unknown", "duplicate", "rejected", "new"
+
+
+def read_labels(tables: Tables, stream: Stream, as_of: dt.datetime | None = None) -> DataFrame:
+    """Reads the labels of a stream's events that were known at a moment. One row an event that has one.
+
+    as_of: an aware time; None: now. Columns: event_id (exact text), positive, label, labelled_at, source. Of the rows of
+    `labels` known by then the last by labelled_at counts; of rows of one time a positive one. An event without such a row has
+    the label of a review: the last one of each alert by then, of its triggering event and the events that its sequence
+    matched, as `evidence` names them. confirmed is positive, false_positive and benign are negative; unclear is no label. A
+    review of a window labels no event.
+    """
+    moment = to_timestamp(parse_time(as_of or dt.datetime.now(dt.timezone.utc)))
+    known = _read_reviews(tables, stream, moment)
+    if tables.exists(TABLE):
+        rows = tables.read(TABLE).where((F.col("stream") == stream.name) & (F.col(_AT) <= moment))
+        known = known.unionByName(rows.select(*_COLUMNS, F.lit(1).alias("rank")))
+    # The struct is compared field by field; NULL comes first.
+    last = F.max(F.struct("rank", _AT, _POSITIVE, _LABEL, _SOURCE)).alias("last")
+    by_event = known.groupBy(_EVENT_ID).agg(last)
+    return by_event.select(_EVENT_ID, *(F.col(f"last.{name}").alias(name) for name in _COLUMNS[1:]))
+
+
+def _read_reviews(tables: Tables, stream: Stream, moment: Column) -> DataFrame:
+    """Reads the labels that reviews until a moment give, with `rank` 0; an event may have several."""
+    reviews = tables.read("reviews").where(F.col("reviewed_at") <= moment)
+    if "revision" not in reviews.columns:
+        reviews = reviews.withColumn("revision", F.lit(None).cast("int"))
+    last = F.max(F.struct("reviewed_at", "reviewer", "disposition", "revision")).alias("last")
+    reviews = reviews.groupBy("alert_id").agg(last).select("alert_id", "last.*")
+    alerts = tables.read("alerts").where((F.col("stream") == stream.name) & F.col("event_id").isNotNull())
+    alerts = alerts.select("alert_id", F.col("revision").alias("number"), "event_id", "evidence", "decided_at")
+    # Rows of an earlier release do not name the revision that was seen: it is the last by then.
+    seen = F.col("number") <= F.coalesce("revision", F.lit(2**31 - 1))
+    seen = seen & (F.col("revision").isNotNull() | (F.col("decided_at") <= F.col("reviewed_at")))
+    row = F.max_by(F.struct("event_id", "evidence"), "number").alias("row")
+    reviewed = alerts.join(reviews, "alert_id").where(seen).groupBy("alert_id", "reviewed_at", "disposition").agg(row)
+    named = F.array_union(F.array("row.event_id"), F.coalesce("row.evidence", F.array().cast("array<string>")))
+    positive = reduce(
+        lambda otherwise, each: F.when(F.col("disposition") == each[0], F.lit(each[1])).otherwise(otherwise),
+        DISPOSITIONS.items(),
+        F.lit(None).cast("boolean"),
+    )
+    return reviewed.select(
+        F.explode(named).alias(_EVENT_ID), positive.alias(_POSITIVE), F.col("disposition").alias(_LABEL),
+        F.col("reviewed_at").alias(_AT), F.lit(_REVIEW).alias(_SOURCE), F.lit(0).alias("rank"),
+    ).where(F.col(_POSITIVE).isNotNull())  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LabelReport:
+    """Counts of the rows that an import of labels was offered, and what became of them.
+
+    unknown_events: rows about events that are not in the stream's table, which are not stored. duplicates: rows that say
+    what is there already.
+    """
+
+    stream: str
+    offered: int
+    stored: int
+    unknown_events: int
+    duplicates: int
+    rejected: int
+    seconds: float
+    rejections: tuple[Rejection, ...] = ()
+
+    @property
+    def balanced(self) -> bool:
+        """Returns whether every row offered is accounted for."""
+        return self.offered == self.stored + self.unknown_events + self.duplicates + self.rejected
+
+    def __str__(self) -> str:
+        return (
+            f"labels of {self.stream}: {self.offered:,} offered = {self.stored:,} stored + {self.unknown_events:,} of unknown "
+            f"events + {self.duplicates:,} duplicates + {self.rejected:,} rejected; in {self.seconds:.1f} s"
+        )
+
+
+class _FileColumns(NamedTuple):
+    """The columns of a file that hold labels; None for one that it lacks and that may be left out."""
+
+    event_id: str
+    positive: str
+    at: str | None
+    label: str | None
+    source: str | None
+
+    def name_in_order(self) -> tuple[str | None, ...]:
+        """Names them in the order of the table's columns."""
+        return self.event_id, self.positive, self.label, self.at, self.source
+
+
+def import_labels(
+    tables: Tables, stream: Stream, path: str | Path, *, event_id: str | None = None, positive: str | None = None,
+    at: str | None = None, format: str | None = None, options: Mapping[str, str] | None = None, author: str | None = None,
+) -> LabelReport:  # fmt: skip
+    """Appends the labels of a stream's events that the files at `path` hold to the table `labels`, in one commit.
+
+    event_id, positive, at: the columns of the event's id, of a boolean, and of the time at which it became known. By
+    default `event_id`, else the name of the stream's own id; `positive`; and `labelled_at`. Without a time the moment of
+    the import counts. Columns `label` and `source` are taken where there are some. format: parquet, csv or json; default:
+    by the files' names. options: Spark's reader options. author: default: the current user. A second import of the same
+    file stores nothing. Raises SetupError if the files cannot be read or lack a column.
+    """
+    started, now = time.monotonic(), parse_time(dt.datetime.now(dt.timezone.utc))
+    tables = tables.holding(stream)
+    tables.require(stream)
+    tables.require_table(TABLE)
+    # A declaration without a `source`, whose format and options would be those of events.
+    bare = _make_file_stream(stream, _FileColumns(_EVENT_ID, _POSITIVE, None, None, None))
+    source = Source.find(tables.spark, bare, str(path), format, options)
+    columns = _find_columns(tables, source, stream, {"--event-id": event_id, "--positive": positive, "--at": at})
+    files = source.select_files(tables.spark, _make_file_stream(stream, columns))
+    try:
+        checked = _keep(files.read_together())
+        offered = checked.count()
+    except Exception as error:
+        if not files.may_succeed_apart(error):
+            raise
+        checked = _keep(files.read_apart())
+        offered = checked.count()
+    judged = _keep(_judge(tables, stream, _select_columns(checked, columns), now))
+    try:
+        counts = {row[_FATE]: row["count"] for row in judged.groupBy(_FATE).count().collect()}
+        rejections: tuple[Rejection, ...] = ()
+        if counts.get(_REJECTED):
+            refused = judged.where(F.col(_FATE) == _REJECTED)
+            rejections = count_rejections(refused, F.col(REASON), F.col(RAW), F.col(FILE))
+        if counts.get(_NEW):
+            author = tables.current_user if author is None else author
+            added = judged.where(F.col(_FATE) == _NEW).select(
+                F.lit(stream.name).alias("stream"), _EVENT_ID, _POSITIVE, _LABEL,
+                F.coalesce(_AT, to_timestamp(now)).alias(_AT), F.coalesce(_SOURCE, F.regexp_extract(FILE, "[^/]*$", 0)).alias(_SOURCE),
+                F.lit(author).alias("author"),
+            )  # fmt: skip
+            tables.append(added, TABLE)
+    finally:
+        with suppress(PySparkException):
+            judged.unpersist()
+            checked.unpersist()
+    new, unknown, duplicates, rejected = (counts.get(fate, 0) for fate in (_NEW, _UNKNOWN, _DUPLICATE, _REJECTED))
+    seconds = time.monotonic() - started
+    return LabelReport(stream.name, offered, new, unknown, duplicates, rejected, seconds, rejections)
+
+
+def _keep(rows: DataFrame) -> DataFrame:
+    """Keeps rows that are read several times; serverless compute does not, and reads them again."""
+    with suppress(PySparkException):
+        return rows.persist(StorageLevel.MEMORY_AND_DISK)
+    return rows
+
+
+def _find_columns(tables: Tables, source: Source, stream: Stream, given: Mapping[str, str | None]) -> _FileColumns:
+    """Finds the columns of the files. given: the columns by the option that names them. Raises SetupError if one is missing."""
+    there = source.select_files(tables.spark, stream).list_columns()
+    defaults = {"--event-id": (_EVENT_ID, stream.event_id), "--positive": (_POSITIVE,), "--at": (_AT,)}
+    found: dict[str, str | None] = {}
+    for option, names in defaults.items():
+        name = given[option]
+        choice = [each for each in ((name,) if name else names) if each.lower() in there]
+        if not choice and (name or option != "--at"):
+            wanted = " or ".join(repr(each) for each in dict.fromkeys((name,) if name else names))
+            raise SetupError(
+                f"{source.path}: there is no column {wanted}; there are {', '.join(sorted(there))}. Name the right one by {option}"
+            )
+        found[option] = choice[0] if choice else None
+    taken = {each.lower() for each in found.values() if each}
+    label, origin = (name if name in there and name not in taken else None for name in (_LABEL, _SOURCE))
+    return _FileColumns(str(found["--event-id"]), str(found["--positive"]), found["--at"], label, origin)
+
+
+def _make_file_stream(stream: Stream, columns: _FileColumns) -> Stream:
+    """Makes a declaration by which ingest reads files of labels: its fields are the columns of the files."""
+    types = (stream.fields[stream.event_id], BOOLEAN, STRING, TIMESTAMP, STRING)
+    fields = {name: type_ for name, type_ in zip(columns.name_in_order(), types, strict=True) if name is not None}
+    # The id is the only column that every row must have, as a time may be missing.
+    return Stream(name=TABLE, event_id=columns.event_id, event_time=columns.event_id, fields=fields)
+
+
+def _select_columns(checked: DataFrame, columns: _FileColumns) -> DataFrame:
+    """Selects the columns of the table `labels`, and the REASON of rows that cannot be used."""
+    types = ("string", "boolean", "string", "timestamp", "string")
+    selected = [
+        (F.lit(None) if name is None else F.col(quote_identifier(name))).cast(type_).alias(column)
+        for column, name, type_ in zip(_COLUMNS, columns.name_in_order(), types, strict=True)
+    ]
+    reason = F.coalesce(REASON, F.when(F.col(_POSITIVE).isNull(), F.lit(f"{columns.positive} is NULL")))
+    rows = checked.select(*selected, REASON, RAW, FILE, BLOCK, ROW)
+    return rows.withColumn(REASON, reason)
+
+
+def _judge(tables: Tables, stream: Stream, rows: DataFrame, now: int) -> DataFrame:
+    """Adds to each row what becomes of it: stored, of an unknown event, a duplicate, or rejected, with the REASON.
+
+    now: the time of the import in microseconds.
+    """
+    usable = F.col(REASON).isNull()
+    said = F.to_json(F.struct(_POSITIVE, _LABEL))
+    same_time = Window.partitionBy(usable, _EVENT_ID, _AT)
+    rows = rows.withColumn("__differ", F.size(F.collect_set(said).over(same_time)) > 1)
+    contradicts = F.concat(
+        F.lit("event '"), F.col(_EVENT_ID), F.lit("' has two different labels of one time; leave one of them")
+    )
+    rows = rows.withColumn(REASON, F.when(usable & F.col("__differ"), contradicts).otherwise(F.col(REASON)))
+    same = Window.partitionBy(usable, _EVENT_ID, _AT, _POSITIVE, _LABEL).orderBy(FILE, BLOCK, ROW)
+    rows = rows.withColumn("__nth", F.row_number().over(same))
+
+    ids = tables.read(stream.name).select(F.col(stream.event_id).cast("string").alias(_EVENT_ID)).distinct()
+    rows = rows.join(ids.withColumn("__known", F.lit(True)), _EVENT_ID, "left")
+    stored = tables.read(TABLE).where(F.col("stream") == stream.name)
+    one = F.struct(_AT, _POSITIVE, _LABEL)
+    by_event = stored.groupBy(_EVENT_ID).agg(
+        F.max(F.when(F.col(_AT) <= to_timestamp(now), one)).alias("__last"), F.collect_set(one).alias("__all")
+    )
+    rows = rows.join(by_event, _EVENT_ID, "left")
+    repeats = F.when(
+        F.col(_AT).isNull(),
+        (F.col("__last")[_POSITIVE] == F.col(_POSITIVE)) & F.col("__last")[_LABEL].eqNullSafe(F.col(_LABEL)),
+    ).otherwise(F.array_contains("__all", F.struct(_AT, _POSITIVE, _LABEL)))
+    is_duplicate = reduce(or_, [F.col("__nth") > 1, F.coalesce(repeats, F.lit(False))])
+    fate = F.when(F.col(REASON).isNotNull(), _REJECTED).when(F.col("__known").isNull(), _UNKNOWN)
+    fate = fate.when(is_duplicate, _DUPLICATE).otherwise(_NEW)
+    return rows.select(*_COLUMNS, REASON, RAW, FILE, fate.alias(_FATE))
