@@ -30,6 +30,7 @@ from lookback.parameters import parameters as parameters  # noqa: PLC0414 - note
 from lookback.testing.trial import Trial, run_trial
 from lookback.views import pictures
 from lookback.views.display import code, show, text, to_frame
+from lookback.views.explanations import describe_alert
 from lookback.views.live import read_commit_times, watch
 from lookback.views.timeline import plot_key_timeline
 
@@ -457,16 +458,7 @@ def _parse_revision(revision: str) -> int | None:
 
 def show_explanation(explanation: Explanation) -> None:
     """Shows the explanation as text, tables and a picture; it lists the newest 50 events that counted."""
-    alert, rule = explanation.alert, explanation.rule
-    author = f" by {rule['author']}" if rule.get("author") else ""
-    key = ", ".join(f"{name} = {value}" for name, value in explanation.key.items()) or "all events together"
-    show(
-        text(
-            f"Alert {alert['alert_id']}, revision {alert['revision']} ({alert['severity']}): {alert['message'] or 'the rule has no message'}"
-        ),
-        text(f"Rule {alert['rule_id']}, version {alert['rule_version']}{author}. {explanation.sentence}"),
-        text(" ".join([f"Key: {key}.", *explanation.notes, _describe_check(explanation)])),
-    )
+    show(*(text(line) for line in describe_alert(explanation)))
     if explanation.measures:
         show(pd.DataFrame([_make_measure_row(measure) for measure in explanation.measures]))
     show(plot_key_timeline(explanation))
@@ -491,19 +483,6 @@ def _make_measure_row(measure: Any) -> dict[str, Any]:
 def _describe_taken(step: StepEvidence) -> str:
     number = count_noun(len(step.events), "event")
     return f"{number} came" if step.absent else f"{number}, in the order taken"
-
-
-def _describe_check(explanation: Explanation) -> str:
-    """Says whether the alert's values could be recomputed, and how many of its events are missing."""
-    missing = (
-        f" {explanation.missing} of its events have been deleted since and are not shown."
-        if explanation.missing
-        else ""
-    )
-    values = "The steps" if explanation.steps else "The measures"
-    if explanation.consistent:
-        return f"{values}, recomputed from the events as they stood, equal those of the alert.{missing}"
-    return f"{values} could not be reproduced from the events that are there now.{missing}"
 
 
 def review_alert(

@@ -19,6 +19,7 @@ from lookback.spark.review import (
     count_older,
     decisions,
     explain,
+    explain_event,
     note_on_older,
     open_queue,
     record_review,
@@ -332,6 +333,51 @@ def test_a_row_of_every_kind_of_rule_is_explained_by_the_events_behind_it(tables
     assert found.notes == ("Retracted: 8 came after all, with commit 4.",)
     with pytest.raises(ReviewError, match=r"has no revision 7; there are \[0, 1\]"):
         explain(tables, STREAMS, rows["quiet", 2, 0]["alert_id"], revision=7)
+
+
+@pytest.mark.long
+def test_c10_9_why_an_event_raised_nothing_is_said_with_its_values(tables: Tables):
+    commit(tables, [event(1, 0), event(2, 60, 20), event(3, 120, 0), event(9, 60, 100, "b")])
+    evaluate(tables, SPEND)
+    commit(tables, [event(4, 1800, 250), event(5, 86_000, 20)])
+    commit(tables, [event(6, 3, 500)])
+    evaluate(tables)
+
+    def names(number: int, rule_id: str = "day-spend", version: int | None = None) -> list[str]:
+        found = explain_event(tables, STREAMS, rule_id, str(number), version=version)
+        return [reason.name for reason in found.reasons]
+
+    first = explain_event(tables, STREAMS, "day-spend", "2")
+    assert (first.standing.status, first.arrival, first.key, first.event["amount"]) == (
+        "active",
+        1,
+        {"customer": "a"},
+        "20.00",
+    )
+    assert [str(part) for part in first.windows[0].parts] == [
+        "total >= 300 is false (total = 120.00)", "large >= 1 is true (large = 1)",
+    ]  # fmt: skip
+    assert first.windows[0].measures == {"total": "120.00", "large": "1", "usual": None}
+    assert first.picture is not None
+    assert list(first.picture.timeline["event_id"]) == ["1", "2"]
+    assert names(3) == ["where"]
+    assert names(4) == ["raised"]
+    assert names(6) == ["late"]
+    with pytest.raises(ReviewError, match=r"there is no rule 'day-spnd'; did you mean 'day-spend'"):
+        explain_event(tables, STREAMS, "day-spnd", "1")
+    with pytest.raises(ReviewError, match=r"has no event '77' and had none"):
+        explain_event(tables, STREAMS, "day-spend", "77")
+    with pytest.raises(ReviewError, match=r"version 7 of rule 'day-spend' is not in the rules table"):
+        explain_event(tables, STREAMS, "day-spend", "1", version=7)
+
+    RulesTable(tables, STREAMS).set_status("day-spend", "paused")
+    evaluate(tables)
+    commit(tables, [event(7, 86_100, 900)])
+    evaluate(tables)
+    assert names(7)[0] == "paused"
+    assert "deleted" not in names(2)
+    tables.spark.sql(f"DELETE FROM {tables.identifier(STREAM.name)} WHERE id = 2")
+    assert "deleted" in names(2)
 
 
 def test_a_timeline_goes_back_as_many_days_as_asked(tables: Tables):

@@ -18,9 +18,11 @@ from lookback.commands.options import (
 from lookback.core.errors import SetupError
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
-from lookback.views.terminal import format_json, print_json, print_table
+from lookback.views.explanations import describe_alert, describe_event
+from lookback.views.terminal import escape_unprintable, format_json, print_json, print_table
 
 if TYPE_CHECKING:
+    from lookback.core.explaining.evidence import Explanation
     from lookback.spark.operations.notify import Counts
 
 
@@ -32,6 +34,15 @@ def add_commands(command: AddCommand) -> None:
     alerts.add_argument("--queue", action="store_true", help="the open queue: alerts that nobody has reviewed yet")
     alerts.add_argument(
         "--days", type=float, metavar="N", help="with --queue: alerts decided within so many days (default: 90)"
+    )
+    explain = command("explain", _explain, "say why an alert was raised, or how a rule judged an event")
+    explain.add_argument("alert_id", nargs="?", help="the alert")
+    explain.add_argument("--revision", type=int, metavar="N", help="the revision of the alert (default: the last)")
+    explain.add_argument("--rule", metavar="ID", help="with --event: the rule")
+    explain.add_argument("--event", metavar="ID", help="with --rule: the event, also one that raised no alert")
+    explain.add_argument("--version", type=int, metavar="N", help="the rule's version (default: the one in force then)")
+    explain.add_argument(
+        "--picture", metavar="FILE", help="write the time line of the key to this file, such as key.png"
     )
     review = command("review", _review, "record what a person decided about an alert")
     review.add_argument("alert_id")
@@ -82,6 +93,34 @@ def _list_alerts(options: argparse.Namespace) -> None:
     if note:
         # On stderr, so that programs that read the rows do not see it.
         print(note, file=sys.stderr)
+
+
+def _explain(options: argparse.Namespace) -> None:
+    from lookback.spark.review import explain, explain_event
+    from lookback.views.timeline import plot_key_timeline
+
+    if (options.alert_id is None) == (options.rule is None and options.event is None):
+        raise SetupError("name an alert, or a rule and an event: lookback explain --rule ID --event ID")
+    settings = load_settings(options)
+    tables = open_tables(settings)
+    picture: Explanation | None
+    if options.alert_id is not None:
+        alert = explain(tables, settings.streams(), options.alert_id, revision=options.revision)
+        row, lines, picture = alert.to_dict(), [*describe_alert(alert)], alert
+    elif options.rule is None or options.event is None:
+        raise SetupError("--rule and --event belong together: lookback explain --rule ID --event ID")
+    else:
+        event = explain_event(tables, settings.streams(), options.rule, options.event, version=options.version)
+        row, lines, picture = event.to_dict(), [*describe_event(event)], event.picture
+    if options.picture:
+        if picture is None:
+            raise SetupError("--picture: the rule does not see the event, so there is no time line to draw")
+        plot_key_timeline(picture).savefig(options.picture)
+    if wants_json(options):
+        print_json([row])
+    else:
+        for line in lines:
+            print(escape_unprintable(line))
 
 
 def _review(options: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError, RuleError, SetupError
+from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
 from lookback.core.explaining.evidence import (
     NOT_DELETED,
     Activation,
@@ -31,10 +32,12 @@ from lookback.core.rules.rulebook import ACTIONS, WITH_STATE
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.streams.arrival import split_future
 from lookback.core.streams.events import Events, read_events
+from lookback.core.values.columns import to_text
 from lookback.core.values.keys import Int64s
+from lookback.core.values.suggestions import suggest
 from lookback.core.values.texts import first_line
 from lookback.core.values.times import parse_time, to_utc
-from lookback.core.values.windows import SEQUENCE
+from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
 from lookback.spark.tables.lakehouse import WRITE_ERRORS, to_timestamp
 
 if TYPE_CHECKING:
@@ -259,6 +262,108 @@ def explain(
     return explain_alert(evidence, alert, version.row, since)
 
 
+def explain_event(
+    tables: Tables, streams: Mapping[str, Stream], rule_id: str, event_id: str, *,
+    version: int | None = None, days: float | None = None,
+) -> EventExplanation:  # fmt: skip
+    """Explains how a rule judged an event: whether it saw it, its windows, each part of its condition, and what else counted.
+
+    event_id: as text. version: of the rule; default: the one in force when the event came, else the last. A lookback rule is shown as of the
+    event's arrival, any other as of the last commit. days: as for `explain`. Raises ReviewError if there is no such rule,
+    version or event, or the history is gone.
+    """
+    tables = tables.holding(*streams.values())
+    stream = _find_stream_of_rule(tables, streams, rule_id)
+    history = _RuleHistory(tables, stream)
+    place = _find_event(tables, stream, event_id)
+    log = _read_log(tables, stream, tables.version(stream.name) + 1)
+    standing = _find_standing(log, history, rule_id, version, place.arrival)
+    found = history.find_version(rule_id, standing.version)
+    rule, event = found.rule, place.event
+    commit = place.arrival if rule.spec.kind == LOOKBACK else tables.version(stream.name)
+    key = {name: to_text(event.columns[name].item(0)) for name in rule.group_by}
+    time = to_utc(int(event.times[0]))
+    start = time
+    if rule.spec.kind == SESSION:
+        start = to_utc(int(event.times[0]) - stream.max_session)
+    elif isinstance(rule.window, TiledWindow):
+        start = to_utc(rule.window.last_start(int(event.times[0])) - rule.window.size)
+    row = {
+        "rule_id": rule_id, "rule_version": standing.version, "key": key, "arrival": commit, "event_time": time,
+        "window_start": start, "window_end": time,
+    }  # fmt: skip
+    since, earliest = picture_span(rule, stream, row, days)
+    evidence = _read_evidence(tables, stream, rule, row, earliest, history)
+    at = evidence.find_position(event_id, int(event.times[0]), place.arrival)
+    if at is None:
+        raise ReviewError(
+            f"event {event_id!r} came more than max_future ahead of its commit {place.arrival}, so it counts nowhere; "
+            f"table {tables.identifier('late_events')} has it"
+        )
+    alerts = _read_alerts_about(tables, stream, rule, key, event_id, int(event.times[0]))
+    return explain_event_at(evidence, at, commit, standing, found.row, since, alerts)
+
+
+class _EventPlace(NamedTuple):
+    """An event of the table, as a column each of one row, and the commit that brought it."""
+
+    event: Events
+    arrival: int
+
+
+def _find_stream_of_rule(tables: Tables, streams: Mapping[str, Stream], rule_id: str) -> Stream:
+    """Finds the stream that the last document of a rule names. Raises ReviewError."""
+    known = tables.read("rules").select("rule_id", "version", "document").collect()
+    own = sorted((row for row in known if row["rule_id"] == rule_id), key=_rank_version)
+    if not own:
+        ids = [row["rule_id"] for row in known if row["rule_id"] not in (None, "*")]
+        hint = suggest(rule_id, ids, "`lookback rules list` shows the rules")
+        raise ReviewError(f"there is no rule {rule_id!r}; {hint}")
+    return _find_stream(streams, str(read_document(own[-1]["document"]).get("stream")))
+
+
+def _find_event(tables: Tables, stream: Stream, event_id: str) -> _EventPlace:
+    """Finds the first row of an event that the table ever had. Raises ReviewError."""
+    feed = _read_feed(tables, stream.name).where(F.col("_change_type") == "insert")
+    rows = _to_arrow(feed.where(F.col(stream.event_id).cast("string") == F.lit(event_id)), stream)
+    if not rows.num_rows:
+        raise ReviewError(
+            f"table {tables.identifier(stream.name)} has no event {event_id!r} and had none; the field {stream.event_id} "
+            "names an event"
+        )
+    events = read_events(rows.drop_columns(["_change_type"]), stream, 0)[0].in_order_of_arrival()
+    return _EventPlace(events.take(np.arange(1)), int(events.commits[0]))
+
+
+def _find_standing(log: list[Row], history: _RuleHistory, rule_id: str, version: int | None, arrival: int) -> Standing:
+    """Finds the version of a rule that an event of commit `arrival` met, or says how a chosen one stood then."""
+    own = [row for row in log if row["rule_id"] == rule_id and _STATUS_BY_ACTION.get(row["action"], "draft") != "draft"]
+    before = [row for row in own if row["arrival"] is None or row["arrival"] < arrival]
+    if before and version in (None, before[-1]["version"]):
+        last = before[-1]
+        return Standing(int(last["version"]), _STATUS_BY_ACTION[last["action"]], last["arrival"])
+    version = history.find_last(rule_id) if version is None else version
+    since = next((row["arrival"] for row in own if row["version"] == version), None)
+    return Standing(version, "", since)
+
+
+def _read_alerts_about(
+    tables: Tables, stream: Stream, rule: CompiledRule, key: Mapping[str, str | None], event_id: str, time: int
+) -> list[dict[str, Any]]:
+    """Reads the alerts of a rule about an event: of it, of a window that covers it, or with it as evidence."""
+    alerts = tables.read("alerts").where((F.col("stream") == stream.name) & (F.col("rule_id") == rule.spec.rule_id))
+    if rule.spec.kind == LOOKBACK:
+        about = F.col("event_id") == event_id
+    elif rule.spec.kind == SEQUENCE:
+        about = (F.col("event_id") == event_id) | F.array_contains("evidence", event_id)
+    else:
+        about = (F.col("window_start") <= to_timestamp(time)) & (F.col("window_end") > to_timestamp(time))
+        about = reduce(and_, [F.col("key")[name].eqNullSafe(F.lit(text)) for name, text in key.items()], about)
+    columns = ("alert_id", "revision", "verdict", "rule_version", "mode", "message", "arrival")
+    rows = alerts.where(about).orderBy("arrival", "alert_id", "revision").select(*columns)
+    return [row.asDict() for row in rows.collect()]
+
+
 def _read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
     """Reads the rows of an alert, in order of revision, as dicts with aware times. Raises ReviewError if there are none."""
     rows = tables.read("alerts").where(F.col("alert_id") == F.lit(alert_id)).orderBy("revision").toArrow().to_pylist()
@@ -309,6 +414,16 @@ class _RuleHistory:
         row, rule = found
         columns = {name: value for name, value in row.asDict().items() if not name.startswith("_")}
         return _RuleVersion({**columns, "version": version, "document": dict(rule.spec.document)}, rule)
+
+    def find_last(self, rule_id: str) -> int:
+        """Finds the highest version of a rule. Raises ReviewError if no row of it is a rule of the stream."""
+        highest = 0
+        for row in self._rows:
+            if row["rule_id"] == rule_id and _compile_accepted(row, self._stream) is not None:
+                highest = max(highest, highest + 1 if row["version"] is None else int(row["version"]))
+        if not highest:
+            raise ReviewError(f"no version of rule {rule_id!r} is a rule of stream {self._stream.name!r}")
+        return highest
 
     def find_kept(self, rule_id: str, version: int) -> CompiledRule | None:
         """Finds a version that kept state; None if it was changed by hand since, so that its rows are not known any more."""

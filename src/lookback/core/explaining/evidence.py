@@ -167,6 +167,18 @@ class Explanation:
         """True if the row is reproduced and every measure comes out as the alert has it."""
         return self.reproduced and all(measure.recorded == measure.recomputed for measure in self.measures)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the alert and what is known of it, as JSON has it; events by their ids in `evidence` alone."""
+        measures = [
+            {
+                name: getattr(each, name)
+                for name in ("name", "text", "window_start", "window_end", "recorded", "recomputed")
+            }
+            for each in self.measures
+        ]
+        own = {"rule": self.sentence, "measures": measures, "notes": list(self.notes), "missing": self.missing}
+        return {**self.alert, **own, "consistent": self.consistent}
+
 
 @dataclass(frozen=True)
 class KindEvidence:

@@ -313,7 +313,7 @@ def _explain_session(evidence: Evidence, alert: Mapping[str, Any], since: int) -
     """Explains a row of a session, which its end, a late event or a merge with another session brought."""
     rule = evidence.rule
     start, end, commit = parse_time(alert["window_start"]), parse_time(alert["window_end"]), int(alert["arrival"])
-    part = np.flatnonzero(evidence.events.times >= _first_clean_start(evidence, start))
+    part = np.flatnonzero(evidence.events.times >= find_clean_start(evidence, start))
     is_retracted = alert["verdict"] == "retracted"
     # The session into which one was merged may not have ended yet.
     early = rule.spec.early or is_retracted
@@ -327,14 +327,16 @@ def _explain_session(evidence: Evidence, alert: Mapping[str, Any], since: int) -
     if end == start + evidence.stream.max_session:
         notes.append("The session was closed since it had become as long as the stream allows (max_session).")
     if is_retracted and own and own[-1].is_retraction:
-        merged = [row for row in _last_rows(traced) if row.alert.window_start < to_utc(start) < row.alert.window_end]
+        merged = [
+            row for row in list_last_rows(traced) if row.alert.window_start < to_utc(start) < row.alert.window_end
+        ]
         if merged:
             first, last = (parse_time(time) for time in (merged[0].alert.window_start, merged[0].alert.window_end))
             notes = [f"Retracted: with what came in commit {commit} it became part of the session from {format_time(first)} to {format_time(last)}."]  # fmt: skip
     return _describe_window(recomputed, traced, alert, since, notes)
 
 
-def _first_clean_start(evidence: Evidence, start: int) -> int:
+def find_clean_start(evidence: Evidence, start: int) -> int:
     """Returns the first time at which a session certainly began, `start` at the latest.
 
     Before a pause, or before the first event that there is, earlier events may have belonged to the same session.
@@ -352,7 +354,7 @@ def _same_bounds(rule: CompiledRule, start: int, end: int) -> dict[str, tuple[in
     return {measure.name: (start, end - 1) for measure in rule.measures}
 
 
-def _last_rows(traced: Sequence[TracedRow]) -> list[TracedRow]:
+def list_last_rows(traced: Sequence[TracedRow]) -> list[TracedRow]:
     """Returns the last row of each window, by start, without sessions that were merged into others."""
     last = {row.alert.window_start: row for row in traced}
     return [last[start] for start in sorted(last) if not last[start].is_retraction]
@@ -366,7 +368,7 @@ def _describe_window(
     main = main_measure(rule)
     first, last = recomputed.bounds[main.name]
     start, end = to_utc(first), to_utc(last + 1)
-    earlier = [row.alert for row in _last_rows(traced) if row.alert.window_start < start]
+    earlier = [row.alert for row in list_last_rows(traced) if row.alert.window_start < start]
     if rule.spec.kind == SESSION:
         earlier = [each for each in earlier if each.window_end <= start]
     windows = [(each.window_start, each.window_end, to_number(each.measures[main.name]), False) for each in earlier]

@@ -139,6 +139,12 @@ def compile_part(text: str, schema: Mapping[str, DataType]) -> Expression | None
     return recompile(" and ".join(f"({part})" for part in parts), schema) if parts else None
 
 
+def split_condition(condition: Expression) -> list[Expression]:
+    """Splits a condition at its outermost `and` into its operands, in order."""
+    schema = dict(condition._schema)
+    return [_compile_tree(tree, schema) for tree in split_conjuncts(parse(condition.sql, _CANONICAL))]
+
+
 def find_names(text: str) -> list[str]:
     """Returns the names that a text reads, as they are written, dotted ones in full. Raises ExpressionError."""
     return [".".join(part.name for part in column.parts) for column in parse(text).find_all(exp.Column)]

@@ -1,0 +1,366 @@
+"""Explains how a rule judged one event, also where no alert came of it.
+
+It shows the windows that the event was in, each part of the condition with its values, and what else kept the rule quiet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from lookback.core.explaining.evidence import NOT_DELETED, Evidence, Explanation
+from lookback.core.explaining.explanation import explain_alert, find_clean_start, list_last_rows
+from lookback.core.explaining.tracing import TracedRow, replay
+from lookback.core.expressions.compiling import Expression, split_condition
+from lookback.core.judging.lateness import find_in_time, find_late
+from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
+from lookback.core.values.columns import Column, from_values, to_stored, to_text, to_texts
+from lookback.core.values.texts import join_words
+from lookback.core.values.times import format_time, parse_time, to_utc
+from lookback.core.values.types import BOOLEAN
+from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The version of a rule that an event met, and its status then: active, shadow, paused, retired or quarantined.
+
+    status "": the version was not in force before the event came. since: the commit after which the version got into force,
+    or out of it; None for before the first, or never.
+    """
+
+    version: int
+    status: str
+    since: int | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a condition, between two `and`. text: as SQL; values: of the names that it reads, as exact text.
+
+    holds: None if it is NULL, or has an error; both count as false. step: the name of the step of a sequence that it
+    belongs to. is_linked: whether it also reads earlier steps, so that `holds` is about the event alone.
+    """
+
+    text: str
+    values: Mapping[str, str | None]
+    holds: bool | None
+    has_error: bool = False
+    step: str = ""
+    is_linked: bool = False
+
+    def __str__(self) -> str:
+        """The part with its values and what became of it."""
+        values = ", ".join(f"{name} = {'null' if text is None else text}" for name, text in self.values.items())
+        found = "an error" if self.has_error else "null" if self.holds is None else str(self.holds).lower()
+        step = f"step {self.step}: " if self.step else ""
+        linked = ", as far as the event alone tells" if self.is_linked else ""
+        return f"{step}{self.text} is {found}{linked}{f' ({values})' if values else ''}"
+
+
+@dataclass(frozen=True)
+class JudgedWindow:
+    """A window that the event is in. Times are aware; end as the alerts table has it. measures: as exact text.
+
+    is_judged: False for a window whose end the watermark has not passed, of a rule that is not `early`.
+    """
+
+    window_start: Any
+    window_end: Any
+    is_judged: bool
+    is_complete: bool
+    measures: Mapping[str, str | None]
+    parts: tuple[Part, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the whole condition holds."""
+        return self.is_judged and all(part.holds for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A reason why the event raised an alert, or none. name: for programs; text: a sentence."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class EventExplanation:
+    """Explains how a rule judged an event, as of commit `arrival` for a lookback rule, else as of the last commit.
+
+    event: its fields as exact text. where: the parts of the rule's `where`; is_seen: whether it holds. alerts: rows of
+    `alerts` with alert_id, revision, verdict. picture: the explanation that the key's time line is drawn from; None for an
+    event that the rule does not see.
+    """
+
+    rule_id: str
+    standing: Standing
+    event_id: str
+    event_time: Any
+    arrival: int
+    event: Mapping[str, str | None]
+    key: Mapping[str, str | None]
+    is_seen: bool
+    where: tuple[Part, ...] = ()
+    windows: tuple[JudgedWindow, ...] = ()
+    steps: tuple[Part, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    alerts: tuple[Mapping[str, Any], ...] = ()
+    picture: Explanation | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all but the picture, as JSON has it."""
+
+        def list_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
+            return [dict(vars(part)) for part in parts]
+
+        return {
+            "rule_id": self.rule_id, "rule_version": self.standing.version, "status": self.standing.status,
+            "event_id": self.event_id, "event_time": self.event_time, "arrival": self.arrival, "event": dict(self.event),
+            "key": dict(self.key), "seen": self.is_seen, "where": list_parts(self.where),
+            "windows": [
+                {**vars(each), "parts": list_parts(each.parts), "holds": each.holds} for each in self.windows
+            ],
+            "steps": list_parts(self.steps), "reasons": [dict(vars(each)) for each in self.reasons],
+            "alerts": [dict(each) for each in self.alerts],
+        }  # fmt: skip
+
+
+def explain_event_at(
+    evidence: Evidence, at: int, commit: int, standing: Standing, rule_row: Mapping[str, Any], since: int,
+    alerts: Sequence[Mapping[str, Any]] = (),
+) -> EventExplanation:  # fmt: skip
+    """Explains how the rule of the evidence judged the event at a position.
+
+    commit: as of which; since: where the picture begins, in microseconds; rule_row: the row of the rules table. alerts: the
+    rows that the alerts table has about the event.
+    """
+    rule, events = evidence.rule, evidence.events
+    one = {name: column.take(slice(at, at + 1)) for name, column in events.columns.items()}
+    texts = {name: to_text(column.item(0)) for name, column in one.items()}
+    found = EventExplanation(
+        rule_id=rule.spec.rule_id, standing=standing, event_id=events.id_text(at), event_time=to_utc(int(events.times[at])),
+        arrival=int(events.commits[at]), event=texts, key={name: texts[name] for name in rule.group_by},
+        is_seen=bool(evidence.is_wanted[at]), where=tuple(_judge_parts(rule.where, one)), alerts=tuple(alerts),
+    )  # fmt: skip
+    if found.is_seen:
+        rows = _TRACERS.get(rule.spec.kind, _trace_window)(evidence, at, commit)
+        windows = [_judge_row(rule, one, row) for row in rows]
+        watermark = evidence.clock.watermark_before(commit + 1)
+        if isinstance(rule.window, TiledWindow):
+            windows += _list_open(rule.window, int(events.times[at]), watermark, windows)
+        elif rule.spec.kind == SESSION and not rule.spec.early:
+            windows = [replace(each, is_judged=parse_time(each.window_end) <= watermark) for each in windows]
+        span = (windows[0].window_start, windows[0].window_end) if windows else (found.event_time, found.event_time)
+        picture = explain_alert(evidence, _make_row(found, span, commit), rule_row, since)
+        found = replace(found, windows=tuple(windows), steps=tuple(_judge_steps(rule, one)), picture=picture)
+    return replace(found, reasons=tuple(_find_reasons(evidence, at, commit, found)))
+
+
+def _make_row(found: EventExplanation, span: tuple[Any, Any], commit: int) -> dict[str, Any]:
+    """Makes the row that an alert about the event would have, of which a picture is drawn."""
+    return {
+        "alert_id": "", "revision": 0, "verdict": "raised", "rule_id": found.rule_id,
+        "rule_version": found.standing.version, "key": found.key, "event_id": found.event_id,
+        "event_time": found.event_time, "window_start": span[0], "window_end": span[1], "measures": {}, "message": "",
+        "evidence": [found.event_id], "arrival": commit, "severity": "",
+    }  # fmt: skip
+
+
+def _trace_event(evidence: Evidence, at: int, commit: int) -> list[TracedRow]:
+    """Returns the row of the event as it was judged when it came, by a lookback rule."""
+    time, arrival = int(evidence.events.times[at]), int(evidence.events.commits[at])
+    positions = np.arange(evidence.first_counted(at + 1), at + 1, dtype=np.int64)
+    rows = replay(evidence, arrival, first=time, last=time, positions=positions, late="evaluate")
+    return [row for row in rows if evidence.position_of(row.place) == at][-1:]
+
+
+def _trace_window(evidence: Evidence, at: int, commit: int) -> list[TracedRow]:
+    """Returns the last row of each window that covers the event, the last window first."""
+    rule, time = evidence.rule, int(evidence.events.times[at])
+    if isinstance(rule.window, TiledWindow):
+        starts = _list_starts(rule.window, time)
+        traced = replay(evidence, commit, first=starts[-1] + rule.window.size, last=starts[0] + rule.window.size)
+    else:
+        positions = np.flatnonzero(evidence.events.times >= find_clean_start(evidence, time))
+        traced = replay(evidence, commit, first=time, last=None, positions=positions, early=True)
+    rows = list_last_rows(traced)
+    return [row for row in reversed(rows) if _covers(row, time)]
+
+
+def _covers(row: TracedRow, time: int) -> bool:
+    return parse_time(row.alert.window_start) <= time < parse_time(row.alert.window_end)
+
+
+def _list_starts(window: TiledWindow, time: int) -> range:
+    """Lists the starts of the windows that cover a time, the last one first."""
+    return range(window.last_start(time), time - window.size, -window.slide)
+
+
+def _list_open(
+    window: TiledWindow, time: int, watermark: int, judged: Sequence[JudgedWindow]
+) -> Iterator[JudgedWindow]:
+    """Yields the windows that cover a time and have not ended, without those that were judged early."""
+    starts = {each.window_start for each in judged}
+    for start in _list_starts(window, time):
+        if start + window.size > watermark and to_utc(start) not in starts:
+            yield JudgedWindow(to_utc(start), to_utc(start + window.size), False, False, {}, ())
+
+
+def _trace_match(evidence: Evidence, at: int, commit: int) -> list[TracedRow]:
+    """Returns the rows of the matches that took the event."""
+    time = int(evidence.events.times[at])
+    positions = np.arange(evidence.first_counted(at + 1), len(evidence.events), dtype=np.int64)
+    rows = replay(evidence, commit, first=time, last=None, positions=positions)
+    return [row for row in rows if any(at in taken for taken in row.taken) and not row.is_retraction]
+
+
+_TRACERS = {LOOKBACK: _trace_event, SEQUENCE: _trace_match}
+
+
+def _judge_row(rule: CompiledRule, one: Mapping[str, Column], row: TracedRow) -> JudgedWindow:
+    """Judges the condition over the measures of a row, part by part."""
+    alert, columns = row.alert, dict(one)
+    values = {measure.name: row.value_of(measure) for measure in rule.measures}
+    for each in rule.measures:
+        value = values[each.name]
+        columns[each.name] = from_values(each.type, [None if value is None else to_stored(each.type, value)])
+    columns[WINDOW_COMPLETE] = from_values(BOOLEAN, [alert.window_complete])
+    parts = tuple(_judge_parts(rule.when, columns))
+    return JudgedWindow(alert.window_start, alert.window_end, True, alert.window_complete, to_texts(values), parts)
+
+
+def _judge_parts(condition: Expression | None, columns: Mapping[str, Column]) -> Iterator[Part]:
+    for part in [] if condition is None else split_condition(condition):
+        yield _judge_part(part, columns)
+
+
+def _judge_part(part: Expression, columns: Mapping[str, Column], step: str = "", is_linked: bool = False) -> Part:
+    value = part.evaluate(columns, 1)
+    has_error = value.error is not None and bool(value.error[0])
+    texts = {name: to_text(columns[name].item(0)) for name in sorted(part.fields)}
+    return Part(part.sql, texts, value.item(0), has_error, step, is_linked)
+
+
+def _judge_steps(rule: CompiledRule, one: Mapping[str, Column]) -> Iterator[Part]:
+    """Judges each step of a sequence by the part of its condition that reads the event alone."""
+    for step in rule.sequence.conditions if rule.sequence else ():
+        if step.gate is None:
+            yield Part(step.condition.sql, {}, None, step=step.step.name, is_linked=True)
+        else:
+            judged = _judge_part(step.gate, one, step.step.name, not step.own)
+            yield replace(judged, text=step.condition.sql)
+
+
+def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanation) -> Iterator[Reason]:
+    """Yields the reasons why the event raised an alert or none, the strongest first."""
+    rule, spec, events = evidence.rule, evidence.rule.spec, evidence.events
+    time, arrival = int(events.times[at]), int(events.commits[at])
+    for alert in found.alerts:
+        yield Reason(
+            str(alert["verdict"]), f"Alert {alert['alert_id']}, revision {alert['revision']}: {alert['verdict']}."
+        )
+    yield from _find_standing_reasons(evidence, at, found)
+    if not found.is_seen:
+        failed = [str(part) for part in found.where if not part.holds]
+        name = "error" if any(part.has_error for part in found.where) else "where"
+        yield Reason(name, f"The rule does not see the event: {join_words(failed)}.")
+        return
+    yield from _find_late_reasons(evidence, at)
+    ends = [parse_time(each.window_end) for each in found.windows] if spec.kind != LOOKBACK else [time]
+    if ends and not any(_is_effective(rule, each) for each in ends):
+        yield Reason("range", "The rule triggers only within [effective_from, effective_until), and this is outside.")
+    judged = [each for each in found.windows if each.is_judged]
+    for window in judged:
+        if failed := [str(part) for part in window.parts if not part.holds]:
+            name = "error" if any(part.has_error for part in window.parts) else "condition"
+            yield Reason(name, f"{_name_window(rule, window)}the condition does not hold: {join_words(failed)}.")
+    if spec.kind == LOOKBACK and not found.windows and arrival <= commit and _is_taken(evidence, at):
+        yield Reason(
+            "error", "A measure has an error over the event's window, which counts as a condition that does not hold."
+        )
+    if open_ := [each for each in found.windows if not each.is_judged]:
+        yield Reason(
+            "open", f"{_name_window(rule, open_[0])}nothing is judged yet: the watermark has not passed its end."
+        )
+    if spec.kind == SEQUENCE and not found.windows:
+        fits = [part.step for part in found.steps if part.holds or part.holds is None]
+        words = f"it fits {join_words(fits)} alone" if fits else "it fits no step"
+        yield Reason("sequence", f"No match that is complete took the event; {words}.")
+    if spec.kind == LOOKBACK and evidence.first_counted(at + 1):
+        yield Reason(
+            "reset",
+            "An alert before it emptied the windows of the key (reset_on_alert): what came before does not count.",
+        )
+    if any(not each.is_complete for each in judged):
+        yield Reason(
+            "incomplete", "The window goes back before the rule kept state, so what came earlier did not count in it."
+        )
+    if evidence.gone_at is not None and evidence.gone_at[at] != NOT_DELETED:
+        yield Reason("deleted", f"The event was deleted with commit {evidence.gone_at[at]}.")
+    if spec.suppress is not None and not found.alerts and any(each.holds for each in judged):
+        yield Reason("suppress", "The rule suppresses alerts of a key for a time after one of them.")
+
+
+def _find_standing_reasons(evidence: Evidence, at: int, found: EventExplanation) -> Iterator[Reason]:
+    standing = found.standing
+    if standing.status in ("retired", "quarantined"):
+        yield Reason(
+            standing.status,
+            f"The rule was {standing.status} by version {standing.version} before the event came. What follows is as if it were in force.",
+        )
+    elif not standing.status:
+        came = (
+            ""
+            if standing.since is None
+            else f"; version {standing.version} came into force after commit {standing.since}"
+        )
+        yield Reason(
+            "not in force",
+            f"Version {standing.version} was not in force when the event came with commit "
+            f"{evidence.events.commits[at]}{came}. What follows is as if it had been.",
+        )
+    elif standing.status == "paused":
+        yield Reason("paused", f"Version {standing.version} was paused: it counted the event, and raised nothing.")
+    elif standing.status == "shadow":
+        yield Reason("shadow", f"Version {standing.version} was in shadow: its alerts wait for nobody.")
+
+
+def _find_late_reasons(evidence: Evidence, at: int) -> Iterator[Reason]:
+    time, watermark = int(evidence.events.times[at]), evidence.clock.watermark_before(int(evidence.events.commits[at]))
+    if not find_late(np.array([time]), np.array([watermark]))[0]:
+        return
+    late = f"The event is late: the watermark was at {format_time(watermark)}"
+    if not _is_taken(evidence, at):
+        yield Reason(
+            "late", f"{late}, which is more than the rule allows (allowed_lateness), so the rule discarded it."
+        )
+    elif evidence.rule.spec.kind == LOOKBACK and evidence.rule.spec.late == "record":
+        yield Reason("late", f"{late}. The rule counts it for later events, and does not judge it (late: record).")
+
+
+def _is_taken(evidence: Evidence, at: int) -> bool:
+    """Returns whether the event came in time for the rule to count it."""
+    rule = evidence.rule
+    watermark = evidence.clock.watermark_before(int(evidence.events.commits[at]))
+    tiles = rule.window if isinstance(rule.window, TiledWindow) else None
+    times = np.array([evidence.events.times[at]])
+    return bool(find_in_time(times, np.array([watermark]), rule.allowed_lateness, tiles)[0])
+
+
+def _is_effective(rule: CompiledRule, time: int) -> bool:
+    first, until = rule.spec.effective_from, rule.spec.effective_until
+    return (first is None or time >= first) and (until is None or time < until)
+
+
+def _name_window(rule: CompiledRule, window: JudgedWindow) -> str:
+    if rule.spec.kind == LOOKBACK:
+        return "When the event came, "
+    kind = "session" if rule.spec.kind == SESSION else "match" if rule.spec.kind == SEQUENCE else "window"
+    first, end = (format_time(parse_time(each)) for each in (window.window_start, window.window_end))
+    return f"In the {kind} from {first} to {end} "

@@ -1,0 +1,69 @@
+"""Writes explanations of alerts and of events in words, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from lookback.core.values.texts import count_noun
+from lookback.core.values.times import format_time, parse_time
+
+if TYPE_CHECKING:
+    from lookback.core.explaining.events import EventExplanation, JudgedWindow
+    from lookback.core.explaining.evidence import Explanation
+
+# More windows of an event are in the JSON only.
+_MOST_WINDOWS = 5
+
+
+def describe_alert(explanation: Explanation) -> Iterator[str]:
+    """Yields the alert, its rule in words, and whether what it says could be reproduced."""
+    alert, rule = explanation.alert, explanation.rule
+    author = f" by {rule['author']}" if rule.get("author") else ""
+    message = alert["message"] or "the rule has no message"
+    yield f"Alert {alert['alert_id']}, revision {alert['revision']} ({alert['severity']}): {message}"
+    yield f"Rule {alert['rule_id']}, version {alert['rule_version']}{author}. {explanation.sentence}"
+    yield " ".join([_describe_key(explanation.key), *explanation.notes, _describe_check(explanation)])
+
+
+def describe_event(found: EventExplanation) -> Iterator[str]:
+    """Yields the event, the rule's version, every reason for or against an alert, and the windows with their values."""
+    fields = ", ".join(f"{name} = {'null' if text is None else text}" for name, text in found.event.items())
+    yield f"Event {found.event_id} at {format_time(parse_time(found.event_time))}, commit {found.arrival}: {fields}."
+    standing = found.standing
+    yield f"Rule {found.rule_id}, version {standing.version}: {standing.status or 'not in force'}. {_describe_key(found.key)}"
+    for reason in found.reasons:
+        yield f"- {reason.text}"
+    if not found.reasons:
+        yield "- Nothing speaks against an alert, and there is none: the event may wait to be judged; see `lookback status`."
+    for window in found.windows[:_MOST_WINDOWS]:
+        yield _describe_window(window)
+        yield from (f"  {part}" for part in window.parts)
+    if len(found.windows) > _MOST_WINDOWS:
+        yield f"And {count_noun(len(found.windows) - _MOST_WINDOWS, 'more window')}: --json has them all."
+    for part in (*found.where, *found.steps):
+        yield f"  {part}"
+
+
+def _describe_window(window: JudgedWindow) -> str:
+    first, end = (format_time(parse_time(each)) for each in (window.window_start, window.window_end))
+    measures = ", ".join(f"{name} = {'null' if text is None else text}" for name, text in window.measures.items())
+    return f"Window from {first} to {end}: {measures or 'not judged yet'}"
+
+
+def _describe_key(key: Mapping[str, str | None]) -> str:
+    texts = ", ".join(f"{name} = {text}" for name, text in key.items())
+    return f"Key: {texts or 'all events together'}."
+
+
+def _describe_check(explanation: Explanation) -> str:
+    """Says whether the alert's values could be recomputed, and how many of its events are missing."""
+    missing = (
+        f" {explanation.missing} of its events have been deleted since and are not shown."
+        if explanation.missing
+        else ""
+    )
+    values = "The steps" if explanation.steps else "The measures"
+    if explanation.consistent:
+        return f"{values}, recomputed from the events as they stood, equal those of the alert.{missing}"
+    return f"{values} could not be reproduced from the events that are there now.{missing}"

@@ -1,0 +1,166 @@
+"""Contract 10.9: every event of a stream is explained, and what is said of it agrees with the alerts that the stream had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_evidence import RULE, STREAM, as_rows, moment, rows
+
+import lookback
+from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
+from lookback.core.explaining.evidence import Activation, Clock, Evidence, Reset
+from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.streams.arrival import find_marks
+from lookback.core.streams.events import read_events
+from lookback.core.values.times import parse_time
+from lookback.core.values.windows import TiledWindow
+
+MEASURES = {"total": "sum(amount)", "n": "count(*)"}
+BASE: dict[str, Any] = {"rule_id": "r", "stream": "tx", "group_by": ["k"]}
+LOOKBACKS = {
+    "of the evidence": RULE,
+    "late ones recorded": {**BASE, "window": "20 seconds", "measures": MEASURES, "when": "total > 12 and n < 9", "late": "record"},
+    "emptied by alerts": {**BASE, "window": "1 minute", "measures": MEASURES, "when": "total > 12", "reset_on_alert": True},
+    "within a range": {
+        **BASE, "window": "20 seconds", "measures": MEASURES, "when": "total > 20", "effective_until": "2024-03-04T00:00:40Z",
+    },
+    "broken by some events": {**BASE, "window": "20 seconds", "measures": {"part": "sum(10 / (amount - 2))"}, "when": "part > 5"},
+}  # fmt: skip
+
+
+def explain_all(
+    document: dict[str, Any], given: list[dict[str, Any]], status: str = "active"
+) -> list[EventExplanation]:
+    """Explains every event of a rule that stood there from the start."""
+    rule = compile_rule(document, STREAM)
+    alerts = as_rows(
+        lookback.replay([({"rule_id": "r", "version": 1, "document": document}, None)], given, STREAM).alerts
+    )
+    everything = read_events(given, STREAM, 1)[0].in_order_of_arrival()
+    highs = {commit: high for commit, high in find_marks(everything, everything.commits).items() if high is not None}
+    return [_explain(rule, row, given, alerts, Clock(STREAM, highs), status) for row in given]
+
+
+def _explain(
+    rule: CompiledRule, row: dict[str, Any], given: list[dict[str, Any]], alerts: list[dict[str, Any]], clock: Clock, status: str
+) -> EventExplanation:  # fmt: skip
+    own = read_events([each for each in given if each["k"] == row["k"]], STREAM, 1)[0].in_order_of_arrival()
+    of_key = [each for each in alerts if each["key"] == {"k": row["k"]}]
+    resets = [Reset(each["arrival"], parse_time(each["event_time"]), each["event_id"]) for each in of_key]
+    evidence = Evidence(rule, own, clock, [Activation(None, "r", rule)], resets if rule.spec.reset_on_alert else [])
+    at = evidence.find_position(row["id"])
+    assert at is not None
+    commit = row["arrival"] if rule.spec.kind == "lookback" else max(each["arrival"] for each in given)
+    about = [each for each in of_key if each["event_id"] == row["id"]]
+    return explain_event_at(evidence, at, commit, Standing(1, status), {}, parse_time(row["at"]) - 40_000_000, about)
+
+
+@pytest.mark.parametrize("document", LOOKBACKS.values(), ids=list(LOOKBACKS))
+def test_c10_9_an_event_has_an_alert_exactly_if_its_explanation_finds_nothing_against_it(
+    document: dict[str, Any],
+) -> None:
+    found = explain_all(document, rows(7, count=100))
+
+    quiet = {"where", "condition", "error", "late", "range"}
+    names = [{reason.name for reason in each.reasons} for each in found]
+    assert [bool(each.alerts) for each in found] == [not (each & quiet) for each in names]
+    holding = [bool(each.windows) and each.windows[0].holds for each in found]
+    assert all(holds for holds, each in zip(holding, found, strict=True) if each.alerts)
+    assert {True, False} == {bool(each.alerts) for each in found}
+
+
+def test_c10_9_each_part_of_where_and_when_is_shown_with_its_values() -> None:
+    document = {
+        **BASE,
+        "where": "amount <> 3 and amount > 0",
+        "window": "20 seconds",
+        "measures": MEASURES,
+        "when": "total > 5 and n < 3",
+    }
+    given = [
+        {"id": name, "at": moment(second), "k": "a", "amount": amount, "arrival": 1 + at}
+        for at, (name, second, amount) in enumerate(
+            [("a", 0, 2), ("b", 5, 3), ("c", 6, 4), ("d", 7, None), ("e", 8, 1)]
+        )
+    ]
+    found = {each.event_id: each for each in explain_all(document, given)}
+
+    assert [str(part) for part in found["a"].windows[0].parts] == [
+        "total > 5 is false (total = 2.00)",
+        "n < 3 is true (n = 1)",
+    ]
+    assert (
+        found["a"].reasons[0].text
+        == "When the event came, the condition does not hold: total > 5 is false (total = 2.00)."
+    )
+    assert (found["b"].is_seen, found["b"].windows, found["b"].picture) == (False, (), None)
+    assert found["b"].reasons[0].text == "The rule does not see the event: amount != 3 is false (amount = 3.00)."
+    assert [part.holds for part in found["d"].where] == [None, None]
+    assert [reason.name for reason in found["c"].reasons] == ["raised"]
+    assert "n < 3 is false (n = 3)" in found["e"].reasons[0].text
+    picture = found["c"].picture
+    assert picture is not None
+    assert list(picture.timeline["event_id"]) == ["a", "c"]
+    assert found["c"].to_dict()["windows"][0]["measures"] == {"total": "6.00", "n": "2"}
+
+
+def test_c10_9_a_version_that_was_paused_or_not_in_force_is_said_first() -> None:
+    document = {**BASE, "window": "20 seconds", "measures": MEASURES, "when": "n >= 1"}
+    given = [{"id": "a", "at": moment(0), "k": "a", "amount": 2, "arrival": 3}]
+    for status, name in (("paused", "paused"), ("", "not in force"), ("retired", "retired"), ("shadow", "shadow")):
+        (found,) = explain_all(document, given, status)
+        assert [reason.name for reason in found.reasons if reason.name != "raised"] == [name]
+        assert found.windows[0].holds
+
+
+WINDOWED = {
+    "tumbling": {"window": {"tumbling": "10 seconds"}, "measures": MEASURES, "when": "total > 8"},
+    "sliding": {"window": {"sliding": "30 seconds", "slide": "10 seconds"}, "measures": MEASURES, "when": "total > 25"},
+    "session": {"window": {"session": "3 seconds"}, "measures": MEASURES, "when": "total > 8"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("own", WINDOWED.values(), ids=list(WINDOWED))
+def test_c10_9_the_windows_of_an_event_have_the_values_of_their_alerts(own: dict[str, Any]) -> None:
+    document, given = {**BASE, **own}, rows(11, count=80)
+    alerts = as_rows(
+        lookback.replay([({"rule_id": "r", "version": 1, "document": document}, None)], given, STREAM).alerts
+    )
+    last = {(each["key"]["k"], each["window_start"]): each for each in alerts}
+    covered = 0
+    for row, found in zip(given, explain_all(document, given), strict=True):
+        holding = {each.window_start for each in found.windows if each.holds}
+        raised = {
+            start for (key, start), each in last.items()
+            if key == row["k"] and each["verdict"] == "raised" and each["window_start"] <= row["at"] < each["window_end"]
+        }  # fmt: skip
+        if not any(reason.name == "late" for reason in found.reasons):
+            assert raised == holding, (row, found.reasons)
+            covered += len(raised)
+        if isinstance(compile_rule(document, STREAM).window, TiledWindow):
+            assert all(each.window_start <= row["at"] < each.window_end for each in found.windows)
+    assert covered > 10
+
+
+def test_c10_9_a_sequence_says_which_step_an_event_fits_and_which_match_took_it() -> None:
+    document = {
+        **BASE,
+        "sequence": {
+            "within": "1 minute",
+            "steps": [
+                {"name": "small", "where": "amount < 2", "at_least": 2},
+                {"name": "large", "where": "amount > 2 and amount > element_at(small.amount, -1)"},
+            ],
+        },
+    }
+    given = [
+        {"id": name, "at": moment(second), "k": "a", "amount": amount, "arrival": 1 + at}
+        for at, (name, second, amount) in enumerate([("a", 0, 1), ("b", 5, 1), ("c", 6, 2), ("d", 7, 4), ("e", 30, 1)])
+    ]
+    found = {each.event_id: each for each in explain_all(document, given)}
+    assert [len(found[name].windows) for name in "abcde"] == [1, 1, 0, 1, 0]
+    assert found["c"].reasons[0].name == "sequence"
+    assert "it fits no step" in found["c"].reasons[0].text
+    assert "it fits small alone" in found["e"].reasons[0].text
+    assert [part.step for part in found["d"].steps if part.holds] == ["large"]
