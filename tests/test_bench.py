@@ -232,7 +232,7 @@ def test_every_step_of_a_run_is_a_command(quick: bool) -> None:
     assert {step.part for step in steps} == set(plan.PARTS)
     for step in steps:
         options = parser().parse_args(step.arguments)
-        assert options.command in ("shapes", "drain", "backtest", "latency", "changes", "scale", "peer")
+        assert options.command in ("shapes", "drain", "backtest", "what-if", "latency", "changes", "scale", "peer")
         if options.command == "peer":
             assert (options.peer, options.variant, options.durable) in {(p.name, p.variant, p.durable) for p in PEERS}
 

@@ -70,6 +70,12 @@ def parser() -> argparse.ArgumentParser:
     tried.add_argument("--rules", choices=RULE_SETS, default=PEERS_RULES)
     tried.add_argument("--repeats", type=float, default=1.0, help="of the set in time")
     _setting_arguments(tried, "throughput")
+    whatif = commands.add_parser("what-if", help="many variants of a rule in one backtest, beside one of them")
+    _set_arguments(whatif)
+    whatif.add_argument("--vary", choices=("limit", "window"), default="limit", help="the parameter that is varied")
+    whatif.add_argument("--variants", type=int, default=100)
+    whatif.add_argument("--repeats", type=float, default=1.0, help="of the set in time")
+    _setting_arguments(whatif, "throughput")
     latency = commands.add_parser("latency", help="from the commit of events to the commit of their alerts")
     latency.add_argument("--rate", type=int, default=1_000, help="events a second")
     latency.add_argument("--seconds", type=float, default=60.0)
@@ -167,14 +173,17 @@ def _drain(options: argparse.Namespace, events: EventSet) -> None:
 
     chosen = drain.Drain(
         events,
-        options.rules,
+        getattr(options, "rules", PEERS_RULES),
         options.repeats,
         _settings(options),
         state=getattr(options, "state", False),
         name=options.name,
         workers=getattr(options, "workers", 0),
     )
-    (backtest if options.command == "backtest" else drain).run(chosen)
+    if options.command == "what-if":
+        backtest.run_variants(chosen, options.vary, options.variants)
+    else:
+        (backtest if options.command == "backtest" else drain).run(chosen)
 
 
 def _live(options: argparse.Namespace) -> int:

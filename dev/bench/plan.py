@@ -110,8 +110,14 @@ def _backtests(*, quick: bool) -> list[Step]:
     rows = ("--rows", str(_QUICK_ROWS)) if quick else ()
     repeats = ("--repeats", "2" if quick else f"{_BATCHES * _BATCH_EVENTS / ROWS['handbook']:.2f}")
     return [
-        Step("backtest", "handbook", ("backtest", "--set", "handbook", "--rules", rules, *rows, *repeats))
-        for rules in ("2", "100")
+        *(
+            Step("backtest", "handbook", ("backtest", "--set", "handbook", "--rules", rules, *rows, *repeats))
+            for rules in ("2", "100")
+        ),
+        *(
+            Step("backtest", "handbook", ("what-if", "--set", "handbook", "--vary", varied, *rows, "--repeats", "2"))
+            for varied in ("limit", "window")
+        ),
     ]
 
 

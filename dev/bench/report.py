@@ -37,6 +37,7 @@ def render(now: Results, before: Results, pictures: Sequence[str] = ()) -> str:
         ("Shapes", _shapes(by_name)),
         ("Throughput", _drains(by_name)),
         ("Backtests", _backtests(by_name)),
+        ("What-if", _what_ifs(by_name)),
         ("Other engines", _peers(by_name)),
         ("Latency", _latencies(by_name)),
         ("Rule changes", _rule_changes(by_name)),
@@ -151,6 +152,16 @@ def _backtests(now: Results) -> str:
         what = f"{settings['set']}, {settings['rules']}"
         rows.append((what, f"{figures['events']:,}", number(figures["events_per_s"]), f"{figures['alerts']:,}"))
     return table(("set, rules", "events", "events/s, start to end", "rows of alerts"), rows)
+
+
+def _what_ifs(now: Results) -> str:
+    rows = []
+    for _, result in _of(now, "what-if"):
+        figures, settings = result["figures"], result["settings"]
+        what = f"{settings['set']}, {settings['variants']} values of {settings['varied']}"
+        seconds = (number(figures["one_processor_s"]), number(figures["many_processor_s"]), number(figures["ratio"]))
+        rows.append((what, f"{figures['events']:,}", *seconds))
+    return table(("set, variants", "events", "processor s, one variant", "all of them", "times"), rows)
 
 
 def _on_workers(settings: Mapping[str, Any]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
+import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import lookback
+from core.rules.test_parameters import take_out
 from dev.soak.verdict import AlertRow, collect_alerts, list_alerts
 from lookback.cli import main
 from lookback.core.errors import SetupError
+from lookback.core.rules.variants import make_variants
 from lookback.spark.replay import history, tasks
 from lookback.spark.replay.backtest import Backtest, Candidate, Range, backtest
 from lookback.spark.rules import RulesTable
@@ -25,6 +29,7 @@ from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_event
 from spark.test_generated_cases import append as append_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from lookback.spark.tables.lakehouse import Tables
@@ -120,12 +125,75 @@ def test_c10_2_deleted_events_count_nowhere_and_commands_come_as_they_came(ready
         assert alerts_of(result) == replayed([*rules, *commands], left) != replayed(rules, left)
 
 
-def test_a_backtest_without_events_and_of_one_rule_twice(ready: Tables) -> None:
-    with backtest(ready, STREAM, [Candidate(RULES[0])]) as result:
-        assert (result.events, result.alerts.count(), result.first_time) == (0, 0, None)
-        assert [(each.alerts, each.alerts_per_day) for each in result.figures] == [(0, None)]
-    with pytest.raises(SetupError, match="rule 'by-customer' is to be tried twice at once"):
-        backtest(ready, STREAM, [Candidate(RULES[0]), Candidate(RULES[0], 2)])
+def test_a_backtest_without_events(ready: Tables) -> None:
+    for has_rows in (True, False):
+        with backtest(ready, STREAM, [Candidate(RULES[0])], rows=has_rows) as result:
+            assert (result.events, result.first_time) == (0, None)
+            assert [(each.alerts, each.alerts_per_day) for each in result.figures] == [(0, None)]
+            if has_rows:
+                assert result.alerts.count() == 0
+            else:
+                with pytest.raises(SetupError, match="run it with rows=True for the alerts"):
+                    assert result.alerts
+
+
+def vary(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """The document with parameters, and two values for the first number and for the first duration among them."""
+    values: dict[str, Any] = {}
+    taken = take_out(document, values)
+    varied: dict[str, list[Any]] = {}
+    for name, value in values.items():
+        if isinstance(value, int) and int not in {type(each[0]) for each in varied.values()}:
+            varied[name] = [value, value + 1]
+        elif isinstance(value, str) and str not in {type(each[0]) for each in varied.values()}:
+            count, _, unit = value.partition(" ")
+            varied[name] = [value, f"{2 * int(count)} {unit}"]
+    return {**taken, "parameters": values}, varied
+
+
+@pytest.mark.long
+def test_c10_3_each_variant_is_the_document_with_its_values_written_in(ready: Tables, spans: None) -> None:
+    events = make_events(200, seed=24)
+    append(ready, events)
+    tried = [vary({**each, "rule_id": f"r{at}"}) for at, each in enumerate(ALL_RULES)]
+    # Names of different rules must differ, since a name is varied in all rules that have it.
+    tried = [rename(document, varied, f"{at}x") for at, (document, varied) in enumerate(tried)]
+    varied = {name: values for _, own in tried for name, values in own.items()}
+    candidates = [Candidate(document, 3) for document, _ in tried]
+    variants = [each for made in make_variants([each.document for each in candidates], varied) for each in made]
+    assert len(variants) > 2 * len(ALL_RULES)
+    with backtest(ready, STREAM, candidates, vary=varied) as result:
+        found = sorted(collect_alerts(result.alerts))
+        expected = [alerts_alone(each.document, events) for each in variants]
+        assert found == sorted(row for rows in expected for row in rows)
+        assert [each.rows for each in result.figures] == [len(rows) for rows in expected]
+        assert [each.parameters for each in result.figures] == [each.parameters for each in variants]
+        counted = {
+            (row["rule_id"], row["variant"]): row["count"]
+            for row in result.alerts.groupBy("rule_id", "variant").count().collect()
+        }
+        assert counted == {
+            (each.document["rule_id"], each.text): len(rows)
+            for each, rows in zip(variants, expected, strict=True)
+            if rows
+        }
+        with backtest(ready, STREAM, candidates, vary=varied, rows=False) as counts:
+            assert counts.figures == result.figures
+
+
+def alerts_alone(document: Mapping[str, Any], events: list[dict[str, Any]]) -> list[AlertRow]:
+    row = {"rule_id": document["rule_id"], "version": 3, "document": document}
+    return replayed([(row, None)], events)
+
+
+def rename(
+    document: dict[str, Any], varied: dict[str, list[Any]], suffix: str
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """The document with another name for each parameter."""
+    parameters = document["parameters"]
+    text = re.sub(r":(p\d+)\b", rf":\1_{suffix}", json.dumps({**document, "parameters": {}}))
+    renamed = {**json.loads(text), "parameters": {f"{name}_{suffix}": value for name, value in parameters.items()}}
+    return renamed, {f"{name}_{suffix}": values for name, values in varied.items()}
 
 
 def test_c10_2_the_command_tries_files_and_ids_and_writes_its_alerts(
@@ -160,6 +228,18 @@ def test_c10_2_the_command_tries_files_and_ids_and_writes_its_alerts(
     assert found[0]["alerts"] == len({row.alert_id for row in expected if row.rule_id == "by-customer"}) > 0
     assert found[0]["alerts_per_day"] == pytest.approx(found[0]["alerts"] / days_of(events))
     assert "200 events of the commits 0 to 8" in run("by-customer", "--since-commit", "3")
+    shutil.rmtree(out)
+    varied = ("by-customer", "--vary", "limit=2,3,2", "--json")
+    (few, many), kept = (list(map(json.loads, run(*varied, *more).splitlines())) for more in ((), ("--out", str(out))))
+    assert [few, many] == kept
+    assert (few["parameters"], few["alerts"], few["flagged"]) == ({"limit": 2}, found[0]["alerts"], found[0]["flagged"])
+    assert 0 < many["alerts"] < few["alerts"]
+    written = ready.spark.read.format("delta").load(str(out))
+    assert sorted(collect_alerts(written.where("variant = '{\"limit\": 2}'"))) == [
+        row for row in expected if row.rule_id == "by-customer"
+    ]
+    assert "did you mean 'limit'?" in run("by-customer", "--vary", "limt=3", code=1)
+    assert "--vary: 'limit' is not NAME=VALUE,VALUE" in run("by-customer", "--vary", "limit", code=2)
     assert "is not empty; name a new or empty folder" in run("by-customer", "--out", str(out), code=2)
     assert "there is no such rule in the table" in run("nobody", code=1)
     assert "--since must be a time" in run("by-customer", "--since", "soon", code=2)

@@ -16,12 +16,13 @@ from lookback.commands.options import (
 )
 from lookback.config import load_rule_document
 from lookback.core.errors import SetupError
+from lookback.core.rules.variants import read_varied
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.views.terminal import escape_unprintable, print_json, print_table
 
 if TYPE_CHECKING:
-    from lookback.spark.replay.backtest import Backtest, Candidate
+    from lookback.spark.replay.backtest import Backtest, Candidate, Figures
     from lookback.spark.rules import RulesTable
 
 # Differences that `prove` prints.
@@ -35,6 +36,10 @@ def add_commands(command: AddCommand) -> None:
     tried.add_argument("--since", metavar="TIME", help="the event time from which on they speak (default: the first)")
     tried.add_argument("--until", metavar="TIME", help="the event time before which they speak (default: no end)")
     tried.add_argument("--since-commit", type=int, metavar="N", help="the first commit whose events may raise alerts")
+    tried.add_argument(
+        "--vary", action="append", default=[], metavar="NAME=V1,V2",
+        help="try the rules with each of these values of a parameter; repeat for others, and all combinations are tried",
+    )  # fmt: skip
     tried.add_argument("--out", metavar="DIR", help="a new or empty folder for a Delta table of the alerts")
     proven = command(
         "prove", _prove, "judge a stream's events anew, and compare with its alerts and late events row for row"
@@ -52,6 +57,10 @@ def _backtest(options: argparse.Namespace) -> None:
 
     settings = load_settings(options)
     streams = settings.streams()
+    try:
+        varied = read_varied(options.vary)
+    except ValueError as error:
+        raise SetupError(f"--vary: {error}") from None
     within = Range(_read_time(options, "since"), _read_time(options, "until"), options.since_commit)
     tables = open_tables(settings, *streams.values())
     rules = RulesTable(tables, streams)
@@ -60,14 +69,18 @@ def _backtest(options: argparse.Namespace) -> None:
     if len(names) > 1:
         raise SetupError(f"these rules are of the streams {' and '.join(names)}; try those of one stream at a time")
     show = None if wants_json(options) else print_line
-    with backtest(tables, streams[names[0]], candidates, within, progress=show) as result:
+    with backtest(
+        tables, streams[names[0]], candidates, within, vary=varied, rows=bool(options.out), progress=show
+    ) as result:
         if options.out:
             result.write(options.out)
-        rows = [_make_row(each, candidate) for each, candidate in zip(result.figures, candidates, strict=True)]
+        rows = [_make_row(each) for each in result.figures]
         if wants_json(options):
             print_json(rows)
             return
-        print_table(rows, ("rule_id", "version", "alerts", "alerts_per_day", "keys", "failures"))
+        columns = ("alerts", "alerts_per_day", "keys", "failures")
+        values = ((row, {name: row["parameters"].get(name) for name in varied}) for row in rows)
+        print_table([{**own, **row} for row, own in values], ("rule_id", "version", *varied, *columns))
         print(_describe(result))
         for row in result.errors:
             print(f"{row.rule_id}: {row.action}: {row.message}")
@@ -125,10 +138,9 @@ def _read_time(options: argparse.Namespace, name: str) -> int | None:
         raise SetupError(f"--{name} must be a time such as 2026-01-31T12:00:00Z, got {text!r:.100}") from None
 
 
-def _make_row(figures: Any, candidate: Candidate) -> dict[str, Any]:
-    parameters = dict(candidate.document.get("parameters") or {})
+def _make_row(figures: Figures) -> dict[str, Any]:
     per_day = None if figures.alerts_per_day is None else round(figures.alerts_per_day, 6)
-    return {"parameters": parameters, **vars(figures), "alerts_per_day": per_day}
+    return {**vars(figures), "alerts_per_day": per_day}
 
 
 def _describe(result: Backtest) -> str:

@@ -32,6 +32,7 @@ from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events
+from lookback.core.streams.flagged import FlaggedEvents, FlagPlace
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Keys
 from lookback.core.values.times import NEVER
@@ -83,7 +84,7 @@ class Output:
     version of them.
 
     log: rows for rule_log that all shards have alike; notes: those that this shard alone has. evaluated: per rule how many
-    events it judged, of windows those that it counted.
+    events it judged, of windows those that it counted. flagged: the events of rules that write no alerts.
     covered False: a rule came into force that needs more than dispatch sent; nothing was judged, and the batch must be
     given again with `required` sent.
     """
@@ -94,6 +95,7 @@ class Output:
     notes: list[LogRow] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     evaluated: Counter[str] = field(default_factory=Counter)
+    flagged: list[FlaggedEvents] = field(default_factory=list)
     required: Coverage = field(default_factory=Coverage)
     covered: bool = True
 
@@ -107,13 +109,15 @@ class Output:
 class Evaluator:
     """Judges the events of `stream` that belong to `shard` of `shards`.
 
-    automatic False: the watermark moves only by `advance` commands.
+    automatic False: the watermark moves only by `advance` commands. flagging: where the rules that write no alerts note the
+    events that would have raised them, by rule_id: lookback rules without suppress and revise.
     """
 
     stream: Stream
     shard: int = 0
     shards: int = 1
     automatic: bool = True
+    flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
 
     def process(self, state: ShardState, batch: Batch, output: Output | None = None) -> Output:
         """Applies the batch's rule changes, then judges its events; `state` is brought up to date.
@@ -229,7 +233,7 @@ class Evaluator:
         return segment
 
     def _segment(self, state: ShardState, events: Events, timeline: Timeline) -> Segment:
-        return Segment(self.stream, state, events, timeline, self.shard, self.shards)
+        return Segment(self.stream, state, events, timeline, self.shard, self.shards, self.flagging)
 
     def _timeline(self, state: ShardState, marks: Mapping[int, int | None]) -> Timeline:
         """Returns the watermarks before and after each commit."""
@@ -357,6 +361,7 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
     output.notes += gathered.notes
     output.evaluated.update(gathered.evaluated)
     output.failures += gathered.failures
+    output.flagged += segment.list_flagged()
 
 
 def _keep_rows(segment: Segment, rules: _Rules, output: Output) -> None:

@@ -31,6 +31,7 @@ from lookback.core.streams.alerts import (
 )
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
+from lookback.core.streams.flagged import FlaggedEvents, FlagPlace, make_bits
 from lookback.core.values.columns import Column, Mask, Values, find_beyond_calendar, from_text, from_values, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BOOLEAN, DataType
@@ -85,7 +86,7 @@ class Timeline:
 class Gathered:
     """The results of judging: rows of alerts with their places, rows of late_events, failures and notes.
 
-    evaluated: how many events each rule judged.
+    evaluated: how many events each rule judged. flags: of rules that write no alerts, those that they would have raised.
     """
 
     alerts: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
@@ -93,6 +94,16 @@ class Gathered:
     failures: list[Failure] = field(default_factory=list)
     notes: list[LogRow] = field(default_factory=list)
     evaluated: dict[str, int] = field(default_factory=dict)
+    flags: list[Flags] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The events of a segment, by their positions, for which a rule grouped by these fields would have raised alerts."""
+
+    place: FlagPlace
+    group_by: tuple[str, ...]
+    positions: Int64s
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,7 @@ class Snapshot:
     alerts: int
     notes: int
     failures: int
+    flags: int
     evaluated: int | None
     actions: Actions
 
@@ -111,13 +123,16 @@ class Segment:
     """The events of a segment in order of arrival, with all that judges need.
 
     watermarks, commit_indexes: per event, the watermark that it is judged against and its commit's index in the timeline.
-    measuring: measures windows. late_events: which events are late. gathered: the results so far.
+    measuring: measures windows. late_events: which events are late. gathered: the results so far. flagging: where rules
+    that write no alerts note their events, by rule_id.
     """
 
     def __init__(
-        self, stream: Stream, state: ShardState, events: Events, timeline: Timeline, shard: int, shards: int
-    ) -> None:
+        self, stream: Stream, state: ShardState, events: Events, timeline: Timeline, shard: int, shards: int,
+        flagging: Mapping[str, FlagPlace] | None = None,
+    ) -> None:  # fmt: skip
         self.stream, self.state, self.timeline = stream, state, timeline
+        self.flagging = flagging or {}
         self.events = events.in_order_of_arrival()
         self.commit_indexes: Int64s = np.searchsorted(timeline.commits, self.events.commits).astype(np.int64)
         self.watermarks: Int64s = timeline.before[self.commit_indexes]
@@ -145,6 +160,21 @@ class Segment:
         gathered.notes.sort(key=lambda row: (row.arrival, row.rule_id, row.version, row.action, row.message))
         gathered.failures = merge_failures(gathered.failures)
         return gathered
+
+    def list_flagged(self) -> list[FlaggedEvents]:
+        """Lists the events for which rules that write no alerts would have raised them, once for all rules of a group."""
+        groups: dict[int, list[Flags]] = {}
+        for flags in self.gathered.flags:
+            groups.setdefault(flags.place.group, []).append(flags)
+        return [self._merge_flags(group, listed) for group, listed in groups.items()]
+
+    def _merge_flags(self, group: int, listed: Sequence[Flags]) -> FlaggedEvents:
+        at = np.unique(np.concatenate([flags.positions for flags in listed]))
+        bits = make_bits(len(at), [(flags.place.bit, np.searchsorted(at, flags.positions)) for flags in listed])
+        keys = list_key_texts(self.events, listed[0].group_by, at)
+        events = self.events
+        ids = [str(each) for each in events.list_ids(at)]
+        return FlaggedEvents(group, keys, ids, events.times[at], events.commits[at], bits)
 
     def empty_feature(self, feature_id: str, is_emptied: Mask, keys: Iterable[Key]) -> None:
         """Lets no rows of earlier segments count for these keys, nor these events for later segments."""
@@ -195,8 +225,8 @@ class Segment:
         """Notes how much has been gathered so far, before the rule is judged."""
         gathered = self.gathered
         return Snapshot(
-            rule_id, len(gathered.alerts), len(gathered.notes), len(gathered.failures), gathered.evaluated.get(rule_id),
-            self.late_events.actions,
+            rule_id, len(gathered.alerts), len(gathered.notes), len(gathered.failures), len(gathered.flags),
+            gathered.evaluated.get(rule_id), self.late_events.actions,
         )  # fmt: skip
 
     def restore(self, before: Snapshot) -> None:
@@ -205,6 +235,7 @@ class Segment:
         del gathered.alerts[before.alerts :]
         del gathered.notes[before.notes :]
         del gathered.failures[before.failures :]
+        del gathered.flags[before.flags :]
         if before.evaluated is None:
             gathered.evaluated.pop(before.rule_id, None)
         else:
@@ -349,11 +380,7 @@ class RuleRun:
 
     def list_key_texts(self, positions: Int64s) -> list[dict[str, str | None]]:
         """Returns the texts of the keys of events."""
-        texts: list[dict[str, str | None]] = [{} for _ in positions]
-        for name in self.rule.group_by:
-            for row, value in zip(texts, self.events.columns[name].take(positions).to_list(), strict=True):
-                row[name] = to_text(value)
-        return texts
+        return list_key_texts(self.events, self.rule.group_by, positions)
 
     def stored_key(self, at: int) -> list[Any]:
         """Returns the stored values of an event's key, for a table to keep."""
@@ -393,6 +420,14 @@ class RuleRun:
         listed = list(keys)
         for feature in self.rule.features:
             self._segment.empty_feature(feature.feature_id, is_emptied, listed)
+
+    def note_flagged(self, positions: Int64s) -> bool:
+        """Notes the events for which alerts are raised, of a rule that writes none. Returns whether this is one."""
+        place = self._segment.flagging.get(self.entry.rule_id)
+        if place is None:
+            return False
+        self._gathered.flags.append(Flags(place, self.rule.group_by, positions))
+        return True
 
     def write_alert(
         self,
@@ -458,6 +493,15 @@ class RuleRun:
         cuts = np.flatnonzero(np.diff(numbers)) + 1
         parts = np.split(positions, cuts) if len(positions) else []
         return [(self.key_at(int(part[0])), part) for part in parts]
+
+
+def list_key_texts(events: Events, group_by: Sequence[str], positions: Int64s) -> list[dict[str, str | None]]:
+    """Returns the texts of the keys of events."""
+    texts: list[dict[str, str | None]] = [{} for _ in positions]
+    for name in group_by:
+        for row, value in zip(texts, events.columns[name].take(positions).to_list(), strict=True):
+            row[name] = to_text(value)
+    return texts
 
 
 def _parse_measure(type_: DataType | None, text: str | None) -> object:

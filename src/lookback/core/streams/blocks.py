@@ -18,6 +18,7 @@ from lookback.core.errors import StateError
 from lookback.core.streams.alerts import Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
+from lookback.core.streams.flagged import FlaggedEvents
 from lookback.core.values.columns import from_arrow, normalize_zeros, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.times import parse_time, to_utc
@@ -44,6 +45,14 @@ _ORDER_COLUMNS = pa.schema(
         ("order_key", pa.string()),
     ]
 )
+# The number of the candidate of a backtest that raised a row.
+TRIED = "tried"
+FLAGGED_SCHEMA = pa.schema(
+    [
+        ("group", pa.int32()), ("key", _TEXTS), ("event_id", pa.string()), ("event_time", _TIME), ("arrival", pa.int64()),
+        ("bits", pa.list_(pa.int64())),
+    ]
+)  # fmt: skip
 LATE_SCHEMA = pa.schema(
     [
         ("stream", pa.string()), ("event_id", pa.string()), ("event_time", _TIME), ("arrival", pa.int64()),
@@ -75,15 +84,16 @@ def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]
         return Events(columns, commits, stream.event_id, stream.event_time), header
 
 
-def pack_alerts(rows: Sequence[tuple[AlertOrder, Alert]]) -> bytes:
-    """Packs alerts and their order into a block, the measures as exact texts."""
+def pack_alerts(rows: Sequence[tuple[AlertOrder, Alert]], tried: Sequence[int] | None = None) -> bytes:
+    """Packs alerts and their order into a block, the measures as exact texts. tried: the number of each row's candidate."""
     columns: dict[str, list[Any]] = {name: [getattr(alert, name) for _, alert in rows] for name in ALERTS_SCHEMA.names}
     columns["key"] = [list(key.items()) for key in columns["key"]]
     columns["measures"] = [[(name, to_text(value)) for name, value in each.items()] for each in columns["measures"]]
     columns |= {
         f"order_{name}": [getattr(order, name) for order, _ in rows] for name in ("phase", "time", "event_id", "key")
     }
-    return _write_ipc(pa.Table.from_pydict(columns, schema=pa.schema([*ALERTS_SCHEMA, *_ORDER_COLUMNS])))
+    table = pa.Table.from_pydict(columns, schema=pa.schema([*ALERTS_SCHEMA, *_ORDER_COLUMNS]))
+    return _write_ipc(table if tried is None else table.append_column(TRIED, pa.array(tried, pa.int32())))
 
 
 def merge_alerts(blocks: Iterable[bytes]) -> pa.Table:
@@ -96,6 +106,22 @@ def merge_alerts(blocks: Iterable[bytes]) -> pa.Table:
         names = ("arrival", "order_phase", "order_time", "order_event_id", "rule_id", "order_key")
         ordered = pa.concat_tables(tables).sort_by([(name, "ascending") for name in names])
         return ordered.select(ALERTS_SCHEMA.names)
+
+
+def pack_flagged(flagged: FlaggedEvents) -> bytes:
+    """Packs flagged events into a block with the columns of FLAGGED_SCHEMA."""
+    rows, words = flagged.bits.shape
+    columns = {
+        "group": pa.array([flagged.group] * rows, pa.int32()),
+        "key": pa.array([list(key.items()) for key in flagged.keys], _TEXTS),
+        "event_id": pa.array(flagged.event_ids, pa.string()),
+        "event_time": pa.array(flagged.times, pa.int64()).cast(_TIME),
+        "arrival": pa.array(flagged.arrivals, pa.int64()),
+        "bits": pa.ListArray.from_arrays(
+            pa.array(np.arange(rows + 1) * words, pa.int32()), pa.array(flagged.bits.reshape(-1), pa.int64())
+        ),
+    }
+    return _write_ipc(pa.table(columns, schema=FLAGGED_SCHEMA))
 
 
 def pack_late(late: Sequence[LateEvent]) -> bytes:

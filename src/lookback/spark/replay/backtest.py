@@ -8,30 +8,37 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import WaitingChange
 from lookback.core.errors import SetupError
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.rulebook import LogRow, RuleChange
-from lookback.core.streams.alerts import Failure
-from lookback.core.streams.blocks import unpack_failures
+from lookback.core.rules.variants import Variant, make_variants
+from lookback.core.streams.blocks import TRIED, unpack_failures
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.flagged import WORD_BITS, FlagPlace, count_bits
+from lookback.core.values.limits import LIMITS
+from lookback.core.values.windows import LOOKBACK
 from lookback.spark.platform.session import find_local_path, open_own_session
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import Answers, Plan, judge
+from lookback.spark.replay.tasks import Answers, Plan, Tried, judge
 from lookback.spark.stream.shard import FAILURES, LOG
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from lookback.spark.tables.lakehouse import Tables
 
 _DAY_US = 86_400_000_000
+# The most rules and variants that are judged at once.
+_MAX_TRIALS = LIMITS["rules"].most
 _TABLE = re.compile(r"\w+(\.\w+){1,2}", re.ASCII)
 
 
@@ -72,17 +79,21 @@ class Range:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a rule would have raised. alerts: those that stand, by their last revision; keys: how many keys have one.
+    """What a rule would have raised, or one of its variants. parameters: their values.
 
-    rows: of alerts, with all revisions and suppressed ones. failures: how many times it could not be judged. alerts_per_day:
-    over the days of event time in which the rule speaks; None if these are none.
+    alerts: those that stand, by their last revision; keys: how many keys have one. alerts_per_day: over the days of event
+    time in which the rule speaks; None if these are none. flagged: the events that triggered an alert that stands; None for a
+    rule whose alerts are about many events. rows: of alerts, with all revisions and suppressed ones. failures: how many times
+    it could not be judged.
     """
 
     rule_id: str
     version: int
+    parameters: Mapping[str, Any]
     alerts: int
     alerts_per_day: float | None
     keys: int
+    flagged: int | None
     rows: int
     failures: int
 
@@ -91,13 +102,11 @@ class Figures:
 class Backtest:
     """The result of a backtest.
 
-    alerts: rows with the columns of the table `alerts`, of which decided_at is NULL. events: how many were judged, through
-    `commits`, the first and the last. deletes: the number of commits that deleted events, which count nowhere.
-    errors: rows as rule_log would have had them. first_time, last_time: the event times that the figures are over,
-    in microseconds; None without events.
+    figures: of each candidate, or of each variant of it. events: how many were judged, through `commits`, the first and the
+    last. deletes: the number of commits that deleted events, which count nowhere. errors: rows as rule_log would have had
+    them. first_time, last_time: the event times that the figures are over, in microseconds; None without events.
     """
 
-    alerts: DataFrame
     figures: list[Figures]
     events: int
     commits: tuple[int, int]
@@ -105,14 +114,25 @@ class Backtest:
     first_time: int | None
     last_time: int | None
     errors: list[LogRow] = field(default_factory=list)
+    _rows: DataFrame | None = None
     _answers: Answers | None = None
 
+    @property
+    def alerts(self) -> DataFrame:
+        """The rows of alerts: the columns of the table `alerts`, of which decided_at is NULL, and `variant`.
+
+        variant: the values of the parameters as JSON. Raises SetupError if the backtest was to make figures alone.
+        """
+        if self._rows is None:
+            raise SetupError("this backtest made figures alone; run it with rows=True for the alerts")
+        return self._rows
+
     def write(self, place: str) -> None:
-        """Writes the alerts as a Delta table, with a column `variant`.
+        """Writes the alerts as a Delta table.
 
         place: a new or empty folder, or catalog.schema.table for a new table. Raises SetupError if something is there.
         """
-        writer = self.alerts.withColumn("variant", F.lit("")).write.format("delta").mode("error")
+        writer = self.alerts.write.format("delta").mode("error")
         if _TABLE.fullmatch(place):
             if self.alerts.sparkSession.catalog.tableExists(place):
                 raise SetupError(f"--out: there is a table {place}; name another one")
@@ -137,28 +157,36 @@ class Backtest:
 
 def backtest(
     tables: Tables, stream: Stream, candidates: Sequence[Candidate], within: Range | None = None, *,
-    progress: Callable[[str], None] | None = None,
+    vary: Mapping[str, Sequence[object]] | None = None, rows: bool = True, progress: Callable[[str], None] | None = None,
 ) -> Backtest:  # fmt: skip
     """Judges all events of a stream by rules that were in force from before its first commit on.
 
-    within: where the rules speak; default: everywhere. Two candidates cannot have one rule_id. Raises RuleError for a wrong
-    rule, and SetupError if the table or its change feed is missing.
+    within: where the rules speak; default: everywhere. vary: values for parameters by their names; each candidate is judged
+    with every combination of these in place of its own, all in one pass (see `make_variants`). rows False: only figures are
+    made, which is much faster where many variants alert. Raises RuleError for a wrong rule or parameter, and SetupError if the
+    table or its change feed is missing.
     """
     within = within or Range()
+    trials = _make_trials(candidates, vary or {}, stream, within, rows=rows)
     tables = replace(tables.holding(stream), spark=open_own_session(tables.spark))
     tables.require(stream)
-    _require_different(candidates)
     history = History.read(tables, stream)
-    plan = _make_plan(tables, stream, candidates, within, history)
+    plan = _make_plan(tables, stream, trials, within, history)
     answers = judge(history.read_lasting(tables), stream, plan, history.events, history.spans, progress)
-    alerts = answers.read_alerts()
-    alerts = alerts.select(*alerts.columns, F.lit(None).cast("timestamp").alias("decided_at"))
-    failures = [each for payload in answers.list_payloads(FAILURES) for each in unpack_failures(payload)]
-    errors = {LogRow(**each) for payload in answers.list_payloads(LOG) for each in json.loads(payload)}
+    alerts = answers.read_tried_alerts()
+    failed = Counter[int]()
+    for payload in answers.list_payloads(FAILURES):
+        for failure in unpack_failures(payload):
+            failed[plan.tried[failure.rule_id].number] += failure.count
+    logged = {LogRow(**each) for payload in answers.list_payloads(LOG) for each in json.loads(payload)}
+    own_ids = {rule_id: tried.rule_id for rule_id, tried in plan.tried.items()}
+    errors = {replace(row, rule_id=own_ids.get(row.rule_id or "", row.rule_id)) for row in logged}
     first_time, last_time = _clip(history, within)
+    counts = {**_count_alerts(alerts, trials), **_count_flagged(answers.read_flagged(), trials)}
     return Backtest(
-        alerts, _make_figures(candidates, alerts, failures, (first_time, last_time)), history.events,
-        (history.first, history.last), history.deletes, first_time, last_time, sorted(errors, key=repr), answers,
+        _make_figures(trials, counts, failed, (first_time, last_time)), history.events, (history.first, history.last),
+        history.deletes, first_time, last_time, sorted(errors, key=repr),
+        _name_variants(alerts, trials) if rows else None, answers,
     )  # fmt: skip
 
 
@@ -167,10 +195,36 @@ def _pick(choose: Callable[[int, int], int], own: int | None, given: int | None)
     return choose(*known) if len(known) == 2 else known[0] if known else None
 
 
-def _require_different(candidates: Sequence[Candidate]) -> None:
-    ids = [each.rule_id for each in candidates]
-    if twice := sorted({each for each in ids if ids.count(each) > 1}):
-        raise SetupError(f"rule {twice[0]!r} is to be tried twice at once; try its versions one after the other")
+@dataclass(frozen=True)
+class _Trial:
+    """A candidate, or a variant of it, as it is judged: under an id of its own, beside all others.
+
+    place: where its flags are if it writes no alerts.
+    """
+
+    candidate: Candidate
+    variant: Variant
+    rule: CompiledRule
+    place: FlagPlace | None
+
+
+def _make_trials(
+    candidates: Sequence[Candidate], vary: Mapping[str, Sequence[object]], stream: Stream, within: Range, *, rows: bool
+) -> list[_Trial]:
+    """Makes a trial of each variant of each candidate. Raises RuleError, which names the rule by its own id."""
+    trials = list[_Trial]()
+    variants = make_variants([each.document for each in candidates], vary)
+    for group, (candidate, made) in enumerate(zip(candidates, variants, strict=True)):
+        for bit, variant in enumerate(made):
+            document = {**within.narrow(variant.document, stream), "rule_id": f"trial-{len(trials)}"}
+            rule = compile_rule(document, stream)
+            can_flag = (
+                not rows and rule.spec.kind == LOOKBACK and rule.spec.suppress is None and rule.spec.late != "revise"
+            )
+            trials.append(_Trial(candidate, variant, rule, FlagPlace(group, bit) if can_flag else None))
+    if len(trials) > _MAX_TRIALS:
+        raise SetupError(f"{len(trials):,} rules and variants of them are more than {_MAX_TRIALS:,}; try fewer at once")
+    return trials
 
 
 def _clip(history: History, within: Range) -> tuple[int | None, int | None]:
@@ -181,30 +235,31 @@ def _clip(history: History, within: Range) -> tuple[int | None, int | None]:
     return first, max(last or 0, first or 0)
 
 
-def _make_plan(
-    tables: Tables, stream: Stream, candidates: Sequence[Candidate], within: Range, history: History
-) -> Plan:
-    """Plans that all candidates are in force from the beginning, and that commands come as they came to the stream.
-
-    Raises RuleError for a wrong rule.
-    """
+def _make_plan(tables: Tables, stream: Stream, trials: Sequence[_Trial], within: Range, history: History) -> Plan:
+    """Plans that all trials are in force from the beginning, and that commands come as they came to the stream."""
     is_silent = within.since_commit is not None and within.since_commit > history.first
-    documents = [within.narrow(each.document, stream) for each in candidates]
     first, waiting = list[RuleChange](), list[WaitingChange]()
-    for at, (each, document) in enumerate(zip(candidates, documents, strict=True)):
-        text = json.dumps(document, ensure_ascii=False, default=str)
+    for at, trial in enumerate(trials):
+        rule_id, version = trial.rule.spec.rule_id, trial.candidate.version
+        text = json.dumps(trial.rule.spec.document, ensure_ascii=False, default=str)
         status = "paused" if is_silent else "active"
-        first.append(RuleChange("insert", at, each.rule_id, each.version, status, text))
+        first.append(RuleChange("insert", at, rule_id, version, status, text))
         if is_silent and within.since_commit is not None:
-            speaks = RuleChange("update", at, each.rule_id, each.version, "active", text)
+            speaks = RuleChange("update", at, rule_id, version, "active", text)
             waiting.append(WaitingChange(speaks, within.since_commit - 1))
-    for command, after in _read_commands(tables, stream, len(candidates)):
+    for command, after in _read_commands(tables, stream, len(trials)):
         if after is None:
             first.append(command)
         else:
             waiting.append(WaitingChange(command, after))
-    rules = [compile_rule(each, stream) for each in documents]
-    return Plan(rules, first, waiting, {stream.name: stream})
+    # A stream may have fewer rules in force at a time.
+    streams = {stream.name: replace(stream, limits=replace(stream.limits, rules=_MAX_TRIALS))}
+    ids = [trial.rule.spec.rule_id for trial in trials]
+    return Plan(
+        [trial.rule for trial in trials], first, waiting, streams,
+        tried={rule_id: Tried(at, trials[at].candidate.rule_id) for at, rule_id in enumerate(ids)},
+        flagging={rule_id: each.place for rule_id, each in zip(ids, trials, strict=True) if each.place is not None},
+    )  # fmt: skip
 
 
 def _read_commands(tables: Tables, stream: Stream, number: int) -> Iterator[tuple[RuleChange, int | None]]:
@@ -219,34 +274,118 @@ def _read_commands(tables: Tables, stream: Stream, number: int) -> Iterator[tupl
         yield RuleChange("insert", at, "*", None, row["action"], json.dumps(document)), row["arrival"]
 
 
+@dataclass
+class _Counts:
+    """The counts of one trial (see `Figures`)."""
+
+    alerts: int = 0
+    keys: int = 0
+    flagged: int = 0
+    rows: int = 0
+
+
 def _make_figures(
-    candidates: Sequence[Candidate], alerts: DataFrame, failures: list[Failure], times: tuple[int | None, int | None]
+    trials: Sequence[_Trial],
+    counts: Mapping[int, _Counts],
+    failed: Mapping[int, int],
+    times: tuple[int | None, int | None],
 ) -> list[Figures]:
-    counts, failed = _count_alerts(alerts), Counter[str]()
-    for failure in failures:
-        failed[failure.rule_id] += failure.count
     first, last = times
     days = None if first is None or last is None else (last - first) / _DAY_US
     figures = []
-    for each in candidates:
-        own = counts.get(each.rule_id, {"alerts": 0, "keys": 0, "rows": 0})
-        per_day = own["alerts"] / days if days else None
+    for at, trial in enumerate(trials):
+        own = counts.get(at, _Counts())
+        per_day = own.alerts / days if days else None
+        flagged = own.flagged if trial.rule.spec.kind == LOOKBACK else None
+        candidate, parameters, failures = trial.candidate, trial.variant.parameters, failed.get(at, 0)
         figures.append(
-            Figures(each.rule_id, each.version, own["alerts"], per_day, own["keys"], own["rows"], failed[each.rule_id])
+            Figures(
+                candidate.rule_id,
+                candidate.version,
+                parameters,
+                own.alerts,
+                per_day,
+                own.keys,
+                flagged,
+                own.rows,
+                failures,
+            )
         )
     return figures
 
 
-def _count_alerts(alerts: DataFrame) -> dict[str, dict[str, int]]:
-    """Counts the alerts of each rule, and the keys that have one."""
-    last = alerts.groupBy("rule_id", "alert_id").agg(
-        F.max_by(F.struct("verdict", F.to_json("key").alias("key")), "revision").alias("last"),
+def _name_variants(alerts: DataFrame, trials: Sequence[_Trial]) -> DataFrame:
+    """Returns the rows of alerts with the text of their variant in place of the number of the trial."""
+    texts = F.array(*(F.lit(trial.variant.text) for trial in trials))
+    variant = F.element_at(texts, F.col(TRIED) + 1).alias("variant")
+    names = [name for name in alerts.columns if name != TRIED]
+    return alerts.select(*names, F.lit(None).cast("timestamp").alias("decided_at"), variant)
+
+
+def _count_alerts(alerts: DataFrame, trials: Sequence[_Trial]) -> dict[int, _Counts]:
+    """Counts the alerts of each trial that writes them, and the keys that have one."""
+    if all(trial.place is not None for trial in trials):
+        return {}
+    last = alerts.groupBy(TRIED, "alert_id").agg(
+        F.max_by(F.struct("verdict", "event_id", F.to_json("key").alias("key")), "revision").alias("last"),
         F.count("*").alias("rows"),
     )
     stands = F.col("last.verdict") == "raised"
-    counted = last.groupBy("rule_id").agg(
+    counted = last.groupBy(TRIED).agg(
         F.count_if(stands).alias("alerts"),
         F.count_distinct(F.when(stands, F.col("last.key"))).alias("keys"),
+        F.count_distinct(F.when(stands, F.col("last.event_id"))).alias("flagged"),
         F.sum("rows").alias("rows"),
     )
-    return {row["rule_id"]: row.asDict() for row in counted.collect()}
+    return {row[TRIED]: _Counts(row["alerts"], row["keys"], row["flagged"], row["rows"]) for row in counted.collect()}
+
+
+def _count_flagged(flagged: DataFrame, trials: Sequence[_Trial]) -> dict[int, _Counts]:
+    """Counts what the trials that write no alerts would have raised."""
+    places = {trial.place: at for at, trial in enumerate(trials) if trial.place is not None}
+    if not places:
+        return {}
+    counts = {at: _Counts() for at in places.values()}
+    words = 1 + max(place.bit for place in places) // WORD_BITS
+
+    def add(name: str, rows: DataFrame) -> None:
+        """Adds the number of rows in which each trial's bit is set."""
+        for row in rows.mapInArrow(_CountBits(), "group int, counts array<bigint>").collect():
+            for bit, count in enumerate(row["counts"]):
+                if count:
+                    own = counts[places[FlagPlace(row["group"], bit)]]
+                    setattr(own, name, getattr(own, name) + count)
+
+    def merge(*by: Column | str) -> DataFrame:
+        """Merges the rows of each key or event: a trial's bit is set if it is in one of them."""
+        merged = flagged.groupBy("group", *by).agg(
+            *(F.bit_or(F.get("bits", F.lit(at))).alias(f"w{at}") for at in range(words))
+        )
+        bits = F.array(*(F.coalesce(f"w{at}", F.lit(0).cast("bigint")) for at in range(words)))
+        return merged.select("group", bits.alias("bits"))
+
+    add("alerts", flagged.select("group", "bits"))
+    add("keys", merge(F.to_json("key")))
+    add("flagged", merge("event_id"))
+    for own in counts.values():
+        own.rows = own.alerts
+    return counts
+
+
+class _CountBits:
+    """Counts in how many rows each bit is set."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            groups, words = batch["group"].to_numpy(), batch["bits"]
+            for group in np.unique(groups).tolist():
+                rows = np.flatnonzero(groups == group)
+                own = words.take(pa.array(rows))
+                bits = own.flatten().to_numpy().reshape(len(rows), -1)
+                counts = count_bits(bits, bits.shape[1] * WORD_BITS)
+                yield pa.RecordBatch.from_pydict(
+                    {
+                        "group": pa.array([group], pa.int32()),
+                        "counts": pa.array([counts.tolist()], pa.list_(pa.int64())),
+                    }
+                )

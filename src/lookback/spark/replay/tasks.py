@@ -11,16 +11,16 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import WaitingChange, judge_batch
@@ -29,18 +29,22 @@ from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.alerts import LateEvent
+from lookback.core.streams.alerts import Alert, AlertOrder, LateEvent, compute_alert_id
 from lookback.core.streams.arrival import merge_marks
 from lookback.core.streams.blocks import (
     COMMIT,
+    TRIED,
     pack_alerts,
     pack_failures,
+    pack_flagged,
     pack_late,
     unpack_events,
     unpack_table,
 )
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
+from lookback.core.streams.flagged import FlagPlace
+from lookback.core.values.times import parse_time
 from lookback.spark.platform.session import count_cores, is_connect
 from lookback.spark.stream.dispatch import (
     DELETED,
@@ -83,6 +87,16 @@ _ARROW_BLOCKS = pa.schema(
 )
 _ARROW_ANSWERS = pa.schema([pa.field("kind", pa.string(), False), pa.field("payload", pa.binary(), False)])
 _ALERTS_ROWS = StructType([each for each in ALERTS_COLUMNS if each.name != "decided_at"])
+_TRIED_ROWS = StructType([*_ALERTS_ROWS, StructField(TRIED, IntegerType())])
+_FLAGGED_ROWS = StructType(
+    [
+        StructField("group", IntegerType()),
+        *(each for each in ALERTS_COLUMNS if each.name in ("key", "event_id", "event_time", "arrival")),
+        StructField("bits", ArrayType(LongType())),
+    ]
+)
+# The kind of answers that have flagged events.
+FLAGGED = "flagged"
 _PROGRESS_SECONDS = 2.0
 
 
@@ -92,7 +106,8 @@ class Plan:
 
     first: the changes before the first commit; waiting: those after a later one. streams: every declared stream by name.
     erases False: deleted events count nowhere, and have moved the watermark; True: they count until they are deleted, as
-    in the stream.
+    in the stream. tried: by the id under which a candidate of a backtest is judged its number and the id of its rule;
+    empty: all rules are judged under their own ids. flagging: the candidates that write no alerts (see `Evaluator`).
     """
 
     rules: Sequence[CompiledRule]
@@ -100,21 +115,41 @@ class Plan:
     waiting: Sequence[WaitingChange]
     streams: Mapping[str, Stream]
     erases: bool = False
+    tried: Mapping[str, Tried] = field(default_factory=dict)
+    flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
+
+
+class Tried(NamedTuple):
+    """A candidate of a backtest: its number, and the id of its rule. Several may be versions or variants of one rule."""
+
+    number: int
+    rule_id: str
 
 
 class Answers:
-    """The answers of the shards, which Spark keeps on its disks until `close`. facts: all but alerts and late events."""
+    """The answers of the shards, which Spark keeps on its disks until `close`.
+
+    facts: all but alerts, flagged and late events.
+    """
 
     def __init__(self, rows: DataFrame, progress: Callable[[str], None] | None = None) -> None:
         spark, self._rows = rows.sparkSession, rows
         with _bounded_batches(spark), _show_progress(spark, progress):
             with suppress(PySparkException):  # as on serverless compute, which judges again where rows are read
                 self._rows = rows.persist(StorageLevel.DISK_ONLY)
-            self.facts: list[Row] = self._rows.where(~F.col("kind").isin(ALERTS, LATE)).collect()
+            self.facts: list[Row] = self._rows.where(~F.col("kind").isin(ALERTS, LATE, FLAGGED)).collect()
 
     def read_alerts(self) -> DataFrame:
         """Reads the rows of alerts, with the columns of the table but decided_at."""
         return self._unpack(ALERTS, _ALERTS_ROWS)
+
+    def read_tried_alerts(self) -> DataFrame:
+        """Reads what `read_alerts` does, with a further column: the number of the candidate (see `Plan.tried`)."""
+        return self._unpack(ALERTS, _TRIED_ROWS)
+
+    def read_flagged(self) -> DataFrame:
+        """Reads the events for which the candidates that write no alerts would have raised them."""
+        return self._unpack(FLAGGED, _FLAGGED_ROWS)
 
     def read_late(self) -> DataFrame:
         """Reads the rows of late_events that each shard has; a late event may have one of several shards."""
@@ -216,7 +251,8 @@ class _Shard:
     """The keys of one shard, with their state in memory."""
 
     def __init__(self, stream: Stream, labels: Sequence[str], label: str, plan: Plan) -> None:
-        self._stream, self._evaluator = stream, Evaluator(stream, list(labels).index(label), len(labels))
+        self._stream, self._tried = stream, plan.tried
+        self._evaluator = Evaluator(stream, list(labels).index(label), len(labels), flagging=plan.flagging)
         self._state = ShardState(RuleBook(stream, plan.streams))
         self._changes, self._waiting = list(plan.first), list(plan.waiting)
         # Every block names the events that are too far in the future, so one shard tells of them.
@@ -242,18 +278,32 @@ class _Shard:
         output, self._waiting = judge_batch(self._evaluator, self._state, batch, self._waiting)
         self._state.drop_old()
         output.late += future
-        return list(_pack(output))
+        return list(_pack(output, self._tried))
 
 
-def _pack(output: Output) -> Iterator[tuple[str, bytes]]:
+def _pack(output: Output, tried: Mapping[str, Tried]) -> Iterator[tuple[str, bytes]]:
     for at in range(0, len(output.rows), _ROWS_IN_BLOCK):
-        yield ALERTS, pack_alerts(output.rows[at : at + _ROWS_IN_BLOCK])
+        rows = output.rows[at : at + _ROWS_IN_BLOCK]
+        yield ALERTS, pack_alerts(rows, _rename(rows, tried) if tried else None)
+    for flagged in output.flagged:
+        yield FLAGGED, pack_flagged(flagged)
     for at in range(0, len(output.late), _ROWS_IN_BLOCK):
         yield LATE, pack_late(output.late[at : at + _ROWS_IN_BLOCK])
     if output.failures:
         yield FAILURES, pack_failures(merge_failures(output.failures))
     if logged := [*(row for row in output.log if row.action == "rejected"), *output.notes]:
         yield LOG, json.dumps([asdict(row) for row in logged]).encode()
+
+
+def _rename(rows: Sequence[tuple[AlertOrder, Alert]], tried: Mapping[str, Tried]) -> list[int]:
+    """Gives alerts the ids that they have under the ids of their rules. Returns the numbers of their candidates."""
+    numbers = []
+    for _, alert in rows:
+        number, alert.rule_id = tried[alert.rule_id]
+        named = alert.event_id if alert.event_id is not None else parse_time(alert.window_start)
+        alert.alert_id = compute_alert_id(alert.rule_id, alert.rule_version, alert.key, named)
+        numbers.append(number)
+    return numbers
 
 
 @contextmanager
