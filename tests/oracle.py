@@ -122,20 +122,24 @@ class Oracle:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.rules: dict[str, _Kind] = {}
+        # By rule the version that is active or paused, and the one in shadow.
+        self.mains: dict[str, _Kind] = {}
+        self.shadows: dict[str, _Kind] = {}
+        # The lane of each version that was in force.
+        self.lanes: dict[tuple[str, int], int] = {}
         self.states: dict[str, _State] = {}
         self.high = self.advanced = NEVER
         self.last_commit: int | None = None
         self.arrived = 0
-        # Of the rule, its group_by and a key, the time of the last raised alert; of the subject, what was written about it
-        # by a version of one kind.
-        self.hours: dict[tuple[str, Fields, Key], int] = {}
+        # Of the rule, whether it is its shadow, its group_by and a key, the time of the last raised alert; of the subject,
+        # what was written about it by a version of one kind.
+        self.hours: dict[tuple[str, bool, Fields, Key], int] = {}
         self.memories: dict[tuple[str, str, Fields, int, Key, int], _Memory] = {}
         # Of rules that revise: the version and document that judged, and the events.
         self.judged: dict[str, tuple[Any, list[OracleEvent]]] = {}
         self.alerts: list[tuple[Any, ...]] = []
         # Of each alert, what decides its place among rows that the watermark brings: the watermark, the rule, the key.
-        self.moments: list[tuple[int, str, str]] = []
+        self.moments: list[tuple[int, str, int, str]] = []
         self.late: list[tuple[Any, ...]] = []
         self.failed: dict[tuple[str, int], int] = {}
         self.notes: list[tuple[str, str, int, int]] = []
@@ -150,18 +154,49 @@ class Oracle:
         """A rule change between two commits."""
         rule_id = document["rule_id"]
         if status in ("active", "shadow", "paused"):
-            compiled = compile_rule(document, self.stream)
-            self.rules[rule_id] = _KINDS[compiled.spec.kind](self, compiled, version, status)
+            compiled = compile_rule(document, self.stream, lane=self._lane(rule_id, version, status))
+            kind = _KINDS[compiled.spec.kind](self, compiled, version, status)
+            self.end(rule_id, version)
+            if status == "active":
+                self.shadows.pop(rule_id, None)
+            (self.shadows if status == "shadow" else self.mains)[rule_id] = kind
             COVERED[f"rules: {compiled.spec.kind}"] += 1
-        elif status != "draft":
-            self.rules.pop(rule_id, None)
+            COVERED[f"versions in shadow beside another: {compiled.spec.kind}"] += (
+                rule_id in self.mains and rule_id in self.shadows
+            )
+        elif status == "retired":
+            self.mains.pop(rule_id, None)
+            self.shadows.pop(rule_id, None)
         self._open()
+
+    def end(self, rule_id: str, version: int) -> None:
+        """Takes one version out of force: it was deleted or quarantined, or gets another role."""
+        for role in (self.mains, self.shadows):
+            if rule_id in role and role[rule_id].version == version:
+                del role[rule_id]
+
+    def _lane(self, rule_id: str, version: int, status: str) -> int:
+        """The state that a version goes on with: its own, that of its role, or that of a shadow that it replaces."""
+        main, shadow = self.mains.get(rule_id), self.shadows.get(rule_id)
+        in_force = {rule.version: rule.compiled.lane for rule in (main, shadow) if rule}
+        own = self.lanes.get((rule_id, version)) if version in in_force or not in_force else None
+        before = shadow if status == "shadow" else main or (shadow if status == "active" else None)
+        other = main if status == "shadow" else shadow
+        if own is not None:
+            lane = own
+        elif before is not None:
+            lane = before.compiled.lane
+        else:
+            lane = 1 - other.compiled.lane if other else 0
+        self.lanes[rule_id, version] = lane
+        return lane
 
     def command(self, action: str, time: int | None = None) -> None:
         """A command between two commits."""
         COVERED[f"commands: {action}"] += 1
         if action == "retire_all":
-            self.rules.clear()
+            self.mains.clear()
+            self.shadows.clear()
         elif action == "clear_state":
             self.states.clear()
             self.hours.clear()
@@ -215,8 +250,8 @@ class Oracle:
             judged[:] = [event for event in judged if event not in gone]
 
     def in_force(self) -> list[_Kind]:
-        """The rules with state, by rule_id."""
-        return [rule for _, rule in sorted(self.rules.items())]
+        """The rules with state, by rule_id and version."""
+        return sorted((*self.mains.values(), *self.shadows.values()), key=lambda rule: (rule.rule_id, rule.version))
 
     def _open(self) -> None:
         widths: dict[str, int] = {}
@@ -235,14 +270,18 @@ class Oracle:
     def _forget_unused(self) -> None:
         used = {name for rule in self.in_force() for name in rule.widths()}
         self.states = {name: state for name, state in self.states.items() if name in used}
-        revising = {f"{r.rule_id} {r.compiled.group_by}" for r in self.in_force() if r.spec.late == "revise"}
+        revising = {r.judges for r in self.in_force() if r.spec.late == "revise"}
         self.judged = {slot: judged for slot, judged in self.judged.items() if slot in revising}
         for rule in self.in_force():
             rule.forget_unused()
         # An hour is kept while an event that it suppresses may still be taken.
-        spans = {r.rule_id: (r.spec.suppress, r.lateness) for r in self.in_force() if r.spec.suppress is not None}
+        spans = {
+            (r.rule_id, r.status == "shadow"): (r.spec.suppress, r.lateness)
+            for r in self.in_force()
+            if r.spec.suppress is not None
+        }
         for slot in list(self.hours):
-            span, lateness = spans.get(slot[0], (NEVER, 0))
+            span, lateness = spans.get(slot[:2], (NEVER, 0))
             if self.hours[slot] + span < self.watermark - lateness:
                 del self.hours[slot]
 
@@ -316,6 +355,11 @@ class _Kind:
         self.oracle, self.compiled, self.version, self.status = oracle, compiled, version, status
         self.spec, self.rule_id, self.lateness = compiled.spec, compiled.spec.rule_id, compiled.allowed_lateness
         self.evaluated = status in ("active", "shadow")
+
+    @property
+    def judges(self) -> str:
+        """The name of the events that a rule judged and may revise."""
+        return f"{self.rule_id} {self.compiled.lane} {self.compiled.group_by}"
 
     def widths(self) -> dict[str, int]:
         """The states that the rule uses, and how far below the watermark they are kept."""
@@ -450,14 +494,15 @@ class _Kind:
         kind = "absence" if self.compiled.sequence and self.compiled.sequence.absent else self.spec.kind
         # An absence is raised once the watermark is beyond its due, a window when it is at its end.
         moment_ = about.time + (kind == "absence")
-        self.oracle.moments.append((moment_, self.rule_id, json.dumps(list(key.values()), ensure_ascii=False)))
+        text = json.dumps(list(key.values()), ensure_ascii=False)
+        self.oracle.moments.append((moment_, self.rule_id, self.version, text))
         COVERED[f"rows: {kind} {verdict}"] += 1
         COVERED[f"rows: {kind} of a revision above 0"] += memory.rows > 0
         memory.rows, memory.held, memory.measures, memory.end = memory.rows + 1, holds, measures, about.end
         return holds
 
     def _base(self, about: _Subject) -> str:
-        span, slot = self.spec.suppress, (self.rule_id, self.compiled.group_by, about.key)
+        span, slot = self.spec.suppress, (self.rule_id, self.status == "shadow", self.compiled.group_by, about.key)
         if span is None:
             return "raised"
         if slot in self.oracle.hours and about.time <= self.oracle.hours[slot] + span:
@@ -487,23 +532,17 @@ class _Lookback(_Kind):
         elif judged:
             self._judge(event, event.commit)
             if self.spec.late == "revise":
-                self.oracle.judged[self._judges][1].append(event)
+                self.oracle.judged[self.judges][1].append(event)
         return "evaluated" if judged else "recorded"
-
-    @property
-    def _judges(self) -> str:
-        return f"{self.rule_id} {self.compiled.group_by}"
 
     def begin(self) -> None:
         mark = (self.version, self.spec.document)
-        if self.spec.late == "revise" and self.oracle.judged.get(self._judges, (None,))[0] != mark:
-            self.oracle.judged[self._judges] = (mark, [])
+        if self.spec.late == "revise" and self.oracle.judged.get(self.judges, (None,))[0] != mark:
+            self.oracle.judged[self.judges] = (mark, [])
 
     def _revise(self, newcomer: OracleEvent) -> None:
         key = self.key(newcomer)
-        again = [
-            e for e in self.oracle.judged[self._judges][1] if self.key(e) == key and self._covers(e, newcomer.time)
-        ]
+        again = [e for e in self.oracle.judged[self.judges][1] if self.key(e) == key and self._covers(e, newcomer.time)]
         limit = self.oracle.stream.max_revisions
         for event in sorted(again, key=lambda e: e.place)[:limit]:
             self._judge(event, newcomer.commit)

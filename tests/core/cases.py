@@ -5,6 +5,7 @@ Small numbers with many ties, so that edges are hit exactly and a case that fail
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -289,6 +290,8 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
     written: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     # The kinds that the version in force has had.
     had: dict[str, set[str]] = {}
+    # The rows in force by rule and role: 0 active or paused, 1 shadow.
+    roles: dict[str, dict[int, dict[str, Any]]] = {}
     found = []
     for rule_id, kind in kinds.items():
         status = draw(st.sampled_from(["active"] * 6 + ["shadow", "paused"]))
@@ -300,9 +303,11 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
         written[rule_id] = [(kind, document)]
         had[rule_id] = {_MEMORY_OF_KIND.get(kind, kind)}
         current[rule_id] = _row(after, "insert", rule_id, 1, status, document)
+        roles[rule_id] = {int(status == "shadow"): current[rule_id]}
         found.append(current[rule_id])
     found.sort(key=lambda change: change["after"])
-    whats = ["version"] * 4 + ["kind"] * 2 + ["status", "advance", "clear_state", *(["update"] * 2 if updates else [])]
+    whats = ["version"] * 4 + ["kind"] * 2 + ["challenger"] * 3 + ["status", "quarantine", "advance", "clear_state"]
+    whats += ["update", "update", "delete"] if updates else []
     least = draw(st.sampled_from([0, 2, 4]))
     afters = st.lists(st.integers(found[-1]["after"], last), min_size=least, max_size=least + 4)
     for after in sorted(draw(afters)):
@@ -312,9 +317,16 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
             continue
         rule_id = draw(st.sampled_from(sorted(current)))
         old, known = current[rule_id], written[rule_id]
-        if what == "update" and old["status"] == "retired":
-            what = "status"
+        rows = [*roles[rule_id].values(), *([old] if what in ("update", "kind") and old["status"] == "draft" else [])]
+        if what in ("update", "quarantine", "delete") and rows:
+            found.append(draw(_touched(what, old, rows, after)))
+            _fill_role(roles[rule_id], found[-1])
+            current[rule_id] = found[-1] if found[-1]["version"] >= old["version"] else old
+            continue
         document = old["document"]
+        if what == "challenger":
+            known.append(draw(_challengers(known)))
+            kinds[rule_id], document = known[-1]
         if what == "version" and draw(st.sampled_from([True, True, False])):
             document = draw(revised(document, kinds[rule_id]))
             known.append((kinds[rule_id], document))
@@ -324,7 +336,7 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
             kind = draw(st.sampled_from(_KINDS))
             document = draw(documents(rule_id, kind))
             memory = _MEMORY_OF_KIND.get(kind, kind)
-            if updates and memory not in had[rule_id] and old["status"] != "retired" and draw(st.booleans()):
+            if updates and memory not in had[rule_id] and old in rows and draw(st.booleans()):
                 what = "update"
                 had[rule_id].add(memory)
             kinds[rule_id] = kind
@@ -334,15 +346,54 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
         statuses = {
             "version": ["active"] * 6 + ["shadow", "paused", "draft"],
             "kind": ["active"] * 4 + ["paused"],
-            "update": ["active", "shadow", "paused"],
+            "update": _IN_FORCE,
+            "challenger": ["shadow"] * 4 + ["paused"],
         }
         status = draw(
             st.sampled_from(statuses.get(what, ["active", "active", "shadow", "paused", "paused", "retired"]))
         )
         change, version = ("update", old["version"]) if what == "update" else ("insert", old["version"] + 1)
         current[rule_id] = _row(after, change, rule_id, version, status, document)
+        _fill_role(roles[rule_id], current[rule_id])
         found.append(current[rule_id])
     return found
+
+
+@st.composite
+def _challengers(draw: st.DrawFn, known: list[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
+    """A version with another limit, as a rule is tuned, or an earlier one again."""
+    kind, document = draw(st.sampled_from(known[-2:]))
+    return kind, draw(revised(document, kind)) if draw(st.booleans()) else document
+
+
+_IN_FORCE = ["active", "shadow", "paused"]
+
+
+@st.composite
+def _touched(
+    draw: st.DrawFn, what: str, last: dict[str, Any], rows: list[dict[str, Any]], after: int
+) -> dict[str, Any]:
+    """One of the rows updated to another status or deleted, or a further row that quarantines it. last: the rule's last row."""
+    row = draw(st.sampled_from(rows))
+    if what == "update":
+        return row | {"after": after, "change": "update", "status": draw(st.sampled_from(_IN_FORCE))}
+    if what == "delete":
+        return row | {"after": after, "change": "delete"}
+    further = _row(after, "insert", row["rule_id"], last["version"] + 1, "quarantined", row["document"])
+    return further | {"evidence": json.dumps({"quarantined": row["version"]})}
+
+
+def _fill_role(roles: dict[int, dict[str, Any]], row: dict[str, Any]) -> None:
+    """Puts a row in force in its role, and ends the roles that it ends."""
+    if row["status"] == "draft" and row["change"] != "delete":
+        return
+    ended = json.loads(row["evidence"])["quarantined"] if row["status"] == "quarantined" else row["version"]
+    for role in [role for role, each in roles.items() if each["version"] == ended]:
+        del roles[role]
+    if row["status"] in ("active", "retired") and row["change"] != "delete":
+        roles.clear()
+    if row["status"] in _IN_FORCE and row["change"] != "delete":
+        roles[int(row["status"] == "shadow")] = row
 
 
 @st.composite

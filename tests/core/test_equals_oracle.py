@@ -85,6 +85,10 @@ def run_oracle(case: dict[str, Any]) -> Oracle:
                 continue
             if change["rule_id"] == "*":
                 oracle.command(change["status"], (change["document"] or {}).get("time"))
+            elif change["change"] == "delete":
+                oracle.end(change["rule_id"], change["version"])
+            elif change["status"] == "quarantined":
+                oracle.end(change["rule_id"], json.loads(change["evidence"])["quarantined"])
             else:
                 oracle.change(change["document"], change["version"], change["status"])
         oracle.run([event for event in listed if start < event.commit <= end], deleted)
@@ -194,7 +198,7 @@ def changes_after(case: dict[str, Any], commit: int) -> list[RuleChange]:
     for at, change in enumerate(case["changes"]):
         if change["after"] == commit:
             document = None if change["document"] is None else json.dumps(change["document"])
-            row = (change["rule_id"], change["version"], change["status"], document)
+            row = (change["rule_id"], change["version"], change["status"], document, change.get("evidence"))
             changes.append(RuleChange(change["change"], at, *row))
     return changes
 

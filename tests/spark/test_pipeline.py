@@ -134,7 +134,8 @@ def test_c3_7_changes_of_rules_between_runs_equal_replay_at_logged_arrivals(
     rules.push(rule("by-customer", when="n >= 2"))
     document = json.dumps(RULES[1])
     spark.sql(
-        f"INSERT INTO {ready.identifier('rules')} VALUES ('by-shop', NULL, 'shadow', '{document}', 'me', NULL, now())"
+        f"INSERT INTO {ready.identifier('rules')} (rule_id, version, status, document, author, comment, changed_at) "
+        f"VALUES ('by-shop', NULL, 'shadow', '{document}', 'me', NULL, now())"
     )
     append(ready, [row for row in events if 3 < row["arrival"] <= 6])
     evaluate(ready)
@@ -166,7 +167,8 @@ def test_c3_7_a_rule_inserted_by_sql_while_the_stream_runs_is_obeyed(
 ) -> None:
     def insert(document: dict[str, Any]) -> None:
         values = f"'{document['rule_id']}', 1, 'active', '{json.dumps(document)}', 'me', '', now()"
-        spark.sql(f"INSERT INTO {ready.identifier('rules')} VALUES ({values})")
+        columns = "rule_id, version, status, document, author, comment, changed_at"
+        spark.sql(f"INSERT INTO {ready.identifier('rules')} ({columns}) VALUES ({values})")
         evaluation.wait_until(lambda report: any(row["rule_id"] == document["rule_id"] for row in report.log), 60)
 
     events = make_events(150, seed=17)
@@ -226,11 +228,13 @@ def test_c4_plain_sql_update_and_delete_and_equal_commands_are_obeyed_and_logged
     events = make_events(75, seed=3)
     append(ready, [row for row in events if row["arrival"] == 1])
     evaluate(ready)
-    table = ready.identifier("rules")
+    table, columns = ready.identifier("rules"), "rule_id, version, status, document, author, comment, changed_at"
     spark.sql(f"UPDATE {table} SET status = 'paused' WHERE rule_id = 'once'")
     spark.sql(f"DELETE FROM {table} WHERE rule_id = 'gone'")
-    spark.sql(f"INSERT INTO {table} VALUES ('once', 1, 'active', '{json.dumps(rule('once'))}', '', '', now())")
-    spark.sql(f"INSERT INTO {table} VALUES ('bad', 1, 'active', 'no json', '', '', now())")
+    spark.sql(
+        f"INSERT INTO {table} ({columns}) VALUES ('once', 1, 'active', '{json.dumps(rule('once'))}', '', '', now())"
+    )
+    spark.sql(f"INSERT INTO {table} ({columns}) VALUES ('bad', 1, 'active', 'no json', '', '', now())")
     # Nothing tells their rows in the log apart, and there are two.
     for _ in range(2):
         rules.command("clear_state", STREAM.name)

@@ -93,7 +93,8 @@ def test_c4_bad_rows_are_rejected_alone_while_the_stream_judges(ready: Tables) -
     # Bytes that are no text.
     ident = ready.identifier("rules")
     ready.spark.sql(
-        f"INSERT INTO {ident} VALUES (cast(X'FF' AS string), 1, 'active', cast(X'EDA080' AS string), NULL, NULL, NULL)"
+        f"INSERT INTO {ident} (rule_id, version, status, document) "
+        "VALUES (cast(X'FF' AS string), 1, 'active', cast(X'EDA080' AS string))"
     )
     events = make_events(100, seed=5)
     append(ready, [row for row in events if row["arrival"] <= 2])
@@ -206,7 +207,7 @@ def test_c4_the_engine_publishes_no_quarantine_where_the_author_was_first(ready:
     assert not any(rules.quarantine(each) for each in named.values())
     quarantined = ready.read("rules").where("status = 'quarantined'").collect()
     assert {(row["rule_id"], row["version"], json.loads(row["document"])["rule_id"]) for row in quarantined} == {
-        (name, 5, name) for name in ("plain", "drafted", "wrong", "unnumbered")
+        (name, version, name) for name, version in (("plain", 5), ("drafted", 6), ("wrong", 6), ("unnumbered", 5))
     }
 
 
@@ -253,7 +254,7 @@ def test_an_author_who_always_comes_second_is_told_who_was_first(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = RulesTable(tables, STREAMS)
-    rows = [Row(*SCHEMA.names)("good", 1, "active", json.dumps(GOOD), "ann", "", None)]
+    rows = [Row(*SCHEMA.names)("good", 1, "active", json.dumps(GOOD), "ann", "", None, None, None)]
     monkeypatch.setattr(RulesTable, "_read_rows", lambda *_: rows)
     monkeypatch.setattr(RulesTable, "_insert", lambda *_: False)
     monkeypatch.setattr("lookback.spark.rules._MAX_PAUSE_SECONDS", 0.0)

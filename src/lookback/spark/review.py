@@ -28,7 +28,8 @@ from lookback.core.explaining.evidence import (
 from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import SEVERITIES, read_document
-from lookback.core.rules.rulebook import ACTIONS, WITH_STATE
+from lookback.core.rules.roles import read_quarantined
+from lookback.core.rules.rulebook import ACTIONS, Entry, fill_role
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.streams.arrival import split_future
 from lookback.core.streams.events import Events, read_events
@@ -339,8 +340,10 @@ def _find_standing(log: list[Row], history: _RuleHistory, rule_id: str, version:
     """Finds the version of a rule that an event of commit `arrival` met, or says how a chosen one stood then."""
     own = [row for row in log if row["rule_id"] == rule_id and _STATUS_BY_ACTION.get(row["action"], "draft") != "draft"]
     before = [row for row in own if row["arrival"] is None or row["arrival"] < arrival]
-    if before and version in (None, before[-1]["version"]):
-        last = before[-1]
+    roles = _Lanes(before, history, {"rule_id": rule_id, "rule_version": version}).list_roles(rule_id)
+    meant = next((each.version for each in roles if version in (None, each.version)), None)
+    if meant is not None or (before and version in (None, before[-1]["version"])):
+        last = next((row for row in reversed(before) if row["version"] == meant), before[-1])
         return Standing(int(last["version"]), _STATUS_BY_ACTION[last["action"]], last["arrival"])
     version = history.find_last(rule_id) if version is None else version
     since = next((row["arrival"] for row in own if row["version"] == version), None)
@@ -393,7 +396,7 @@ class _RuleHistory:
         feed = _read_feed(tables, "rules").where(F.col("_change_type").isin("insert", "update_postimage"))
         self._rows = sorted(feed.collect(), key=lambda row: (row["_commit_version"], _rank_version(row)))
         self._stream = stream
-        self._kept: dict[tuple[str, int], CompiledRule | None] = {}
+        self._kept: dict[tuple[str, int, int], CompiledRule | None] = {}
 
     def find_version(self, rule_id: str, version: int) -> _RuleVersion:
         """Finds a version of a rule, as inserted first or as updated since. A NULL version is the highest so far + 1.
@@ -425,14 +428,22 @@ class _RuleHistory:
             raise ReviewError(f"no version of rule {rule_id!r} is a rule of stream {self._stream.name!r}")
         return highest
 
-    def find_kept(self, rule_id: str, version: int) -> CompiledRule | None:
+    def find_kept(self, rule_id: str, version: int, lane: int = 0) -> CompiledRule | None:
         """Finds a version that kept state; None if it was changed by hand since, so that its rows are not known any more."""
-        if (rule_id, version) not in self._kept:
+        slot = (rule_id, version, lane)
+        if slot not in self._kept:
             try:
-                self._kept[rule_id, version] = self.find_version(rule_id, version).rule
+                rule = self.find_version(rule_id, version).rule
+                self._kept[slot] = compile_rule(rule.spec, self._stream, lane=lane) if lane else rule
             except ReviewError:
-                self._kept[rule_id, version] = None
-        return self._kept[rule_id, version]
+                self._kept[slot] = None
+        return self._kept[slot]
+
+    def find_quarantined(self, rule_id: str, version: int) -> Any:
+        """Finds the version that a quarantined row took out of service; None if the row does not name it."""
+        rows = [row for row in self._rows if (row["rule_id"], row["version"]) == (rule_id, version)]
+        named = [read_quarantined(row["evidence"]) for row in rows if "evidence" in row]
+        return next((each for each in named if each is not None), None)
 
     def find_advances(self, log: list[Row]) -> list[tuple[int | None, int]]:
         """Finds the `advance` commands in rule_log: (arrival, time in microseconds)."""
@@ -471,19 +482,20 @@ def _read_evidence(
     order = split_future(events, committed, stream)[0].in_order_of_arrival()
     own = order.take(np.flatnonzero(order.commits <= arrival))
     log = _read_log(tables, stream, arrival)
+    lanes = _Lanes(log, history, alert)
     return Evidence(
         rule=rule,
         events=own,
         clock=Clock(stream, _read_highs(feed, stream, arrival), history.find_advances(log)),
-        activations=_find_activations(log, history),
-        resets=_read_resets(tables, stream, rule, alert, history),
+        activations=lanes.activations,
+        resets=_read_resets(tables, stream, rule, alert, history, lanes),
         gone_at=_find_deleting_commits(own, stream, _read_deletions(deleted, stream)),
         earliest=earliest,
     )
 
 
 def _read_resets(
-    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], history: _RuleHistory
+    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], history: _RuleHistory, lanes: _Lanes
 ) -> list[Reset]:
     """Reads the alerts of the rule and key, up to this alert's commit, that emptied the key's windows.
 
@@ -499,7 +511,7 @@ def _read_resets(
     resets = []
     for row in before.select(*columns).toArrow().to_pylist():
         other = history.find_kept(alert["rule_id"], row["rule_version"])
-        if other is None or not other.spec.reset_on_alert:
+        if other is None or not other.spec.reset_on_alert or not lanes.is_own(row["rule_version"]):
             continue
         due = parse_time(row["event_time"]) if other.sequence is not None and other.sequence.absent else None
         time = parse_time(row["event_time" if due is None else "window_start"])
@@ -598,14 +610,57 @@ def _read_log(tables: Tables, stream: Stream, arrival: int) -> list[Row]:
     return log.orderBy(*in_order).collect()
 
 
-def _find_activations(log: list[Row], history: _RuleHistory) -> list[Activation]:
-    """Finds the rules that were evaluated after each change."""
-    activations = []
-    for row in log:
-        rule_id, status = row["rule_id"], _STATUS_BY_ACTION.get(row["action"], "")
-        if status == "draft" or row["action"] == "advance":
-            continue
-        is_kept = status in WITH_STATE and rule_id != "*"
-        rule = history.find_kept(rule_id, row["version"]) if is_kept else None
-        activations.append(Activation(row["arrival"], rule_id, rule))
-    return activations
+class _Lanes:
+    """The rules that were in force after each change, and which versions of an alert's rule shared its state.
+
+    activations: the changes. The version that is explained has lane 0 in them, whatever it had in the stream; a version of
+    its rule beside it has lane 1.
+    """
+
+    def __init__(self, log: list[Row], history: _RuleHistory, alert: Mapping[str, Any]) -> None:
+        self._history, self._rule_id = history, alert["rule_id"]
+        self._roles: dict[str, list[Entry]] = {}
+        self._lanes: dict[int, int] = {}
+        changes: list[tuple[int | None, str, int, int | None]] = []
+        for row in log:
+            status = _STATUS_BY_ACTION.get(row["action"], "")
+            if status == "draft" or row["action"] == "advance":
+                continue
+            if row["rule_id"] == "*":
+                changes.append((row["arrival"], "*", 0, None))
+                continue
+            before = {each.lane: each.version for each in self._roles.get(row["rule_id"], ())}
+            self._change_roles(row, status)
+            after = {each.lane: each.version for each in self._roles[row["rule_id"]]}
+            lanes = sorted(lane for lane in before | after if before.get(lane) != after.get(lane))
+            changes += [(row["arrival"], row["rule_id"], lane, after.get(lane)) for lane in lanes]
+        self._own = self._lanes.get(alert["rule_version"], 0)
+        self.activations = [self._activate(*change) for change in changes]
+
+    def list_roles(self, rule_id: str) -> list[Entry]:
+        """Lists the versions of a rule that are in force in the end, the one in shadow last."""
+        return self._roles.get(rule_id, [])
+
+    def is_own(self, version: int) -> bool:
+        """Returns whether a version of the alert's rule shared the state of the alert's version."""
+        return self._lanes.get(version, self._own) == self._own
+
+    def _change_roles(self, row: Row, status: str) -> None:
+        rule_id, version = row["rule_id"], row["version"]
+        before = self._roles.get(rule_id, [])
+        if status == "quarantined" and before:
+            failing = self._history.find_quarantined(rule_id, version)
+            left = [each for each in before if each.version != (version - 1 if failing is None else failing)]
+        elif status == "retired" and row["message"] and version in {each.version for each in before}:
+            # The log names the version that a deletion or a command ended.
+            left = [each for each in before if each.version != version]
+        else:
+            left = fill_role(before, Entry(rule_id, version, status, "", "", version))
+        self._roles[rule_id] = [each for each in left if each.is_in_force]
+        if rule_id == self._rule_id:
+            self._lanes.update({each.version: each.lane for each in self._roles[rule_id]})
+
+    def _activate(self, arrival: int | None, rule_id: str, lane: int, version: int | None) -> Activation:
+        lane = lane ^ self._own if rule_id == self._rule_id else lane
+        rule = None if version is None else self._history.find_kept(rule_id, version, lane)
+        return Activation(arrival, f"{rule_id} beside" if lane else rule_id, rule)

@@ -19,6 +19,7 @@ from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_document, read_rule
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
+from lookback.core.rules.roles import SHADOW, find_roles, write_quarantined
 from lookback.core.rules.rulebook import COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
@@ -30,6 +31,8 @@ from lookback.spark.tables.schemas import RULES
 from lookback.testing.rule_tests import check_rule
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from lookback.spark.tables.lakehouse import Tables
 
 
@@ -41,7 +44,7 @@ _CONFLICT = "the rule has a version that was not there a moment ago"
 
 @dataclass(frozen=True)
 class RuleRow:
-    """The last version of a rule in the table; document is None if it cannot be read as JSON."""
+    """A version of a rule in the table; document is None if it cannot be read as JSON."""
 
     rule_id: str
     version: int
@@ -62,6 +65,7 @@ class _NewRow:
     document: str
     author: str
     comment: str
+    evidence: str | None = None
 
 
 class _Span(NamedTuple):
@@ -95,20 +99,21 @@ class RulesTable:
         return self._publish(compiled.spec.rule_id, lambda last: (status, text), author, comment)
 
     def set_status(self, rule_id: str, status: str, *, author: str = "", comment: str = "") -> int:
-        """Publishes a version with the last one's document and another status. Raises RuleError for an unknown rule.
+        """Publishes a version with another status. Raises RuleError for an unknown rule.
 
-        The document is that of the version right before, even if another process publishes at the same time.
+        The document is that of the active or paused version, else of the one in shadow, else of the last draft, even if
+        another process publishes at the same time.
         """
 
-        def make_row(last: RuleRow | None) -> tuple[str, str]:
-            return status, json.dumps(self._require_document(rule_id, last)[1], ensure_ascii=False)
+        def make_row(current: RuleRow | None) -> tuple[str, str]:
+            return status, json.dumps(self._require_document(rule_id, current)[1], ensure_ascii=False)
 
         return self._publish(rule_id, make_row, author, comment)
 
     def set_parameters(
         self, rule_id: str, changes: Mapping[str, object], *, author: str = "", comment: str = ""
     ) -> int:
-        """Publishes a version with the last one's document and status, and with other values for some of its parameters.
+        """Publishes a version with the document and status of the one that `set_status` takes, and other values of parameters.
 
         changes: the new values by the names of parameters. A text is read as the kind of value that the parameter has. The
         document's tests go on to mean what they meant: each that names no `parameters` is given the values from before. A
@@ -116,9 +121,9 @@ class RulesTable:
         Raises RuleError for an unknown rule, parameter or value, for a retired rule, and if the new document fails its check.
         """
 
-        def make_row(last: RuleRow | None) -> tuple[str, str]:
-            last, document = self._require_document(rule_id, last)
-            if last.status == "retired":
+        def make_row(current: RuleRow | None) -> tuple[str, str]:
+            current, document = self._require_document(rule_id, current)
+            if current.status == "retired":
                 message = "is retired; publish its document again with `lookback rules push`"
                 raise RuleError(rule_id, [Problem("status", message)])
             rule, problems = read_rule(document)
@@ -130,7 +135,7 @@ class RulesTable:
                 document["tests"] = [
                     {**test, "parameters": {**rule.parameters, **test.get("parameters", {})}} for test in rule.tests
                 ]
-            status = "active" if last.status == "quarantined" else last.status
+            status = "active" if current.status == "quarantined" else current.status
             return status, _write_document(self.check(document), self.streams)
 
         return self._publish(rule_id, make_row, author, comment)
@@ -138,15 +143,17 @@ class RulesTable:
     def quarantine(self, quarantine: Quarantine) -> bool:
         """Takes the version that `quarantine` names out of service by a further version. Returns whether it published one.
 
-        It does not if that was done already, or if the author has published a version since that comes into force.
+        It does not if that was done already, or if the author has published a version since that takes its role.
         """
-        rule_id, version = quarantine.rule_id, quarantine.version + 1
+        rule_id, evidence = quarantine.rule_id, write_quarantined(quarantine.version)
         for _ in self._attempt(rule_id, 3):
             rows = self._read_rows(rule_id)
             document = self._find_failing_document(quarantine, rows)
             if document is None:
                 return False
-            if self._insert(rows, _NewRow(rule_id, version, "quarantined", document, AUTHOR, quarantine.comment)):
+            version = max(_count_next_version(rows), quarantine.version + 1)
+            new = _NewRow(rule_id, version, "quarantined", document, AUTHOR, quarantine.comment, evidence)
+            if self._insert(rows, new):
                 return True
         raise AssertionError  # the attempts end with an error
 
@@ -190,13 +197,16 @@ class RulesTable:
         return [span.name for span, state in spans.items() if state not in kept]
 
     def rows(self) -> list[RuleRow]:
-        """Returns the last version of each rule, by rule_id; commands and rows without an id are left out."""
+        """Returns the versions that count, by rule_id; commands and rows without an id are left out.
+
+        These are of each rule the last version that is active, paused, retired or quarantined, the one in shadow beside it,
+        and a draft that is later than both.
+        """
         by_rule: dict[str, list[Row]] = {}
-        for row in self.tables.query("rules", lambda rows: rows):
+        for row in self.tables.query("rules", _select_columns):
             if row["rule_id"] not in (None, "*"):
                 by_rule.setdefault(row["rule_id"], []).append(row)
-        last = [_find_last(rows) for _, rows in sorted(by_rule.items())]
-        return [row for row in last if row is not None]
+        return [_make_rule_row(row) for _, rows in sorted(by_rule.items()) for row in find_roles(rows).listed]
 
     def find_version(self, rule_id: str) -> RuleRow:
         """Returns the version of a rule that is meant by its id: the last active one, else the last.
@@ -217,26 +227,30 @@ class RulesTable:
         return _count_next_version(rows)
 
     def export(self, rule_id: str | None = None) -> list[dict[str, Any]]:
-        """Returns the documents of the last versions that are not retired, or that of the rule `rule_id`.
+        """Returns the documents of the rules that are not retired, or that of the rule `rule_id`.
 
-        Raises RuleError if there is no such rule.
+        Of two versions side by side it is the active one's. Raises RuleError if there is no such rule.
         """
-        rows = [row for row in self.rows() if rule_id in (None, row.rule_id)]
-        if rule_id is not None and not rows:
+        by_rule: dict[str, list[RuleRow]] = {}
+        for row in self.rows():
+            if rule_id in (None, row.rule_id):
+                by_rule.setdefault(row.rule_id, []).append(row)
+        if rule_id is not None and not by_rule:
             raise RuleError(rule_id, [Problem("rule_id", "there is no such rule in the table")])
+        rows = [next((row for row in rows if row.status != "retired"), rows[0]) for rows in by_rule.values()]
         return [row.document for row in rows if row.document and (rule_id is not None or row.status != "retired")]
 
-    def _require_document(self, rule_id: str, last: RuleRow | None) -> tuple[RuleRow, dict[str, Any]]:
-        """Returns the row of a rule's last version and a copy of its document. Raises RuleError if there is none."""
-        if last is None or last.document is None:
-            known = ", ".join(row.rule_id for row in self.rows()) or "none"
+    def _require_document(self, rule_id: str, row: RuleRow | None) -> tuple[RuleRow, dict[str, Any]]:
+        """Returns the row of a rule and a copy of its document. Raises RuleError if there is none."""
+        if row is None or row.document is None:
+            known = ", ".join(dict.fromkeys(row.rule_id for row in self.rows())) or "none"
             raise RuleError(rule_id, [Problem("rule_id", f"there is no such rule in the table; known are {known}")])
-        return last, dict(last.document)
+        return row, dict(row.document)
 
     def _publish(
         self, rule_id: str, make_row: Callable[[RuleRow | None], tuple[str, str]], author: str, comment: str
     ) -> int:
-        """Publishes the version after the last one. make_row: makes its status and document from the version before."""
+        """Publishes the version after the last one. make_row: makes its status and document from the rule's current row."""
         for _ in self._attempt(rule_id):
             rows = self._read_rows(rule_id)
             version = _count_next_version(rows)
@@ -245,7 +259,8 @@ class RulesTable:
                     rule_id,
                     [Problem("version", f"the table has version {version - 1:,}; delete that row, it is the last")],
                 )
-            status, document = make_row(_find_last(rows))
+            current = find_roles(rows).current
+            status, document = make_row(None if current is None else _make_rule_row(current))
             if status not in STATUSES:
                 raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
             if self._insert(rows, _NewRow(rule_id, version, status, document, author, comment)):
@@ -266,7 +281,7 @@ class RulesTable:
         )
 
     def _read_rows(self, rule_id: str) -> list[Row]:
-        return self.tables.query("rules", lambda rows: rows.where(F.col("rule_id") == rule_id).select(*RULES.names))
+        return self.tables.query("rules", lambda rows: _select_columns(rows.where(F.col("rule_id") == rule_id)))
 
     def _insert(self, rows: list[Row], new: _NewRow) -> bool:
         """Appends a version if the rule still has these rows. Returns False if another process has written meanwhile.
@@ -279,7 +294,8 @@ class RulesTable:
         is_same = (F.col("count") == len(rows)) & (F.col("highest") == highest)
         values = {name: F.lit(value) for name, value in self._complete(new).items()}
         values["version"] = F.when(is_same, values["version"]).otherwise(F.raise_error(F.lit(_CONFLICT)).cast("bigint"))
-        row = counts.select(*(values[field.name].cast(field.dataType).alias(field.name) for field in RULES))
+        fields = [field for field in RULES if field.name in current.columns]
+        row = counts.select(*(values[field.name].cast(field.dataType).alias(field.name) for field in fields))
         try:
             self.tables.append(row, "rules")
         except WRITE_ERRORS as error:
@@ -289,30 +305,32 @@ class RulesTable:
         return True
 
     def _find_failing_document(self, quarantine: Quarantine, rows: list[Row]) -> str | None:
-        """Returns the document of the failing version; None if a later one is in force, or no row is that version."""
+        """Returns the document of the failing version; None if a later one has its role, or no row is that version."""
         rule_id, version = quarantine.rule_id, quarantine.version
         failing = [row for row in rows if row["version"] == version] or [row for row in rows if row["version"] is None]
         for row in failing:
             stream = _find_stream(row, self.streams)
             if stream is None:
                 continue
-            book = RuleBook(
-                stream, self.streams, {rule_id: Entry(rule_id, version, "active", "", stream.name, version)}
-            )
+            status = SHADOW if row["status"] == SHADOW else "active"
+            entry = Entry(rule_id, version, status, str(row["document"]), stream.name, version)
+            book = RuleBook(stream, self.streams, {rule_id: entry})
             later = [row for row in rows if row["version"] is not None and row["version"] > version]
-            book.apply(
-                (RuleChange("insert", 0, rule_id, r["version"], r["status"], r["document"]) for r in later), None
-            )
-            return str(row["document"]) if book.entries[rule_id].version == version else None
+            columns = ("rule_id", "version", "status", "document", "evidence")
+            book.apply((RuleChange("insert", 0, *(each[name] for name in columns)) for each in later), None)
+            return str(row["document"]) if (rule_id, version) in book.list_versions() else None
         return None
 
     def _append(self, new: _NewRow) -> None:
-        self.tables.append_rows([self._complete(new)], "rules")
+        frame = self.tables.spark.createDataFrame([self._complete(new)], RULES).coalesce(1)
+        existing = self.tables.read("rules").columns
+        self.tables.append(frame.select(*(name for name in RULES.names if name in existing)), "rules")
 
     def _complete(self, new: _NewRow) -> dict[str, Any]:
         """Returns the columns of a new row, with the time and, if no author is named, the current user."""
         author = new.author or self.tables.current_user
-        return {**asdict(new), "author": author, "changed_at": dt.datetime.now(dt.timezone.utc)}
+        columns = {**asdict(new), "author": author, "changed_at": dt.datetime.now(dt.timezone.utc), "approved_by": None}
+        return {name: columns[name] for name in RULES.names}
 
 
 def _write_document(compiled: CompiledRule, streams: Mapping[str, Stream]) -> str:
@@ -328,6 +346,12 @@ def _write_document(compiled: CompiledRule, streams: Mapping[str, Stream]) -> st
 def _count_next_version(rows: Sequence[Row]) -> int:
     # A row without a version counted as the next version when it was written.
     return max((row["version"] or 0 for row in rows), default=0) + 1 + sum(row["version"] is None for row in rows)
+
+
+def _select_columns(rows: DataFrame) -> DataFrame:
+    """Selects the columns of the rules table; NULL where a table of an earlier release lacks one."""
+    missing = F.lit(None).cast("string")
+    return rows.select(*(F.col(name) if name in rows.columns else missing.alias(name) for name in RULES.names))
 
 
 def _find_last(rows: Iterable[Row]) -> RuleRow | None:

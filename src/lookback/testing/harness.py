@@ -271,7 +271,8 @@ def _read_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleCh
                 )
             ],
         )
-    return None if arrival is None else int(arrival), RuleChange("insert", at, rule_id, version, status, document)
+    change = RuleChange("insert", at, rule_id, version, status, document, row.get("evidence"))
+    return None if arrival is None else int(arrival), change
 
 
 def _check_rule(rule: Any, stream: Stream, place: str = "") -> tuple[str, str]:

@@ -71,7 +71,7 @@ def test_c4_the_last_row_by_commit_and_version_is_in_force() -> None:
 def test_c4_null_version_is_the_highest_so_far_plus_one() -> None:
     book, log = after(row(4), row(None, "shadow"))
     assert log == [("r", 4, "activated"), ("r", 5, "shadowed")]
-    assert in_force(book) == [("r", 5, "shadow")]
+    assert in_force(book) == [("r", 4, "active"), ("r", 5, "shadow")]
 
 
 def test_c4_an_insert_not_above_the_version_in_force_is_rejected() -> None:

@@ -84,7 +84,7 @@ class Output:
     version of them.
 
     log: rows for rule_log that all shards have alike; notes: those that this shard alone has. evaluated: per rule how many
-    events it judged, of windows those that it counted. flagged: the events of rules that write no alerts.
+    events it judged, of windows those that it counted, by `Entry.role`. flagged: the events of rules that write no alerts.
     covered False: a rule came into force that needs more than dispatch sent; nothing was judged, and the batch must be
     given again with `required` sent.
     """
@@ -264,9 +264,10 @@ def _stop_unreadable(state: ShardState, output: Output) -> None:
     """Stops the rules in force that can no longer be read, with a failure for each."""
     for entry, problems in state.book.unreadable():
         if not entry.broken:
-            state.book.mark_broken(entry.rule_id)
+            state.book.mark_broken(entry)
             reason = f"a document that cannot be read any more: {problems}"
-            output.failures.append(Failure(entry.rule_id, entry.version, 0, "", (state.last_commit or 0, 0), reason))
+            at = (state.last_commit or 0, 0)
+            output.failures.append(Failure(entry.rule_id, entry.version, 0, "", at, reason, entry.status))
 
 
 def _check_coverage(in_force: _Rules, batch: Batch, output: Output) -> bool:
@@ -280,7 +281,8 @@ def _check_coverage(in_force: _Rules, batch: Batch, output: Output) -> bool:
 
 def _drop_stopped(state: ShardState, rules: _Rules) -> _Rules:
     """Returns the rules without those that have stopped in this shard."""
-    return [(entry, rule) for entry, rule in rules if not state.book.entries[entry.rule_id].broken]
+    broken = state.book.broken
+    return [(entry, rule) for entry, rule in rules if (entry.rule_id, entry.version) not in broken] if broken else rules
 
 
 def _list_features(rules: _Rules) -> list[tuple[Feature, list[tuple[Entry, CompiledRule]]]]:
@@ -316,7 +318,13 @@ def _open_memories(state: ShardState, rules: _Rules) -> None:
 
 
 def _adopt_memories(state: ShardState, rules: _Rules) -> None:
-    """Moves the memories that release 0.1.0 left to tables of each rule's kind, and the keys with open windows."""
+    """Moves the memories that earlier releases left to the tables where this one has them.
+
+    Release 0.1.0 had one table for all kinds of rules, and none for keys with open windows. While a rule had one version in
+    force, raised alerts had one name whatever its status.
+    """
+    if state.book.former_shadows:
+        state.adopt_raised_in_shadow()
     for _, rule in rules:
         if rule.memory:
             state.adopt(rule.former_memory, rule.memory, IS_OWN[rule.spec.kind])
@@ -350,7 +358,7 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
     judges = {**JUDGES, TUMBLING: tiled.judge, SLIDING: tiled.judge}
     # Neighbours measure the same windows; the places of rows do not depend on who is judged first.
     for entry, rule in sorted(rules, key=lambda each: each[1].sharing_key):
-        before = segment.take_snapshot(entry.rule_id)
+        before = segment.take_snapshot(entry.role)
         with _contain_failure(output, segment.state, [(entry, rule)], commit, partial(segment.restore, before)):
             judges[rule.spec.kind](segment.start_run(entry, rule))
     if any(rule.presence is not None for _, rule in rules):
@@ -390,7 +398,7 @@ def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> N
     features = {name for _, rule in rules for name in rule.needs}
     tables = {name for _, rule in rules for name in (rule.memory, rule.open_keys)}
     raised = {
-        entry.rule_id: (rule.spec.suppress, rule.allowed_lateness)
+        entry.role: (rule.spec.suppress, rule.allowed_lateness)
         for entry, rule in rules
         if rule.spec.suppress is not None
     }
@@ -415,10 +423,10 @@ def _contain_failure(
             undo()
         reason = describe_error(error)
         for entry, rule in rules:
-            state.book.mark_broken(entry.rule_id)
+            state.book.mark_broken(entry)
             for name in (rule.store, rule.memory):
                 state.drop_table(name)
-            output.failures.append(Failure(entry.rule_id, entry.version, 0, "", (commit, 0), reason))
+            output.failures.append(Failure(entry.rule_id, entry.version, 0, "", (commit, 0), reason, entry.status))
 
 
 def describe_unmatched(commit: int) -> str:

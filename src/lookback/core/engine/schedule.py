@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange, order_changes
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
@@ -33,8 +34,8 @@ _Logged = tuple[str | None, int | None, str]
 class Seed:
     """The knowledge that remains of commits that are not read again. Times in microseconds.
 
-    high: their highest event time. raised: rule_id, the texts of a key, and the event time of the last alert raised for it,
-    which may suppress later ones.
+    high: their highest event time. raised: the rule's role, the texts of a key, and the event time of the last alert raised
+    for it, which may suppress later ones.
     """
 
     high: int
@@ -43,20 +44,24 @@ class Seed:
     def apply_to(self, state: ShardState, stream: Stream) -> None:
         """Writes it into a new state."""
         state.high = self.high
-        for rule_id, key, time in self.raised:
+        for role, key, time in self.raised:
             fields = sorted(key)
             columns = [
                 from_values(stream.fields[name], [_read_stored(stream.fields[name], key[name])]) for name in fields
             ]
             encoded = encode_keys(columns, 1)
             key_hash = encoded.pair(0)
-            state.raised(rule_id, fields).put(key_hash, time)
+            state.raised(role, fields).put(key_hash, time)
 
     def drop_known(self, state: ShardState, rows: Sequence[tuple[AlertOrder, Alert]]) -> list[tuple[AlertOrder, Alert]]:
         """Drops the alerts of windows that begin before the commits that are read: these are in the tables already."""
         names = {name for name, feature in state.features.items() if self._cuts_windows(feature)}
-        cut = {entry.rule_id for entry, rule in state.book.in_force() if names & rule.needs.keys()}
-        return [(place, alert) for place, alert in rows if alert.window_complete or alert.rule_id not in cut]
+        cut = {entry.role for entry, rule in state.book.in_force() if names & rule.needs.keys()}
+        return [
+            (place, alert)
+            for place, alert in rows
+            if alert.window_complete or name_role(alert.rule_id, alert.mode) not in cut
+        ]
 
     def _cuts_windows(self, feature: FeatureState) -> bool:
         """Returns whether windows of a feature may still begin before the commits that are read."""
@@ -101,7 +106,7 @@ class Schedule:
         through, seed = document["through"], None
         if document["seed"] is not None:
             high, raised = document["seed"]
-            seed = Seed(int(high), [(rule_id, dict(key), int(at)) for rule_id, key, at in raised])
+            seed = Seed(int(high), [(role, dict(key), int(at)) for role, key, at in raised])
         return cls(None if through is None else int(through), arrivals, seed)
 
     @classmethod

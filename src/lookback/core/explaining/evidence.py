@@ -31,7 +31,8 @@ MOST_EVENTS = 500
 class Activation:
     """A change of the rules in force, after commit `arrival` (None: before the first).
 
-    rule None: the rule keeps no state from then on. rule_id `*`: all state was cleared.
+    rule None: the rule keeps no state from then on. rule_id `*`: all state was cleared. A version beside the rule that is
+    explained has a name of its own in place of rule_id, and another lane.
     """
 
     arrival: int | None

@@ -125,7 +125,7 @@ class _Replay:
         ]
         sharing = {each.rule_id for each in known if each.rule is not None}
         shared = [each for each in known if each.rule_id in {*sharing, "*"}]
-        if any(each.rule is not None and each.rule.fingerprint == rule.fingerprint for each in shared):
+        if any(self._is_own(each) for each in shared):
             return shared
         # It is not known since when the rule was in force.
         return [Activation(None, rule.spec.rule_id, rule), *shared]
@@ -181,11 +181,16 @@ class _Replay:
         elif activation.rule is None:
             self._book.remove(activation.rule_id)
         else:
-            is_own = activation.rule.fingerprint == self._document
+            is_own = self._is_own(activation)
             rule = self._rule if is_own else _trace_rule(activation.rule, self._collected)
             self._book.put(activation.rule_id, rule, is_own)
         # Opens the states that are new.
         self._evaluator.process(self._state, Batch(empty_events(self._stream, ()), changes=changes))
+
+    def _is_own(self, activation: Activation) -> bool:
+        """Returns whether the rule that is explained came into force, and not one like it beside it."""
+        rule = activation.rule
+        return rule is not None and (rule.fingerprint, rule.lane) == (self._document, self._evidence.rule.lane)
 
     def _select_own(self, output: Output) -> Iterator[tuple[AlertOrder, Alert]]:
         """Selects the rows of the rule itself."""

@@ -86,7 +86,8 @@ class Timeline:
 class Gathered:
     """The results of judging: rows of alerts with their places, rows of late_events, failures and notes.
 
-    evaluated: how many events each rule judged. flags: of rules that write no alerts, those that they would have raised.
+    evaluated: how many events each rule judged, by `Entry.role`. flags: of rules that write no alerts, those that they would
+    have raised.
     """
 
     alerts: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
@@ -108,9 +109,12 @@ class Flags:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The numbers of results gathered before a rule was judged. evaluated: of that rule; actions: of the late events."""
+    """The numbers of results gathered before a rule was judged. evaluated: of that rule; actions: of the late events.
 
-    rule_id: str
+    role: see `Entry.role`.
+    """
+
+    role: str
     alerts: int
     notes: int
     failures: int
@@ -221,12 +225,12 @@ class Segment:
             rows.append(Kept(each.feature_id, each.selected[at], own, each.argument))
         self.state.add_shared_rows(row_set, grouping.numbers[at], grouping.distinct, self.events.times[at], rows)
 
-    def take_snapshot(self, rule_id: str) -> Snapshot:
+    def take_snapshot(self, role: str) -> Snapshot:
         """Notes how much has been gathered so far, before the rule is judged."""
         gathered = self.gathered
         return Snapshot(
-            rule_id, len(gathered.alerts), len(gathered.notes), len(gathered.failures), len(gathered.flags),
-            gathered.evaluated.get(rule_id), self.late_events.actions,
+            role, len(gathered.alerts), len(gathered.notes), len(gathered.failures), len(gathered.flags),
+            gathered.evaluated.get(role), self.late_events.actions,
         )  # fmt: skip
 
     def restore(self, before: Snapshot) -> None:
@@ -237,9 +241,9 @@ class Segment:
         del gathered.failures[before.failures :]
         del gathered.flags[before.flags :]
         if before.evaluated is None:
-            gathered.evaluated.pop(before.rule_id, None)
+            gathered.evaluated.pop(before.role, None)
         else:
-            gathered.evaluated[before.rule_id] = before.evaluated
+            gathered.evaluated[before.role] = before.evaluated
         self.late_events.restore(before.actions)
 
 
@@ -295,7 +299,7 @@ class RuleRun:
     def record_judged(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
         """Counts the events that the rule judged, and notes what it did with each late one."""
         evaluated = self._gathered.evaluated
-        evaluated[self.entry.rule_id] = evaluated.get(self.entry.rule_id, 0) + int(np.count_nonzero(judged))
+        evaluated[self.entry.role] = evaluated.get(self.entry.role, 0) + int(np.count_nonzero(judged))
         self._late_events.record(wanted, taken, judged)
 
     def count_taken(self, taken: Mask) -> None:
@@ -463,7 +467,9 @@ class RuleRun:
         if order.phase == BY_EVENT:
             time, event_id = int(self.events.times[order.cause]), sortable_id(self.events.id_value(order.cause))
         key = sortable_key(tuple(alert.key.values()))
-        place = AlertOrder(alert.arrival, order.phase, time, event_id, alert.rule_id, key, order.rank)
+        place = AlertOrder(
+            alert.arrival, order.phase, time, event_id, alert.rule_id, alert.rule_version, key, order.rank
+        )
         self._gathered.alerts.append((place, alert))
 
     def add_note(self, action: str, message: str, arrival: int) -> None:
@@ -474,7 +480,8 @@ class RuleRun:
     def count_failure(self, commit: int, time: int, name: str, count: int = 1) -> None:
         """Counts errors while judging. commit, time, name: of the first one; a name is an event's id, for example."""
         if self.is_evaluated:
-            failure = Failure(self.entry.rule_id, self.entry.version, count, name, (commit, time))
+            entry = self.entry
+            failure = Failure(entry.rule_id, entry.version, count, name, (commit, time), mode=entry.status)
             self._gathered.failures.append(failure)
 
     def count_failed_events(self, mask: Mask) -> None:

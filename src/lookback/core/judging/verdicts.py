@@ -89,7 +89,7 @@ class AlertWriter:
         # By key the time of its last raised alert.
         span = rule.spec.suppress
         keep = None if span is None else (span, rule.allowed_lateness)
-        self._raised = None if keep is None else state.raised(entry.rule_id, rule.group_by, keep)
+        self._raised = None if keep is None else state.raised(entry.role, rule.group_by, keep)
 
     def decide_first(self, subject: Subject) -> str:
         """Decides the first verdict on a subject: raised or suppressed."""

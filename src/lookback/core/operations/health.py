@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lookback.core.rules.roles import SHADOW, name_role
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.texts import count_noun
 
@@ -263,7 +264,9 @@ def _check_storms(figures: Figures) -> list[Finding]:
         Finding(
             WARNING, "storm",
             f"Rule {rule_id} raised {count:,} alerts within the last hour, {count / total:.0%} of all.",
-            f"Raise its limit, give it `suppress`, or pause it: lookback rules pause {rule_id}.",
+            "Raise its limit, or give it `suppress`; nobody's queue has the alerts of a version in shadow."
+            if rule_id.endswith(name_role("", SHADOW))
+            else f"Raise its limit, give it `suppress`, or pause it: lookback rules pause {rule_id}.",
         )
         for rule_id, count in sorted(raised.items())
         if count >= THRESHOLDS["storm"].value

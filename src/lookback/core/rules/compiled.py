@@ -189,7 +189,7 @@ class CompiledRule:
     fields: the fields of an event that the rule reads, group_by included, sorted. presence: for tumbling and sliding
     windows, the feature that counts events, and so tells which windows have any. store: the name of the state of a session
     or a sequence, which it shares with no rule. needs: the states that the rule uses, each with how far below the watermark
-    it is kept, in microseconds.
+    it is kept, in microseconds. lane: see `compile_rule`.
     """
 
     spec: Rule
@@ -203,6 +203,7 @@ class CompiledRule:
     presence: Feature | None = None
     store: str = ""
     needs: Mapping[str, int] = field(default_factory=dict)
+    lane: int = 0
 
     @property
     def window(self) -> Window | None:
@@ -230,7 +231,7 @@ class CompiledRule:
 
     @cached_property
     def _owner(self) -> str:
-        return _digest([self.spec.rule_id, self.group_by])
+        return _digest([*_name_owner(self.spec.rule_id, self.lane), self.group_by])
 
     @cached_property
     def open_keys(self) -> str:
@@ -307,21 +308,31 @@ class CompiledRule:
         return [(name, measures.get(name, to_text)) for name in _PLACEHOLDER.findall(self.spec.message)]
 
 
-def compile_rule(document: Mapping[str, Any] | Rule, stream: Stream, version: int | None = None) -> CompiledRule:
-    """Reads a rule from a document and binds it to `stream`. Raises RuleError with every problem, each with its place."""
+def compile_rule(
+    document: Mapping[str, Any] | Rule, stream: Stream, version: int | None = None, *, lane: int = 0
+) -> CompiledRule:
+    """Reads a rule from a document and binds it to `stream`. Raises RuleError with every problem, each with its place.
+
+    lane: 1 for the second of two versions side by side, which then share no state that belongs to one rule.
+    """
     rule, problems = read_rule(document.document if isinstance(document, Rule) else document, stream.limits)
-    binder = _Binder(rule, stream, problems)
+    binder = _Binder(rule, stream, problems, lane)
     compiled = binder.bind()
     if problems or compiled is None:
         raise RuleError(rule.rule_id, limit_problems(problems), version)
     return compiled
 
 
+def _name_owner(rule_id: str, lane: int) -> list[Any]:
+    """Returns the identity of what only one version of a rule at a time uses."""
+    return [rule_id, lane] if lane else [rule_id]
+
+
 class _Binder:
     """Binds one rule to its stream and adds to `problems`."""
 
-    def __init__(self, rule: Rule, stream: Stream, problems: list[Problem]) -> None:
-        self._rule, self._stream, self._problems = rule, stream, problems
+    def __init__(self, rule: Rule, stream: Stream, problems: list[Problem], lane: int) -> None:
+        self._rule, self._stream, self._problems, self._lane = rule, stream, problems, lane
         self._names = {name.lower(): name for name in stream.fields}
 
     def bind(self) -> CompiledRule | None:
@@ -363,7 +374,9 @@ class _Binder:
             presence = _make_feature(self._identify_state(group_by, lateness), where, _PRESENCE, rule.window)
         store = self._name_store(group_by, where, lateness, sequence)
         needs = self._find_needs(measures, presence, store, lateness)
-        return CompiledRule(rule, group_by, where, measures, when, lateness, fields, sequence, presence, store, needs)
+        return CompiledRule(
+            rule, group_by, where, measures, when, lateness, fields, sequence, presence, store, needs, self._lane
+        )
 
     def _has_all_names(self) -> bool:
         """Returns whether every measure or step in the document was read, so that an unknown name is an error."""
@@ -394,7 +407,7 @@ class _Binder:
 
     def _identify_state(self, group_by: tuple[str, ...], lateness: int) -> list[Any]:
         """Returns the first part of every feature's identity, with the rule's id if it resets: it then shares no state."""
-        owner = [self._rule.rule_id] if self._rule.reset_on_alert else []
+        owner = _name_owner(self._rule.rule_id, self._lane) if self._rule.reset_on_alert else []
         return [self._stream.name, group_by, lateness, *owner]
 
     def _name_store(
@@ -402,7 +415,8 @@ class _Binder:
     ) -> str:
         """Returns the name of a session's or a sequence's state; versions that can share the state have the same name."""
         rule, window = self._rule, self._rule.window
-        identity: list[Any] = [self._stream.name, rule.rule_id, group_by, lateness, where.sql if where else None]
+        owner = _name_owner(rule.rule_id, self._lane)
+        identity: list[Any] = [self._stream.name, *owner, group_by, lateness, where.sql if where else None]
         if isinstance(window, Session):
             identity += ["session", window.gap]
         elif sequence is not None and rule.sequence is not None:

@@ -1,6 +1,7 @@
-"""Applies the changes of the rules table one after another, and knows which version of each rule is in force.
+"""Applies the changes of the rules table one after another, and knows which versions of each rule are in force.
 
-Every shard keeps a whole rulebook and applies the same changes, so all shards agree.
+A rule has two roles: one version is active or paused, and one, the challenger, may be in shadow beside it. Every shard keeps
+a whole rulebook and applies the same changes, so all shards agree.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from lookback.core.errors import Problem, RuleError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import RULE_ID, STATUSES, quote_value, read_document
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
+from lookback.core.rules.roles import SHADOW, name_role, read_quarantined
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.limits import LIMITS, WIDEST_LIMITS, Limits, name_limit
 from lookback.core.values.texts import cut_end
 from lookback.core.values.times import parse_calendar_time, to_utc
 
-EVALUATED = ("active", "shadow")
+EVALUATED = ("active", SHADOW)
 WITH_STATE = (*EVALUATED, "paused")
 ACTIONS = {
     "draft": "drafted",
@@ -34,6 +36,8 @@ ACTIONS = {
 }
 # A bigint, and room for the next one.
 MAX_VERSION = 2**63 - 2
+# Fields of an entry that are written only where they are not as they begin.
+_NEWER = {"broken", "lane", "ended"}
 # Longer ids are cut in the log; a valid one has at most 100 characters.
 _MAX_ID_CHARACTERS = 103
 _MAX_LOG_CHARACTERS = 4_000
@@ -48,6 +52,7 @@ class RuleChange:
     """A change to a row of the rules table, as the change feed reports it.
 
     `change`: insert, delete, update (the row after it), or before (the row as it was before an update).
+    evidence: JSON; of a quarantined row it names the version that failed.
     """
 
     change: str
@@ -56,6 +61,7 @@ class RuleChange:
     version: int | None
     status: str | None
     document: str | None
+    evidence: str | None = None
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -65,7 +71,7 @@ class RuleChange:
         applies it in the same order.
         """
         number = 2**63 if self.version is None else self.version
-        texts = [text or "" for text in (self.rule_id, self.change, self.status, self.document)]
+        texts = [text or "" for text in (self.rule_id, self.change, self.status, self.document, self.evidence)]
         return (self.commit, self.change == "delete", number, *texts)
 
     @property
@@ -91,10 +97,12 @@ class LogRow:
 
 @dataclass(frozen=True)
 class Entry:
-    """The version of a rule that is in force. stream: where it is evaluated; highest: the highest version seen.
+    """A version of a rule that is in force. stream: where it is evaluated; highest: the highest version seen.
 
     broken: judging it raised an unexpected exception in this shard; it is not judged again until another row comes into
-    force.
+    force. lane: 0 or 1; two versions side by side have different lanes, and each lane has state of its own. ended: the
+    version of a quarantine that ended the other role; an insert must be above it too. role: the name under which what belongs
+    to this role of the rule alone is counted and remembered.
     """
 
     rule_id: str
@@ -104,6 +112,18 @@ class Entry:
     stream: str
     highest: int
     broken: bool = False
+    lane: int = 0
+    ended: int = 0
+    role: str = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Not a property, since every batch asks for it many times.
+        object.__setattr__(self, "role", name_role(self.rule_id, self.status))
+
+    @property
+    def is_in_force(self) -> bool:
+        """True if the version keeps state."""
+        return self.status in WITH_STATE
 
 
 @dataclass(frozen=True)
@@ -120,15 +140,24 @@ class Rejected(Exception):
 
 @dataclass
 class RuleBook:
-    """The rules in force for `stream`. streams: every declared stream by name, against which rules are checked."""
+    """The rules in force for `stream`. streams: every declared stream by name, against which rules are checked.
+
+    entries: by rule_id the active or paused version, else the one in shadow, else the one that ended the rule.
+    challengers: by rule_id the version in shadow beside an active or paused one.
+    """
 
     stream: Stream
     streams: Mapping[str, Stream]
     entries: dict[str, Entry] = field(default_factory=dict)
+    challengers: dict[str, Entry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._json: str | None = None
+        # Rules in shadow whose state an earlier release wrote, when both roles had one name there.
+        self.former_shadows: list[str] = []
         self._counts = self._count_in_force()
+        # The versions in force that were taken out of judging: rule_id and version.
+        self.broken = self._list_broken()
         # All books of a process share what was compiled for a declaration.
         self._declarations = {name: json.dumps(stream.to_dict()) for name, stream in self.streams.items()}
         self._unlimited = {
@@ -145,7 +174,10 @@ class RuleBook:
         return log, commands
 
     def in_force(self, statuses: Iterable[str] = WITH_STATE) -> list[tuple[Entry, CompiledRule]]:
-        """Returns the stream's rules that have these statuses, by rule_id, without the unreadable ones."""
+        """Returns the stream's rules that have these statuses, by rule_id, without the unreadable ones.
+
+        The version in shadow comes after the one beside it.
+        """
         known = ((entry, self._compile_in_force(entry)) for entry in self._entries_of_stream(statuses))
         return [(entry, rule) for entry, rule in known if isinstance(rule, CompiledRule)]
 
@@ -155,45 +187,84 @@ class RuleBook:
         return [(entry, _join_problems(error.problems)) for entry, error in known if isinstance(error, RuleError)]
 
     def _entries_of_stream(self, statuses: Iterable[str]) -> list[Entry]:
-        wanted = set(statuses)
-        return [e for _, e in sorted(self.entries.items()) if e.status in wanted and e.stream == self.stream.name]
+        wanted, challengers = set(statuses), self.challengers
+        listed: list[Entry] = []
+        for rule_id, entry in sorted(self.entries.items()):
+            listed += (entry, challengers[rule_id]) if rule_id in challengers else (entry,)
+        return [entry for entry in listed if entry.status in wanted and entry.stream == self.stream.name]
 
-    def mark_broken(self, rule_id: str) -> None:
-        """Takes the version in force out of judging, after it raised an unexpected exception."""
-        self._enter(replace(self.entries[rule_id], broken=True))
+    def mark_broken(self, entry: Entry) -> None:
+        """Takes a version in force out of judging, after it raised an unexpected exception."""
+        for held in (self.entries, self.challengers):
+            if (known := held.get(entry.rule_id)) is not None and known.version == entry.version:
+                held[entry.rule_id], self._json = replace(known, broken=True), None
+                self.broken.add((entry.rule_id, entry.version))
+
+    def _list_broken(self) -> set[tuple[str, int]]:
+        entries = (*self.entries.values(), *self.challengers.values())
+        return {(entry.rule_id, entry.version) for entry in entries if entry.broken}
+
+    def list_versions(self) -> set[tuple[str, int]]:
+        """Returns rule_id and version of all versions that are in force, of any stream."""
+        entries = (*self.entries.values(), *self.challengers.values())
+        return {(entry.rule_id, entry.version) for entry in entries if entry.is_in_force}
 
     def to_json(self) -> str:
         """Returns the book as JSON for the state store."""
         if self._json is None:
-            self._json = json.dumps([_to_row(entry) for entry in self.entries.values()], separators=(",", ":"))
+            entries = [*self.entries.values(), *self.challengers.values()]
+            self._json = json.dumps([_to_row(entry) for entry in entries], separators=(",", ":"))
         return self._json
 
     def load(self, text: str) -> None:
         """Reads the entries that `to_json` wrote."""
-        self.entries = {row["rule_id"]: Entry(**row) for row in json.loads(text)}
-        self._json, self._counts = text, self._count_in_force()
+        self.entries, self.challengers, self.former_shadows = {}, {}, []
+        for row in json.loads(text):
+            entry = Entry(**row)
+            # A challenger is written after the version beside it.
+            held = self.challengers if entry.rule_id in self.entries else self.entries
+            held[entry.rule_id] = entry
+            if entry.status == SHADOW and "lane" not in row:
+                self.former_shadows.append(entry.rule_id)
+        self._json, self._counts, self.broken = text, self._count_in_force(), self._list_broken()
 
-    def _enter(self, entry: Entry) -> None:
-        before = self.entries.get(entry.rule_id)
-        if before is not None and before.status in WITH_STATE:
-            self._counts[before.stream] -= 1
-        if entry.status in WITH_STATE:
-            self._counts[entry.stream] += 1
-        self.entries[entry.rule_id], self._json = entry, None
+    def _list_roles(self, rule_id: str) -> list[Entry]:
+        """Lists the entries of a rule: the version in shadow comes last."""
+        return [held[rule_id] for held in (self.entries, self.challengers) if rule_id in held]
+
+    def _enter(self, main: Entry, challenger: Entry | None = None) -> None:
+        """Sets both roles of a rule. main: as in `entries`; challenger: the version in shadow beside it."""
+        rule_id = main.rule_id
+        before = self._list_roles(rule_id)
+        after = [main] if challenger is None else [main, challenger]
+        highest = max(entry.highest for entry in (*before, *after))
+        main, *beside = (replace(entry, highest=highest) for entry in after)
+        self._counts.subtract(entry.stream for entry in before if entry.is_in_force)
+        self._counts.update(entry.stream for entry in after if entry.is_in_force)
+        self.entries[rule_id], self._json = main, None
+        self.challengers.pop(rule_id, None)
+        if beside:
+            self.challengers[rule_id] = beside[0]
+        if self.broken:
+            self.broken = self._list_broken()
 
     def _count_in_force(self) -> Counter[str]:
         """Counts the rules in force of each stream."""
-        return Counter(entry.stream for entry in self.entries.values() if entry.status in WITH_STATE)
+        entries = (*self.entries.values(), *self.challengers.values())
+        return Counter(entry.stream for entry in entries if entry.is_in_force)
 
-    def _compile(self, stream: str, document: str, *, limited: bool = True) -> CompiledRule | RuleError:
+    def _compile(self, stream: str, document: str, *, limited: bool = True, lane: int = 0) -> CompiledRule | RuleError:
         declarations = self._declarations if limited else self._unlimited
-        return _open_compiler(declarations[stream])(document)
+        compiled = _open_compiler(declarations[stream])(document)
+        if lane and isinstance(compiled, CompiledRule):
+            compiled = _open_lane(declarations[stream], lane)(document)
+        return compiled
 
     def _compile_in_force(self, entry: Entry) -> CompiledRule | RuleError:
         """Compiles the rule of an entry; a rule in force stays valid where the stream's limits were lowered."""
-        compiled = self._compile(entry.stream, entry.document)
+        compiled = self._compile(entry.stream, entry.document, lane=entry.lane)
         if isinstance(compiled, RuleError):
-            compiled = self._compile(entry.stream, entry.document, limited=False)
+            compiled = self._compile(entry.stream, entry.document, limited=False, lane=entry.lane)
         return compiled
 
     def _apply(self, change: RuleChange, arrival: int | None, log: list[LogRow]) -> list[Command]:
@@ -222,49 +293,58 @@ class RuleBook:
         return []
 
     def _delete(self, change: RuleChange, write: Any) -> None:
-        entry = self.entries.get(str(change.rule_id))
-        if entry is None or entry.status == "retired":
-            return
-        if change.version is None:
-            # The version that the row was given is unknown, but its status and document identify it.
-            if (entry.status, entry.document) != (change.status, change.document):
+        for entry in self._list_roles(str(change.rule_id)):
+            if change.version is None:
+                # The version that the row was given is unknown, but its status and document identify it.
+                is_meant = (entry.status, entry.document) == (change.status, change.document)
+            else:
+                is_meant = entry.version == change.version
+            if is_meant and entry.status != "retired":
+                self._end_role(entry, replace(entry, status="retired"))
+                if entry.stream == self.stream.name:
+                    write("retired", "the row in force was deleted")
                 return
-        elif entry.version != change.version:
+
+    def _end_role(self, ending: Entry, ended: Entry) -> None:
+        """Ends one role of a rule, and leaves the other. ended: what is left of the rule if it has no other."""
+        left = [entry for entry in self._list_roles(ending.rule_id) if entry.version != ending.version]
+        left = [entry for entry in left if entry.is_in_force]
+        if not left:
+            self._enter(ended)
             return
-        self._enter(replace(entry, status="retired"))
-        if entry.stream == self.stream.name:
-            write("retired", "the row in force was deleted")
+        passed = ended.version if ended.status == "quarantined" else 0
+        self._enter(replace(left[0], ended=max(left[0].ended, passed), highest=max(left[0].highest, ended.highest)))
 
     def _put(self, change: RuleChange, write: Any) -> None:
         rule_id = change.rule_id
         if not (isinstance(rule_id, str) and RULE_ID.fullmatch(rule_id)):
             raise Rejected(f"rule_id must be 1 to 100 of a-z, 0-9, '.', '_', '-', got {rule_id!r:.120} (rule_id)")
-        entry = self.entries.get(rule_id)
-        highest = entry.highest if entry else 0
+        roles = self._list_roles(rule_id)
+        highest = roles[0].highest if roles else 0
         version = change.version
         if version is None:
-            same = entry is not None and (entry.status, entry.document) == (change.status, change.document)
+            same = any((each.status, each.document) == (change.status, change.document) for each in roles)
             if change.change == "update" and same:
                 return
             version = highest + 1
             change = replace(change, version=version)
-        if change.change == "update" and entry is not None and version < entry.version:
+        versions = {each.version for each in roles}
+        if change.change == "update" and versions and version not in versions and version < max(versions):
             return
         name = self._document_stream(change)
-        concerns_us = name == self.stream.name or (entry is not None and entry.stream == self.stream.name)
+        concerns_us = self.stream.name in (name, *(each.stream for each in roles))
         try:
-            self._check(change, entry, version, name)
+            self._check(change, roles, version, name)
+            self._put_in_force(
+                change, roles, version, name, max(highest, version), write if concerns_us else _write_nothing
+            )
         except (Rejected, RuleError):
             if concerns_us:
                 raise
-            return
-        self._put_in_force(
-            change, entry, version, name, max(highest, version), write if concerns_us else _write_nothing
-        )
 
-    def _check(self, change: RuleChange, entry: Entry | None, version: int, name: str) -> None:
+    def _check(self, change: RuleChange, roles: list[Entry], version: int, name: str) -> None:
         """Checks that a row can come into force. Raises Rejected and RuleError."""
-        highest = entry.highest if entry else 0
+        highest = roles[0].highest if roles else 0
         if change.status not in STATUSES:
             raise Rejected(f"status must be one of {', '.join(STATUSES)}, got {change.status!r:.40} (status)")
         if version < 0:
@@ -273,16 +353,17 @@ class RuleBook:
             raise Rejected(
                 f"version must be less than {MAX_VERSION:,}, or no other could follow, got {version:,} (version)"
             )
-        if change.change == "insert" and entry is not None and entry.version >= version:
+        last = max((max(each.version, each.ended) for each in roles), default=-1)
+        if change.change == "insert" and last >= version:
             raise Rejected(
-                f"superseded: version {version} is not above version {entry.version}, which is in force; "
-                f"insert version {entry.highest + 1} or NULL (version)"
+                f"superseded: version {version} is not above version {last}, which is in force; "
+                f"insert version {highest + 1} or NULL (version)"
             )
         # A status that takes load off the stream is exempt from its limits.
         limited = change.status not in ("paused", "retired", "quarantined")
         if limited:
             read_document(change.document, self.streams[name].limits)
-            self._check_count(change, entry, name)
+            self._check_count(change, roles, name)
         compiled = self._compile(name, str(change.document), limited=limited)
         if isinstance(compiled, RuleError):
             raise RuleError(compiled.name, compiled.problems)
@@ -291,10 +372,12 @@ class RuleBook:
                 f"the document is of rule {compiled.spec.rule_id!r}, the row of {change.rule_id!r}; make them the same (rule_id)"
             )
 
-    def _check_count(self, change: RuleChange, entry: Entry | None, name: str) -> None:
+    def _check_count(self, change: RuleChange, roles: list[Entry], name: str) -> None:
         most = self.streams[name].limits.rules
-        is_more = entry is None or entry.status not in WITH_STATE or entry.stream != name
-        if change.status == "draft" or not is_more:
+        replaced = [each for each in roles if each.is_in_force and each.stream == name]
+        if change.status == SHADOW:
+            replaced = [each for each in replaced if each.status == SHADOW or each.version == change.version]
+        if change.status == "draft" or replaced:
             return
         count = self._counts[name]
         if count >= most:
@@ -303,21 +386,31 @@ class RuleBook:
             )
 
     def _put_in_force(
-        self, change: RuleChange, entry: Entry | None, version: int, name: str, highest: int, write: Any
+        self, change: RuleChange, roles: list[Entry], version: int, name: str, highest: int, write: Any
     ) -> None:
         status, document = str(change.status), str(change.document)
         if status == "draft":
-            if entry is not None:
-                self._enter(replace(entry, highest=highest))
+            if roles:
+                main, *beside = roles
+                self._enter(replace(main, highest=highest), *beside)
             write("drafted", version=version)
             return
-        if entry is not None and (entry.version, entry.status, entry.document) == (version, status, document):
+        if any((each.version, each.status, each.document) == (version, status, document) for each in roles):
             return
-        self._enter(Entry(str(change.rule_id), version, status, document, name, highest))
+        entry = Entry(str(change.rule_id), version, status, document, name, highest)
+        in_force = [each for each in roles if each.is_in_force]
+        if status == "quarantined" and in_force:
+            failing = find_failing(in_force, version, change.evidence)
+            self._end_role(failing, entry)
+        else:
+            self._enter(*fill_role(roles, entry))
         if name == self.stream.name:
             write(ACTIONS[status], version=version)
-        elif entry is not None and entry.status != "retired":
-            write("retired", f"version {version} is for stream {name!r}", version=version)
+        else:
+            left = {each.version for each in self._list_roles(entry.rule_id)}
+            here = [each for each in roles if each.stream == self.stream.name and each.status != "retired"]
+            if any(each.version not in left for each in here):
+                write("retired", f"version {version} is for stream {name!r}", version=version)
 
     def _document_stream(self, change: RuleChange) -> str:
         """Returns the name of the stream in the row's document. Raises Rejected and RuleError."""
@@ -351,20 +444,66 @@ class RuleBook:
                     f"advance needs a time such as '2026-01-31T12:00:00Z', got {quote_value(document.get('time'))} (time)"
                 ) from None
         if change.status == "retire_all":
-            for entry in list(self.entries.values()):
-                if entry.stream == self.stream.name and entry.status != "retired":
-                    self._enter(replace(entry, status="retired"))
-                    log.append(
-                        LogRow(self.stream.name, entry.rule_id, entry.version, "retired", "by retire_all", arrival)
-                    )
+            for rule_id in list(self.entries):
+                roles = self._list_roles(rule_id)
+                ending = [each for each in roles if each.stream == self.stream.name and each.status != "retired"]
+                left = [each for each in roles if each not in ending and each.is_in_force]
+                if ending:
+                    self._enter(*(left or [replace(ending[0], status="retired")]))
+                log += [
+                    LogRow(self.stream.name, rule_id, each.version, "retired", "by retire_all", arrival)
+                    for each in ending
+                ]
         message = "" if time is None else f"to {to_text(to_utc(time))}"
         log.append(LogRow(self.stream.name, "*", change.version, str(change.status), message, arrival))
         return [Command(str(change.status), time)]
 
 
 def _to_row(entry: Entry) -> dict[str, Any]:
-    # Without `broken` where it is false: so were entries written before they could break.
-    return {name: value for name, value in vars(entry).items() if name != "broken" or value}
+    # Without what is as it always was before a version could break, and before a rule could have two versions in force.
+    kept = {"lane"} if entry.status == SHADOW else set[str]()
+    columns = {name: value for name, value in vars(entry).items() if name != "role"}
+    return {name: value for name, value in columns.items() if name not in _NEWER or value or name in kept}
+
+
+def fill_role(roles: list[Entry], entry: Entry) -> list[Entry]:
+    """Returns a rule's entries once a version has come into force: that of `entries`, and the challenger if there is one.
+
+    roles: those before it. The version gets the lane of the role that it fills. A version that changes its role keeps its
+    lane, and one that becomes active or paused where only a shadow was goes on in the lane of that, unless it is still there.
+    """
+    shadow = next((each for each in roles if each.status == SHADOW), None)
+    main = next((each for each in roles if each.is_in_force and each.status != SHADOW), None)
+    same = next((each for each in roles if each.version == entry.version), None)
+    if not entry.is_in_force:
+        return [entry if same is None else replace(entry, lane=same.lane)]
+    if entry.status == SHADOW:
+        left = None if main is same else main
+        lane = next((each.lane for each in (same, shadow) if each is not None), 0 if left is None else 1 - left.lane)
+        entry = replace(entry, lane=lane)
+        return [entry] if left is None else [left, entry]
+    left = shadow if entry.status == "paused" and shadow is not same else None
+    taken = (same, main, None if left is not None else shadow)
+    lane = next((each.lane for each in taken if each is not None), 0 if left is None else 1 - left.lane)
+    entry = replace(entry, lane=lane)
+    return [entry] if left is None else [entry, left]
+
+
+def find_failing(in_force: list[Entry], version: int, evidence: str | None) -> Entry:
+    """Returns the version that a quarantined row takes out of service: the one that its evidence names.
+
+    A row without evidence means the version right before it, else the active one. Raises Rejected if the named version is not
+    in force.
+    """
+    failing = read_quarantined(evidence)
+    if failing is None:
+        return next((each for each in in_force if each.version == version - 1), in_force[0])
+    for each in in_force:
+        if each.version == failing:
+            return each
+    raise Rejected(
+        f"superseded: version {quote_value(failing)}, which the row takes out of service, is not in force (evidence)"
+    )
 
 
 def _write_nothing(action: str, message: str = "", version: int | None = None) -> None:
@@ -420,9 +559,17 @@ def _open_compiler(declaration: str) -> Callable[[str], CompiledRule | RuleError
     return functools.lru_cache(maxsize=_MOST_COMPILED)(functools.partial(_compile, stream))
 
 
-def _compile(stream: Stream, document: str) -> CompiledRule | RuleError:
+@functools.lru_cache(maxsize=_MOST_DECLARATIONS)
+def _open_lane(declaration: str, lane: int) -> Callable[[str], CompiledRule | RuleError]:
+    """Returns the function that compiles documents for a lane other than the first."""
+    stream = Stream.from_dict(json.loads(declaration))
+    return functools.lru_cache(maxsize=_MOST_COMPILED)(functools.partial(_compile, stream, lane=lane))
+
+
+def _compile(stream: Stream, document: str, lane: int = 0) -> CompiledRule | RuleError:
     try:
-        return compile_rule(read_document(document), stream)
+        read = read_document(document)
+        return compile_rule(read, stream, lane=lane) if lane else compile_rule(read, stream)
     except RuleError as error:
         # A new error, since the cache would keep the frames of the one that was raised in memory.
         return RuleError(error.name, error.problems)

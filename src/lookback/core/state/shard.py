@@ -31,6 +31,7 @@ from lookback.core.aggregation.sharedruns import (
 )
 from lookback.core.errors import StateError
 from lookback.core.rules.compiled import JUDGED, OPEN_KEYS
+from lookback.core.rules.roles import SHADOW, name_role
 from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.keyruns import Key, split_text
@@ -380,7 +381,7 @@ class ShardState:
     ) -> None:
         """Forgets all but the features and keyed tables of these names, and what is due of those.
 
-        raised: of the rules that suppress alerts, by rule_id, how long an alert suppresses others, and the allowed lateness.
+        raised: of the rules that suppress alerts, by `Entry.role`, how long an alert suppresses others, and the allowed lateness.
         """
         for feature_id in [feature_id for feature_id in self.features if feature_id not in features]:
             self.drop_feature(feature_id)
@@ -428,16 +429,28 @@ class ShardState:
             feature.resets.put(key, segment, segment)
             feature.resets.notes["last"] = max(segment, feature.last_reset)
 
-    def raised(self, rule_id: str, group_by: Sequence[str], keep: tuple[int, int] | None = None) -> KeyedTable:
+    def raised(self, role: str, group_by: Sequence[str], keep: tuple[int, int] | None = None) -> KeyedTable:
         """Returns the table of the time of each key's last raised alert, created if there is none.
 
-        group_by: the fields of the keys; a version that groups by other fields has a table of its own. keep: how long an
+        role: of the rule, see `Entry.role`. group_by: the fields of the keys; a version that groups by other fields has a table of its own. keep: how long an
         alert suppresses others, and the allowed lateness; None if that is not known yet.
         """
-        table = self.table(_RAISED + json.dumps([rule_id, *group_by]))
+        table = self.table(_RAISED + json.dumps([role, *group_by]))
         if keep is not None:
             _keep_raised(table, *keep)
         return table
+
+    def adopt_raised_in_shadow(self) -> None:
+        """Moves the raised alerts of rules in shadow, which earlier releases kept under the name of the active role."""
+        for rule_id in self.book.former_shadows:
+            for name in [name for name in self.tables if name.startswith(_RAISED)]:
+                owner, *group_by = json.loads(name.removeprefix(_RAISED))
+                if owner == rule_id:
+                    table = self.raised(name_role(rule_id, SHADOW), group_by)
+                    for key, wake, raised_at in list(self.tables[name].items()):
+                        table.put(key, raised_at, wake)
+                    self.drop_table(name)
+        self.book.former_shadows.clear()
 
     def _forget_raised(self, keep: Mapping[str, tuple[int, int]], watermark: int | None) -> None:
         """Forgets raised alerts that can suppress no others, and those of rules that suppress none."""

@@ -54,7 +54,7 @@ class AlertOrder(NamedTuple):
     Rows are sorted by the commit that triggered them. Within a commit, the rows that its events triggered come first, in
     the order of arrival of these events: by event time, then by event id. Then come the rows that the watermark after the
     commit triggered, by the watermark that each was waiting for. Rows of one event or one watermark are sorted by rule_id,
-    then by key, then as their rule writes them (retractions first, then windows and revised events from the oldest on).
+    version and key, then as their rule writes them (retractions first, then windows and revised events from the oldest on).
     The order does not depend on how commits are divided into batches, or keys into shards.
 
     time: microseconds, of the event or the watermark. event_id: as `sortable_id` writes it, empty for a watermark.
@@ -66,6 +66,7 @@ class AlertOrder(NamedTuple):
     time: int
     event_id: str
     rule_id: str
+    version: int
     key: str
     rank: int
 
@@ -84,7 +85,10 @@ class LateEvent:
 
 @dataclass(frozen=True)
 class Failure:
-    """The errors of one rule in one batch: their number, and the first failing event in order of arrival."""
+    """The errors of one rule in one batch: their number, and the first failing event in order of arrival.
+
+    mode: the status of the version.
+    """
 
     rule_id: str
     version: int
@@ -92,6 +96,7 @@ class Failure:
     first_event_id: str
     first_arrival: tuple[int, int]
     reason: str = field(compare=False, default="")
+    mode: str = field(compare=False, default="active")
 
 
 def compute_alert_id(rule_id: str, version: int, key: Mapping[str, str | None], subject: str | int) -> str:

@@ -103,7 +103,7 @@ def merge_alerts(blocks: Iterable[bytes]) -> pa.Table:
         return ALERTS_SCHEMA.empty_table()
     with _raise_state_error():
         # Rows that are equal in all of these come from one shard, which packed them in order; the sort is stable.
-        names = ("arrival", "order_phase", "order_time", "order_event_id", "rule_id", "order_key")
+        names = ("arrival", "order_phase", "order_time", "order_event_id", "rule_id", "rule_version", "order_key")
         ordered = pa.concat_tables(tables).sort_by([(name, "ascending") for name in names])
         return ordered.select(ALERTS_SCHEMA.names)
 

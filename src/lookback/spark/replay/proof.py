@@ -16,6 +16,7 @@ from lookback.core.engine.schedule import Schedule, WaitingChange
 from lookback.core.errors import LookbackError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
+from lookback.core.rules.roles import read_quarantined
 from lookback.core.rules.rulebook import WITH_STATE, LogRow, RuleChange
 from lookback.core.streams.alerts import ACTION_STRENGTHS
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
@@ -99,7 +100,8 @@ def prove(
             "and without them nothing can be judged anew; keep the logs and files of both for as long as you want to prove"
         )
     logged = read_log(tables, stream)
-    plan = _make_plan(tables, stream, streams, logged, last)
+    changes = read_rule_changes(tables, 0)
+    plan = _make_plan(changes, stream, streams, logged, last)
     answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress)
     between = (F.col("arrival") >= (first or 0)) & (F.col("arrival") <= last)
     deleted = find_deletions(logged)
@@ -109,7 +111,7 @@ def prove(
     alerts = _compare(
         tables.read("alerts").where(own & between), answers.read_alerts().where(between), ALERTS_SCHEMA.names
     )
-    alerts = _excuse(alerts, gone, deleted["alerts"], _find_broken(logged), cut)
+    alerts = _excuse(alerts, gone, deleted["alerts"], _find_broken(logged, changes), cut)
     late = _compare(
         tables.read("late_events").where(own & between),
         _merge_late(answers.read_late()).where(between),
@@ -125,10 +127,9 @@ def prove(
 
 
 def _make_plan(
-    tables: Tables, stream: Stream, streams: Mapping[str, Stream], logged: Iterable[LogRow], last: int
+    changes: Sequence[RuleChange], stream: Stream, streams: Mapping[str, Stream], logged: Iterable[LogRow], last: int
 ) -> Plan:
     """Plans that each change of the rules takes effect at the arrival that the log has; those without one never do."""
-    changes = read_rule_changes(tables, 0)
     schedule = Schedule.from_log(changes, logged, stream, streams, None)
     first, waiting = list[RuleChange](), list[WaitingChange]()
     for change in changes:
@@ -188,9 +189,11 @@ def _compare(recorded: DataFrame, replayed: DataFrame, names: list[str]) -> Data
     return both.groupBy(*names).agg(*(F.sum(each).alias(each) for each in (_RECORDED, _REPLAYED)))
 
 
-def _find_broken(logged: Iterable[LogRow]) -> list[str]:
+def _find_broken(logged: Iterable[LogRow], changes: Iterable[RuleChange]) -> list[str]:
     """Lists the versions that were quarantined, as `rule_id version`: nobody knows at which event each shard stopped."""
-    return [f"{row.rule_id} {row.version - 1}" for row in logged if row.action == "quarantined" and row.version]
+    named = {(row.rule_id, row.version): read_quarantined(row.evidence) for row in changes}
+    rows = [row for row in logged if row.action == "quarantined" and row.version]
+    return [f"{row.rule_id} {named.get((row.rule_id, row.version)) or (row.version or 0) - 1}" for row in rows]
 
 
 def _excuse(rows: DataFrame, gone: DataFrame, deleted_through: int, broken: list[str], cut: Sequence[int]) -> DataFrame:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 EVENTS, RULE = "events", "rule"
 # Texts of a row of the rules table are cut to one character more than a valid row can have.
-_MOST_CHARACTERS = {"rule_id": 201, "status": 51, "document": LIMITS["document_bytes"].most + 1}
+_MOST_CHARACTERS = {"rule_id": 201, "status": 51, "document": LIMITS["document_bytes"].most + 1, "evidence": 100_000}
 # The rows that go to the stateful operator and that it returns: few and large.
 BLOCKS = StructType(
     [
@@ -108,10 +108,15 @@ def select_rule_changes(changes: DataFrame) -> DataFrame:
     """
     kind = F.col("_change_type")
     change = F.when(kind == "update_postimage", "update").when(kind == "update_preimage", "before").otherwise(kind)
-    rule_id, status, document = (
-        F.substring(F.make_valid_utf8(name), 1, most).alias(name) for name, most in _MOST_CHARACTERS.items()
+    rule_id, status, document, evidence = (
+        # A table that an earlier release made lacks a column until `init` adds it.
+        F.substring(F.make_valid_utf8(name) if name in changes.columns else F.lit(None).cast("string"), 1, most).alias(
+            name
+        )
+        for name, most in _MOST_CHARACTERS.items()
     )
-    return changes.select(change.alias("change"), F.col(COMMIT).alias("commit"), rule_id, "version", status, document)
+    commit = F.col(COMMIT).alias("commit")
+    return changes.select(change.alias("change"), commit, rule_id, "version", status, document, evidence)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed
 from lookback.core.errors import SetupError
+from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.spark.stream.checkpoint import EVENTS, RULES
 from lookback.spark.stream.dispatch import select_rule_changes
@@ -193,9 +194,12 @@ def _make_seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
     if row is None or row[0] is None:
         return None
     raised = tables.read("alerts").where(own & (F.col("arrival") < start) & (F.col("verdict") == "raised"))
-    by_key = raised.groupBy("rule_id", F.array_sort(F.map_entries("key")).alias("entries"))
+    by_key = raised.groupBy("rule_id", "mode", F.array_sort(F.map_entries("key")).alias("entries"))
     last = by_key.agg(F.max_by(F.unix_micros("event_time"), F.struct("arrival", "event_time")).alias("at"))
-    return Seed(int(row[0]), [(each["rule_id"], dict(each["entries"]), each["at"]) for each in last.collect()])
+    listed = last.collect()
+    return Seed(
+        int(row[0]), [(name_role(each["rule_id"], each["mode"]), dict(each["entries"]), each["at"]) for each in listed]
+    )
 
 
 def find_deletions(logged: Sequence[LogRow]) -> dict[str, int]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.quarantine import describe_failure
+from lookback.core.rules.roles import name_role
 from lookback.core.streams.alerts import ACTION_STRENGTHS, Failure
 from lookback.core.streams.arrival import late_sort_key
 from lookback.core.streams.blocks import LATE_SCHEMA, merge_alerts, unpack_failures, unpack_late
@@ -47,7 +48,7 @@ class BatchReport:
     """The figures of one batch. watermark: microseconds; arrival: the last commit judged.
 
     alerts: rows written, by rule_id. discarded: the late events that no rule took. by_rule: the counts of each rule that
-    did anything. state_rows, remembered: what all shards keep, see `core.state.shard.StateCounts`.
+    did anything, of a version in shadow under `RULE_ID (shadow)`. state_rows, remembered: what all shards keep, see `core.state.shard.StateCounts`.
     run_ms: the time in which Spark reads, dispatches and judges. evaluate_ms: the part of it that the slowest shard takes.
     write_ms: the time for the tables. required: the coverage from now on, if the batch changed the rules.
     """
@@ -225,10 +226,10 @@ def _make_log(
 
 
 def _count_verdicts(alerts: pa.Table) -> dict[str, Counter[str]]:
-    """Counts the rows of alerts: rule_id -> verdict -> rows."""
+    """Counts the rows of alerts: role of a rule -> verdict -> rows."""
     counts: dict[str, Counter[str]] = {}
-    for row in alerts.group_by(["rule_id", "verdict"]).aggregate([([], "count_all")]).to_pylist():
-        counts.setdefault(row["rule_id"], Counter())[row["verdict"]] = row["count_all"]
+    for row in alerts.group_by(["rule_id", "mode", "verdict"]).aggregate([([], "count_all")]).to_pylist():
+        counts.setdefault(name_role(row["rule_id"], row["mode"]), Counter())[row["verdict"]] = row["count_all"]
     return counts
 
 
@@ -241,7 +242,7 @@ def _count_by_rule(
         evaluated.update(report["evaluated"])
     for failure in failures:
         # A rule that broke has failed once more, besides the events that it counted.
-        failed[failure.rule_id] += failure.count + bool(failure.reason)
+        failed[name_role(failure.rule_id, failure.mode)] += failure.count + bool(failure.reason)
     none: Counter[str] = Counter()
     return {
         rule_id: RuleCounts(
@@ -263,7 +264,10 @@ def _make_report(
     return BatchReport(
         batch_id=batch_id,
         events=sum(report["events"] for report in reports),
-        alerts={rule_id: sum(counts.values()) for rule_id, counts in verdicts.items()},
+        alerts={
+            row["rule_id"]: row["count_all"]
+            for row in alerts.group_by(["rule_id"]).aggregate([([], "count_all")]).to_pylist()
+        },
         late=late.num_rows,
         failed=sum(1 for row in log_rows if row["action"] == "failed"),
         log=log_rows,

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.document import read_document
+from lookback.core.rules.roles import find_roles
 from lookback.core.rules.rulebook import WITH_STATE
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.texts import summarize_error
@@ -62,15 +63,16 @@ class RulesWatch:
         return self._folder is not None
 
     def find_current_needs(self) -> Coverage:
-        """Returns the coverage that dispatch must send for the last version of every rule in the table."""
-        texts = [F.make_valid_utf8(name).alias(name) for name in _COLUMNS if name != "version"]
-        rows = [row.asDict() for row in self._tables.read("rules").select("version", *texts).collect()]
-        last: dict[str, tuple[int, dict[str, Any]]] = {}
-        for row in rows:
-            version = 2**63 if row["version"] is None else row["version"]
-            if row["rule_id"] is not None and version >= last.get(row["rule_id"], (-1, {}))[0]:
-                last[row["rule_id"]] = (version, row)
-        return self._find_needs(row for _, row in last.values())
+        """Returns the coverage that dispatch must send for the last versions of every rule in the table, in both roles."""
+        table = self._tables.read("rules")
+        names = [name for name in (*_COLUMNS, "evidence") if name != "version" and name in table.columns]
+        texts = [F.make_valid_utf8(name).alias(name) for name in names]
+        by_rule: dict[str, list[dict[str, Any]]] = {}
+        for row in table.select("version", *texts).collect():
+            if row["rule_id"] is not None:
+                version = 2**63 if row["version"] is None else row["version"]
+                by_rule.setdefault(row["rule_id"], []).append({"evidence": None, **row.asDict(), "version": version})
+        return self._find_needs(row for rows in by_rule.values() for row in find_roles(rows).listed)
 
     def find_past_needs(self, start: int) -> Coverage:
         """Returns the coverage that dispatch must send for all versions that rules had from a commit of the table on."""

@@ -41,6 +41,12 @@ RULES = StructType(
         _make_column("author", _STRING, "Who wrote this version"),
         _make_column("comment", _STRING, "Why"),
         _make_column("changed_at", _TIME, "When it was written"),
+        _make_column("approved_by", _STRING, "Who approved that this version becomes active"),
+        _make_column(
+            "evidence",
+            _STRING,
+            "JSON: what was known when the version was activated; of a quarantined row the version that failed",
+        ),
     ]
 )
 
