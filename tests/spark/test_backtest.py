@@ -245,6 +245,51 @@ def test_c10_2_the_command_tries_files_and_ids_and_writes_its_alerts(
     assert "--since must be a time" in run("by-customer", "--since", "soon", code=2)
 
 
+LIMITED = {**RULES[0], "rule_id": "limited", "parameters": {"least": 2}, "when": "n >= :least"}
+
+
+def label(tables: Tables, rows: list[tuple[str, bool, str]]) -> None:
+    """Labels events: their ids, whether they are positive, and the hour of the 4th of March at which that became known."""
+    times = {hour: dt.datetime.fromisoformat(f"2024-03-04T{hour}+00:00") for _, _, hour in rows}
+    names = ("stream", "event_id", "positive", "label", "labelled_at", "source", "author")
+    listed = [(STREAM.name, event_id, positive, "", times[hour], "desk", "ann") for event_id, positive, hour in rows]
+    tables.append_rows([dict(zip(names, row, strict=True)) for row in listed], "labels")
+
+
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_c10_3_two_versions_are_compared_by_key_and_event(ready: Tables, *, has_rows: bool) -> None:
+    events = make_events(150, seed=11)
+    append(ready, events)
+    old, new = {**LIMITED, "when": "n >= 1"}, {**LIMITED, "suppress": "1 microsecond"}
+    before, after = (
+        {(row.key, row.event_id): row for row in replayed([each], events) if row.verdict == "raised"}
+        for each in (old, new)
+    )
+    assert len(before) > len(after) > 2
+    lost, kept = before.keys() - after.keys(), before.keys() & after.keys()
+    lost_ids, kept_ids = (sorted(event for _, event in each) for each in (lost, kept))
+    positive, negative = {lost_ids[0], kept_ids[0]}, {kept_ids[-1]}
+    unflagged = next(row["id"] for row in events if row["id"] not in {event for _, event in before})
+    known = [(each, True, "10:00") for each in positive] + [(each, False, "10:00") for each in negative]
+    label(ready, [*known, (unflagged, True, "10:00"), ("nobody", True, "10:00"), (lost_ids[-1], False, "12:00")])
+    as_of = dt.datetime(2024, 3, 4, 11, tzinfo=dt.timezone.utc)
+    candidate, against = Candidate(new, 7), Candidate(old, 6)
+    with backtest(ready, STREAM, [candidate], against=against, rows=has_rows, as_of=as_of) as result:
+        (found,) = result.comparisons
+        assert (found.rule_id, found.version) == ("limited", 6)
+        assert [found.gained.alerts, found.lost.alerts, found.kept.alerts] == [0, len(lost), len(kept)]
+        assert (found.kept.positives, found.lost.positives, found.kept.negatives) == (1, 1, 1)
+        assert found.keys_lost == len({key for key, _ in before} - {key for key, _ in after})
+        assert found.sentence == f"{len(before)} alerts become {len(after)}; of 2 confirmed ones 1 stay"
+        (figures,) = result.figures
+        assert (figures.flagged, figures.labelled, figures.positives) == (len(after), 1 + 1, 1)
+        assert (figures.precision, figures.recall) == (1 / (1 + 1), 1 / 3)
+        changes = {(row["event_id"], row["change"]) for row in result.find_changes().collect()}
+        assert changes == {(event, "lost") for _, event in lost} | {(event, "kept") for _, event in kept}
+        if has_rows:
+            assert {row["rule_version"] for row in result.alerts.select("rule_version").distinct().collect()} == {7}
+
+
 def days_of(events: list[dict[str, Any]]) -> float:
     times = [row["at"] for row in events]
     return (max(times) - min(times)) / 86_400_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,13 @@ from lookback.config import load_rule_document
 from lookback.core.errors import SetupError
 from lookback.core.rules.variants import read_varied
 from lookback.core.values.columns import to_text
+from lookback.core.values.texts import count_noun
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.views.terminal import escape_unprintable, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.spark.replay.backtest import Backtest, Candidate, Figures
+    from lookback.spark.replay.comparison import Comparison
     from lookback.spark.rules import RulesTable
 
 # Differences that `prove` prints.
@@ -40,6 +43,7 @@ def add_commands(command: AddCommand) -> None:
         "--vary", action="append", default=[], metavar="NAME=V1,V2",
         help="try the rules with each of these values of a parameter; repeat for others, and all combinations are tried",
     )  # fmt: skip
+    tried.add_argument("--as-of", metavar="TIME", help="count the labels that were known at that time (default: now)")
     tried.add_argument("--out", metavar="DIR", help="a new or empty folder for a Delta table of the alerts")
     proven = command(
         "prove", _prove, "judge a stream's events anew, and compare with its alerts and late events row for row"
@@ -61,29 +65,39 @@ def _backtest(options: argparse.Namespace) -> None:
         varied = read_varied(options.vary)
     except ValueError as error:
         raise SetupError(f"--vary: {error}") from None
+    moment = _read_time(options, "as_of")
+    as_of = None if moment is None else to_utc(moment)
     within = Range(_read_time(options, "since"), _read_time(options, "until"), options.since_commit)
     tables = open_tables(settings, *streams.values())
     rules = RulesTable(tables, streams)
     candidates = [_load_candidate(each, rules) for each in options.rules]
-    names = sorted({str(each.document["stream"]) for each in candidates})
+    against = None if options.against is None else _load_candidate(options.against, rules)
+    if against is not None and len(candidates) > 1:
+        raise SetupError("--against compares one rule with another version of it; name one FILE or ID before it")
+    names = sorted({str(each.document["stream"]) for each in [*candidates, *([] if against is None else [against])]})
     if len(names) > 1:
         raise SetupError(f"these rules are of the streams {' and '.join(names)}; try those of one stream at a time")
     show = None if wants_json(options) else print_line
     with backtest(
-        tables, streams[names[0]], candidates, within, vary=varied, rows=bool(options.out), progress=show
-    ) as result:
+        tables, streams[names[0]], candidates, within, vary=varied, rows=bool(options.out), against=against, as_of=as_of,
+        progress=show,
+    ) as result:  # fmt: skip
         if options.out:
             result.write(options.out)
         rows = [_make_row(each) for each in result.figures]
         if wants_json(options):
+            for row, each in zip(rows, result.comparisons, strict=False):
+                row["against"] = each.to_dict()
             print_json(rows)
             return
-        columns = ("alerts", "alerts_per_day", "keys", "failures")
+        columns = ("alerts", "alerts_per_day", "keys", "flagged", "positives", "precision", "recall", "failures")
         values = ((row, {name: row["parameters"].get(name) for name in varied}) for row in rows)
         print_table([{**own, **row} for row, own in values], ("rule_id", "version", *varied, *columns))
+        for row, each in zip(rows, result.comparisons, strict=False):
+            print(_describe_comparison(each, {name: row["parameters"].get(name) for name in varied}))
         print(_describe(result))
-        for row in result.errors:
-            print(f"{row.rule_id}: {row.action}: {row.message}")
+        for logged in result.errors:
+            print(f"{logged.rule_id}: {logged.action}: {logged.message}")
 
 
 def _prove(options: argparse.Namespace) -> int:
@@ -135,12 +149,26 @@ def _read_time(options: argparse.Namespace, name: str) -> int | None:
     try:
         return None if text is None else parse_calendar_time(text)
     except ValueError:
-        raise SetupError(f"--{name} must be a time such as 2026-01-31T12:00:00Z, got {text!r:.100}") from None
+        raise SetupError(
+            f"--{name.replace('_', '-')} must be a time such as 2026-01-31T12:00:00Z, got {text!r:.100}"
+        ) from None
 
 
 def _make_row(figures: Figures) -> dict[str, Any]:
-    per_day = None if figures.alerts_per_day is None else round(figures.alerts_per_day, 6)
-    return {**vars(figures), "alerts_per_day": per_day}
+    ratios = ("alerts_per_day", "precision", "recall")
+    rounded = {name: None if (value := getattr(figures, name)) is None else round(value, 6) for name in ratios}
+    return {**vars(figures), **rounded}
+
+
+def _describe_comparison(comparison: Comparison, values: Mapping[str, Any]) -> str:
+    named = ", ".join(f"{name} = {value}" for name, value in values.items())
+    lost, gained = (count_noun(keys, "key") for keys in (comparison.keys_lost, comparison.keys_gained))
+    counts = (
+        f"{comparison.gained.alerts:,} gained, {comparison.lost.alerts:,} lost, {comparison.kept.alerts:,} kept; "
+        f"{gained} gained, {lost} lost"
+    )
+    version = f"beside {comparison.rule_id} version {comparison.version}"
+    return escape_unprintable(f"{version}{f' with {named}' if named else ''}: {comparison.sentence} ({counts})")
 
 
 def _describe(result: Backtest) -> str:

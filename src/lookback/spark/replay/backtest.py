@@ -5,15 +5,16 @@ The alerts are those of a stream in which the rules were in force from before th
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import WaitingChange
@@ -23,16 +24,18 @@ from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.rules.variants import Variant, make_variants
 from lookback.core.streams.blocks import TRIED, unpack_failures
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.flagged import WORD_BITS, FlagPlace, count_bits
+from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.windows import LOOKBACK
 from lookback.spark.platform.session import find_local_path, open_own_session
+from lookback.spark.replay.comparison import Comparison, compare, find_changes, find_standing
+from lookback.spark.replay.counting import Counts, TrialCounts, count_trials, keep, read_range_labels
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Answers, Plan, Tried, judge
 from lookback.spark.stream.shard import FAILURES, LOG
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from lookback.spark.tables.lakehouse import Tables
 
@@ -82,9 +85,11 @@ class Figures:
     """What a rule would have raised, or one of its variants. parameters: their values.
 
     alerts: those that stand, by their last revision; keys: how many keys have one. alerts_per_day: over the days of event
-    time in which the rule speaks; None if these are none. flagged: the events that triggered an alert that stands; None for a
-    rule whose alerts are about many events. rows: of alerts, with all revisions and suppressed ones. failures: how many times
-    it could not be judged.
+    time in which the rule speaks; None if these are none. flagged: the events that triggered an alert that stands, or that its
+    sequence matched; labelled, positives: how many of them have a label, and a positive one; precision: positives / labelled.
+    recall: positives / all_positives, those of the range. These are None where an alert does not name all its events, as
+    that of a window, and ratios over 0 are None. rows: of alerts, with all revisions and suppressed ones. failures: how many
+    times it could not be judged.
     """
 
     rule_id: str
@@ -94,6 +99,11 @@ class Figures:
     alerts_per_day: float | None
     keys: int
     flagged: int | None
+    labelled: int | None
+    positives: int | None
+    precision: float | None
+    recall: float | None
+    all_positives: int
     rows: int
     failures: int
 
@@ -105,6 +115,7 @@ class Backtest:
     figures: of each candidate, or of each variant of it. events: how many were judged, through `commits`, the first and the
     last. deletes: the number of commits that deleted events, which count nowhere. errors: rows as rule_log would have had
     them. first_time, last_time: the event times that the figures are over, in microseconds; None without events.
+    comparisons: of each of the figures with `against`, if there is one.
     """
 
     figures: list[Figures]
@@ -114,6 +125,10 @@ class Backtest:
     first_time: int | None
     last_time: int | None
     errors: list[LogRow] = field(default_factory=list)
+    against: Figures | None = None
+    comparisons: list[Comparison] = field(default_factory=list)
+    _standing: DataFrame | None = None
+    _labels: DataFrame | None = None
     _rows: DataFrame | None = None
     _answers: Answers | None = None
 
@@ -126,6 +141,16 @@ class Backtest:
         if self._rows is None:
             raise SetupError("this backtest made figures alone; run it with rows=True for the alerts")
         return self._rows
+
+    def find_changes(self, at: int = 0) -> DataFrame:
+        """Lists the alerts that the one whose figures are at that position gains, loses and keeps beside `against`.
+
+        Columns: change (gained, lost, kept), key as JSON, event_id, window_start of a window, event_time, positive by the
+        labels. Raises SetupError if nothing was compared.
+        """
+        if self._standing is None or self.against is None:
+            raise SetupError("this backtest compared nothing; run it with against=Candidate(...)")
+        return find_changes(self._standing, at, len(self.figures))
 
     def write(self, place: str) -> None:
         """Writes the alerts as a Delta table.
@@ -145,6 +170,10 @@ class Backtest:
 
     def close(self) -> None:
         """Frees the rows that Spark keeps for `alerts`, which cannot be read afterwards."""
+        for kept in (self._standing, self._labels):
+            if kept is not None:
+                with suppress(PySparkException):
+                    kept.unpersist()
         if self._answers is not None:
             self._answers.close()
 
@@ -157,17 +186,23 @@ class Backtest:
 
 def backtest(
     tables: Tables, stream: Stream, candidates: Sequence[Candidate], within: Range | None = None, *,
-    vary: Mapping[str, Sequence[object]] | None = None, rows: bool = True, progress: Callable[[str], None] | None = None,
+    vary: Mapping[str, Sequence[object]] | None = None, rows: bool = True,
+    against: Candidate | None = None, as_of: dt.datetime | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Backtest:  # fmt: skip
-    """Judges all events of a stream by rules that were in force from before its first commit on.
+    """Judges all events of a stream by rules that were in force from before its first commit on, all in one pass.
 
-    within: where the rules speak; default: everywhere. vary: values for parameters by their names; each candidate is judged
-    with every combination of these in place of its own, all in one pass (see `make_variants`). rows False: only figures are
-    made, which is much faster where many variants alert. Raises RuleError for a wrong rule or parameter, and SetupError if the
-    table or its change feed is missing.
+    candidates: the rules. within: where they speak; default: everywhere. vary: values for parameters by their names; each
+    candidate is judged with every combination of these in place of its own (see `make_variants`). rows False: only figures
+    are made, which is much faster where many variants alert. against: a candidate that each of the others is compared with;
+    it is not varied, and its alerts are not among the result's. as_of: labels that became known later do not count; None:
+    now. progress: called with lines for people. Raises RuleError for a wrong rule or parameter, and SetupError if the table
+    or its change feed is missing.
     """
     within = within or Range()
     trials = _make_trials(candidates, vary or {}, stream, within, rows=rows)
+    if against is not None:
+        trials += _make_trials([against], {}, stream, within, rows=rows, first=trials)
     tables = replace(tables.holding(stream), spark=open_own_session(tables.spark))
     tables.require(stream)
     history = History.read(tables, stream)
@@ -182,12 +217,22 @@ def backtest(
     own_ids = {rule_id: tried.rule_id for rule_id, tried in plan.tried.items()}
     errors = {replace(row, rule_id=own_ids.get(row.rule_id or "", row.rule_id)) for row in logged}
     first_time, last_time = _clip(history, within)
-    counts = {**_count_alerts(alerts, trials), **_count_flagged(answers.read_flagged(), trials)}
-    return Backtest(
-        _make_figures(trials, counts, failed, (first_time, last_time)), history.events, (history.first, history.last),
-        history.deletes, first_time, last_time, sorted(errors, key=repr),
-        _name_variants(alerts, trials) if rows else None, answers,
+    labels = read_range_labels(tables, stream, history, (within.since, within.until, within.since_commit), as_of)
+    places = {trial.place: at for at, trial in enumerate(trials) if trial.place is not None}
+    kinds = {at: trial.rule.spec.kind for at, trial in enumerate(trials) if trial.place is None}
+    counts = count_trials(alerts, kinds, answers.read_flagged(), places, labels)
+    figures = _make_figures(trials, counts, failed, (first_time, last_time))
+    result = Backtest(
+        figures, history.events, (history.first, history.last), history.deletes, first_time, last_time,
+        sorted(errors, key=repr), _labels=labels, _rows=_name_variants(alerts, trials[: len(trials) - (against is not None)]) if rows else None, _answers=answers,
     )  # fmt: skip
+    if against is not None:
+        result.against = figures.pop()
+        result._standing = keep(find_standing(alerts, answers.read_flagged(), places, labels))
+        result.comparisons = [
+            compare(result.find_changes(at), against.rule_id, against.version) for at in range(len(figures))
+        ]
+    return result
 
 
 def _pick(choose: Callable[[int, int], int], own: int | None, given: int | None) -> int | None:
@@ -209,14 +254,18 @@ class _Trial:
 
 
 def _make_trials(
-    candidates: Sequence[Candidate], vary: Mapping[str, Sequence[object]], stream: Stream, within: Range, *, rows: bool
-) -> list[_Trial]:
-    """Makes a trial of each variant of each candidate. Raises RuleError, which names the rule by its own id."""
+    candidates: Sequence[Candidate], vary: Mapping[str, Sequence[object]], stream: Stream, within: Range, *, rows: bool,
+    first: Sequence[_Trial] = (),
+) -> list[_Trial]:  # fmt: skip
+    """Makes a trial of each variant of each candidate. first: those that there are already.
+
+    Raises RuleError, which names the rule by its own id.
+    """
     trials = list[_Trial]()
     variants = make_variants([each.document for each in candidates], vary)
-    for group, (candidate, made) in enumerate(zip(candidates, variants, strict=True)):
+    for group, (candidate, made) in enumerate(zip(candidates, variants, strict=True), len(first)):
         for bit, variant in enumerate(made):
-            document = {**within.narrow(variant.document, stream), "rule_id": f"trial-{len(trials)}"}
+            document = {**within.narrow(variant.document, stream), "rule_id": f"trial-{len(first) + len(trials)}"}
             rule = compile_rule(document, stream)
             can_flag = (
                 not rows and rule.spec.kind == LOOKBACK and rule.spec.suppress is None and rule.spec.late != "revise"
@@ -274,41 +323,31 @@ def _read_commands(tables: Tables, stream: Stream, number: int) -> Iterator[tupl
         yield RuleChange("insert", at, "*", None, row["action"], json.dumps(document)), row["arrival"]
 
 
-@dataclass
-class _Counts:
-    """The counts of one trial (see `Figures`)."""
-
-    alerts: int = 0
-    keys: int = 0
-    flagged: int = 0
-    rows: int = 0
-
-
 def _make_figures(
-    trials: Sequence[_Trial],
-    counts: Mapping[int, _Counts],
-    failed: Mapping[int, int],
-    times: tuple[int | None, int | None],
+    trials: Sequence[_Trial], counts: Counts, failed: Mapping[int, int], times: tuple[int | None, int | None]
 ) -> list[Figures]:
     first, last = times
     days = None if first is None or last is None else (last - first) / _DAY_US
     figures = []
     for at, trial in enumerate(trials):
-        own = counts.get(at, _Counts())
-        per_day = own.alerts / days if days else None
-        flagged = own.flagged if trial.rule.spec.kind == LOOKBACK else None
-        candidate, parameters, failures = trial.candidate, trial.variant.parameters, failed.get(at, 0)
+        own = counts.by_trial.get(at, TrialCounts())
+        knows_events = at not in counts.unknown
         figures.append(
             Figures(
-                candidate.rule_id,
-                candidate.version,
-                parameters,
-                own.alerts,
-                per_day,
-                own.keys,
-                flagged,
-                own.rows,
-                failures,
+                rule_id=trial.candidate.rule_id,
+                version=trial.candidate.version,
+                parameters=trial.variant.parameters,
+                alerts=own.alerts,
+                alerts_per_day=own.alerts / days if days else None,
+                keys=own.keys,
+                flagged=own.flagged if knows_events else None,
+                labelled=own.labelled if knows_events else None,
+                positives=own.positives if knows_events else None,
+                precision=own.positives / own.labelled if knows_events and own.labelled else None,
+                recall=own.positives / counts.all_positives if knows_events and counts.all_positives else None,
+                all_positives=counts.all_positives,
+                rows=own.rows,
+                failures=failed.get(at, 0),
             )
         )
     return figures
@@ -318,74 +357,6 @@ def _name_variants(alerts: DataFrame, trials: Sequence[_Trial]) -> DataFrame:
     """Returns the rows of alerts with the text of their variant in place of the number of the trial."""
     texts = F.array(*(F.lit(trial.variant.text) for trial in trials))
     variant = F.element_at(texts, F.col(TRIED) + 1).alias("variant")
+    alerts = alerts.where(F.col(TRIED) < len(trials))
     names = [name for name in alerts.columns if name != TRIED]
     return alerts.select(*names, F.lit(None).cast("timestamp").alias("decided_at"), variant)
-
-
-def _count_alerts(alerts: DataFrame, trials: Sequence[_Trial]) -> dict[int, _Counts]:
-    """Counts the alerts of each trial that writes them, and the keys that have one."""
-    if all(trial.place is not None for trial in trials):
-        return {}
-    last = alerts.groupBy(TRIED, "alert_id").agg(
-        F.max_by(F.struct("verdict", "event_id", F.to_json("key").alias("key")), "revision").alias("last"),
-        F.count("*").alias("rows"),
-    )
-    stands = F.col("last.verdict") == "raised"
-    counted = last.groupBy(TRIED).agg(
-        F.count_if(stands).alias("alerts"),
-        F.count_distinct(F.when(stands, F.col("last.key"))).alias("keys"),
-        F.count_distinct(F.when(stands, F.col("last.event_id"))).alias("flagged"),
-        F.sum("rows").alias("rows"),
-    )
-    return {row[TRIED]: _Counts(row["alerts"], row["keys"], row["flagged"], row["rows"]) for row in counted.collect()}
-
-
-def _count_flagged(flagged: DataFrame, trials: Sequence[_Trial]) -> dict[int, _Counts]:
-    """Counts what the trials that write no alerts would have raised."""
-    places = {trial.place: at for at, trial in enumerate(trials) if trial.place is not None}
-    if not places:
-        return {}
-    counts = {at: _Counts() for at in places.values()}
-    words = 1 + max(place.bit for place in places) // WORD_BITS
-
-    def add(name: str, rows: DataFrame) -> None:
-        """Adds the number of rows in which each trial's bit is set."""
-        for row in rows.mapInArrow(_CountBits(), "group int, counts array<bigint>").collect():
-            for bit, count in enumerate(row["counts"]):
-                if count:
-                    own = counts[places[FlagPlace(row["group"], bit)]]
-                    setattr(own, name, getattr(own, name) + count)
-
-    def merge(*by: Column | str) -> DataFrame:
-        """Merges the rows of each key or event: a trial's bit is set if it is in one of them."""
-        merged = flagged.groupBy("group", *by).agg(
-            *(F.bit_or(F.get("bits", F.lit(at))).alias(f"w{at}") for at in range(words))
-        )
-        bits = F.array(*(F.coalesce(f"w{at}", F.lit(0).cast("bigint")) for at in range(words)))
-        return merged.select("group", bits.alias("bits"))
-
-    add("alerts", flagged.select("group", "bits"))
-    add("keys", merge(F.to_json("key")))
-    add("flagged", merge("event_id"))
-    for own in counts.values():
-        own.rows = own.alerts
-    return counts
-
-
-class _CountBits:
-    """Counts in how many rows each bit is set."""
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            groups, words = batch["group"].to_numpy(), batch["bits"]
-            for group in np.unique(groups).tolist():
-                rows = np.flatnonzero(groups == group)
-                own = words.take(pa.array(rows))
-                bits = own.flatten().to_numpy().reshape(len(rows), -1)
-                counts = count_bits(bits, bits.shape[1] * WORD_BITS)
-                yield pa.RecordBatch.from_pydict(
-                    {
-                        "group": pa.array([group], pa.int32()),
-                        "counts": pa.array([counts.tolist()], pa.list_(pa.int64())),
-                    }
-                )

@@ -1,0 +1,121 @@
+"""Compares what two versions of a rule would have raised: the alerts that one gains and loses beside the other.
+
+Alerts are compared by key and event, or by key and start of the window: their ids differ with the version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.streams.blocks import TRIED
+from lookback.core.streams.flagged import FlagPlace
+from lookback.core.values.texts import count_noun
+from lookback.spark.replay.counting import find_last_rows, list_flagged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_SUBJECT = ["key", "event_id", "window_start"]
+_CHANGES = ("gained", "lost", "kept")
+
+
+@dataclass(frozen=True)
+class AlertCount:
+    """A number of alerts, and of those with a label. A positive one has a positive event, a negative one only negative ones."""
+
+    alerts: int = 0
+    positives: int = 0
+    negatives: int = 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The alerts of a rule beside those of another version. keys_gained, keys_lost: keys that only one has alerts of."""
+
+    rule_id: str
+    version: int
+    gained: AlertCount
+    lost: AlertCount
+    kept: AlertCount
+    keys_gained: int
+    keys_lost: int
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in words."""
+        before, after = self.lost.alerts + self.kept.alerts, self.gained.alerts + self.kept.alerts
+        text = f"{count_noun(before, 'alert')} become{'s' if before == 1 else ''} {after:,}"
+        if confirmed := self.lost.positives + self.kept.positives:
+            text += f"; of {confirmed:,} confirmed {'one' if confirmed == 1 else 'ones'} {self.kept.positives:,} stay"
+        if self.gained.positives:
+            text += f", and {self.gained.positives:,} are new"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values, for JSON."""
+        counts = {change: asdict(getattr(self, change)) for change in _CHANGES}
+        named = {"rule_id": self.rule_id, "version": self.version, "sentence": self.sentence}
+        return {**named, **counts, "keys_gained": self.keys_gained, "keys_lost": self.keys_lost}
+
+
+def find_standing(
+    alerts: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int], labels: DataFrame | None
+) -> DataFrame:
+    """Finds the alerts of each trial that stand, each once: its number, key as JSON, event_id or window_start, event_time.
+
+    positive: whether one of its events has a positive label; NULL where none has a label. labels: see `read_range_labels`.
+    """
+    last = find_last_rows(alerts).where("verdict = 'raised'")
+    is_window = F.col("event_id").isNull()
+    events = F.array_union(F.array("event_id"), F.coalesce("evidence", F.array().cast("array<string>")))
+    columns = (TRIED, "key", "event_id", "event_time")
+    standing = last.select(
+        *columns, F.when(is_window, F.col("window_start")).alias("window_start"),
+        F.when(is_window, F.array(F.lit(None).cast("string"))).otherwise(events).alias("events"),
+    )  # fmt: skip
+    if places:
+        start, own = F.lit(None).cast("timestamp").alias("window_start"), F.array("event_id").alias("events")
+        standing = standing.unionByName(list_flagged(flagged, places).select(*columns, start, own))
+    known = standing.select(*columns, "window_start", F.explode("events").alias("_event"))
+    if labels is None:
+        known = known.withColumn("positive", F.lit(None).cast("boolean"))
+    else:
+        known = known.join(labels.withColumnRenamed("event_id", "_event"), "_event", "left")
+    return known.groupBy(TRIED, *_SUBJECT).agg(
+        F.max("event_time").alias("event_time"), F.max("positive").alias("positive")
+    )
+
+
+def find_changes(standing: DataFrame, number: int, against: int) -> DataFrame:
+    """Lists the alerts of two trials, each once: change (gained, lost, kept), key as JSON, event_id, window_start, event_time.
+
+    positive: by the labels, of a kept alert those of the earlier one. against: the number of the trial to compare with.
+    """
+    old = F.col(TRIED) == against
+    pair = standing.where(F.col(TRIED).isin(number, against)).groupBy(*_SUBJECT)
+    merged = pair.agg(
+        F.bool_or(old).alias("_old"), F.bool_or(~old).alias("_new"), F.max("event_time").alias("event_time"),
+        F.max_by("positive", old).alias("positive"),
+    )  # fmt: skip
+    change = F.when(~F.col("_old"), "gained").when(~F.col("_new"), "lost").otherwise("kept").alias("change")
+    return merged.select(change, *_SUBJECT, "event_time", "positive")
+
+
+def compare(changes: DataFrame, rule_id: str, version: int) -> Comparison:
+    """Counts what `find_changes` lists. rule_id, version: of the one that is compared with."""
+    counted = changes.groupBy("change").agg(
+        F.count("*").alias("alerts"),
+        F.count_if("positive").alias("positives"),
+        F.count_if(~F.col("positive")).alias("negatives"),
+    )
+    counts = {row["change"]: AlertCount(row["alerts"], row["positives"], row["negatives"]) for row in counted.collect()}
+    keys = changes.groupBy("key").agg(
+        F.bool_and(F.col("change") == "gained").alias("gained"), F.bool_and(F.col("change") == "lost").alias("lost")
+    )
+    (row,) = keys.agg(F.count_if("gained").alias("gained"), F.count_if("lost").alias("lost")).collect()
+    gained, lost, kept = (counts.get(change, AlertCount()) for change in _CHANGES)
+    return Comparison(rule_id, version, gained, lost, kept, row["gained"], row["lost"])

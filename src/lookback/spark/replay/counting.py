@@ -1,0 +1,210 @@
+"""Counts what the rules of a backtest would have raised: alerts, keys, and events by their labels."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.streams.blocks import COMMIT, TRIED
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.flagged import WORD_BITS, FlagPlace, count_bits
+from lookback.core.values.windows import LOOKBACK, SEQUENCE
+from lookback.spark.labels import read_labels
+from lookback.spark.tables.lakehouse import to_timestamp
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from lookback.spark.replay.history import History
+    from lookback.spark.tables.lakehouse import Tables
+
+# An alert of a sequence names at most so many of its events.
+_MOST_NAMED = 100
+
+
+@dataclass
+class TrialCounts:
+    """The counts of one rule or variant that is tried (see `Figures`)."""
+
+    alerts: int = 0
+    keys: int = 0
+    rows: int = 0
+    flagged: int = 0
+    labelled: int = 0
+    positives: int = 0
+
+
+@dataclass
+class Counts:
+    """The counts of all trials. all_positives: events of the range. unknown: trials whose alerts do not name all their events."""
+
+    by_trial: dict[int, TrialCounts] = field(default_factory=dict)
+    all_positives: int = 0
+    unknown: set[int] = field(default_factory=set)
+
+
+def read_range_labels(
+    tables: Tables, stream: Stream, history: History, within: tuple[int | None, int | None, int | None],
+    as_of: dt.datetime | None,
+) -> DataFrame | None:  # fmt: skip
+    """Reads the labels of the events of a range as of a moment: event_id, positive. None if there are none.
+
+    within: the first and the last event time, in microseconds, and the first commit; None for no bound.
+    """
+    if not tables.exists("reviews"):
+        return None
+    labels = read_labels(tables, stream, as_of).select("event_id", "positive")
+    if labels.isEmpty():
+        return None
+    since, until, since_commit = within
+    events = history.read_lasting(tables).where(F.col("_change_type") == "insert")
+    if since is not None:
+        events = events.where(F.col(stream.event_time) >= to_timestamp(since))
+    if until is not None:
+        events = events.where(F.col(stream.event_time) < to_timestamp(until))
+    if since_commit is not None:
+        events = events.where(F.col(COMMIT) >= since_commit)
+    ids = events.select(F.col(stream.event_id).cast("string").alias("event_id"))
+    return keep(labels.join(ids, "event_id", "left_semi"))
+
+
+def count_trials(
+    alerts: DataFrame,
+    kinds: Mapping[int, str],
+    flagged: DataFrame,
+    places: Mapping[FlagPlace, int],
+    labels: DataFrame | None,
+) -> Counts:
+    """Counts the alerts of all trials.
+
+    alerts, kinds: the rows of those that write alerts, and the kind of each, by number. flagged, places: the events of the
+    others, and where the flags of each are. labels: see `read_range_labels`.
+    """
+    counts = Counts(all_positives=0 if labels is None else labels.where("positive").count())
+    if kinds:
+        _count_alerts(counts, alerts, kinds, labels)
+    if places:
+        _count_flagged(counts, flagged, places, labels)
+    return counts
+
+
+def _count_alerts(counts: Counts, alerts: DataFrame, kinds: Mapping[int, str], labels: DataFrame | None) -> None:
+    last = find_last_rows(alerts)
+    stands = F.col("verdict") == "raised"
+    counted = last.groupBy(TRIED).agg(
+        F.count_if(stands).alias("alerts"),
+        F.count_distinct(F.when(stands, F.col("key"))).alias("keys"),
+        F.sum("rows").alias("rows"),
+        F.max(F.size("evidence")).alias("most_named"),
+    )
+    for row in counted.collect():
+        counts.by_trial[row[TRIED]] = TrialCounts(row["alerts"], row["keys"], row["rows"])
+        if kinds[row[TRIED]] == SEQUENCE and (row["most_named"] or 0) >= _MOST_NAMED:
+            counts.unknown.add(row[TRIED])
+    counts.unknown |= {at for at, kind in kinds.items() if kind not in (LOOKBACK, SEQUENCE)}
+    named = F.explode(F.array_union(F.array("event_id"), F.coalesce("evidence", F.array().cast("array<string>"))))
+    events = last.where(stands & F.col("event_id").isNotNull()).select(TRIED, named.alias("event_id")).distinct()
+    events = _add_labels(events, labels)
+    by_label = events.groupBy(TRIED).agg(
+        F.count("*").alias("flagged"), F.count("positive").alias("labelled"), F.count_if("positive").alias("positives")
+    )
+    for row in by_label.collect():
+        own = counts.by_trial[row[TRIED]]
+        own.flagged, own.labelled, own.positives = row["flagged"], row["labelled"], row["positives"]
+
+
+def find_last_rows(alerts: DataFrame) -> DataFrame:
+    """Finds the last row of each alert of each trial, with the number of its rows; `key` as JSON."""
+    names = ("verdict", "event_id", "window_start", "event_time", "evidence")
+    row = F.struct(*names, F.to_json(F.array_sort(F.map_entries("key"))).alias("key"))
+    last = alerts.groupBy(TRIED, "alert_id").agg(F.max_by(row, "revision").alias("last"), F.count("*").alias("rows"))
+    return last.select(TRIED, "rows", "last.*")
+
+
+def _count_flagged(
+    counts: Counts, flagged: DataFrame, places: Mapping[FlagPlace, int], labels: DataFrame | None
+) -> None:
+    counts.by_trial.update({at: TrialCounts() for at in places.values()})
+    words = 1 + max(place.bit for place in places) // WORD_BITS
+
+    def add(name: str, rows: DataFrame) -> None:
+        """Adds the number of rows in which each trial's bit is set."""
+        counted = rows.select("group", "bits").mapInArrow(_CountBits(), "group int, counts array<bigint>")
+        for row in counted.collect():
+            for bit, count in enumerate(row["counts"]):
+                if count:
+                    own = counts.by_trial[places[FlagPlace(row["group"], bit)]]
+                    setattr(own, name, getattr(own, name) + count)
+
+    def merge(by: Column) -> DataFrame:
+        """Merges the rows of each key or event: a trial's bit is set if it is in one of them."""
+        bits = [F.coalesce(F.get("bits", F.lit(at)), F.lit(0).cast("bigint")) for at in range(words)]
+        merged = flagged.groupBy("group", by.alias("event_id")).agg(
+            F.array(*(F.bit_or(each) for each in bits)).alias("bits")
+        )
+        return merged.select("group", "event_id", "bits")
+
+    add("alerts", flagged)
+    add("keys", merge(F.to_json("key")))
+    events = merge(F.col("event_id"))
+    add("flagged", events)
+    if labels is not None:
+        labelled = events.join(labels, "event_id")
+        add("labelled", labelled)
+        add("positives", labelled.where("positive"))
+    for at in places.values():
+        counts.by_trial[at].rows = counts.by_trial[at].alerts
+
+
+def _add_labels(events: DataFrame, labels: DataFrame | None) -> DataFrame:
+    if labels is None:
+        return events.withColumn("positive", F.lit(None).cast("boolean"))
+    return events.join(labels, "event_id", "left")
+
+
+def list_flagged(flagged: DataFrame, places: Mapping[FlagPlace, int]) -> DataFrame:
+    """Lists the flagged events of each trial: its number, key as JSON, event_id and event_time."""
+    listed: Sequence[Column] = [
+        F.when(
+            (F.col("group") == place.group)
+            & (
+                F.shiftrightunsigned(F.get("bits", F.lit(place.bit // WORD_BITS)), place.bit % WORD_BITS).bitwiseAND(1)
+                == 1
+            ),
+            F.lit(at),
+        )
+        for place, at in places.items()
+    ]
+    numbers = F.filter(F.array(*listed), lambda each: each.isNotNull())
+    key = F.to_json(F.array_sort(F.map_entries("key"))).alias("key")
+    return flagged.select(F.explode(numbers).alias(TRIED), key, "event_id", "event_time")
+
+
+def keep(rows: DataFrame) -> DataFrame:
+    """Keeps rows that are read several times; serverless compute does not, and reads them again."""
+    with suppress(PySparkException):
+        return rows.persist(StorageLevel.MEMORY_AND_DISK)
+    return rows
+
+
+class _CountBits:
+    """Counts in how many rows each bit is set, of each group."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            groups, words = batch["group"].to_numpy(), batch["bits"]
+            for group in np.unique(groups).tolist():
+                rows = np.flatnonzero(groups == group)
+                bits = words.take(pa.array(rows)).flatten().to_numpy().reshape(len(rows), -1)
+                counts = count_bits(bits, bits.shape[1] * WORD_BITS)
+                columns = {"group": pa.array([group], pa.int32()), "counts": pa.array([counts], pa.list_(pa.int64()))}
+                yield pa.RecordBatch.from_pydict(columns)
