@@ -151,7 +151,9 @@ def linked(events: EventSet, commits: int, root: Path) -> Path:
     (target / "_delta_log").mkdir(parents=True)
     for version in range(commits + 1):
         name = f"_delta_log/{version:020d}.json"
-        os.link(source / name, target / name)
+        # Without the checksum of a commit Delta reads the log anew.
+        for each in (name, name.replace(".json", ".crc")):
+            os.link(source / each, target / each)
         for line in (source / name).read_text(encoding="utf-8").splitlines():
             added = json.loads(line).get("add")
             if added:
