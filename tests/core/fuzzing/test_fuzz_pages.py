@@ -24,6 +24,7 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.blocks import (
     COMMIT,
+    narrow_columns,
     pack_alerts,
     pack_events,
     pack_failures,
@@ -212,6 +213,7 @@ def _blocks() -> list[bytes]:
     )  # fmt: skip
     return [
         pack_events(pa.record_batch(rows), {"marks": [[1, 2]], "future": []}),
+        pack_events(narrow_columns(pa.record_batch(rows)), {"marks": [[1, 2]], "future": []}),
         pack_alerts([(AlertOrder(1, 0, 1, "a", "r1", '["x"]', 0), alert)] * 3),
         pack_late([LateEvent("tx", "a", _TIME, 1, 5, "recorded")]),
         pack_failures([Failure("r1", 1, 2, "a", (1, 2))]),

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from lookback.core.errors import StateError
@@ -19,12 +20,18 @@ from lookback.core.streams.alerts import Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.streams.flagged import FlaggedEvents
-from lookback.core.values.columns import from_arrow, normalize_zeros, to_text
+from lookback.core.values.columns import Column, from_arrow, normalize_zeros, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.times import parse_time, to_utc
+from lookback.core.values.types import BIGINT, DataType
 
 COMMIT = "_commit_version"
 _HEADER = b"lookback"
+# Metadata of a narrow column: the number that its values are counted from.
+_BASE = b"base"
+# A decimal of more digits needs more than 64 bits.
+_MAX_INT64_DIGITS = 18
+_NARROW = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
 _TEXTS = pa.map_(pa.string(), pa.string())
 _TIME = pa.timestamp("us", tz="UTC")
 ALERTS_SCHEMA = pa.schema(
@@ -61,8 +68,59 @@ LATE_SCHEMA = pa.schema(
 )  # fmt: skip
 
 
+def narrow_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Stores whole numbers, dates, times and decimals of at most 18 digits in as few bytes as their range needs.
+
+    A narrow column holds the differences to the smallest value. `unpack_events` restores the values; NULLs stay NULL.
+    """
+    fields, arrays = [], []
+    for field, array in zip(batch.schema, batch.columns, strict=True):
+        narrow = _narrow(array)
+        if narrow is None:
+            fields.append(field)
+            arrays.append(array)
+        else:
+            differences, base = narrow
+            fields.append(pa.field(field.name, differences.type, metadata={_BASE: str(base)}))
+            arrays.append(differences)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _narrow(array: pa.Array[Any]) -> tuple[pa.Array[Any], int] | None:
+    """Returns the differences to the smallest value, and that value; None if that saves no bytes."""
+    values = _view_integers(array)
+    if values is None or not len(values):
+        return None
+    null = np.asarray(array.is_null()) if array.null_count else None
+    known = values if null is None else values[~null]
+    least, most = (int(known.min()), int(known.max())) if len(known) else (0, 0)
+    for narrow in _NARROW:
+        if narrow.itemsize < values.itemsize and most - least <= np.iinfo(narrow).max:
+            # The difference may overflow the wider type: its lower bytes are right all the same.
+            return pa.array((values - values.dtype.type(least)).astype(narrow), mask=null), least
+    return (pa.array(values, mask=null), 0) if pa.types.is_decimal(array.type) else None
+
+
+def _view_integers(array: pa.Array[Any]) -> npt.NDArray[Any] | None:
+    """Returns the stored integers of an array, with any value where it is NULL; None if it stores something else."""
+    type_, buffer = array.type, array.buffers()[1] if array.type.num_buffers > 1 else None
+    if buffer is None:
+        return None
+    if pa.types.is_decimal128(type_) and type_.precision <= _MAX_INT64_DIGITS:
+        # 16 bytes, of which the lower eight have the whole value.
+        pairs = np.frombuffer(buffer, np.int64, 2 * len(array), 16 * array.offset)
+        return pairs[::2].copy()
+    if pa.types.is_signed_integer(type_) or pa.types.is_timestamp(type_) or pa.types.is_date32(type_):
+        width = type_.bit_width // 8
+        return np.frombuffer(buffer, f"<i{width}", len(array), width * array.offset)
+    return None
+
+
 def pack_events(batch: pa.RecordBatch, header: Mapping[str, Any]) -> bytes:
-    """Packs a record batch (fields and the commit column) and a header, which must be JSON, into a block."""
+    """Packs a record batch and a header, which must be JSON, into a block.
+
+    batch: fields and the commit column, as they are or by `narrow_columns`.
+    """
     table = pa.Table.from_batches([batch]).replace_schema_metadata({_HEADER: json.dumps(header).encode()})
     return _write_ipc(table)
 
@@ -76,12 +134,23 @@ def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]
             LateEvent(**{**row, "event_time": to_utc(parse_time(row["event_time"]))}) for row in header["future"]
         ]
         columns = {
-            name: normalize_zeros(from_arrow(table.column(name), stream.fields[name]))
-            for name in table.column_names
-            if name != COMMIT
+            name: _read_column(table, name, stream.fields[name]) for name in table.column_names if name != COMMIT
         }
-        commits: Int64s = np.asarray(table.column(COMMIT).cast(pa.int64()).to_numpy())
+        commits: Int64s = _read_column(table, COMMIT, BIGINT).values
         return Events(columns, commits, stream.event_id, stream.event_time), header
+
+
+def _read_column(table: pa.Table, name: str, type_: DataType) -> Column:
+    base = (table.schema.field(name).metadata or {}).get(_BASE)
+    if base is None:
+        return normalize_zeros(from_arrow(table.column(name), type_))
+    if type_.storage != np.int64 or not pa.types.is_integer(table.schema.field(name).type):
+        raise ValueError(f"column {name} is narrow and of type {type_}")
+    differences = from_arrow(table.column(name), BIGINT)
+    values = differences.values + int(base)
+    if differences.null is not None:
+        values[differences.null] = 0
+    return Column(type_, values, differences.null)
 
 
 def pack_alerts(rows: Sequence[tuple[AlertOrder, Alert]], tried: Sequence[int] | None = None) -> bytes:
