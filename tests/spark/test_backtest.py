@@ -238,6 +238,13 @@ def test_c10_2_the_command_tries_files_and_ids_and_writes_its_alerts(
     assert sorted(collect_alerts(written.where("variant = '{\"limit\": 2}'"))) == [
         row for row in expected if row.rule_id == "by-customer"
     ]
+    beside = ("by-customer", "--against", "by-customer", "--vary", "limit=3", "--as-of", "2030-01-01")
+    (row,) = map(json.loads, run(*beside, "--json").splitlines())
+    assert (row["against"]["rule_id"], row["against"]["lost"]["alerts"]) == (
+        "by-customer",
+        few["alerts"] - many["alerts"],
+    )
+    assert f"with limit = 3: {few['alerts']} alerts become {many['alerts']} (0 gained," in run(*beside)
     assert "did you mean 'limit'?" in run("by-customer", "--vary", "limt=3", code=1)
     assert "--vary: 'limit' is not NAME=VALUE,VALUE" in run("by-customer", "--vary", "limit", code=2)
     assert "is not empty; name a new or empty folder" in run("by-customer", "--out", str(out), code=2)

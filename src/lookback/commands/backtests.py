@@ -43,6 +43,9 @@ def add_commands(command: AddCommand) -> None:
         "--vary", action="append", default=[], metavar="NAME=V1,V2",
         help="try the rules with each of these values of a parameter; repeat for others, and all combinations are tried",
     )  # fmt: skip
+    tried.add_argument(
+        "--against", metavar="ID|FILE", help="compare with this version: the alerts that are gained, lost and kept"
+    )
     tried.add_argument("--as-of", metavar="TIME", help="count the labels that were known at that time (default: now)")
     tried.add_argument("--out", metavar="DIR", help="a new or empty folder for a Delta table of the alerts")
     proven = command(
