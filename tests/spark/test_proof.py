@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +11,10 @@ import yaml
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.cli import main
+from lookback.core.errors import SetupError
 from lookback.spark.replay import history, tasks
 from lookback.spark.replay.proof import Proof, prove
+from lookback.spark.replay.saved import SavedState
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
@@ -19,6 +22,8 @@ from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_event
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import DataFrame
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -115,3 +120,54 @@ def test_c10_6_what_the_stream_wrote_is_proved_and_what_somebody_changed_is_foun
     said = capsys.readouterr().out
     assert "only recorded: raised" in said
     assert said.splitlines()[-1] == "commits 0 to 13: the tables differ from a replay"
+
+
+@pytest.mark.long
+def test_c10_6_a_nightly_proof_goes_on_from_its_saved_state(
+    ready: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "_SPAN_EVENTS", 60)
+    monkeypatch.setattr(tasks, "_SHARD_EVENTS", 100)
+    rules = RulesTable(ready, STREAMS)
+    publish(ready, [RULES[0], RULES[3], *MORE_RULES])
+    events = make_events(300, seed=31)
+    saved, nights = tmp_path / "proofs", list[dict[str | None, Proof]]()
+    read = list[tuple[int, int]]()
+    read_changes = Tables.read_changes
+
+    def note(tables: Tables, name: str, start: int, end: int | None = None) -> DataFrame:
+        if name == STREAM.name:
+            read.append((start, tables.version(name) if end is None else end))
+        return read_changes(tables, name, start, end)
+
+    for first, last in ((1, 4), (5, 8), (9, 12)):
+        append(ready, [row for row in events if first <= row["arrival"] <= last])
+        evaluate(ready)
+        with monkeypatch.context() as patched:
+            patched.setattr(Tables, "read_changes", note)
+            with prove(ready, STREAM, STREAMS, saved=saved) as proofs:
+                nights.append({row.rule_id: row for row in proofs.rows})
+                assert proofs.commits == (first if first > 1 else 0, last)
+        rules.push({**MORE_RULES[3], "message": f"{{n}} after {last}"})
+        rules.set_status("by-customer", "paused" if last == 4 else "active")
+    assert min(start for start, _ in read[-3:]) == 9
+    assert len(list(saved.iterdir())) == 1
+    assert all(row.holds for night in nights for row in night.values()), nights
+    whole = proofs_of(ready)
+    for rule_id, row in whole.items():
+        alike = sum(night[rule_id].alike for night in nights if rule_id in night)
+        assert alike == row.alike, rule_id
+    assert sum(row.alike for row in nights[2].values()) > 20
+
+    with prove(ready, STREAM, STREAMS, saved=saved) as nothing_new:
+        assert [vars(row) for row in nothing_new.rows] == [vars(Proof(None, 0, 0, 0, 0))]
+        assert nothing_new.differences.count() == 0
+    with pytest.raises(SetupError, match="goes on from its saved state begins after it"):
+        prove(ready, STREAM, STREAMS, saved=saved, first=3)
+    # A state of other settings is of no use.
+    assert SavedState.find(saved, replace(STREAM, allowed_lateness=1)) is None
+    ready.spark.sql(f"DELETE FROM {ready.identifier('alerts')} WHERE arrival = 11")
+    (saved / next(saved.iterdir()).name / "state.json").unlink()
+    with prove(ready, STREAM, STREAMS, saved=saved) as proofs:
+        assert sum(row.only_replayed for row in proofs.rows) > 0
+        assert proofs.commits == (0, 12)

@@ -54,6 +54,10 @@ def add_commands(command: AddCommand) -> None:
     proven.add_argument("stream")
     proven.add_argument("--from-commit", type=int, metavar="N", help="the first commit to compare (default: the first)")
     proven.add_argument(
+        "--nightly", action="store_true",
+        help="go on after the commit that the last such proof reached, from its saved state",
+    )  # fmt: skip
+    proven.add_argument(
         "--until-commit", type=int, metavar="N", help="the last one (default: the last that was judged)"
     )
 
@@ -104,14 +108,15 @@ def _backtest(options: argparse.Namespace) -> None:
 
 
 def _prove(options: argparse.Namespace) -> int:
-    from lookback.spark.replay.proof import prove
+    from lookback.spark.replay.proof import proof_folder, prove
 
     settings = load_settings(options)
     streams, stream = settings.streams(), settings.stream(options.stream)
     tables = open_tables(settings, *streams.values())
     show = None if wants_json(options) else print_line
     with prove(
-        tables, stream, streams, first=options.from_commit, last=options.until_commit, progress=show
+        tables, stream, streams, first=options.from_commit, last=options.until_commit, progress=show,
+        saved=proof_folder(tables, stream) if options.nightly else None,
     ) as proofs:  # fmt: skip
         differs = any(not row.holds for row in proofs.rows)
         rows = [vars(row) for row in proofs.rows]

@@ -39,9 +39,10 @@ class History:
     last_time: int | None
 
     @classmethod
-    def read(cls, tables: Tables, stream: Stream, until: int | None = None) -> History:
-        """Counts the rows of each commit, up to the commit `until`; None for the last."""
+    def read(cls, tables: Tables, stream: Stream, until: int | None = None, since: int | None = None) -> History:
+        """Counts the rows of each commit, from `since` up to the commit `until`; None for the first and for the last."""
         first, last = find_first_readable(tables, stream.name), tables.version(stream.name)
+        first = first if since is None else max(first, since)
         last = last if until is None else max(first, min(last, until))
         inserted, time = F.col("_change_type") == "insert", F.unix_micros(stream.event_time)
         counts = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -23,6 +24,7 @@ from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
 from lookback.core.streams.declaration import Stream
 from lookback.spark.platform.session import open_own_session
 from lookback.spark.replay.history import History
+from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
 from lookback.spark.stream.rebuild import find_deletions, find_last_arrival, read_log, read_rule_changes
 from lookback.spark.tables.history import find_first_readable
@@ -67,11 +69,12 @@ class Proofs:
     rows: list[Proof]
     commits: tuple[int, int]
     differences: DataFrame
-    _answers: Answers
+    _answers: Answers | None = None
 
     def close(self) -> None:
         """Frees the rows that Spark keeps for `differences`, which cannot be read afterwards."""
-        self._answers.close()
+        if self._answers is not None:
+            self._answers.close()
 
     def __enter__(self) -> Proofs:
         return self
@@ -82,19 +85,35 @@ class Proofs:
 
 def prove(
     tables: Tables, stream: Stream, streams: Mapping[str, Stream], *, first: int | None = None, last: int | None = None,
-    progress: Callable[[str], None] | None = None,
+    saved: Path | None = None, progress: Callable[[str], None] | None = None,
 ) -> Proofs:  # fmt: skip
     """Judges the events anew, and compares the rows of the commits from `first` to `last` with those in the tables.
 
     first: None for the first commit; last: None for the last that the tables name. streams: every declared stream by name.
-    Raises SetupError if the table, its first commits or the rules' are missing.
+    saved: a folder for the state that was reached; the next proof with it goes on after this one and reads only new commits,
+    by default up to the last that `metrics` counts as judged, whose outputs are whole also while the stream goes on.
+    Raises SetupError if the table, its first commits or the rules' are missing, or for `first` beside `saved`.
     """
+    if saved is not None and first is not None:
+        raise SetupError("a proof that goes on from its saved state begins after it: leave out the first commit")
     tables = replace(tables.holding(*streams.values()), spark=open_own_session(tables.spark))
     tables.require(stream)
     if last is None:
-        last = max(0, *(find_last_arrival(tables, name, stream) or 0 for name in ("alerts", "late_events", "rule_log")))
-    history = History.read(tables, stream, last)
-    if history.first or find_first_readable(tables, "rules"):
+        judged = None if saved is None else find_last_arrival(tables, "metrics", stream, "judged")
+        last = _find_last_written(tables, stream) if judged is None else judged
+    before = None if saved is None else SavedState.find(saved, stream)
+    if before is not None:
+        first = before.through + 1
+        if first > min(last, tables.version(stream.name)):
+            nothing = (
+                tables.read("alerts")
+                .where("false")
+                .select(F.lit("").alias("side"), F.lit(0).alias("times"), *ALERTS_SCHEMA.names)
+            )
+            return Proofs([Proof(None, 0, 0, 0, 0)], (first, last), nothing)
+    history = History.read(tables, stream, last, first if before is not None else None)
+    begins_late = history.first > (0 if before is None else before.through + 1)
+    if begins_late or find_first_readable(tables, "rules"):
         raise SetupError(
             f"the first commits of {tables.identifier(stream.name)} or of {tables.identifier('rules')} cannot be read any more, "
             "and without them nothing can be judged anew; keep the logs and files of both for as long as you want to prove"
@@ -102,7 +121,11 @@ def prove(
     logged = read_log(tables, stream)
     changes = read_rule_changes(tables, 0)
     plan = _make_plan(changes, stream, streams, logged, last)
-    answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress)
+    if before is not None:
+        waiting = [each for each in plan.waiting if each.after >= before.through]
+        plan = replace(plan, first=[], waiting=waiting)
+    plan = replace(plan, keeps_state=saved is not None)
+    answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress, before)
     between = (F.col("arrival") >= (first or 0)) & (F.col("arrival") <= last)
     deleted = find_deletions(logged)
     gone = _find_deleted_events(tables, stream, history)
@@ -123,7 +146,19 @@ def prove(
     more = F.col(_RECORDED) - F.col(_REPLAYED)
     side = F.when(more > 0, F.lit(_RECORDED)).otherwise(F.lit(_REPLAYED)).alias("side")
     differences = alerts.where(differs).select(side, F.abs(more).alias("times"), *ALERTS_SCHEMA.names)
+    if saved is not None:
+        SavedState.write(saved, stream, history.last, answers.shards, answers.read_state())
     return Proofs(rows, (first or 0, last), differences, answers)
+
+
+def proof_folder(tables: Tables, stream: Stream) -> Path:
+    """Returns the folder in which a stream's nightly proof keeps its state, which is below the tables' root or volume."""
+    return Path(f"{tables.files}/_proofs/{stream.name}")
+
+
+def _find_last_written(tables: Tables, stream: Stream) -> int:
+    """Finds the last commit that an output names."""
+    return max(0, *(find_last_arrival(tables, name, stream) or 0 for name in ("alerts", "late_events", "rule_log")))
 
 
 def _make_plan(

@@ -63,6 +63,8 @@ from lookback.spark.tables.schemas import LATE_EVENTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
+    from lookback.spark.replay.saved import SavedState
+
 # A task's keys have about so many events in all, so that their state and their blocks stay small.
 _SHARD_EVENTS = 5_000_000
 _MAX_SHARDS = 400
@@ -97,6 +99,11 @@ _FLAGGED_ROWS = StructType(
 )
 # The kind of answers that have flagged events.
 FLAGGED = "flagged"
+# The kind of answers that have a page of the state that was reached, behind the label of its shard.
+STATE = "state"
+_LABEL_BYTES = 32
+# In place of a span: the pages of a state that was saved before.
+_BEFORE = -1
 _PROGRESS_SECONDS = 2.0
 
 
@@ -108,6 +115,7 @@ class Plan:
     erases False: deleted events count nowhere, and have moved the watermark; True: they count until they are deleted, as
     in the stream. tried: by the id under which a candidate of a backtest is judged its number and the id of its rule;
     empty: all rules are judged under their own ids. flagging: the candidates that write no alerts (see `Evaluator`).
+    keeps_state: whether the answers have the state that was reached.
     """
 
     rules: Sequence[CompiledRule]
@@ -117,6 +125,7 @@ class Plan:
     erases: bool = False
     tried: Mapping[str, Tried] = field(default_factory=dict)
     flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
+    keeps_state: bool = False
 
 
 class Tried(NamedTuple):
@@ -129,15 +138,16 @@ class Tried(NamedTuple):
 class Answers:
     """The answers of the shards, which Spark keeps on its disks until `close`.
 
-    facts: all but alerts, flagged and late events.
+    facts: all but alerts, flagged and late events, and the state. shards: how many there are.
     """
 
-    def __init__(self, rows: DataFrame, progress: Callable[[str], None] | None = None) -> None:
+    def __init__(self, rows: DataFrame, shards: int, progress: Callable[[str], None] | None = None) -> None:
+        self.shards = shards
         spark, self._rows = rows.sparkSession, rows
         with _bounded_batches(spark), _show_progress(spark, progress):
             with suppress(PySparkException):  # as on serverless compute, which judges again where rows are read
                 self._rows = rows.persist(StorageLevel.DISK_ONLY)
-            self.facts: list[Row] = self._rows.where(~F.col("kind").isin(ALERTS, LATE, FLAGGED)).collect()
+            self.facts: list[Row] = self._rows.where(~F.col("kind").isin(ALERTS, LATE, FLAGGED, STATE)).collect()
 
     def read_alerts(self) -> DataFrame:
         """Reads the rows of alerts, with the columns of the table but decided_at."""
@@ -154,6 +164,13 @@ class Answers:
     def read_late(self) -> DataFrame:
         """Reads the rows of late_events that each shard has; a late event may have one of several shards."""
         return self._unpack(LATE, LATE_EVENTS)
+
+    def read_state(self) -> DataFrame:
+        """Reads the pages of the state that was reached. Columns: shard, payload."""
+        # The label of the shard is at most some characters long, and is followed by a zero.
+        rows = self._rows.where(F.col("kind") == STATE)
+        label = F.substring_index(F.col("payload").substr(1, _LABEL_BYTES).cast("string"), "\0", 1)
+        return rows.select(label.alias("shard"), F.expr(f"substring(payload, {_LABEL_BYTES + 1})").alias("payload"))
 
     def list_payloads(self, kind: str) -> list[bytes]:
         """Lists the facts of a kind."""
@@ -181,19 +198,22 @@ class _Unpack:
 
 def judge(
     rows: DataFrame, stream: Stream, plan: Plan, events: int, spans: Sequence[int],
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None, saved: SavedState | None = None,
 ) -> Answers:  # fmt: skip
     """Judges the rows of a change feed: events into blocks, blocks to the task of their keys, there span after span.
 
-    events: how many rows there are; spans: the last commit of each span.
+    events: how many rows there are; spans: the last commit of each span. saved: the state to go on from.
     """
     spark = rows.sparkSession
-    shards = min(_MAX_SHARDS, max(count_cores(spark), -(-events // _SHARD_EVENTS)))
+    shards = min(_MAX_SHARDS, max(count_cores(spark), -(-events // _SHARD_EVENTS))) if saved is None else saved.shards
     labels, coverage = tuple(find_shard_labels(spark, shards)), find_coverage(plan.rules)
     dispatch = _SpanDispatch(BlockBuilder(stream, labels), coverage, tuple(spans), plan.erases)
     sent = select_changes(rows, stream, coverage.fields)
-    blocks = sent.mapInArrow(dispatch, _SPAN_BLOCKS).repartition(shards, "shard").sortWithinPartitions(_SPAN)
-    return Answers(blocks.mapInArrow(_Judge(stream, labels, plan), _ANSWERS), progress)
+    blocks = sent.mapInArrow(dispatch, _SPAN_BLOCKS)
+    if saved is not None:
+        blocks = blocks.unionByName(saved.read(spark).withColumn(_SPAN, F.lit(_BEFORE)))
+    blocks = blocks.repartition(shards, "shard").sortWithinPartitions(_SPAN)
+    return Answers(blocks.mapInArrow(_Judge(stream, labels, plan), _ANSWERS), shards, progress)
 
 
 @dataclass(frozen=True)
@@ -238,13 +258,35 @@ class _Judge:
                 batch["shard"].to_pylist(), batch[_SPAN].to_pylist(), batch["payload"], strict=True
             )
         )
-        for (label, _), blocks in groupby(rows, key=lambda row: row[:2]):
+        for (label, span), blocks in groupby(rows, key=lambda row: row[:2]):
             if label not in shards:
                 shards[label] = _Shard(self.stream, self.labels, label, self.plan)
+            payloads = (block.as_py() for _, _, block in blocks)
+            if span == _BEFORE:
+                shards[label].load(payloads)
+                continue
             with pause_collector():
-                answers = shards[label].judge(block.as_py() for _, _, block in blocks)
-            columns = {"kind": [kind for kind, _ in answers], "payload": [payload for _, payload in answers]}
-            yield pa.RecordBatch.from_pydict(columns, schema=_ARROW_ANSWERS)
+                yield _to_batch(shards[label].judge(payloads))
+        for shard in shards.values() if self.plan.keeps_state else ():
+            for answer in shard.save():
+                yield _to_batch([answer])
+
+
+def _to_batch(answers: Sequence[tuple[str, bytes]]) -> pa.RecordBatch:
+    columns = {"kind": [kind for kind, _ in answers], "payload": [payload for _, payload in answers]}
+    return pa.RecordBatch.from_pydict(columns, schema=_ARROW_ANSWERS)
+
+
+class _Pages(dict[str, bytes]):
+    """The pages of a state in memory."""
+
+    def put(self, name: str, page: bytes) -> None:
+        """Keeps a page."""
+        self[name] = page
+
+    def remove(self, name: str) -> None:
+        """Removes a page."""
+        del self[name]
 
 
 class _Shard:
@@ -257,6 +299,25 @@ class _Shard:
         self._changes, self._waiting = list(plan.first), list(plan.waiting)
         # Every block names the events that are too far in the future, so one shard tells of them.
         self._is_first = label == labels[0]
+        self._label, self._pages = label, _Pages()
+        if plan.keeps_state:
+            self._state.origin = label
+            self._state.begin(self._pages)
+
+    def load(self, payloads: Iterable[bytes]) -> None:
+        """Reads the state from its pages."""
+        for payload in payloads:
+            name, _, page = payload.partition(b"\0")
+            self._pages[name.decode()] = page
+        self._state.load(self._pages)
+        self._state.begin(self._pages)
+
+    def save(self) -> Iterator[tuple[str, bytes]]:
+        """Yields the pages of the state: after the shard's label, each page's name and the page."""
+        self._state.save()
+        label = self._label.encode().ljust(_LABEL_BYTES, b"\0")
+        for name, page in self._pages.items():
+            yield STATE, b"".join([label, name.encode(), b"\0", page])
 
     def judge(self, blocks: Iterable[bytes]) -> list[tuple[str, bytes]]:
         """Judges the blocks of one span. Returns answers: their kinds and payloads."""

@@ -172,12 +172,12 @@ def read_log(tables: Tables, stream: Stream) -> list[LogRow]:
     return [LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"]) for row in rows]
 
 
-def find_last_arrival(tables: Tables, name: str, stream: Stream) -> int | None:
+def find_last_arrival(tables: Tables, name: str, stream: Stream, column: str = "arrival") -> int | None:
     """Returns the last arrival in a table's rows of the stream; -1 if all are NULL; None without rows."""
     if not tables.exists(name):
         return None
     rows = tables.read(name).where(F.col("stream") == stream.name)
-    row = rows.agg(F.max(F.coalesce("arrival", F.lit(-1)))).head()
+    row = rows.agg(F.max(F.coalesce(column, F.lit(-1)))).head()
     return None if row is None or row[0] is None else int(row[0])
 
 

@@ -1,0 +1,68 @@
+"""Keeps the state that a replay has reached, so that the next one goes on after it and reads only new commits.
+
+A folder has one state at a time, below the number of its last commit: Parquet with the pages of all shards, and a JSON
+document, which is written last. A state of another layout, or of other settings of the stream, is not used.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.pages import PAGE_VERSION
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_DOCUMENT, _PAGES = "state.json", "pages"
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """The state of all shards after a commit of the events. folder: that of the state itself."""
+
+    folder: Path
+    through: int
+    shards: int
+
+    @classmethod
+    def find(cls, place: Path, stream: Stream) -> SavedState | None:
+        """Finds the last complete state in a folder; None if none can be gone on from."""
+        for folder in sorted(place.glob("[0-9]*"), reverse=True):
+            try:
+                document = json.loads((folder / _DOCUMENT).read_text(encoding="utf-8"))
+                state = cls(folder, int(document["through"]), int(document["shards"]))
+            except (OSError, ValueError, LookupError, TypeError):
+                continue  # it was not written to its end
+            if document.get("fits") == _describe_fit(stream):
+                return state
+        return None
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Reads the pages. Columns: shard, payload."""
+        return spark.read.parquet(str(self.folder / _PAGES))
+
+    @classmethod
+    def write(cls, place: Path, stream: Stream, through: int, shards: int, pages: DataFrame) -> None:
+        """Writes the state that a replay has reached, then removes every other one of the folder."""
+        folder = place / f"{through:020}"
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        pages.write.parquet(str(folder / _PAGES))
+        document = {"through": through, "shards": shards, "fits": _describe_fit(stream)}
+        draft = folder / f"{_DOCUMENT}.draft"
+        draft.write_text(json.dumps(document), encoding="utf-8")
+        draft.replace(folder / _DOCUMENT)
+        for other in place.glob("[0-9]*"):
+            if other != folder:
+                shutil.rmtree(other)
+
+
+def _describe_fit(stream: Stream) -> dict[str, Any]:
+    """Returns all that must be the same where a state is gone on from."""
+    return {"layout": PAGE_VERSION, "stream": json.loads(json.dumps(stream.to_dict(), default=str))}
