@@ -144,6 +144,7 @@ def test_the_bundle_includes_every_job_once() -> None:
         "ingest",
         "maintain",
         "notify",
+        "prove",
         "set_up",
     ]
     assert all(path.stem in document["resources"]["jobs"] for path, document in FILES.items())
@@ -350,7 +351,7 @@ def test_jobs_begin_by_what_they_wait_for() -> None:
     assert begins == {
         "analysts": [], "forget": [],
         "evaluate": ["continuous"], "evaluate_once": [], "evaluate_serverless": ["trigger"], "ingest": ["trigger"],
-        "maintain": ["schedule"], "notify": ["continuous"], "set_up": [],
+        "maintain": ["schedule"], "notify": ["continuous"], "prove": ["schedule"], "set_up": [],
     }  # fmt: skip
     table = "${var.catalog}.${var.schema}.${var.stream}"
     assert JOBS["evaluate_serverless"]["trigger"]["table_update"]["table_names"] == [table]

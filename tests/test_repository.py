@@ -93,6 +93,7 @@ def test_notebooks_are_those_that_are_documented() -> None:
         "05_maintain.ipynb",
         "06_notify.ipynb",
         "07_forget.ipynb",
+        "08_prove.ipynb",
     ]
 
 

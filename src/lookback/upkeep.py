@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from lookback.spark.operations.notify import Counts, Notifier
     from lookback.spark.tables.lakehouse import Tables
 
+# Rows that differ and are shown.
+_MOST_DIFFERENCES = 20
+
 
 def open_place(settings: Settings) -> tuple[Tables, dict[str, Stream]]:
     """Starts or finds Spark. Returns the tables, which may not exist yet, and the declared streams by name.
@@ -87,6 +90,45 @@ def maintain(root: str, catalog: str = "", schema: str = "", conf: str = "../con
     if done.problems:
         raise SetupError("; ".join(done.problems))
     return done
+
+
+def prove(
+    root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", accept: bool = False
+) -> pd.DataFrame:
+    """Judges anew what a stream has judged since the last time, and shows how many rows of its outputs are as they should be.
+
+    stream: empty: every declared stream that has been judged. accept: go on after rows that differ next time. Returns the
+    rows shown: stream, rule_id (None for late events), alike, only_recorded, only_replayed, unprovable. Raises SetupError,
+    at the end, if a row differs.
+    """
+    from lookback.spark.replay.proof import proof_folder
+    from lookback.spark.replay.proof import prove as run
+    from lookback.spark.stream.rebuild import has_outputs
+
+    settings = Settings.local(root, conf, catalog=catalog, schema=schema)
+    names = [settings.stream(stream).name] if stream else list(settings.streams())
+    tables, streams = open_place(settings)
+    tables = tables.holding(*streams.values())
+    rows, differing = [], []
+    for name in names:
+        if not stream and not has_outputs(tables, streams[name]):
+            continue
+        folder = proof_folder(tables, streams[name])
+        with run(tables, streams[name], streams, saved=folder, accept=accept) as proofs:
+            rows += [{"stream": name, **asdict(each)} for each in proofs.rows]
+            first, last = proofs.commits
+            show(text(f"{name}: commits {first} to {last}." if first <= last else f"{name}: nothing new."))
+            if not all(each.holds for each in proofs.rows):
+                differing.append(name)
+                show(proofs.differences.orderBy("arrival", "rule_id").limit(_MOST_DIFFERENCES).toPandas())
+    found = pd.DataFrame(rows, columns=["stream", "rule_id", "alike", "only_recorded", "only_replayed", "unprovable"])
+    show(found)
+    if differing:
+        raise SetupError(
+            f"rows of {' and '.join(differing)} differ from a replay: they were changed, deleted or inserted by hand, or judged by "
+            "other settings; to go on after them next time: lookback prove STREAM --nightly --accept"
+        )
+    return found
 
 
 def forget(

@@ -97,7 +97,7 @@ def run(execute: Callable[[NotebookNode, Path], str], place: Path, monkeypatch: 
 
 def test_0_a_place_is_set_up(place: Path, run: Run):
     said = run("00_set_up.ipynb", landing=place / "landing")
-    assert said.count(" created") == 14  # nine tables of the product, five of streams; metrics is both
+    assert said.count(" created") == 15  # ten tables of the product, five of streams; metrics is both
     assert (place / "landing").is_dir()
 
 
@@ -161,6 +161,12 @@ def test_6_alerts_are_sent_to_a_receiver(place: Path, run: Run, monkeypatch: pyt
     assert "customer-*" in said
     assert {asked.body["rule_id"] for asked in server.asked} == {"customer-day"}
     assert f"{len(server.asked):,} sent, 0 failed, 0 given up, 0 waiting." in said
+
+
+def test_8_what_the_stream_wrote_is_proved(place: Path, run: Run):
+    said = run("08_prove.ipynb")
+    assert "transactions: commits 0 to 1." in said
+    assert re.search(r"transactions +customer-day +\d+ +0 +0 +0", said)
 
 
 def test_7_a_privacy_request_is_counted_first(place: Path, run: Run):

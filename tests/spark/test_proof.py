@@ -171,3 +171,8 @@ def test_c10_6_a_nightly_proof_goes_on_from_its_saved_state(
     with prove(ready, STREAM, STREAMS, saved=saved) as proofs:
         assert sum(row.only_replayed for row in proofs.rows) > 0
         assert proofs.commits == (0, 12)
+    assert SavedState.find(saved, STREAM) is None
+    with prove(ready, STREAM, STREAMS, saved=saved, accept=True):
+        accepted = SavedState.find(saved, STREAM)
+        assert accepted is not None
+        assert accepted.through == 12

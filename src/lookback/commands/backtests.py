@@ -58,6 +58,10 @@ def add_commands(command: AddCommand) -> None:
         help="go on after the commit that the last such proof reached, from its saved state",
     )  # fmt: skip
     proven.add_argument(
+        "--accept", action="store_true",
+        help="with --nightly: go on after these commits next time, also if rows differ",
+    )  # fmt: skip
+    proven.add_argument(
         "--until-commit", type=int, metavar="N", help="the last one (default: the last that was judged)"
     )
 
@@ -110,13 +114,15 @@ def _backtest(options: argparse.Namespace) -> None:
 def _prove(options: argparse.Namespace) -> int:
     from lookback.spark.replay.proof import proof_folder, prove
 
+    if options.accept and not options.nightly:
+        raise SetupError("--accept says how the next proof with --nightly goes on: give --nightly too")
     settings = load_settings(options)
     streams, stream = settings.streams(), settings.stream(options.stream)
     tables = open_tables(settings, *streams.values())
     show = None if wants_json(options) else print_line
     with prove(
         tables, stream, streams, first=options.from_commit, last=options.until_commit, progress=show,
-        saved=proof_folder(tables, stream) if options.nightly else None,
+        saved=proof_folder(tables, stream) if options.nightly else None, accept=options.accept,
     ) as proofs:  # fmt: skip
         differs = any(not row.holds for row in proofs.rows)
         rows = [vars(row) for row in proofs.rows]

@@ -85,13 +85,14 @@ class Proofs:
 
 def prove(
     tables: Tables, stream: Stream, streams: Mapping[str, Stream], *, first: int | None = None, last: int | None = None,
-    saved: Path | None = None, progress: Callable[[str], None] | None = None,
+    saved: Path | None = None, accept: bool = False, progress: Callable[[str], None] | None = None,
 ) -> Proofs:  # fmt: skip
     """Judges the events anew, and compares the rows of the commits from `first` to `last` with those in the tables.
 
     first: None for the first commit; last: None for the last that the tables name. streams: every declared stream by name.
     saved: a folder for the state that was reached; the next proof with it goes on after this one and reads only new commits,
     by default up to the last that `metrics` counts as judged, whose outputs are whole also while the stream goes on.
+    Where rows differ, nothing is saved, so that the next proof finds them too, unless `accept` is true.
     Raises SetupError if the table, its first commits or the rules' are missing, or for `first` beside `saved`.
     """
     if saved is not None and first is not None:
@@ -146,7 +147,7 @@ def prove(
     more = F.col(_RECORDED) - F.col(_REPLAYED)
     side = F.when(more > 0, F.lit(_RECORDED)).otherwise(F.lit(_REPLAYED)).alias("side")
     differences = alerts.where(differs).select(side, F.abs(more).alias("times"), *ALERTS_SCHEMA.names)
-    if saved is not None:
+    if saved is not None and (accept or all(row.holds for row in rows)):
         SavedState.write(saved, stream, history.last, answers.shards, answers.read_state())
     return Proofs(rows, (first or 0, last), differences, answers)
 
