@@ -32,6 +32,7 @@ PUBLIC = (
     "lookback.spark.replay.backtest",
     "lookback.spark.replay.proof",
     "lookback.spark.labels",
+    "lookback.spark.comparison",
     "lookback.spark.review",
     "lookback.spark.operations.status",
     "lookback.spark.operations.forget",

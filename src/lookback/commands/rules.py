@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -15,6 +16,7 @@ from lookback.config import load_rule_document
 from lookback.core.errors import RuleError
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.remarks import Remark, find_remarks
+from lookback.core.rules.wording import list_changes
 from lookback.core.values.texts import count_noun, join_words
 from lookback.data_remarks import find_data_remarks
 from lookback.testing.rule_tests import check_rule
@@ -68,6 +70,14 @@ def _add_subcommands(command: AddCommand) -> None:
     changed.add_argument("values", nargs="+", type=_read_pair, metavar="NAME=VALUE", help="such as limit=1200")
     changed.add_argument("--author", default="")
     changed.add_argument("--comment", default="")
+    compared = command(
+        "compare", _compare_versions, "what a rule's version in shadow raises that the active one does not"
+    )
+    compared.add_argument("rule_id")
+    differing = command("diff", _diff_versions, "the difference between two versions of a rule")
+    differing.add_argument("rule_id")
+    differing.add_argument("before", type=int, metavar="V1")
+    differing.add_argument("after", type=int, metavar="V2")
     for name, text in (
         ("clear-state", "forget all window state of a stream; its rules go on with empty windows"),
         ("retire-all", "retire all rules of a stream"),
@@ -194,6 +204,36 @@ def _set_parameters(options: argparse.Namespace) -> None:
     )
     pairs = ", ".join(f"{name} = {value}" for name, value in options.values)
     print(f"published {options.rule_id} version {version} with {pairs}")
+
+
+def _compare_versions(options: argparse.Namespace) -> None:
+    from lookback.spark.comparison import compare_versions
+
+    table = _open_rules_table(options)
+    found = compare_versions(table.tables, table.streams, options.rule_id)
+    rows = [row.asDict() for row in found.count().collect()]
+    if wants_json(options):
+        print_json({"rule_id": found.rule_id, "active": found.active, "shadow": found.shadow, **row} for row in rows)
+        return
+    print_table(rows, ("side", "alerts", "keys", "positives", "negatives", "unlabelled"))
+    beside = "no active one" if found.active is None else f"version {found.active}"
+    since = "from the first commit on" if found.since is None else f"after commit {found.since}"
+    print(f"{found.rule_id}: version {found.shadow} in shadow beside {beside}, {since}")
+
+
+def _diff_versions(options: argparse.Namespace) -> None:
+    table = _open_rules_table(options)
+    before, after = (table.find_document(options.rule_id, each) for each in (options.before, options.after))
+    changes = list_changes(before, after)
+    if wants_json(options):
+        print_json(asdict(change) for change in changes)
+        return
+    for change in changes:
+        print(escape_unprintable(str(change)))
+    old, new = (yaml.safe_dump(each, sort_keys=False, allow_unicode=True).splitlines() for each in (before, after))
+    names = [f"{options.rule_id} version {each}" for each in (options.before, options.after)]
+    lines = unified_diff(old, new, names[0], names[1], lineterm="")
+    print("\n".join(lines) if changes else "the documents are equal")
 
 
 def _list_rules(options: argparse.Namespace) -> None:

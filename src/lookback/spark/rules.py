@@ -221,6 +221,15 @@ class RulesTable:
             )
         return last
 
+    def find_document(self, rule_id: str, version: int) -> dict[str, Any]:
+        """Returns the document of a version. Raises RuleError if there is none, or it cannot be read."""
+        rows = [_make_rule_row(row) for row in self._read_rows(rule_id)]
+        for row in rows:
+            if row.version == version and row.document is not None:
+                return row.document
+        known = ", ".join(str(row.version) for row in sorted(rows, key=lambda row: row.version)) or "none"
+        raise RuleError(rule_id, [Problem("version", f"there is no version {version} in the table; known are {known}")])
+
     def next_version(self, rule_id: str) -> int:
         """Returns the number that the next published version of a rule will have."""
         rows = self._read_rows(rule_id) if self.tables.exists("rules") else []

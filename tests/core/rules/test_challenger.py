@@ -11,6 +11,7 @@ import pytest
 import lookback
 from lookback.core.rules.roles import find_roles, write_quarantined
 from lookback.core.rules.rulebook import Entry, RuleBook, RuleChange
+from lookback.core.rules.wording import list_changes
 from lookback.core.streams.declaration import Stream
 
 FIELDS = {"id": "bigint", "at": "timestamp", "card": "string", "amount": "decimal(18,2)"}
@@ -260,3 +261,14 @@ def test_c10_7_the_rows_of_the_table_show_the_roles() -> None:
     ).current
     assert current is not None
     assert current["version"] == 1
+
+
+def test_c10_7_the_difference_of_two_versions_in_words() -> None:
+    before = {"when": "n >= 2", "measures": {"n": "count(*)", "m": "max(a)"}, "tests": []}
+    after = {"when": "n >= 3", "measures": {"n": "count(*)"}, "tests": [], "suppress": "1 hour"}
+    assert [str(change) for change in list_changes(before, after)] == [
+        "when: 'n >= 2' becomes 'n >= 3'",
+        "measures.m is gone, it was 'max(a)'",
+        "suppress is new: '1 hour'",
+    ]
+    assert list_changes(after, after) == []

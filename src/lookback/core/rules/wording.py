@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlglot import exp
 
@@ -15,6 +16,35 @@ from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import collapse_spaces, join_words
 from lookback.core.values.times import format_time
 from lookback.core.values.windows import LOOKBACK, Lookback, Session, Step, TiledWindow, Window
+
+
+@dataclass(frozen=True)
+class DocumentChange:
+    """A place of a rule's document at which two versions differ; None where one has nothing there."""
+
+    place: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        if self.before is None:
+            return f"{self.place} is new: {self.after!r}"
+        if self.after is None:
+            return f"{self.place} is gone, it was {self.before!r}"
+        return f"{self.place}: {self.before!r} becomes {self.after!r}"
+
+
+def list_changes(before: Mapping[str, Any], after: Mapping[str, Any], place: str = "") -> list[DocumentChange]:
+    """Lists the places at which two documents differ, such as `measures.total`, in the order of the documents."""
+    changes = []
+    for name in dict.fromkeys([*before, *after]):
+        here, old, new = f"{place}{name}", before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changes += list_changes(old, new, f"{here}.")
+        elif old != new:
+            changes.append(DocumentChange(here, old, new))
+    return changes
+
 
 _AGGREGATES = {
     "count": "the number of events with a value of {}",
