@@ -176,3 +176,24 @@ def test_c10_6_a_nightly_proof_goes_on_from_its_saved_state(
         accepted = SavedState.find(saved, STREAM)
         assert accepted is not None
         assert accepted.through == 12
+
+
+@pytest.mark.long
+def test_c10_6_what_was_written_before_a_fresh_beginning_cannot_be_proved_and_is_no_difference(ready: Tables) -> None:
+    publish(ready, [RULES[0], MORE_RULES[3]])
+    append(ready, make_events(120, seed=5))
+    evaluate(ready)
+    written = ready.read("alerts").count()
+    late = ready.read("late_events").count()
+    assert proofs_of(ready)[None].alike == late
+    folder = f"{checkpoint_folder(ready, STREAM)}-fresh"
+    Evaluation(ready, STREAM, STREAMS, folder, once=True, fresh=True).run()
+    assert ready.read("alerts").count() == 2 * written
+    (begun,) = ready.read("rule_log").where("action = 'begun_afresh'").collect()
+    assert begun["arrival"] is not None
+
+    found = proofs_of(ready)
+    assert all(row.holds for row in found.values()), found
+    assert sum(row.alike for rule_id, row in found.items() if rule_id) == written
+    assert sum(row.unprovable for rule_id, row in found.items() if rule_id) == written
+    assert (found[None].alike, found[None].unprovable) == (late, late)

@@ -26,7 +26,13 @@ from lookback.spark.platform.session import open_own_session
 from lookback.spark.replay.history import History
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
-from lookback.spark.stream.rebuild import find_deletions, find_last_arrival, read_log, read_rule_changes
+from lookback.spark.stream.rebuild import (
+    find_deletions,
+    find_last_arrival,
+    find_new_beginning,
+    read_log,
+    read_rule_changes,
+)
 from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:
@@ -43,7 +49,8 @@ class Proof:
     """The rows of one rule, or of late_events where rule_id is None, by whether the table and the replay have them.
 
     unprovable: rows that only one has, for a known reason: they are about events that were deleted later, of a version that was
-    quarantined, or of a commit that was judged in pieces, or the settings' retention deleted them.
+    quarantined, or of a commit that was judged in pieces, an evaluation before the last `--fresh` wrote them, or the
+    settings' retention deleted them.
     """
 
     rule_id: str | None
@@ -102,7 +109,9 @@ def prove(
     if last is None:
         judged = None if saved is None else find_last_arrival(tables, "metrics", stream, "judged")
         last = _find_last_written(tables, stream) if judged is None else judged
-    before = None if saved is None else SavedState.find(saved, stream)
+    begun = find_new_beginning(tables, stream)
+    begun_at = None if begun is None else begun["logged_at"]
+    before = None if saved is None else SavedState.find(saved, stream, begun_at)
     if before is not None:
         first = before.through + 1
         if first > min(last, tables.version(stream.name)):
@@ -132,9 +141,12 @@ def prove(
     gone = _find_deleted_events(tables, stream, history)
     cut = sorted({row.arrival for row in logged if row.action == "commit_cut" and row.arrival is not None})
     own = F.col("stream") == stream.name
-    alerts = _compare(
-        tables.read("alerts").where(own & between), answers.read_alerts().where(between), ALERTS_SCHEMA.names
-    )
+    recorded, earlier = tables.read("alerts").where(own & between), dict[str, int]()
+    if begun is not None:
+        older = recorded.where(F.col("decided_at") < F.lit(begun_at)).groupBy("rule_id").count()
+        earlier = {row["rule_id"]: int(row["count"]) for row in older.collect()}
+        recorded = recorded.where(F.col("decided_at") >= F.lit(begun_at))
+    alerts = _compare(recorded, answers.read_alerts().where(between), ALERTS_SCHEMA.names)
     alerts = _excuse(alerts, gone, deleted["alerts"], _find_broken(logged, changes), cut)
     late = _compare(
         tables.read("late_events").where(own & between),
@@ -142,14 +154,30 @@ def prove(
         LATE_SCHEMA.names,
     )
     late = _excuse(late, gone, deleted["late_events"], [], cut)
-    rows = [*_count(alerts, F.col("rule_id")), *(_count(late, F.lit(None).cast("string")) or [Proof(None, 0, 0, 0, 0)])]
+    if begun is not None and begun["arrival"] is not None:
+        # A late event has no time at which it was written.
+        older_late = (F.col(_RECORDED) > F.col(_REPLAYED)) & (F.col("arrival") <= begun["arrival"])
+        late = late.withColumn("is_excused", F.col("is_excused") | older_late)
+    rows = [
+        *_add_earlier(_count(alerts, F.col("rule_id")), earlier),
+        *(_count(late, F.lit(None).cast("string")) or [Proof(None, 0, 0, 0, 0)]),
+    ]
     differs = ~F.col("is_excused") & (F.col(_RECORDED) != F.col(_REPLAYED))
     more = F.col(_RECORDED) - F.col(_REPLAYED)
     side = F.when(more > 0, F.lit(_RECORDED)).otherwise(F.lit(_REPLAYED)).alias("side")
     differences = alerts.where(differs).select(side, F.abs(more).alias("times"), *ALERTS_SCHEMA.names)
     if saved is not None and (accept or all(row.holds for row in rows)):
-        SavedState.write(saved, stream, history.last, answers.shards, answers.read_state())
+        SavedState.write(saved, stream, begun_at, history.last, answers.shards, answers.read_state())
     return Proofs(rows, (first or 0, last), differences, answers)
+
+
+def _add_earlier(rows: list[Proof], earlier: Mapping[str, int]) -> list[Proof]:
+    """Adds, as unprovable, the rows of each rule that an earlier evaluation wrote."""
+    counts = {str(row.rule_id): row for row in rows}
+    for rule_id, number in earlier.items():
+        row = counts.get(rule_id, Proof(rule_id, 0, 0, 0, 0))
+        counts[rule_id] = replace(row, unprovable=row.unprovable + number)
+    return [counts[rule_id] for rule_id in sorted(counts)]
 
 
 def proof_folder(tables: Tables, stream: Stream) -> Path:

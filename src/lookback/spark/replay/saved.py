@@ -30,15 +30,18 @@ class SavedState:
     shards: int
 
     @classmethod
-    def find(cls, place: Path, stream: Stream) -> SavedState | None:
-        """Finds the last complete state in a folder; None if none can be gone on from."""
+    def find(cls, place: Path, stream: Stream, begun_at: object = None) -> SavedState | None:
+        """Finds the last complete state in a folder; None if none can be gone on from.
+
+        begun_at: when the evaluation began that is proved, if another one was before it.
+        """
         for folder in sorted(place.glob("[0-9]*"), reverse=True):
             try:
                 document = json.loads((folder / _DOCUMENT).read_text(encoding="utf-8"))
                 state = cls(folder, int(document["through"]), int(document["shards"]))
             except (OSError, ValueError, LookupError, TypeError):
                 continue  # it was not written to its end
-            if document.get("fits") == _describe_fit(stream):
+            if document.get("fits") == _describe_fit(stream, begun_at):
                 return state
         return None
 
@@ -47,14 +50,14 @@ class SavedState:
         return spark.read.parquet(str(self.folder / _PAGES))
 
     @classmethod
-    def write(cls, place: Path, stream: Stream, through: int, shards: int, pages: DataFrame) -> None:
+    def write(cls, place: Path, stream: Stream, begun_at: object, through: int, shards: int, pages: DataFrame) -> None:
         """Writes the state that a replay has reached, then removes every other one of the folder."""
         folder = place / f"{through:020}"
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
         pages.write.parquet(str(folder / _PAGES))
-        document = {"through": through, "shards": shards, "fits": _describe_fit(stream)}
+        document = {"through": through, "shards": shards, "fits": _describe_fit(stream, begun_at)}
         draft = folder / f"{_DOCUMENT}.draft"
         draft.write_text(json.dumps(document), encoding="utf-8")
         draft.replace(folder / _DOCUMENT)
@@ -63,6 +66,10 @@ class SavedState:
                 shutil.rmtree(other)
 
 
-def _describe_fit(stream: Stream) -> dict[str, Any]:
+def _describe_fit(stream: Stream, begun_at: object) -> dict[str, Any]:
     """Returns all that must be the same where a state is gone on from."""
-    return {"layout": PAGE_VERSION, "stream": json.loads(json.dumps(stream.to_dict(), default=str))}
+    return {
+        "begun_at": str(begun_at),
+        "layout": PAGE_VERSION,
+        "stream": json.loads(json.dumps(stream.to_dict(), default=str)),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from lookback.spark.stream.checkpoint import EVENTS, RULES
 from lookback.spark.stream.dispatch import select_rule_changes
 
 if TYPE_CHECKING:
+    from pyspark.sql import Row
+
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
@@ -28,6 +31,8 @@ _IDENTITIES = {
     "late_events": ("event_id", "arrival"),
     "rule_log": ("rule_id", "version", "action", "message", "arrival"),
 }
+# The action of rule_log of an evaluation that begins anew beside the outputs of another one.
+_BEGUN = "begun_afresh"
 # The same, if not all events are read again, so that a row may have another arrival than before.
 _LASTING = {"alerts": ("alert_id", "revision")}
 _REMOVING = ("DELETE", "MERGE", "TRUNCATE", "RESTORE", "WRITE OVERWRITE")
@@ -165,9 +170,26 @@ def read_rule_changes(tables: Tables, start: int) -> list[RuleChange]:
     return [RuleChange(**row.asDict()) for row in select_rule_changes(tables.read_changes("rules", start)).collect()]
 
 
+def log_new_beginning(tables: Tables, stream: Stream) -> None:
+    """Writes into rule_log that an evaluation begins at the first commit, beside the outputs of another one."""
+    known = [find_last_arrival(tables, name, stream) for name in _IDENTITIES]
+    last = max((each for each in known if each is not None), default=-1)
+    message = "an evaluation begins at the first commit with a new checkpoint (--fresh); what was written before is of another"
+    now = dt.datetime.now(dt.timezone.utc)
+    tables.append_rows([(stream.name, None, None, _BEGUN, message, None, None if last < 0 else last, now)], "rule_log")
+
+
+def find_new_beginning(tables: Tables, stream: Stream) -> Row | None:
+    """Finds the last row of `log_new_beginning`: arrival and logged_at; None if there is none."""
+    own = (F.col("stream") == stream.name) & (F.col("action") == _BEGUN)
+    return tables.read("rule_log").where(own).orderBy(F.col("logged_at").desc()).select("arrival", "logged_at").head()
+
+
 def read_log(tables: Tables, stream: Stream) -> list[LogRow]:
-    """Reads the stream's rows of rule_log, without their messages."""
-    own = tables.read("rule_log").where(F.col("stream") == stream.name)
+    """Reads the rows that the stream's evaluation wrote into rule_log, without their messages."""
+    own, begun = tables.read("rule_log").where(F.col("stream") == stream.name), find_new_beginning(tables, stream)
+    if begun is not None:
+        own = own.where(F.col("logged_at") > F.lit(begun["logged_at"]))
     rows = own.select("rule_id", "version", "action", "arrival").collect()
     return [LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"]) for row in rows]
 

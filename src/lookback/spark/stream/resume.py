@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lookback.core.errors import SetupError
 from lookback.spark.platform.session import MAX_SHARDS
 from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, UnknownFormatError
-from lookback.spark.stream.rebuild import Rebuild, has_outputs
+from lookback.spark.stream.rebuild import Rebuild, has_outputs, log_new_beginning
 from lookback.spark.stream.sink import is_written
 from lookback.spark.tables.history import find_first_readable, require_commits
 
@@ -70,6 +70,8 @@ def begin(
             f"{stream.name} --rebuild. If a checkpoint is elsewhere, name it by --checkpoint. To have all of them once "
             "more beside those that are there: --fresh; to try a rule out, publish it with status shadow"
         )
+    if rebuild_plan is None and plan is None and has_outputs(tables, stream):
+        log_new_beginning(tables, stream)
     # A first start that was cut short has stored them already.
     starts = plan.starts if plan is not None and plan.starts else _find_starts(tables, stream)
     _warn_about_starts(tables, stream, starts)
