@@ -33,6 +33,7 @@ PUBLIC = (
     "lookback.spark.replay.proof",
     "lookback.spark.labels",
     "lookback.spark.comparison",
+    "lookback.spark.figures",
     "lookback.spark.review",
     "lookback.spark.operations.status",
     "lookback.spark.operations.forget",

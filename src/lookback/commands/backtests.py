@@ -13,6 +13,7 @@ from lookback.commands.options import (
     load_settings,
     open_tables,
     print_line,
+    read_time,
     wants_json,
 )
 from lookback.config import load_rule_document
@@ -20,7 +21,7 @@ from lookback.core.errors import SetupError
 from lookback.core.rules.variants import read_varied
 from lookback.core.values.columns import to_text
 from lookback.core.values.texts import count_noun
-from lookback.core.values.times import parse_calendar_time, to_utc
+from lookback.core.values.times import to_utc
 from lookback.views.terminal import escape_unprintable, print_json, print_table
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ def _backtest(options: argparse.Namespace) -> None:
         varied = read_varied(options.vary)
     except ValueError as error:
         raise SetupError(f"--vary: {error}") from None
-    moment = _read_time(options, "as_of")
+    moment = read_time(options, "as_of")
     as_of = None if moment is None else to_utc(moment)
-    within = Range(_read_time(options, "since"), _read_time(options, "until"), options.since_commit)
+    within = Range(read_time(options, "since"), read_time(options, "until"), options.since_commit)
     tables = open_tables(settings, *streams.values())
     rules = RulesTable(tables, streams)
     candidates = [_load_candidate(each, rules) for each in options.rules]
@@ -156,16 +157,6 @@ def _load_candidate(text: str, rules: RulesTable) -> Candidate:
         return Candidate(document, rules.next_version(str(document["rule_id"])))
     row = rules.find_version(text)
     return Candidate(dict(rules.check(row.document or {}).spec.document), row.version)
-
-
-def _read_time(options: argparse.Namespace, name: str) -> int | None:
-    text = getattr(options, name)
-    try:
-        return None if text is None else parse_calendar_time(text)
-    except ValueError:
-        raise SetupError(
-            f"--{name.replace('_', '-')} must be a time such as 2026-01-31T12:00:00Z, got {text!r:.100}"
-        ) from None
 
 
 def _make_row(figures: Figures) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lookback.config import Settings
+from lookback.core.errors import SetupError
+from lookback.core.values.times import parse_calendar_time
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -53,6 +55,16 @@ def open_tables(settings: Settings, *streams: Stream, kafka: bool = False) -> Ta
     from lookback.spark.tables.lakehouse import Tables
 
     return Tables.of(get_spark(settings=settings.spark, kafka=kafka), settings).holding(*streams)
+
+
+def read_time(options: argparse.Namespace, name: str) -> int | None:
+    """Reads the time of an option in microseconds; None where it is not given. Raises SetupError if it is no time."""
+    text = getattr(options, name)
+    try:
+        return None if text is None else parse_calendar_time(text)
+    except ValueError:
+        option = name.replace("_", "-")
+        raise SetupError(f"--{option} must be a time such as 2026-01-31T12:00:00Z, got {text!r:.100}") from None
 
 
 def print_line(line: str) -> None:

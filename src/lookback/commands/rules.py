@@ -11,16 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lookback.commands.options import FOUND_PROBLEMS, AddCommand, load_settings, make_adder, open_tables, wants_json
+from lookback.commands.options import (
+    FOUND_PROBLEMS,
+    AddCommand,
+    load_settings,
+    make_adder,
+    open_tables,
+    read_time,
+    wants_json,
+)
 from lookback.config import load_rule_document
 from lookback.core.errors import RuleError
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.remarks import Remark, find_remarks
 from lookback.core.rules.wording import list_changes
 from lookback.core.values.texts import count_noun, join_words
+from lookback.core.values.times import to_utc
 from lookback.data_remarks import find_data_remarks
 from lookback.testing.rule_tests import check_rule
-from lookback.views.terminal import escape_unprintable, print_json, print_table
+from lookback.views.terminal import describe_redundant, escape_unprintable, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.core.errors import Problem
@@ -78,6 +87,15 @@ def _add_subcommands(command: AddCommand) -> None:
     differing.add_argument("rule_id")
     differing.add_argument("before", type=int, metavar="V1")
     differing.add_argument("after", type=int, metavar="V2")
+    shared = command("overlap", _show_overlap, "which events rules flag together, and what each catches alone")
+    shared.add_argument(
+        "--since", metavar="TIME", help="the event time of the first event to look at (default: the first)"
+    )
+    shared.add_argument("--until", metavar="TIME", help="the event time before which events are (default: no end)")
+    shared.add_argument(
+        "--as-of", metavar="TIME", help="leave out alerts and labels that are from later (default: now)"
+    )
+    shared.add_argument("--stream", help="only rules of this stream (default: those of each stream apart)")
     for name, text in (
         ("clear-state", "forget all window state of a stream; its rules go on with empty windows"),
         ("retire-all", "retire all rules of a stream"),
@@ -88,6 +106,37 @@ def _add_subcommands(command: AddCommand) -> None:
     command("schema", _print_schema, "print the JSON Schema of rule documents, for editors")
     export = command("export", _export_rules, "print rules as YAML")
     export.add_argument("rule_id", nargs="?")
+
+
+def _show_overlap(options: argparse.Namespace) -> None:
+    from lookback.spark.figures import Period, RuleFigures
+
+    settings = load_settings(options)
+    streams = settings.streams()
+    chosen = [settings.stream(options.stream)] if options.stream else list(streams.values())
+    tables = open_tables(settings, *streams.values())
+    since, until, as_of = (
+        None if time is None else to_utc(time)
+        for time in (read_time(options, name) for name in ("since", "until", "as_of"))
+    )
+    period = Period(since, until, as_of)
+    for stream in chosen:
+        if not (tables.exists(stream.name) and tables.exists("alerts") and tables.exists("rules")):
+            continue
+        figures = RuleFigures(tables, stream, period)
+        if not figures.rules:
+            continue
+        pairs, alone = ([row.asDict() for row in rows.collect()] for rows in (figures.pairs(), figures.alone()))
+        if wants_json(options):
+            print_json([*pairs, *alone])
+            continue
+        print_table([{**row, "jaccard": _format_share(row["jaccard"])} for row in pairs], ("a", "b", "both", "jaccard"))
+        print_table(alone, ("a", "alone", "flagged"))
+        print(escape_unprintable(describe_redundant(alone)))
+
+
+def _format_share(share: float | None) -> str:
+    return "" if share is None else f"{share:.3f}"
 
 
 def _open_rules_table(options: argparse.Namespace) -> RulesTable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -16,6 +16,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError, RuleError, SetupError
+from lookback.core.explaining.counted import find_counted
 from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
 from lookback.core.explaining.evidence import (
     NOT_DELETED,
@@ -494,6 +495,129 @@ def _read_evidence(
     )
 
 
+@dataclass(frozen=True)
+class _CountKey:
+    """Finds the events behind the alerts of one key and version of a rule; called by Spark with both as tables."""
+
+    rule: CompiledRule
+    clock: Clock
+    activations: Sequence[Activation]
+    # Versions whose alerts emptied the key's windows, and whether they wait for an absence.
+    resetting: Mapping[int, bool]
+
+    def __call__(self, alerts: pa.Table, changes: pa.Table) -> pa.Table:
+        """Returns a row for each event behind an alert, and one with NULL for an alert that cannot be reproduced."""
+        stream = self.clock.stream
+        rows = [{**row, "measures": dict(row["measures"] or [])} for row in alerts.to_pylist()]
+        targets = [row for row in rows if row["is_target"]]
+        found = _make_table((), ())
+        if not targets:
+            return found
+        changes = changes.drop_columns([_KEY])
+        inserted, deleted = _select_changes(changes, "insert"), _select_changes(changes, "delete")
+        events, committed = read_events(inserted, stream, 0)
+        assert committed is not None
+        own = split_future(events, committed, stream)[0].in_order_of_arrival()
+        evidence = Evidence(
+            rule=self.rule, events=own, clock=self.clock, activations=self.activations, resets=self._list_resets(rows),
+            gone_at=_find_deleting_commits(own, stream, _read_deletions(deleted, stream)),
+        )  # fmt: skip
+        names, ids = list[str](), list[str | None]()
+        for alert, counted in zip(targets, find_counted(evidence, targets), strict=True):
+            listed = [None] if counted is None else counted
+            names += [alert["alert_id"]] * len(listed)
+            ids += listed
+        return _make_table(names, ids)
+
+    def _list_resets(self, rows: Sequence[Mapping[str, Any]]) -> list[Reset]:
+        return [
+            _make_reset(row, self.clock.stream, self.resetting[row["rule_version"]])
+            for row in rows
+            if row["revision"] == 0 and row["rule_version"] in self.resetting and row["event_id"] is not None
+        ]
+
+
+_KEY = "__key"
+_COUNTED_ROWS = "alert_id string, event_id string"
+
+
+def _make_table(names: Sequence[str], ids: Sequence[str | None]) -> pa.Table:
+    return pa.table({"alert_id": pa.array(names, pa.string()), "event_id": pa.array(ids, pa.string())})
+
+
+def find_counted_events(tables: Tables, stream: Stream, alerts: DataFrame) -> DataFrame:
+    """Finds the events behind alerts of windows and of sequences, more than `evidence` names: alert_id, event_id.
+
+    alerts: raised rows of the alerts table, at most one revision an alert. The events of their keys are judged anew, as for an
+    explanation, each key in a task of Spark's. event_id is NULL once for an alert that cannot be reproduced: its rule's
+    version is not known any more, or the history of the events is gone.
+    """
+    versions = alerts.groupBy("rule_id", "rule_version").agg(F.max("arrival").alias("arrival")).collect()
+    history = _RuleHistory(tables, stream)
+    found = alerts.limit(0).select("alert_id", "event_id")
+    for rule_id, number, arrival in sorted(map(tuple, versions)):
+        own = alerts.where((F.col("rule_id") == F.lit(rule_id)) & (F.col("rule_version") == F.lit(number)))
+        try:
+            rule = history.find_version(rule_id, number).rule
+        except ReviewError:
+            found = found.unionByName(own.select("alert_id", F.lit(None).cast("string").alias("event_id")))
+            continue
+        found = found.unionByName(_find_by_key(tables, rule, own, history, number, int(arrival), stream))
+    return found
+
+
+def _find_by_key(
+    tables: Tables, rule: CompiledRule, alerts: DataFrame, history: _RuleHistory, version: int, arrival: int, stream: Stream
+) -> DataFrame:  # fmt: skip
+    rule_id = rule.spec.rule_id
+    names, types = list(rule.group_by), stream.fields
+
+    def add_key(rows: DataFrame, values: Mapping[str, Column]) -> DataFrame:
+        # Both sides cast from the field's type, so that equal values have equal texts.
+        texts = [value.cast(str(types[name])).cast("string").alias(name) for name, value in values.items()]
+        text = F.to_json(F.struct(*texts), {"ignoreNullFields": "false"}) if texts else F.lit("")
+        return rows.withColumn(_KEY, text)
+
+    feed, log = _read_feed(tables, stream.name), _read_log(tables, stream, arrival)
+    lanes = _Lanes(log, history, {"rule_id": rule_id, "rule_version": version})
+    columns = (
+        "alert_id", "revision", "verdict", "rule_version", "event_id", "event_time", "window_start", "window_end",
+        "measures", "evidence", "arrival", "key",
+    )  # fmt: skip
+    rows = alerts.select(*columns).withColumn("is_target", F.lit(True))
+    resetting: dict[int, bool] = {}
+    if rule.spec.kind == SEQUENCE:
+        others = tables.read("alerts").where((F.col("revision") == 0) & (F.col("rule_id") == F.lit(rule_id)))
+        for (number,) in others.select("rule_version").distinct().collect():
+            other = history.find_kept(rule_id, number)
+            if other is not None and other.spec.reset_on_alert and lanes.is_own(number):
+                resetting[number] = other.sequence is not None and other.sequence.absent is not None
+        resets = others.where(F.col("rule_version").isin(*resetting) & (F.col("stream") == stream.name))
+        rows = rows.unionByName(resets.select(*columns).withColumn("is_target", F.lit(False)))
+    keyed = add_key(rows, {name: F.col("key")[F.lit(name)] for name in names}).drop("key")
+    changes = add_key(feed.where(F.col("_change_type").isin("insert", "delete")), {name: F.col(name) for name in names})
+    concerned = keyed.where("is_target").select(_KEY).distinct()
+    changes = changes.join(F.broadcast(concerned), _KEY, "left_semi").select(
+        *stream.fields, "_change_type", F.col("_commit_version").alias("arrival"),
+        F.unix_micros("_commit_timestamp").alias("committed_at"), _KEY,
+    )  # fmt: skip
+    clock = Clock(stream, _read_highs(feed, stream, arrival), history.find_advances(log))
+    count = _CountKey(rule, clock, lanes.activations, resetting)
+
+    def count_key(alerts: pa.Table, changes: pa.Table) -> pa.Table:
+        # Spark tells what to pass by the number of parameters, and would take `self` for one.
+        return count(alerts, changes)
+
+    return keyed.groupBy(_KEY).cogroup(changes.groupBy(_KEY)).applyInArrow(count_key, _COUNTED_ROWS)
+
+
+def _make_reset(row: Mapping[str, Any], stream: Stream, waits: bool) -> Reset:
+    """Makes the reset of an alert's first row. waits: whether the rule waits for an absence."""
+    due = parse_time(row["event_time"]) if waits else None
+    time = parse_time(row["window_start" if waits else "event_time"])
+    return Reset(row["arrival"], time, _parse_event_id(stream, row["event_id"]), due)
+
+
 def _read_resets(
     tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], history: _RuleHistory, lanes: _Lanes
 ) -> list[Reset]:
@@ -513,9 +637,8 @@ def _read_resets(
         other = history.find_kept(alert["rule_id"], row["rule_version"])
         if other is None or not other.spec.reset_on_alert or not lanes.is_own(row["rule_version"]):
             continue
-        due = parse_time(row["event_time"]) if other.sequence is not None and other.sequence.absent else None
-        time = parse_time(row["event_time" if due is None else "window_start"])
-        resets.append(Reset(row["arrival"], time, _parse_event_id(stream, row["event_id"]), due))
+        waits = other.sequence is not None and other.sequence.absent is not None
+        resets.append(_make_reset(row, stream, waits))
     return resets
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lookback.core.values.columns import to_text
-from lookback.core.values.texts import cut_end
+from lookback.core.values.texts import cut_end, join_words
 
 _MAX_CELL_CHARACTERS = 80
 
@@ -83,3 +83,15 @@ def _format_value(value: Any) -> Any:
         # Spark returns local times without a zone.
         value = value.astimezone(dt.timezone.utc)
     return to_text(value)
+
+
+def describe_redundant(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Says which rules add nothing to the others. rows: rules `a` with `adds_nothing`, as an overlap has them."""
+    names = [str(row["a"]) for row in rows if row["adds_nothing"]]
+    if not names:
+        return "Every rule alone flags something that is positive, or may be: none can be retired without a loss."
+    verb = "adds" if len(names) == 1 else "add"
+    return (
+        f"{join_words(names)} {verb} nothing to the others: without {'it' if len(names) == 1 else 'them'} every event that is "
+        "positive or has no label is still flagged."
+    )

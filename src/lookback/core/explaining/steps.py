@@ -21,7 +21,7 @@ def explain_sequence(evidence: Evidence, alert: Mapping[str, Any], since: int) -
     rule = evidence.rule
     assert rule.sequence is not None
     absent, recorded, commit = rule.sequence.absent, list(alert["evidence"] or []), int(alert["arrival"])
-    at = evidence.find_position(str(alert["event_id"]), parse_time(alert["window_start" if absent else "event_time"]))
+    at = _find_last_step(evidence, alert)
     row = None if at is None else _find_row(evidence, alert, at)
     if row is not None:
         taken = row.taken
@@ -49,6 +49,19 @@ def explain_sequence(evidence: Evidence, alert: Mapping[str, Any], since: int) -
         windows=_spans_of(evidence, alert, taken),
         reproduced=row is not None,
     )
+
+
+def find_taken(evidence: Evidence, alert: Mapping[str, Any]) -> list[list[int]] | None:
+    """Returns the positions of the events that each step took; None if no replay gives the alert's row again."""
+    at = _find_last_step(evidence, alert)
+    row = None if at is None else _find_row(evidence, alert, at)
+    return None if row is None else row.taken
+
+
+def _find_last_step(evidence: Evidence, alert: Mapping[str, Any]) -> int | None:
+    """Returns the position of the event that completed the steps; None if it is not there."""
+    time = alert["window_start" if is_absence(evidence.rule) else "event_time"]
+    return evidence.find_position(str(alert["event_id"]), parse_time(time))
 
 
 def is_absence(rule: CompiledRule) -> bool:

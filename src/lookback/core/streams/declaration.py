@@ -141,7 +141,7 @@ class Stream:
     An event is late if its time is below the watermark, which is the highest event time of all earlier commits minus
     max_out_of_orderness. shards: the number of parts into which the keys of a new checkpoint are divided; None: chosen by
     the evaluation. table: the path, or catalog.schema.table, of a Delta table of events that others write; empty:
-    Lookback's own table, which ingest fills.
+    Lookback's own table, which ingest fills. value: the field that says what an event is worth; empty: none.
     """
 
     name: Annotated[Name, Field(alias="stream")]
@@ -162,6 +162,7 @@ class Stream:
     source: Annotated[Mapping[str, Any], PlainValidator(_read_source)] = field(default_factory=dict)
     table: Annotated[str, PlainValidator(_read_table)] = ""
     shards: Annotated[int | None, PlainValidator(_read_count)] = None
+    value: Annotated[str, Strict(), needs("the name of a field is needed")] = ""
 
     @property
     def has_table_path(self) -> bool:
@@ -195,11 +196,23 @@ class Stream:
             document["table"] = self.table
         if self.shards is not None:
             document["shards"] = self.shards
+        if self.value:
+            document["value"] = self.value
         return document
 
 
 _DURATIONS = ("max_out_of_orderness", "allowed_lateness", "max_future", "max_session", "dedupe_window")
 _COUNTS = ("max_revisions", "max_failures", "commit_rows")
+
+
+def _find_value_problems(value: object, names: set[Any], fields: Mapping[str, DataType]) -> Iterator[Problem]:
+    """Finds the problem of the field that says what an event is worth. names: all that are declared."""
+    if not isinstance(value, str) or not value or not fields:
+        return
+    if value not in names:
+        yield Problem("value", f"{value!r} is not one of the declared fields; {suggest(value, fields)}")
+    elif value in fields and not fields[value].is_numeric:
+        yield Problem("value", f"field {value!r} is {fields[value]}; what an event is worth is a number")
 
 
 def _find_contradictions(document: Mapping[str, Any], fields: Mapping[str, DataType]) -> Iterator[Problem]:
@@ -214,6 +227,7 @@ def _find_contradictions(document: Mapping[str, Any], fields: Mapping[str, DataT
             yield Problem(key, f"{field_!r} is not one of the declared fields" + (f"; {hint}" if hint else ""))
         elif isinstance(field_, str) and field_ in fields and fields[field_].name not in types:
             yield Problem(key, f"field {field_!r} is {fields[field_]}; it must be one of {', '.join(sorted(types))}")
+    yield from _find_value_problems(document.get("value"), names, fields)
     for key in ("columns", "comments"):
         texts = document.get(key)
         for each in texts if isinstance(texts, Mapping) else ():

@@ -1,0 +1,338 @@
+"""Figures of rules over a period: how often each was right, how much it found, and what it adds to the others.
+
+All are as of a moment: alerts that were decided later, and labels that became known later, do not count. The period is one
+of event time. An alert is active, not in shadow, and stands if its last revision is raised.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.values.times import parse_time
+from lookback.spark.labels import read_labels
+from lookback.spark.review import find_counted_events
+from lookback.spark.tables.lakehouse import to_timestamp
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
+
+_DAY_US = 86_400_000_000
+# An alert names the ids of at most so many events of a sequence, so with as many there may be more.
+_MOST_NAMED = 100
+# No rule is called so.
+_TOGETHER = ""
+_WITH_NULLS = {"ignoreNullFields": "false"}
+_FIGURES = (
+    "rule_id", "alerts", "alerts_per_day", "keys", "flagged", "labelled", "unlabelled", "positives", "all_positives",
+    "precision", "recall", "value_precision", "value_recall", "seconds_to_alert",
+)  # fmt: skip
+_CASES = ("cases", "case_precision", "case_recall")
+
+
+@dataclass(frozen=True)
+class Period:
+    """A part of the event time, [since, until), as of a moment. Times are aware; None: no bound, and now.
+
+    unlabelled_are_negative: whether an event without a label counts as a negative one.
+    """
+
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+    as_of: dt.datetime | None = None
+    unlabelled_are_negative: bool = False
+
+    def holds(self, time: str) -> Column:
+        """Returns the condition that the time in a column is in the period."""
+        bounds = [F.lit(True)]
+        if self.since is not None:
+            bounds.append(F.col(time) >= to_timestamp(parse_time(self.since)))
+        if self.until is not None:
+            bounds.append(F.col(time) < to_timestamp(parse_time(self.until)))
+        return reduce(and_, bounds)
+
+
+class RuleFigures:
+    """The figures of a stream's rules over a period. Its frames are read from the tables once, and then kept.
+
+    rules: the ids to look at; None: those that have an alert or are active.
+    """
+
+    def __init__(
+        self, tables: Tables, stream: Stream, period: Period | None = None, rules: Sequence[str] | None = None
+    ) -> None:
+        self._tables, self._stream = tables.holding(stream), stream
+        self._period = period or Period()
+        as_of = self._period.as_of or dt.datetime.now(dt.timezone.utc)
+        self._moment = to_timestamp(parse_time(as_of))
+        self._alerts = self._read_standing()
+        self.rules = sorted(rules) if rules is not None else self._find_rules()
+        self._alerts = self._alerts.where(F.col("rule_id").isin(self.rules)).localCheckpoint()
+        self._events = self._read_events(as_of).localCheckpoint()
+        self._flagged = self._read_flagged().localCheckpoint()
+
+    @property
+    def events(self) -> DataFrame:
+        """The events of the period: event_id, event_time, day, value, positive (NULL without a label)."""
+        return self._events.select("event_id", "event_time", "day", "value", "positive")
+
+    @property
+    def flagged(self) -> DataFrame:
+        """The events of the period that each rule flagged, each once: rule_id and the columns of `events`."""
+        rows = self._flagged.where(F.col("event_id").isNotNull()).select("rule_id", "event_id").distinct()
+        return rows.join(self.events, "event_id").select("rule_id", *self.events.columns)
+
+    @property
+    def unexplained(self) -> DataFrame:
+        """The standing alerts whose events are not known, by rule: rule_id, alerts. They flag nothing here.
+
+        They are alerts of windows, or of sequences with more events than an alert names, that cannot be reproduced.
+        """
+        rows = self._flagged.where(F.col("event_id").isNull())
+        return rows.groupBy("rule_id").agg(F.count("*").alias("alerts")).orderBy("rule_id")
+
+    def by_rule(self) -> DataFrame:
+        """Returns a row for each rule, and a last one for all together, with rule_id NULL.
+
+        alerts: those that stand and whose time is in the period; alerts_per_day: over the days of its events; keys: how many
+        have one. flagged: events; labelled, unlabelled and positives of them; precision: positives / labelled; recall:
+        positives / all_positives, which are those of the period. value_precision, value_recall: the same by the stream's
+        field `value`. cases, case_precision, case_recall: the same by the rule's key, which is positive if one of its
+        events is: of the flagged ones for precision, of all for recall. seconds_to_alert: the median time from the event
+        to the first decision. A ratio over 0 is NULL.
+        """
+        rows = self._aggregate(by_day=False).drop("day").join(self._count_cases(), "rule_id", "left")
+        days = self._count_days()
+        rows = rows.withColumn("alerts_per_day", F.try_divide(F.col("alerts"), F.lit(days)))
+        return _order(rows, "rule_id").select(*_FIGURES, *_CASES)
+
+    def by_day(self) -> DataFrame:
+        """Returns the figures of `by_rule` for each UTC day of the period, in a column `day`, without those by key."""
+        rows = self._aggregate(by_day=True).withColumn("alerts_per_day", F.col("alerts").cast("double"))
+        return _order(rows, "day", "rule_id").select("day", *_FIGURES)
+
+    def pairs(self) -> DataFrame:
+        """Returns for each pair of rules, a before b, how many events both flagged, and that over those of either (jaccard)."""
+        flagged = self.flagged.select("rule_id", "event_id")
+        sizes = self._list_rules(flagged.groupBy("rule_id").agg(F.count("*").alias("flagged")), "flagged")
+        first, second = (sizes.select(F.col("rule_id").alias(n), F.col("flagged").alias(f"of_{n}")) for n in "ab")
+        a, b = (flagged.select("event_id", F.col("rule_id").alias(name)) for name in "ab")
+        both = a.join(b, "event_id").where("a < b").groupBy("a", "b").agg(F.count("*").alias("both"))
+        pairs = first.crossJoin(second).where("a < b").join(both, ["a", "b"], "left")
+        shared = F.coalesce("both", F.lit(0))
+        jaccard = F.try_divide(shared, F.col("of_a") + F.col("of_b") - shared)
+        return pairs.select("a", "b", shared.alias("both"), jaccard.alias("jaccard")).orderBy("a", "b")
+
+    def alone(self) -> DataFrame:
+        """Returns for each rule `a` how many positives no other one flagged (alone), and how many events it flagged.
+
+        adds_nothing: whether the others, without those that add nothing either, flag every event of it that is positive or
+        has no label. So a rule that is the only one to catch something never is among them, and of two equal ones one stays.
+        """
+        kinds = self.flagged.groupBy("event_id").agg(
+            F.array_sort(F.collect_set("rule_id")).alias("rules"), F.max("positive").alias("positive")
+        )
+        counted = kinds.groupBy("rules").agg(
+            F.count("*").alias("events"),
+            F.count_if("positive").alias("positives"),
+            F.count_if(F.coalesce("positive", F.lit(True))).alias("wanted"),
+        )
+        sets = [
+            _FlaggedSet(frozenset(row["rules"]), row["events"], row["positives"], row["wanted"])
+            for row in counted.collect()
+        ]
+        idle = find_redundant(self.rules, sets)
+        rows = [
+            (
+                rule_id, sum(each.positives for each in sets if each.rules == {rule_id}),
+                sum(each.events for each in sets if rule_id in each.rules), rule_id in idle,
+            )
+            for rule_id in self.rules
+        ]  # fmt: skip
+        return self._tables.spark.createDataFrame(rows, "a string, alone bigint, flagged bigint, adds_nothing boolean")
+
+    def _read_standing(self) -> DataFrame:
+        """Reads the last revision of each alert as of the moment, where it is raised, with the first decision's time."""
+        alerts = self._tables.read("alerts").where(F.col("stream") == self._stream.name)
+        alerts = alerts.where((F.col("decided_at") <= self._moment) & (F.col("mode") == "active"))
+        names = [name for name in alerts.columns if name != "alert_id"]
+        last = alerts.groupBy("alert_id").agg(
+            F.max_by(F.struct(*names), "revision").alias("last"), F.min("decided_at").alias("first_decided_at")
+        )
+        return last.where("last.verdict = 'raised'").select("alert_id", "last.*", "first_decided_at")
+
+    def _find_rules(self) -> list[str]:
+        flagging = {row[0] for row in self._alerts.select("rule_id").distinct().collect()}
+        rows = self._tables.read("rules").where(F.col("rule_id") != "*")
+        last = rows.groupBy("rule_id").agg(F.max_by(F.struct("status", "document"), "version").alias("last"))
+        own = F.get_json_object("last.document", "$.stream") == self._stream.name
+        active = last.where((F.col("last.status") == "active") & own).select("rule_id").collect()
+        return sorted(flagging | {row[0] for row in active})
+
+    def _read_events(self, as_of: dt.datetime) -> DataFrame:
+        """Reads the events of the period, each id once, with their labels and all fields."""
+        stream = self._stream
+        value = F.col(stream.value).cast("double") if stream.value else F.lit(None).cast("double")
+        rows = self._tables.read(stream.name).select(
+            F.col(stream.event_id).cast("string").alias("event_id"), F.col(stream.event_time).alias("event_time"),
+            value.alias("value"), F.struct(*stream.fields).alias("event"),
+        )  # fmt: skip
+        rows = rows.where(self._period.holds("event_time")).dropDuplicates(["event_id"])
+        rows = rows.withColumn("day", _find_day("event_time"))
+        labels = read_labels(self._tables, stream, as_of).select("event_id", "positive")
+        rows = rows.join(labels, "event_id", "left")
+        if self._period.unlabelled_are_negative:
+            rows = rows.withColumn("positive", F.coalesce("positive", F.lit(False)))
+        return rows
+
+    def _read_flagged(self) -> DataFrame:
+        """Finds the events that each standing alert flagged; event_id NULL for an alert whose events are not known."""
+        is_whole = F.col("event_id").isNotNull() & (F.coalesce(F.size("evidence"), F.lit(0)) < _MOST_NAMED)
+        named = F.array_union(F.array("event_id"), F.coalesce("evidence", F.array().cast("array<string>")))
+        whole = self._alerts.where(is_whole).select("rule_id", "alert_id", F.explode(named).alias("event_id"))
+        others = self._alerts.where(~is_whole)
+        if others.isEmpty():
+            return whole
+        counted = find_counted_events(self._tables, self._stream, others)
+        return whole.unionByName(others.select("rule_id", "alert_id").join(counted, "alert_id"))
+
+    def _aggregate(self, *, by_day: bool) -> DataFrame:
+        """Counts alerts and flagged events of each rule and of all together, which is named _TOGETHER."""
+        day = F.col("day") if by_day else F.lit(None).cast("date").alias("day")
+        flagged = self.flagged
+        rows = flagged.unionByName(flagged.withColumn("rule_id", F.lit(_TOGETHER)).distinct())
+        is_known, is_positive = F.col("positive").isNotNull(), F.col("positive")
+        found = rows.groupBy("rule_id", day).agg(
+            F.count("*").alias("flagged"), F.count_if(is_known).alias("labelled"), F.count_if(is_positive).alias("positives"),
+            F.sum(F.when(is_known, F.col("value"))).alias("labelled_value"),
+            F.sum(F.when(is_positive, F.col("value"))).alias("positive_value"),
+        )  # fmt: skip
+        alerts = self._alerts.where(self._period.holds("event_time")).withColumn("day", _find_day("event_time"))
+        alerts = alerts.unionByName(alerts.withColumn("rule_id", F.lit(_TOGETHER)))
+        waited = (F.unix_micros("first_decided_at") - F.unix_micros("event_time")) / 1_000_000
+        raised = alerts.groupBy("rule_id", day).agg(
+            F.count("*").alias("alerts"), F.percentile(waited, 0.5).alias("seconds_to_alert"),
+            F.count_distinct(F.to_json(F.array_sort(F.map_entries("key")))).alias("keys"),
+        )  # fmt: skip
+        everything = self._events.groupBy(day).agg(
+            F.count_if(is_positive).alias("all_positives"),
+            F.sum(F.when(is_positive, F.col("value"))).alias("all_positive_value"),
+        )
+        days = everything.select("day").union(raised.select("day")).distinct()
+        if not by_day:
+            days = self._tables.spark.createDataFrame([(None,)], "day date")
+        rows = days.crossJoin(self._list_rules(None)).alias("base")
+        for other, names in ((found, ["rule_id", "day"]), (raised, ["rule_id", "day"]), (everything, ["day"])):
+            rows = _join_by(rows, other, names)
+        rows = rows.fillna(0, ["alerts", "keys", "flagged", "labelled", "positives", "all_positives"])
+        ratios = {
+            "precision": ("positives", "labelled"), "recall": ("positives", "all_positives"),
+            "value_precision": ("positive_value", "labelled_value"), "value_recall": ("positive_value", "all_positive_value"),
+        }  # fmt: skip
+        # Sums without a row are NULL; those of flagged events are 0 then.
+        known = {name: F.coalesce(name, F.lit(0.0)) for name in ("positive_value",)} if self._stream.value else {}
+        rows = rows.withColumns(known).withColumns({name: F.try_divide(*parts) for name, parts in ratios.items()})
+        return rows.withColumn("unlabelled", F.col("flagged") - F.col("labelled"))
+
+    def _list_rules(self, counts: DataFrame | None, *names: str) -> DataFrame:
+        """Returns a row for each rule with its counts, 0 where there are none; without counts also one for all together."""
+        ids = self.rules if counts is not None else [*self.rules, _TOGETHER]
+        rows = self._tables.spark.createDataFrame([(each,) for each in ids], "rule_id string")
+        return rows if counts is None else rows.join(counts, "rule_id", "left").fillna(0, list(names))
+
+    def _count_cases(self) -> DataFrame:
+        """Counts the keys of each rule that have a flagged event, and how many of them are positive."""
+        found = []
+        for names, rules in self._find_groupings().items():
+            key = F.to_json(
+                F.struct(*[F.col(f"event.`{name}`").cast("string").alias(name) for name in names]), _WITH_NULLS
+            )
+            keyed = self._events.withColumn("key_text", key if names else F.lit(""))
+            all_ = keyed.where("positive").select(F.count_distinct("key_text")).head()
+            assert all_ is not None
+            own = self.flagged.where(F.col("rule_id").isin(rules)).select("rule_id", "event_id")
+            cases = own.join(keyed, "event_id").groupBy("rule_id", "key_text").agg(F.max("positive").alias("positive"))
+            counted = cases.groupBy("rule_id").agg(F.count("*"), F.count("positive"), F.count_if("positive"))
+            counts = {row[0]: tuple(row)[1:] for row in counted.collect()}
+            for rule_id in rules:
+                flagged, labelled, positives = counts.get(rule_id, (0, 0, 0))
+                found.append((rule_id, flagged, _divide(positives, labelled), _divide(positives, all_[0])))
+        return self._tables.spark.createDataFrame(
+            found, "rule_id string, cases bigint, case_precision double, case_recall double"
+        )
+
+    def _find_groupings(self) -> dict[tuple[str, ...], list[str]]:
+        """Finds the rules by the fields of their key: that of the highest version, else that of their alerts."""
+        rows = self._tables.read("rules").where(F.col("rule_id").isin(self.rules))
+        last = rows.groupBy("rule_id").agg(F.max_by("document", "version").alias("document"))
+        fields = {row["rule_id"]: list(json.loads(row["document"]).get("group_by") or []) for row in last.collect()}
+        for row in self._alerts.groupBy("rule_id").agg(F.max_by(F.map_keys("key"), "arrival").alias("names")).collect():
+            fields.setdefault(row["rule_id"], list(row["names"] or []))
+        groupings: dict[tuple[str, ...], list[str]] = {}
+        for rule_id, names in sorted(fields.items()):
+            if set(names) <= set(self._stream.fields):
+                groupings.setdefault(tuple(sorted(names)), []).append(rule_id)
+        return groupings
+
+    def _count_days(self) -> float:
+        """Returns the days from the first to the last event of the period, or its own bounds where it has them."""
+        time = F.unix_micros("event_time")
+        bounds = self._events.agg(F.min(time).alias("first"), F.max(time).alias("last")).head()
+        if bounds is None or bounds["first"] is None:
+            return 0.0
+        return float(bounds["last"] - bounds["first"]) / _DAY_US
+
+
+@dataclass(frozen=True)
+class _FlaggedSet:
+    """The events that exactly these rules flagged: all, the positive ones, and those that are positive or unlabelled."""
+
+    rules: frozenset[str]
+    events: int
+    positives: int
+    wanted: int
+
+
+def find_redundant(rules: Sequence[str], sets: Sequence[_FlaggedSet]) -> set[str]:
+    """Finds rules without which the others still flag every event that is positive or has no label.
+
+    sets: the flagged events by the rules that flagged them. Rules with the fewest positives go first; none goes if, with
+    those that go already, something would be lost.
+    """
+    positives = {rule_id: sum(each.positives for each in sets if rule_id in each.rules) for rule_id in rules}
+    going = set[str]()
+    for rule_id in sorted(rules, key=lambda each: (positives[each], each)):
+        if not any(each.wanted and each.rules <= {*going, rule_id} for each in sets):
+            going.add(rule_id)
+    return going
+
+
+def _divide(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _find_day(time: str) -> Column:
+    return F.date_trunc("day", time).cast("date")
+
+
+def _join_by(rows: DataFrame, other: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Joins the columns of `other`; NULL equals NULL."""
+    renamed = other.withColumnsRenamed({name: f"__{name}" for name in names})
+    same = reduce(and_, [rows[name].eqNullSafe(renamed[f"__{name}"]) for name in names])
+    return rows.join(renamed, same, "left").drop(*(f"__{name}" for name in names))
+
+
+def _order(rows: DataFrame, *names: str) -> DataFrame:
+    """Sorts the rows; the name of all rules together becomes NULL, which comes last."""
+    rows = rows.withColumn("rule_id", F.nullif(F.col("rule_id"), F.lit(_TOGETHER)))
+    return rows.orderBy(*(F.col(name).asc_nulls_last() for name in names))
