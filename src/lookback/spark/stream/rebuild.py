@@ -31,8 +31,6 @@ _IDENTITIES = {
     "late_events": ("event_id", "arrival"),
     "rule_log": ("rule_id", "version", "action", "message", "arrival"),
 }
-# The action of rule_log of an evaluation that begins anew beside the outputs of another one.
-_BEGUN = "begun_afresh"
 # The same, if not all events are read again, so that a row may have another arrival than before.
 _LASTING = {"alerts": ("alert_id", "revision")}
 _REMOVING = ("DELETE", "MERGE", "TRUNCATE", "RESTORE", "WRITE OVERWRITE")
@@ -176,12 +174,13 @@ def log_new_beginning(tables: Tables, stream: Stream) -> None:
     last = max((each for each in known if each is not None), default=-1)
     message = "an evaluation begins at the first commit with a new checkpoint (--fresh); what was written before is of another"
     now = dt.datetime.now(dt.timezone.utc)
-    tables.append_rows([(stream.name, None, None, _BEGUN, message, None, None if last < 0 else last, now)], "rule_log")
+    row = LogRow(stream.name, None, None, "begun_afresh", message, None if last < 0 else last)
+    tables.append_rows([(row.stream, None, None, row.action, row.message, None, row.arrival, now)], "rule_log")
 
 
 def find_new_beginning(tables: Tables, stream: Stream) -> Row | None:
     """Finds the last row of `log_new_beginning`: arrival and logged_at; None if there is none."""
-    own = (F.col("stream") == stream.name) & (F.col("action") == _BEGUN)
+    own = (F.col("stream") == stream.name) & (F.col("action") == "begun_afresh")
     return tables.read("rule_log").where(own).orderBy(F.col("logged_at").desc()).select("arrival", "logged_at").head()
 
 
