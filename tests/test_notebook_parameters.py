@@ -165,7 +165,7 @@ STREAM = Stream.from_dict(
 FORM = {
     "rule_file": "", "rule_id": "r", "description": "", "severity": "low", "group_by": " k , id", "where": "",
     "window": "1 hour", "measures": "total: sum(amount); n: count(*) filter (where amount > 1)", "when": "n > 1",
-    "message": "",
+    "message": "", "parameters": "",
 }  # fmt: skip
 
 
@@ -178,6 +178,12 @@ def test_a_form_becomes_a_document(tmp_path: Path):
         "rule_id": "r", "stream": "tx", "severity": "low", "group_by": ["k", "id"], "window": "1 hour",
         "measures": {"total": "sum(amount)", "n": "count(*) filter (where amount > 1)"}, "when": "n > 1",
     }  # fmt: skip
+
+
+def test_a_form_takes_parameters_as_numbers_and_texts(tmp_path: Path):
+    form = SimpleNamespace(**{**FORM, "parameters": "least: 2; share: 0.5; span: 3 hours", "window": ":span"})
+    document = notebook.rule_form(workspace(tmp_path), form)
+    assert document["parameters"] == {"least": 2, "share": 0.5, "span": "3 hours"}
 
 
 def test_a_rule_file_is_found_beside_the_streams(tmp_path: Path):

@@ -25,7 +25,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
 from lookback.core.values.columns import to_text
 from lookback.testing.trial import run_trial
-from lookback.views import pictures
+from lookback.views import pictures, whatif
 from lookback.views.timeline import plot_key_timeline
 
 START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
@@ -386,3 +386,49 @@ def draw(folder: str) -> None:
         "live": pictures.plot_evaluation(reports, committed),
     }.items():
         figure.savefig(Path(folder) / f"{name}.png", dpi=80)
+
+
+def variant(
+    parameters: dict[str, Any], alerts: int, precision: float | None = None, recall: float | None = None
+) -> Any:
+    ratios = {"precision": precision, "recall": recall, "all_positives": 40}
+    return SimpleNamespace(
+        rule_id="day-spend", parameters=parameters, alerts=alerts, alerts_per_day=alerts / 4, **ratios
+    )
+
+
+def lines(axes: Any) -> dict[str, list[tuple[float, float]]]:
+    return {str(each.get_label()): [tuple(point) for point in each.get_xydata().tolist()] for each in axes.get_lines()}
+
+
+def test_c10_3_alerts_a_day_are_drawn_against_the_limit_with_today_and_the_budget():
+    figures = [variant({"limit": limit}, alerts) for limit, alerts in ((1000, 40), (500, 400), (2000, 0))]
+    figure = whatif.plot_alerts_by_value(figures, "limit", today=1000, budget=20)
+    (axes,) = figure.axes
+    drawn = lines(axes)
+    assert drawn["alerts a day"] == [(500.0, 100.0), (1000.0, 10.0)]
+    assert drawn["today: 1,000"][0][0] == 1000
+    assert drawn["budget 20 a day"][0][1] == 20
+    assert axes.get_yscale() == "log"
+    assert axes.get_title(loc="left") == "3 variants, 2 within the budget; 1 raise none"
+    assert figure.get_suptitle() == "day-spend: alerts a day by limit"
+    figure.savefig(io.BytesIO())
+    whatif.plot_alerts_by_value([variant({"limit": 1}, 0)], "limit").savefig(io.BytesIO())
+
+
+def test_c10_3_precision_and_recall_are_drawn_against_the_limit():
+    figures = [
+        variant({"span": span, "limit": limit}, 4, precision, recall)
+        for span, limit, precision, recall in (
+            ("2 hours", 5, 0.5, 0.25), ("1 day", 5, 0.25, 0.5), ("2 hours", 6, 1.0, 0.125), ("1 day", 6, None, None)
+        )
+    ]  # fmt: skip
+    upper, lower = whatif.plot_precision_by_value(figures, "span", today="12 hours").axes
+    assert lines(upper)["limit 5"] == [(2.0, 0.5), (24.0, 0.25)]
+    assert lines(lower)["limit 6"] == [(2.0, 0.125)]
+    assert lines(lower)["today: 12 hours"][0][0] == 12
+    assert lower.get_xlabel() == "span (hours)"
+    figures = [variant({"kind": kind}, 4) for kind in ("a", "b")]
+    upper, _ = whatif.plot_precision_by_value(figures, "kind", today="b").axes
+    assert [text.get_text() for text in upper.texts] == ["no labels"]
+    assert lines(upper)["today: b"][0][0] == 1

@@ -20,15 +20,18 @@ from lookback.core.explaining.evidence import Explanation, StepEvidence
 from lookback.core.operations.health import Finding, check_health, describe_health
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import read_rule
+from lookback.core.rules.parameters import read_parameter
 from lookback.core.rules.remarks import Remark, find_remarks
+from lookback.core.rules.variants import read_varied, suggest_values
 from lookback.core.rules.wording import describe_rule
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import count_noun
+from lookback.core.values.times import parse_calendar_time
 from lookback.data_remarks import find_data_remarks
 from lookback.parameters import check_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
 from lookback.testing.trial import Trial, run_trial
-from lookback.views import pictures
+from lookback.views import pictures, whatif
 from lookback.views.display import code, show, text, to_frame
 from lookback.views.explanations import describe_alert
 from lookback.views.live import read_commit_times, watch
@@ -220,7 +223,7 @@ def rule_form(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
     """Makes the rule document that the parameters describe, or reads `rule_file`, and shows it.
 
     form: rule_file, or rule_id, description, severity, group_by (names with commas), where, window, measures (`name:
-    aggregate`, several with semicolons or lines), when, message. The fields make a lookback rule, whose window ends at
+    aggregate`, several with semicolons or lines), when, parameters (`name: value`, likewise), message. The fields make a lookback rule, whose window ends at
     each event; a rule of any other kind comes from a rule_file, which is searched here, then in conf/rules.
     """
     if form.rule_file:
@@ -231,16 +234,20 @@ def rule_form(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
         document = {
             "rule_id": form.rule_id, "stream": workspace.stream.name, "severity": form.severity, **texts,
             "group_by": [name.strip() for name in form.group_by.split(",") if name.strip()],
-            "window": form.window, "measures": _parse_measures(form.measures), "when": form.when,
+            "window": form.window, "measures": _parse_pairs(form.measures), "when": form.when,
         }  # fmt: skip
+        if form.parameters:
+            document["parameters"] = {
+                name: read_parameter(value) for name, value in _parse_pairs(form.parameters).items()
+            }
     show(code(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)))
     return document
 
 
-def _parse_measures(listed: str) -> dict[str, str]:
-    """Parses measures such as `total: sum(amount); n: count(*)` into name -> aggregate."""
+def _parse_pairs(listed: str) -> dict[str, str]:
+    """Parses a list such as `total: sum(amount); n: count(*)` into name -> text."""
     parts = [part.partition(":") for part in listed.replace(";", "\n").splitlines() if part.strip()]
-    return {name.strip(): aggregate.strip() for name, _, aggregate in parts}
+    return {name.strip(): text.strip() for name, _, text in parts}
 
 
 def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRule:
@@ -289,6 +296,45 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
         show(trial.errors)
     _show_remarks(find_data_remarks(compile_rule(document, stream), stream, recent))
     return trial
+
+
+def backtest_rule(
+    workspace: Workspace, document: Mapping[str, Any], run: bool = True, since: str = "", vary: str = "",
+    budget: float = 0, against: str = "",
+) -> pd.DataFrame | None:  # fmt: skip
+    """Judges all events of the rule's stream by it, publishing nothing, and draws what other values of a parameter raise.
+
+    run False: nothing is judged. since: the event time from which on it speaks; empty: the first. vary: values such as
+    `limit=500,1000,2000`, several parameters with semicolons; empty: the first number among its parameters, from a quarter
+    to four times. budget: the alerts that a team can look at in a day, 0 for none. against: the id of a rule whose active
+    version is compared. Returns the figures. Raises SetupError for wrong values, and RuleError.
+    """
+    from lookback.spark.replay.backtest import Candidate, Range, backtest
+
+    if not run:
+        show(text("Not judged: set the parameter backtest to true."))
+        return None
+    candidate = Candidate(document, workspace.rules.next_version(str(document["rule_id"])))
+    try:
+        varied: dict[str, Any] = {**read_varied(part for part in vary.split(";") if part.strip())}
+        within = Range(parse_calendar_time(since) if since else None)
+    except ValueError as error:
+        raise SetupError(f"vary or since: {error}") from None
+    varied = varied or suggest_values(document)
+    other = workspace.rules.find_version(against) if against else None
+    compared = None if other is None else Candidate(dict(other.document or {}), other.version)
+    stream = workspace.streams[str(document.get("stream"))]
+    with backtest(workspace.tables, stream, [candidate], within, vary=varied, rows=False, against=compared) as result:
+        frame = pd.DataFrame([{**vars(each), **each.parameters} for each in result.figures]).drop(columns="parameters")
+        shown = [*varied, "alerts", "alerts_per_day", "keys", "flagged", "positives", "precision", "recall"]
+        show(frame[shown])
+        for name in list(varied)[:1]:
+            today = (document.get("parameters") or {}).get(name)
+            show(whatif.plot_alerts_by_value(result.figures, name, today=today, budget=budget or None))
+            show(whatif.plot_precision_by_value(result.figures, name, today=today))
+        show(*(text(f"Beside {each.rule_id} version {each.version}: {each.sentence}.") for each in result.comparisons))
+    show(text(f"{document['rule_id']} over {result.events:,} events; nothing was published."))
+    return frame
 
 
 def publish_rule(

@@ -111,10 +111,14 @@ def test_1_ingest_accounts_for_every_row(place: Path, run: Run):
 def test_2_a_rule_is_checked_tried_and_published(place: Path, run: Run):
     said = run(
         "02_author_rules.ipynb",
-        rule_id="customer-day", window="24 hours", when="total >= 300 and n >= 2", publish="true", events="4000",
+        rule_id="customer-day", window="24 hours", parameters="limit: 300", when="total >= :limit and n >= 2",
+        vary="limit=200,300,400", budget="5", publish="true", events="4000",
     )  # fmt: skip
     assert "Raised when total >= 300 and n >= 2" in said
     assert "a picture: customer-day: what it would have flagged" in said
+    for picture in ("alerts a day by limit", "precision and recall by limit"):
+        assert f"a picture: customer-day: {picture}" in said
+    assert f"customer-day over {EVENTS - 1:,} events; nothing was published." in said
     assert "customer-day is published as version 1, active." in said
 
 

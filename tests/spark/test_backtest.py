@@ -7,6 +7,8 @@ import json
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +32,6 @@ from spark.test_generated_cases import append as append_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from lookback.spark.tables.lakehouse import Tables
 
@@ -250,6 +251,44 @@ def test_c10_2_the_command_tries_files_and_ids_and_writes_its_alerts(
     assert "is not empty; name a new or empty folder" in run("by-customer", "--out", str(out), code=2)
     assert "there is no such rule in the table" in run("nobody", code=1)
     assert "--since must be a time" in run("by-customer", "--since", "soon", code=2)
+
+
+def lose_feed(tables: Tables) -> None:
+    """Compacts the table and removes the files of its commits so far, as OPTIMIZE and VACUUM do in time."""
+    folder = Path(str(tables.root)) / STREAM.name
+    files = list(folder.glob("*.parquet"))
+    tables.spark.sql(f"OPTIMIZE {tables.identifier(STREAM.name)}")
+    for file in files:
+        file.unlink()
+
+
+@pytest.mark.long
+def test_c10_2_without_a_change_feed_events_come_in_the_order_of_their_stamps(ready: Tables, spans: None) -> None:
+    events = make_events(200, seed=24)
+    append(ready, [row for row in events if row["arrival"] <= 5])
+    clear = (STREAM.name, "*", None, "clear_state", "", 2, 3, dt.datetime.now(dt.timezone.utc))
+    lose_feed(ready)
+    append(ready, [row for row in events if row["arrival"] > 5])
+    candidates = [Candidate(each) for each in ALL_RULES]
+    with backtest(ready, STREAM, candidates) as result:
+        expected = replayed(ALL_RULES, events)
+        found = alerts_of(result)
+        assert [row._replace(arrival=None) for row in expected] == found != []
+        assert (result.events, result.commits) == (200, (1, 8))
+        (warning,) = result.warnings
+        assert "begins at commit 6: events come in the order of ingested_at, arrival is NULL" in warning
+    # A command after commit 7, which can be read: the seventh stamp.
+    names = ("stream", "rule_id", "version", "action", "message", "batch_id", "arrival", "logged_at")
+    ready.append_rows([dict(zip(names, (*clear[:6], 8, clear[7]), strict=True))], "rule_log")
+    with backtest(ready, STREAM, candidates) as result:
+        command = ({"rule_id": "*", "status": "clear_state", "document": {"stream": STREAM.name}}, 7)
+        expected = replayed([*ALL_RULES, command], events)
+        assert [row._replace(arrival=None) for row in expected] == alerts_of(result)
+    with pytest.raises(SetupError, match="so there are no commits to begin at"):
+        backtest(ready, STREAM, candidates, Range(since_commit=7))
+    with backtest(ready, replace(STREAM, table=f"{ready.root}/{STREAM.name}"), candidates) as result:
+        assert result.events == len([row for row in events if row["arrival"] > 5])
+        assert "the events of earlier commits are not judged" in result.warnings[0]
 
 
 LIMITED = {**RULES[0], "rule_id": "limited", "parameters": {"least": 2}, "when": "n >= :least"}

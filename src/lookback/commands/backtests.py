@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,8 @@ def _backtest(options: argparse.Namespace) -> None:
         tables, streams[names[0]], candidates, within, vary=varied, rows=bool(options.out), against=against, as_of=as_of,
         progress=show,
     ) as result:  # fmt: skip
+        for warning in result.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         if options.out:
             result.write(options.out)
         rows = [_make_row(each) for each in result.figures]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lookback.core.errors import RuleError
-from lookback.core.rules.variants import MAX_VARIANTS, make_variants, read_varied
+from lookback.core.rules.variants import MAX_VARIANTS, make_variants, read_varied, suggest_values
 from lookback.core.streams.flagged import count_bits, make_bits
 
 RULE = {"rule_id": "spend", "parameters": {"limit": 1000, "span": "24 hours"}, "tests": [{"events": []}]}
@@ -65,6 +65,14 @@ def test_the_values_of_a_parameter_are_read_from_one_text() -> None:
             read_varied([text])
     with pytest.raises(ValueError, match="limit is varied twice"):
         read_varied(["limit=1", "limit=2"])
+
+
+def test_values_around_the_present_one_are_suggested() -> None:
+    (values,) = suggest_values(RULE).values()
+    assert (values[0], values[8], values[-1], len(values)) == (250, 1000, 4000, 17)
+    assert suggest_values({"parameters": {"span": "1 day", "share": 0.5}})["share"][8] == 0.5
+    assert suggest_values({"parameters": {"on": True, "none": 0}}) == suggest_values({}) == {}
+    assert suggest_values({"parameters": {"least": 2}}) == {"least": [1, 2, 3, 4, 5, 6, 7, 8]}
 
 
 def test_flags_are_counted_as_they_were_set() -> None:

@@ -55,6 +55,18 @@ def read_varied(texts: Iterable[str]) -> dict[str, list[str]]:
     return varied
 
 
+def suggest_values(document: Mapping[str, Any]) -> dict[str, list[int | float]]:
+    """Suggests values for the first number among a document's parameters: from a quarter to four times; none without one."""
+    for name, value in (document.get("parameters") or {}).items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value:
+            # Each about a fifth above the one before; the value itself is among them.
+            scaled = [float(f"{value * 4 ** (at / 8):.3g}") for at in range(-8, 9) if at]
+            whole = isinstance(value, int)
+            values = sorted({value, *(round(each) if whole else each for each in scaled if not whole or round(each))})
+            return {str(name): values}
+    return {}
+
+
 def make_variants(
     documents: Sequence[Mapping[str, Any]], varied: Mapping[str, Sequence[object]]
 ) -> list[list[Variant]]:

@@ -115,7 +115,7 @@ class Backtest:
     figures: of each candidate, or of each variant of it. events: how many were judged, through `commits`, the first and the
     last. deletes: the number of commits that deleted events, which count nowhere. errors: rows as rule_log would have had
     them. first_time, last_time: the event times that the figures are over, in microseconds; None without events.
-    comparisons: of each of the figures with `against`, if there is one.
+    comparisons: of each of the figures with `against`, if there is one. warnings: for people, about what could not be read.
     """
 
     figures: list[Figures]
@@ -127,6 +127,7 @@ class Backtest:
     errors: list[LogRow] = field(default_factory=list)
     against: Figures | None = None
     comparisons: list[Comparison] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     _standing: DataFrame | None = None
     _labels: DataFrame | None = None
     _rows: DataFrame | None = None
@@ -205,7 +206,11 @@ def backtest(
         trials += _make_trials([against], {}, stream, within, rows=rows, first=trials)
     tables = replace(tables.holding(stream), spark=open_own_session(tables.spark))
     tables.require(stream)
-    history = History.read(tables, stream)
+    history = History.read_whole(tables, stream)
+    if history.stamps and within.since_commit is not None:
+        raise SetupError(
+            f"since_commit: {history.warning}, so there are no commits to begin at; begin at an event time"
+        )
     plan = _make_plan(tables, stream, trials, within, history)
     answers = judge(history.read_lasting(tables), stream, plan, history.events, history.spans, progress)
     alerts = answers.read_tried_alerts()
@@ -221,10 +226,13 @@ def backtest(
     places = {trial.place: at for at, trial in enumerate(trials) if trial.place is not None}
     kinds = {at: trial.rule.spec.kind for at, trial in enumerate(trials) if trial.place is None}
     counts = count_trials(alerts, kinds, answers.read_flagged(), places, labels)
+    if history.stamps:
+        alerts = alerts.withColumn("arrival", F.lit(None).cast("bigint"))
     figures = _make_figures(trials, counts, failed, (first_time, last_time))
     result = Backtest(
         figures, history.events, (history.first, history.last), history.deletes, first_time, last_time,
         sorted(errors, key=repr), _labels=labels, _rows=_name_variants(alerts, trials[: len(trials) - (against is not None)]) if rows else None, _answers=answers,
+        warnings=[history.warning] if history.warning else [],
     )  # fmt: skip
     if against is not None:
         result.against = figures.pop()
@@ -296,7 +304,8 @@ def _make_plan(tables: Tables, stream: Stream, trials: Sequence[_Trial], within:
         if is_silent and within.since_commit is not None:
             speaks = RuleChange("update", at, rule_id, version, "active", text)
             waiting.append(WaitingChange(speaks, within.since_commit - 1))
-    for command, after in _read_commands(tables, stream, len(trials)):
+    for command, arrival, logged_at in _read_commands(tables, stream, len(trials)):
+        after = history.find_place(tables, arrival, logged_at)
         if after is None:
             first.append(command)
         else:
@@ -311,8 +320,8 @@ def _make_plan(tables: Tables, stream: Stream, trials: Sequence[_Trial], within:
     )  # fmt: skip
 
 
-def _read_commands(tables: Tables, stream: Stream, number: int) -> Iterator[tuple[RuleChange, int | None]]:
-    """Yields the commands that rule_log has of the stream, in their order, each with the commit judged before it."""
+def _read_commands(tables: Tables, stream: Stream, number: int) -> Iterator[tuple[RuleChange, int | None, dt.datetime]]:
+    """Yields the commands that rule_log has of the stream, in their order, each with its arrival and the time of its row."""
     if not tables.exists("rule_log"):
         return
     own = (F.col("stream") == stream.name) & F.col("action").isin("advance", "clear_state")
@@ -320,7 +329,7 @@ def _read_commands(tables: Tables, stream: Stream, number: int) -> Iterator[tupl
     for at, row in enumerate(logged, number):
         time = str(row["message"]).removeprefix("to ") if row["action"] == "advance" else None
         document = {"stream": stream.name, **({} if time is None else {"time": time})}
-        yield RuleChange("insert", at, "*", None, row["action"], json.dumps(document)), row["arrival"]
+        yield RuleChange("insert", at, "*", None, row["action"], json.dumps(document)), row["arrival"], row["logged_at"]
 
 
 def _make_figures(

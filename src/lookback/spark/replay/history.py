@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import datetime as dt
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declaration import Stream
+from lookback.core.values.times import parse_time
 from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 # A task judges the commits of about so many events at a time, of which it holds those of its keys.
 _SPAN_EVENTS = 1_000_000
+# One for all rows of a commit, later than those of every earlier one.
+_STAMP = "ingested_at"
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,9 @@ class History:
     """The commits of an events table that can be read.
 
     first, last: commits. events: inserted rows. deletes: commits that deleted rows. spans: the last commit of each span.
-    first_time, last_time: of events in microseconds; None without events.
+    first_time, last_time: of events in microseconds; None without events. warning: for people, if not all can be read. stamps:
+    the times by which events are ordered where the change feed no longer has them all, in microseconds; commits are then
+    their positions, from 1.
     """
 
     stream: Stream
@@ -37,6 +44,40 @@ class History:
     spans: Sequence[int]
     first_time: int | None
     last_time: int | None
+    warning: str = ""
+    stamps: Sequence[int] = ()
+
+    @classmethod
+    def read_whole(cls, tables: Tables, stream: Stream) -> History:
+        """Counts the rows of all events, also of those that the change feed no longer has.
+
+        Those of a table that `ingest` wrote have the order of `ingested_at`, which is that of their commits.
+        """
+        history = cls.read(tables, stream)
+        if not history.first:
+            return history
+        rows, time = tables.read(stream.name), F.unix_micros(stream.event_time)
+        counts = (
+            rows.groupBy(F.unix_micros(_STAMP).alias(_STAMP))
+            .agg(F.count("*").alias("events"), F.min(time).alias("first"), F.max(time).alias("last"))
+            .orderBy(_STAMP)
+            .collect()
+        )
+        events, name = sum(row["events"] for row in counts), tables.identifier(stream.name)
+        if events <= history.events:
+            return history
+        begins = f"the change feed of {name} begins at commit {history.first}"
+        if stream.table or counts[0][_STAMP] is None:
+            warning = f"{begins}: the events of earlier commits are not judged"
+            return replace(history, warning=warning)
+        warning = (
+            f"{begins}: events come in the order of ingested_at, arrival is NULL, and deleted events are not there"
+        )
+        stamps = [row[_STAMP] for row in counts]
+        return cls(
+            stream, 1, len(stamps), events, 0, _find_spans(enumerate((row["events"] for row in counts), 1), len(stamps)),
+            min(row["first"] for row in counts), max(row["last"] for row in counts), warning, stamps,
+        )  # fmt: skip
 
     @classmethod
     def read(cls, tables: Tables, stream: Stream, until: int | None = None, since: int | None = None) -> History:
@@ -58,15 +99,10 @@ class History:
             .orderBy(COMMIT)
             .collect()
         )
-        spans, waiting = list[int](), 0
-        for row in counts:
-            waiting += row["events"]
-            if waiting >= _SPAN_EVENTS:
-                spans.append(row[COMMIT])
-                waiting = 0
+        spans = _find_spans(((row[COMMIT], row["events"]) for row in counts), last)
         return cls(
             stream, first, last, sum(row["events"] for row in counts), sum(row["deleted"] > 0 for row in counts),
-            [*spans, last], min((row["first"] for row in counts if row["first"] is not None), default=None),
+            spans, min((row["first"] for row in counts if row["first"] is not None), default=None),
             max((row["last"] for row in counts if row["last"] is not None), default=None),
         )  # fmt: skip
 
@@ -77,6 +113,8 @@ class History:
 
     def read_lasting(self, tables: Tables) -> DataFrame:
         """Reads the inserted rows as if those that were deleted later had never come: these are marked as deletions."""
+        if self.stamps:
+            return self._read_by_stamp(tables)
         changes = self.read_changes(tables)
         inserted = changes.where(F.col("_change_type") == "insert")
         if not self.deletes:
@@ -85,3 +123,37 @@ class History:
         deleted = changes.where(F.col("_change_type") == "delete").groupBy(event_id).agg(F.max(COMMIT).alias(gone))
         kind = F.when(F.col(gone) > F.col(COMMIT), "delete").otherwise("insert")
         return inserted.join(deleted, event_id, "left").withColumn("_change_type", kind)
+
+    def _read_by_stamp(self, tables: Tables) -> DataFrame:
+        """Reads the rows that are there, with the columns of a change feed."""
+        numbered = [(number, stamp) for number, stamp in enumerate(self.stamps, 1)]
+        numbers = tables.spark.createDataFrame(numbered, f"{COMMIT} bigint, _stamp bigint")
+        rows = tables.read(self.stream.name).withColumn("_stamp", F.unix_micros(_STAMP))
+        rows = rows.join(F.broadcast(numbers), "_stamp").drop("_stamp")
+        return rows.withColumns({"_change_type": F.lit("insert"), "_commit_timestamp": F.col(_STAMP)})
+
+    def find_place(self, tables: Tables, commit: int | None, logged_at: dt.datetime) -> int | None:
+        """Finds the last commit of this history that was judged before a row of rule_log; None for none.
+
+        commit, logged_at: what the row says. Where events have the order of their stamps, the commit's own stamp decides, or
+        the time of the row if that commit cannot be read any more.
+        """
+        if not self.stamps or commit is None:
+            return commit
+        stamp = parse_time(logged_at)
+        if commit >= find_first_readable(tables, self.stream.name):
+            rows = tables.read_changes(self.stream.name, commit, commit).agg(F.max(F.unix_micros(_STAMP)))
+            ((own,),) = rows.collect()
+            stamp = stamp if own is None else own
+        return bisect_right(self.stamps, stamp) or None
+
+
+def _find_spans(commits: Iterable[tuple[int, int]], last: int) -> list[int]:
+    """Returns the last commit of each span. commits: each with its number of events; last: the last of all."""
+    spans, waiting = list[int](), 0
+    for commit, events in commits:
+        waiting += events
+        if waiting >= _SPAN_EVENTS:
+            spans.append(commit)
+            waiting = 0
+    return [*spans, last]

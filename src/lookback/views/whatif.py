@@ -1,0 +1,183 @@
+"""Draws what other values of a parameter would have raised: alerts a day, precision and recall against the value.
+
+Each function returns a new matplotlib Figure, as those of `pictures` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from lookback.core.errors import DurationError
+from lookback.core.values.durations import MICROSECONDS, format_duration, parse_duration
+from lookback.core.values.texts import count_noun
+from lookback.views.drawing import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    SKY,
+    draw_legend,
+    format_thousands,
+    make_stacked_axes,
+    set_titles,
+    shorten_name,
+    write_placeholder,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from lookback.spark.replay.backtest import Figures
+
+_COLOURS = (BLUE, ORANGE, GREEN, SKY, GREY)
+_HOUR = MICROSECONDS["hour"]
+# Of more values that are no numbers, only some are named on the axis.
+_MOST_NAMED = 12
+
+
+def plot_alerts_by_value(
+    figures: Sequence[Figures], name: str, *, today: object = None, budget: float | None = None
+) -> Figure:
+    """Plots alerts a day against the values of a parameter, on a logarithmic scale.
+
+    figures: of the variants of one rule. name: of the parameter; a line for each combination of the others. today: the
+    value that the rule has now, which is marked. budget: the alerts that a team can look at in a day, as a line.
+    """
+    figure, (axes,) = make_stacked_axes(1, 3.8)
+    lines, place = _split(figures, name), _Places(figures, name)
+    drawn = False
+    for colour, (label, own) in zip(_COLOURS, lines.items(), strict=False):
+        points = [(place(each), each.alerts_per_day) for each in own if each.alerts_per_day]
+        drawn |= bool(points)
+        axes.plot(
+            *zip(*points, strict=True) if points else ((), ()), marker="o", color=colour, label=label or "alerts a day"
+        )
+    if budget:
+        axes.axhline(budget, color=RED, linestyle="--", linewidth=1.4, label=f"budget {format_thousands(budget)} a day")
+    _finish(axes, place, today)
+    if drawn:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(format_thousands))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylabel("alerts a day")
+        draw_legend(axes)
+    else:
+        write_placeholder(axes, "no variant raises an alert")
+    silent = sum(1 for each in figures if not each.alerts)
+    within = [each for each in figures if budget and each.alerts_per_day is not None and each.alerts_per_day <= budget]
+    below = count_noun(len(figures), "variant")
+    below += f", {len(within):,} within the budget" if budget else ""
+    set_titles(
+        figure, f"{_name_rule(figures)}: alerts a day by {name}", below + (f"; {silent:,} raise none" if silent else "")
+    )
+    return figure
+
+
+def plot_precision_by_value(figures: Sequence[Figures], name: str, *, today: object = None) -> Figure:
+    """Plots precision and recall against the values of a parameter.
+
+    figures, name, today: as in `plot_alerts_by_value`. Variants without a labelled event have neither.
+    """
+    figure, axes_of = make_stacked_axes(2, 5.0, sharex=True)
+    lines, place = _split(figures, name), _Places(figures, name)
+    for axes, ratio in zip(axes_of, ("precision", "recall"), strict=True):
+        drawn = False
+        for colour, (label, own) in zip(_COLOURS, lines.items(), strict=False):
+            points = [(place(each), getattr(each, ratio)) for each in own if getattr(each, ratio) is not None]
+            drawn |= bool(points)
+            axes.plot(
+                *zip(*points, strict=True) if points else ((), ()), marker="o", color=colour, label=label or ratio
+            )
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_ylabel(ratio)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+        if not drawn:
+            axes.text(0.5, 0.5, "no labels", transform=axes.transAxes, ha="center", va="center", color=GREY)
+    for axes in axes_of:
+        _finish(axes, place, today)
+    axes_of[0].set_xlabel("")
+    draw_legend(axes_of[0])
+    positives = max((each.all_positives for each in figures), default=0)
+    set_titles(
+        figure,
+        f"{_name_rule(figures)}: precision and recall by {name}",
+        f"{count_noun(positives, 'positive event')} in all",
+    )
+    return figure
+
+
+class _Places:
+    """The places of values on the horizontal axis: numbers and hours as they are, texts one after the other."""
+
+    def __init__(self, figures: Sequence[Figures], name: str) -> None:
+        self.name = name
+        self.values = list(dict.fromkeys(each.parameters[name] for each in figures))
+        self.unit = ""
+        hours = [_read_hours(value) for value in self.values]
+        self._numbers: dict[object, float] = {}
+        if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.values):
+            self._numbers = {value: float(value) for value in self.values}
+        elif all(each is not None for each in hours):
+            self._numbers = {value: each for value, each in zip(self.values, hours, strict=True) if each is not None}
+            self.unit = " (hours)"
+        self.is_ranked = not self._numbers
+
+    def __call__(self, figures: Figures) -> float:
+        place = self.find(figures.parameters[self.name])
+        assert place is not None
+        return place
+
+    def find(self, value: object) -> float | None:
+        """Returns the place of a value, which need not be one of those that are drawn; None for a text that is not."""
+        if self.is_ranked:
+            return float(self.values.index(value)) if value in self.values else None
+        if self.unit:
+            return _read_hours(value)
+        return float(value) if isinstance(value, (int, float)) else None
+
+
+def _read_hours(value: object) -> float | None:
+    try:
+        return parse_duration(value) / _HOUR if isinstance(value, str) else None
+    except DurationError:
+        return None
+
+
+def _split(figures: Sequence[Figures], name: str) -> Mapping[str, list[Figures]]:
+    """Splits the variants by the values of the other parameters that vary, each part sorted by this one."""
+    others = [other for other in figures[0].parameters if other != name] if figures else []
+    varied = [other for other in others if len({each.parameters[other] for each in figures}) > 1]
+    place, parts = _Places(figures, name), dict[str, list[Any]]()
+    for each in sorted(figures, key=place):
+        label = ", ".join(f"{other} {each.parameters[other]}" for other in varied)
+        parts.setdefault(shorten_name(label), []).append(each)
+    return parts
+
+
+def _finish(axes: Axes, place: _Places, today: object) -> None:
+    at = None if today is None else place.find(today)
+    if at is not None:
+        axes.axvline(at, color=GREY, linestyle=":", linewidth=1.6, label=f"today: {_write(today)}")
+    axes.set_xlabel(f"{place.name}{place.unit}")
+    if place.is_ranked:
+        step = -(-len(place.values) // _MOST_NAMED)
+        shown = range(0, len(place.values), step)
+        axes.set_xticks(list(shown), [shorten_name(str(place.values[at])) for at in shown])
+    else:
+        axes.xaxis.set_major_formatter(FuncFormatter(format_thousands))
+
+
+def _write(value: object) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return format_thousands(value)
+    hours = _read_hours(value)
+    return str(value) if hours is None else format_duration(parse_duration(value))
+
+
+def _name_rule(figures: Sequence[Figures]) -> str:
+    return figures[0].rule_id if figures else "no rule"
