@@ -16,6 +16,7 @@ import yaml
 
 from lookback.config import Settings, load_rule_document
 from lookback.core.errors import RuleError, SetupError
+from lookback.core.explaining.events import EventExplanation
 from lookback.core.explaining.evidence import Explanation, StepEvidence
 from lookback.core.operations.health import Finding, check_health, describe_health
 from lookback.core.rules.compiled import compile_rule
@@ -33,7 +34,7 @@ from lookback.parameters import parameters as parameters  # noqa: PLC0414 - note
 from lookback.testing.trial import Trial, run_trial
 from lookback.views import pictures, whatif
 from lookback.views.display import code, show, text, to_frame
-from lookback.views.explanations import describe_alert
+from lookback.views.explanations import describe_alert, describe_event
 from lookback.views.live import read_commit_times, watch
 from lookback.views.timeline import plot_key_timeline
 
@@ -494,6 +495,26 @@ def explain_alert(
     explanation = explain(workspace.tables, workspace.streams, chosen, revision=number)
     show_explanation(explanation)
     return explanation
+
+
+def explain_event(workspace: Workspace, rule_id: str = "", event_id: str = "") -> EventExplanation | None:
+    """Explains how a rule judged an event, also where no alert came of it: every reason, the windows, and a picture.
+
+    event_id: of the stream; empty: a sentence is shown, and None returned. Raises ReviewError if there is no such rule or
+    event, SetupError if `rule_id` is empty.
+    """
+    from lookback.spark.review import explain_event as explain
+
+    if not event_id:
+        show(text("No event is named: event_id, with rule_id, shows what a rule made of an event."))
+        return None
+    if not rule_id:
+        raise SetupError("event_id says which event, and rule_id which rule: set both")
+    found = explain(workspace.tables, workspace.streams, rule_id, event_id)
+    show(*(text(line) for line in describe_event(found)))
+    if found.picture is not None:
+        show(plot_key_timeline(found.picture))
+    return found
 
 
 def _parse_revision(revision: str) -> int | None:

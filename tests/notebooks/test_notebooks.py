@@ -133,10 +133,13 @@ def test_3_the_stream_is_evaluated_with_a_live_view(place: Path, run: Run):
 
 def test_4_an_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, run: Run):
     alerts = pq.read_table(place / "lakehouse/alerts", columns=["alert_id", "event_time"]).sort_by("event_time")
+    first = str(pq.read_table(place / "events.parquet", columns=["transaction_id"])["transaction_id"][0].as_py())
     said = run(
         "04_review_alerts.ipynb", injected=True,
         alert_id=alerts["alert_id"][-1].as_py(), revision="0", disposition="confirmed", reviewer="kim", note="seen",
+        rule_id="customer-day", event_id=first,
     )  # fmt: skip
+    assert "the condition does not hold: " in said
     assert "equal those of the alert" in said
     before, after = (
         int(line.split()[0].replace(",", "")) for line in said.splitlines() if "alerts wait for review" in line
