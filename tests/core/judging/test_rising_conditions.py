@@ -101,6 +101,24 @@ def test_a_smaller_window_is_measured_for_the_events_that_may_alert(monkeypatch:
     assert measured == [24, 5, 6]
 
 
+def test_rows_of_a_batch_are_indexed_for_one_feature_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index is as long as the batch, and there may be a thousand rules."""
+    indexed: list[int] = []
+    find = lookbacks._find_candidates
+
+    def count_indexed(rule_run: Any, *others: Any) -> Any:
+        indexed.append(sum("_sorted" in vars(each) for each in rule_run.measuring._rows.values()))
+        return find(rule_run, *others)
+
+    monkeypatch.setattr(lookbacks, "_find_candidates", count_indexed)
+    wheres = ["", "n >= 1", "n >= 2", "k <> 'y'"]
+    run_engine(
+        regression("", [rule(size, "sum(n)", "m0 >= 1", where) for where in wheres for size in (25, 8, 2)], MANY)
+    )
+    assert len(indexed) == 12
+    assert max(indexed) == 1
+
+
 def test_rules_are_judged_in_an_order_whatever_digits_their_texts_have() -> None:
     wheres = ["n >= 10", "n >= 9", f"k <> '3²3' and k <> '{'9' * 5_000}'", "k <> '٣'", "k <> 'x'", ""]
     rules = [compile_rule({"rule_id": "r", "stream": "tx", **rule(3, "count(*)", "m0 >= 2", w)}, WIDE) for w in wheres]

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_equals_oracle import DictStore
 
+from lookback.core.aggregation import runs as runs_module
 from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.aggregation.distinct import DistinctCounter
 from lookback.core.aggregation.grouping import Grouping, Queries, Spans
+from lookback.core.aggregation.runs import Run
 from lookback.core.aggregation.sharedruns import (
     FeatureColumn,
     Kept,
@@ -35,6 +37,7 @@ from lookback.core.state.shard import ShardState, decode_text
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
+from lookback.core.values.cache import estimate_bytes
 from lookback.core.values.keys import Keys, number_keys, order_by_group
 from lookback.core.values.pages import decode_page, encode_page
 
@@ -156,6 +159,24 @@ def test_rules_over_the_same_windows_find_their_rows_once(
     shard.judge([row(at, at % 50) for at in range(100)], *rules)
     shard.judge([row(100 + at, at % 50) for at in range(100)])
     assert found == {"batch": 2 + 2 * apart, "runs": 1 + apart}
+
+
+def test_the_memory_of_a_run_is_estimated_anew_only_where_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rule asks for it: in a small batch of 100 rules the estimates took a third of the time."""
+    estimated: list[int] = []
+
+    def note(content: Any) -> int:
+        estimated.append(estimate_bytes(content))
+        return estimated[-1]
+
+    monkeypatch.setattr(runs_module, "estimate_bytes", note)
+    at = np.arange(4, dtype=np.int64)
+    run = Run(Keys(at, np.zeros_like(at)), np.arange(5, dtype=np.int64), at, None)
+    assert [run.memory_bytes for _ in range(3)] == 3 * [4 * 8 * 3 + 5 * 8]
+    run.find_rows(at[:1], at[1:2], at[1:2])
+    # What finds times has one number for each row.
+    assert [run.memory_bytes for _ in range(3)] == 3 * [4 * 8 * 4 + 5 * 8]
+    assert len(estimated) == 2
 
 
 def test_what_measures_one_grouping_is_gone_when_the_next_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

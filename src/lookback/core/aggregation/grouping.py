@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,7 +98,6 @@ class Grouping:
     def __init__(self, keys: Keys, times: Int64s, mine: Mask) -> None:
         self.mine = mine
         self.times = times
-        self.keys = keys
         positions = np.flatnonzero(mine)
         numbers, self.distinct = number_keys(keys.take(positions))
         self.numbers = np.full(len(times), -1, dtype=np.int64)
@@ -457,9 +456,14 @@ class _Block:
 
 
 def _forget_cached(content: object) -> None:
-    for name, member in vars(type(content)).items():
-        if isinstance(member, cached_property):
-            vars(content).pop(name, None)
+    kind: Any = type(content)
+    for name in _list_cached(kind):
+        vars(content).pop(name, None)
+
+
+@cache
+def _list_cached(kind: type) -> list[str]:
+    return [name for name, member in vars(kind).items() if isinstance(member, cached_property)]
 
 
 def merge_at(aggregate: Aggregate, partial: Partial, at: Int64s, more: Partial) -> Partial:

@@ -71,6 +71,8 @@ class Run:
     values: Values | None
     parts: Partial | None = None
     _indexes: dict[str, Any] = field(default_factory=dict)
+    # The number of things in memory when they were last estimated, and their bytes.
+    _estimated: tuple[int, int] = (0, 0)
 
     def __len__(self) -> int:
         return len(self.times)
@@ -78,7 +80,11 @@ class Run:
     @property
     def memory_bytes(self) -> int:
         """The estimated memory of the run, including its indexes, in bytes."""
-        return estimate_bytes(vars(self))
+        # Rules ask for it at each search. Apart from exact squares, which are seldom needed, no index grows.
+        things = len(vars(self)) + len(self._indexes)
+        if self._estimated[0] != things:
+            self._estimated = things, estimate_bytes(vars(self))
+        return self._estimated[1]
 
     @property
     def groups(self) -> Int64s:

@@ -109,7 +109,7 @@ class SharedRun:
     @property
     def memory_bytes(self) -> int:
         """The estimated memory of the run, including its indexes, in bytes."""
-        return estimate_bytes(vars(self.frame)) + self._column_bytes + self._index_bytes
+        return self.frame.memory_bytes + self._column_bytes + self._index_bytes
 
     @cached_property
     def _column_bytes(self) -> int:

@@ -67,7 +67,7 @@ def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask, ordered: Int64s) -
         counted, counted_as = counted[taken[counted]], rule.where.sql if rule.where else ""
     # Otherwise every event is measured, whether the rule counts it or not: all such rules find the rows of windows once.
     known_as = (counted_as, rule.allowed_lateness)
-    ceilings = _find_ceilings(rule_run, counted, known_as)
+    ceilings = measuring.find_ceilings(rule, counted, known_as) if rule.rising else []
     candidates = _find_candidates(rule_run, ceilings, counted, judged)
     if candidates is None:
         measuring.forget_other_windows(rule)
@@ -89,19 +89,6 @@ def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask, ordered: Int64s) -
     hits = hits[judged[counted[hits]]]
     if len(hits):
         _raise_alerts(rule_run, verdicts, counted, hits[np.argsort(counted[hits])])
-
-
-def _find_ceilings(rule_run: RuleRun, counted: Int64s, counted_as: Hashable) -> list[tuple[str, Lookback, Ceiling]]:
-    """Returns name, window and ceiling of the measures that a rising condition reads; none if it may not be rising."""
-    found = []
-    for measure in rule_run.rule.measures:
-        if measure.name in rule_run.rule.rising:
-            assert isinstance(measure.window, Lookback)
-            ceiling = rule_run.measuring.find_ceiling(measure.feature, measure.window, counted, counted_as)
-            if ceiling is None:
-                return []
-            found.append((measure.name, measure.window, ceiling))
-    return found
 
 
 def _find_candidates(

@@ -576,10 +576,15 @@ class Index:
 
     def add(self, row: Row) -> None:
         """Adds a row."""
-        key = row.sort_key
+        key, bits = row.sort_key, row.bits
         for condition, sort_keys in enumerate(self.sort_keys):
-            if row.bits >> condition & 1:
-                at = bisect_left(sort_keys, key) if sort_keys and sort_keys[-1] > key else len(sort_keys)
+            if not bits >> condition & 1:
+                continue
+            if not sort_keys or sort_keys[-1] < key:
+                sort_keys.append(key)
+                self.rows[condition].append(row)
+            else:
+                at = bisect_left(sort_keys, key)
                 sort_keys.insert(at, key)
                 self.rows[condition].insert(at, row)
 

@@ -124,6 +124,8 @@ class Measuring:
         self._ceilings: RecentCache[Ceiling] = RecentCache(10)
         self._has_negative: dict[Hashable, bool] = {}
         self._window: Window | None = None
+        # Those of the last rule with a rising condition.
+        self._features: set[str] | None = None
 
     def restrict_to(self, positions: Int64s) -> Measuring:
         """Measures as if there were only these events, in ascending order, and no rows of earlier batches."""
@@ -162,6 +164,15 @@ class Measuring:
             self._window, windows = rule.spec.window, {measure.window for measure in rule.measures}
             self._queries.retain(lambda key: key[0] in windows)
             self._columns.retain(lambda key: key[1] in windows)
+
+    def _forget_other_features(self, rule: CompiledRule) -> None:
+        """Forgets what was made to measure the features of other rules, whose rows are still to be kept."""
+        features = {feature.feature_id for feature in rule.features}
+        if features != self._features:
+            before, self._features = self._features, features
+            for feature_id, rows in self._rows.items():
+                if feature_id not in features and (before is None or feature_id in before):
+                    rows.forget_searches()
 
     def find_in_time(self, allowed_lateness: int) -> Mask:
         """Marks the events that are in time, whatever a rule counts; callers must not change the mask."""
@@ -214,7 +225,27 @@ class Measuring:
             return make_queries()
         return self._queries.get((window, group_by, counted_as), make_queries)
 
-    def find_ceiling(self, feature: Feature, window: Lookback, counted: Int64s, counted_as: Hashable) -> Ceiling | None:
+    def find_ceilings(
+        self, rule: CompiledRule, counted: Int64s, counted_as: Hashable
+    ) -> list[tuple[str, Lookback, Ceiling]]:
+        """Returns name, window and ceiling of the measures that a rising condition reads; none if it may not be rising.
+
+        Rules with such a condition come feature by feature (see `CompiledRule.sharing_key`), so those of others are over.
+        """
+        self._forget_other_features(rule)
+        found = []
+        for measure in rule.measures:
+            if measure.name in rule.rising:
+                assert isinstance(measure.window, Lookback)
+                ceiling = self._find_ceiling(measure.feature, measure.window, counted, counted_as)
+                if ceiling is None:
+                    return []
+                found.append((measure.name, measure.window, ceiling))
+        return found
+
+    def _find_ceiling(
+        self, feature: Feature, window: Lookback, counted: Int64s, counted_as: Hashable
+    ) -> Ceiling | None:
         """Returns the ceiling of a rising feature over such windows of the counted events; None if some value is negative."""
         if feature.function == "sum" and self._has_negative_value(feature):
             return None
@@ -390,7 +421,7 @@ class Measuring:
         else:
             groups, wanted = number_keys(keys)
             positions = rows.positions
-            numbers = find_keys(grouping.keys.take(positions), wanted)
+            numbers = find_keys(grouping.distinct, wanted)[grouping.numbers[positions]]
             has_wanted_key = numbers >= 0
             positions, numbers = positions[has_wanted_key], numbers[has_wanted_key]
         # No window begins before the floor.

@@ -282,7 +282,7 @@ class RuleRun:
 
     def order_by_event(self, at: int, rank: int = 0) -> Order:
         """Returns the order of a result that an event brings."""
-        return Order(int(self.commit_indexes[at]), BY_EVENT, at, rank)
+        return Order(self.commit_indexes.item(at), BY_EVENT, at, rank)
 
     def order_by_watermark(self, watermark: int, rank: int) -> Order:
         """Returns the order of a result that waits for a watermark; the first commit that reaches it brings the result."""
@@ -290,7 +290,7 @@ class RuleRun:
 
     def arrival_of(self, order: Order) -> int:
         """Returns the commit of a result."""
-        return int(self.timeline.commits[order.commit_index])
+        return int(self.timeline.commits.item(order.commit_index))
 
     def watermark_before(self, order: Order) -> int:
         """Returns the watermark before the commit of a result."""
@@ -376,7 +376,7 @@ class RuleRun:
 
     def key_at(self, at: int) -> Key:
         """Returns an event's key, as tables know it."""
-        return self.grouping.keys.pair(at)
+        return self.grouping.distinct.pair(int(self.grouping.numbers[at]))
 
     def key_texts(self, at: int) -> dict[str, str | None]:
         """Returns the texts of an event's key."""
@@ -465,7 +465,7 @@ class RuleRun:
     def _add_alert(self, order: Order, alert: Alert) -> None:
         time, event_id = order.cause, ""
         if order.phase == BY_EVENT:
-            time, event_id = int(self.events.times[order.cause]), sortable_id(self.events.id_value(order.cause))
+            time, event_id = self.events.times.item(order.cause), sortable_id(self.events.id_value(order.cause))
         key = sortable_key(tuple(alert.key.values()))
         place = AlertOrder(
             alert.arrival, order.phase, time, event_id, alert.rule_id, alert.rule_version, key, order.rank

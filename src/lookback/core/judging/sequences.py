@@ -596,7 +596,8 @@ class _KeyJudge:
         rows = self._state.rows
         if self._judge.reads_all_rows:
             self._live.add(row)
-        if not rows or rows[-1].sort_key < row.sort_key:
+        # Its number is the highest.
+        if not rows or rows[-1].time <= row.time:
             rows.append(row)
             return
         insort(rows, row, key=sort_key)

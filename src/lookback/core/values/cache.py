@@ -81,6 +81,10 @@ class RecentCache(Generic[_Entry]):
         """Drops all entries."""
         self._entries.clear()
 
+    def items(self) -> Iterable[tuple[Any, _Entry]]:
+        """Returns all keys and their entries."""
+        return self._entries.items()
+
     def values(self) -> Iterable[_Entry]:
         """Returns all entries."""
         return self._entries.values()

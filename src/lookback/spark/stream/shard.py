@@ -16,6 +16,7 @@ from operator import and_
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
@@ -84,6 +85,8 @@ class Shard:
     def _judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
         started = time.perf_counter()
         batch, future, offered = self._unpack_batch(rows)
+        # Arrow keeps what the blocks took, which is as much as the events.
+        pa.default_memory_pool().release_unused()
         state, cached = self._open_state()
         output, waiting = self._process(state, batch)
         if not output.covered:
@@ -193,7 +196,9 @@ class Shard:
                 future += header["future"]
                 offered += 0 if header["deleted"] else header["rows"]
         coverage = reduce(and_, sent) if sent else None
-        events, gone = Events.concat(inserted, self._stream), Events.concat(deleted, self._stream)
+        # In the order in which they are judged: no copy is made of them then.
+        events = Events.concat(inserted, self._stream).in_order_of_arrival()
+        gone = Events.concat(deleted, self._stream)
         batch = Batch(events, gone, merge_marks(marks), changes, coverage)
         return batch, future, offered
 
