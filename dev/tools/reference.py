@@ -32,6 +32,7 @@ PUBLIC = (
     "lookback.spark.replay.backtest",
     "lookback.spark.replay.proof",
     "lookback.spark.labels",
+    "lookback.spark.activation",
     "lookback.spark.comparison",
     "lookback.spark.figures",
     "lookback.spark.review",

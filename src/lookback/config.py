@@ -13,6 +13,7 @@ import yaml
 
 from lookback.core.errors import DurationError, Problem, SetupError, StreamError
 from lookback.core.operations.receivers import Receiver, read_receivers
+from lookback.core.rules.gate import Gate
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.suggestions import suggest
@@ -43,7 +44,8 @@ class Settings:
     spark: Spark settings that override Lookback's own. shards: the number for a new checkpoint of a stream that declares
     none; None: the evaluation chooses. accept_unknown_checkpoint: whether to go on with a checkpoint whose form this
     release does not know. metrics: the seconds between two rows of the table `metrics`; None: no rows are written.
-    retention: the age at which `maintain` deletes rows, by table of the product; the others keep all rows.
+    retention: the age at which `maintain` deletes rows, by table of the product; the others keep all rows. gate: what a
+    version of a rule must have before it is active; None: nothing.
     """
 
     root: str
@@ -58,6 +60,7 @@ class Settings:
     catalog: str = ""
     schema: str = ""
     retention: Mapping[str, dt.timedelta] = field(default_factory=dict)
+    gate: Gate | None = None
 
     @classmethod
     def local(
@@ -76,7 +79,7 @@ class Settings:
         folder = Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF)
         file = folder / "settings.yml"
         keys = {"profile": "", "every": "", "admission": {}, "spark": {}, "metrics": "", "shards": "", "retention": {}}
-        keys["accept_unknown_checkpoint"] = "false"
+        keys |= {"accept_unknown_checkpoint": "false", "gate": {}}
         own = _run_settings(file, keys)
         name = profile or os.environ.get("LOOKBACK_PROFILE") or own["profile"]
         chosen: dict[str, Any] = {"every": DEFAULT_EVERY, "admission": {}, "spark": {}}
@@ -95,6 +98,7 @@ class Settings:
             catalog or "",
             schema or "",
             _read_retention(own["retention"], file),
+            _read_gate(own["gate"], file),
         )
 
     def streams(self) -> dict[str, Stream]:
@@ -169,6 +173,39 @@ def _read_retention(texts: Mapping[str, str], file: Path) -> dict[str, dt.timede
     if problems:
         raise SetupError(f"{file}: {'; '.join(problems)}")
     return found
+
+
+# The keys of `gate`, with the least and the most that each may be.
+_GATE = {
+    "tests": (0.0, 1_000.0), "backtest_days": (0.0, 36_500.0), "max_alerts_per_day": (0.0, 1e12),
+    "min_precision": (0.0, 1.0), "shadow_hours": (0.0, 876_000.0),
+}  # fmt: skip
+
+
+def _read_gate(texts: Mapping[str, str], file: Path) -> Gate | None:
+    """Reads the conditions of activation; None if the settings leave them out. Raises SetupError with every problem."""
+    problems, found = [], dict[str, Any]()
+    for name, text in texts.items():
+        if name == "approval":
+            found[name] = _read_boolean(text, "gate.approval", file)
+            continue
+        if name not in _GATE:
+            problems.append(f"gate has no condition {name!r:.100}; {suggest(name, [*_GATE, 'approval'])}")
+            continue
+        least, most = _GATE[name]
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if not least <= number <= most or (name == "tests" and number != int(number)):
+            problems.append(f"gate.{name} must be a number from {least:g} to {most:g}, got {text!r:.100}")
+            continue
+        found[name] = int(number) if name == "tests" else number
+    if not found.get("backtest_days") and {"max_alerts_per_day", "min_precision"} & found.keys():
+        problems.append("gate.backtest_days must be there too: over so many days alerts and precision are counted")
+    if problems:
+        raise SetupError(f"{file}: {'; '.join(problems)}")
+    return Gate(**found) if found else None
 
 
 def _profile_file(folder: Path, name: str) -> Path:

@@ -79,6 +79,12 @@ def _add_subcommands(command: AddCommand) -> None:
     changed.add_argument("values", nargs="+", type=_read_pair, metavar="NAME=VALUE", help="such as limit=1200")
     changed.add_argument("--author", default="")
     changed.add_argument("--comment", default="")
+    activated = command(
+        "activate", _activate, "check a version against the gate of the settings, and publish it as active"
+    )
+    activated.add_argument("rule_id")
+    activated.add_argument("--author", default="", help="who approves it; default: the current user")
+    activated.add_argument("--comment", default="")
     compared = command(
         "compare", _compare_versions, "what a rule's version in shadow raises that the active one does not"
     )
@@ -150,7 +156,7 @@ def _open_rules_table(options: argparse.Namespace) -> RulesTable:
     elif not tables.exists("rules"):
         for stream in [stream for stream in streams.values() if not stream.table] or streams.values():
             tables.create(stream)
-    return RulesTable(tables, streams)
+    return RulesTable(tables, streams, settings.gate is not None)
 
 
 def _check_rules(options: argparse.Namespace) -> int:
@@ -228,8 +234,33 @@ def _push_rules(options: argparse.Namespace) -> int:
             verb = "starts" if len(cold) == 1 else "start"
             print(f"warning: {document['rule_id']}: {join_words(cold)} {verb} empty, since {text}", file=sys.stderr)
         version = rules.push(document, status=options.status, author=options.author, comment=options.comment)
-        print(f"published {document['rule_id']} version {version} ({options.status})")
+        status = rules.choose_status(options.status)
+        print(f"published {document['rule_id']} version {version} ({status})")
+        if status != options.status:
+            print(f"the settings have a gate: lookback rules activate {document['rule_id']}")
     return 0
+
+
+def _activate(options: argparse.Namespace) -> int:
+    from lookback.core.rules.gate import Gate
+    from lookback.spark.activation import activate
+
+    gate, rules = load_settings(options).gate or Gate(), _open_rules_table(options)
+    found = activate(rules, options.rule_id, gate, approver=options.author, comment=options.comment)
+    rows = [asdict(each) for each in found.conditions]
+    if wants_json(options):
+        print_json(
+            {"rule_id": options.rule_id, "candidate": found.candidate, "version": found.version, **row} for row in rows
+        )
+    else:
+        print_table(rows, ("condition", "figure", "met", "remedy"))
+        what = f"version {found.candidate} of {options.rule_id}"
+        print(
+            f"{what} is not active: not all is met"
+            if found.version is None
+            else f"published {what} as version {found.version} (active)"
+        )
+    return FOUND_PROBLEMS if found.version is None else 0
 
 
 def _set_status(options: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_document, read_rule
+from lookback.core.rules.gate import is_proven
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
 from lookback.core.rules.roles import SHADOW, find_roles, write_quarantined
@@ -53,6 +54,8 @@ class RuleRow:
     author: str | None
     comment: str | None
     changed_at: dt.datetime | None
+    approved_by: str | None = None
+    evidence: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class _NewRow:
     author: str
     comment: str
     evidence: str | None = None
+    approved_by: str | None = None
 
 
 class _Span(NamedTuple):
@@ -77,10 +81,14 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True)
 class RulesTable:
-    """The rules table of one place. streams: every declared stream by name."""
+    """The rules table of one place. streams: every declared stream by name.
+
+    has_gate: whether a version becomes active only by `activate`; `push` and `set_parameters` publish a draft in place of it.
+    """
 
     tables: Tables
     streams: Mapping[str, Stream]
+    has_gate: bool = False
 
     def check(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
         """Binds a rule to its stream and runs its own tests. Raises RuleError with every problem at once."""
@@ -96,7 +104,21 @@ class RulesTable:
         """
         compiled = self.check(document)
         text = _write_document(compiled, self.streams)
+        status = self.choose_status(status)
         return self._publish(compiled.spec.rule_id, lambda last: (status, text), author, comment)
+
+    def choose_status(self, status: str) -> str:
+        """Returns the status with which a new document is published: under a gate a draft in place of an active version."""
+        return "draft" if self.has_gate and status == "active" else status
+
+    def publish_approved(self, row: RuleRow, *, author: str, approver: str, evidence: str, comment: str = "") -> int:
+        """Publishes a version with the document of a row as active.
+
+        author: who wrote the document; approver: who activated it; evidence: JSON, as `write_evidence` of the gate writes it.
+        """
+        text = json.dumps(row.document, ensure_ascii=False, default=_to_json_value)
+        approval = (approver, evidence)
+        return self._publish(row.rule_id, lambda last: ("active", text), author, comment, lambda last: approval)
 
     def set_status(self, rule_id: str, status: str, *, author: str = "", comment: str = "") -> int:
         """Publishes a version with another status. Raises RuleError for an unknown rule.
@@ -106,9 +128,21 @@ class RulesTable:
         """
 
         def make_row(current: RuleRow | None) -> tuple[str, str]:
-            return status, json.dumps(self._require_document(rule_id, current)[1], ensure_ascii=False)
+            current, document = self._require_document(rule_id, current)
+            if self.has_gate and status == "active" and not is_proven(document, current.evidence):
+                message = (
+                    f"the settings have a gate, and version {current.version} has no evidence that it met it; use "
+                    f"`lookback rules activate {rule_id}`"
+                )
+                raise RuleError(rule_id, [Problem("status", message)])
+            return status, json.dumps(document, ensure_ascii=False)
 
-        return self._publish(rule_id, make_row, author, comment)
+        def carry_on(current: RuleRow | None) -> tuple[str | None, str | None]:
+            # The document is the same, so what was known about it still is; a retired rule has to show it again.
+            is_kept = current is not None and current.status in ("active", "paused") and status in ("active", "paused")
+            return (current.approved_by, current.evidence) if is_kept and current is not None else (None, None)
+
+        return self._publish(rule_id, make_row, author, comment, carry_on)
 
     def set_parameters(
         self, rule_id: str, changes: Mapping[str, object], *, author: str = "", comment: str = ""
@@ -135,7 +169,7 @@ class RulesTable:
                 document["tests"] = [
                     {**test, "parameters": {**rule.parameters, **test.get("parameters", {})}} for test in rule.tests
                 ]
-            status = "active" if current.status == "quarantined" else current.status
+            status = self.choose_status("active" if current.status == "quarantined" else current.status)
             return status, _write_document(self.check(document), self.streams)
 
         return self._publish(rule_id, make_row, author, comment)
@@ -257,9 +291,13 @@ class RulesTable:
         return row, dict(row.document)
 
     def _publish(
-        self, rule_id: str, make_row: Callable[[RuleRow | None], tuple[str, str]], author: str, comment: str
-    ) -> int:
-        """Publishes the version after the last one. make_row: makes its status and document from the rule's current row."""
+        self, rule_id: str, make_row: Callable[[RuleRow | None], tuple[str, str]], author: str, comment: str,
+        approve: Callable[[RuleRow | None], tuple[str | None, str | None]] = lambda current: (None, None),
+    ) -> int:  # fmt: skip
+        """Publishes the version after the last one.
+
+        make_row: makes its status and document from the rule's current row; approve: who approved it, and the evidence.
+        """
         for _ in self._attempt(rule_id):
             rows = self._read_rows(rule_id)
             version = _count_next_version(rows)
@@ -268,11 +306,14 @@ class RulesTable:
                     rule_id,
                     [Problem("version", f"the table has version {version - 1:,}; delete that row, it is the last")],
                 )
-            current = find_roles(rows).current
-            status, document = make_row(None if current is None else _make_rule_row(current))
+            found = find_roles(rows).current
+            current = None if found is None else _make_rule_row(found)
+            status, document = make_row(current)
+            approved_by, evidence = approve(current)
             if status not in STATUSES:
                 raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
-            if self._insert(rows, _NewRow(rule_id, version, status, document, author, comment)):
+            new = _NewRow(rule_id, version, status, document, author, comment, evidence, approved_by)
+            if self._insert(rows, new):
                 return version
         raise AssertionError  # the attempts end with an error
 
@@ -338,7 +379,7 @@ class RulesTable:
     def _complete(self, new: _NewRow) -> dict[str, Any]:
         """Returns the columns of a new row, with the time and, if no author is named, the current user."""
         author = new.author or self.tables.current_user
-        columns = {**asdict(new), "author": author, "changed_at": dt.datetime.now(dt.timezone.utc), "approved_by": None}
+        columns = {**asdict(new), "author": author, "changed_at": dt.datetime.now(dt.timezone.utc)}
         return {name: columns[name] for name in RULES.names}
 
 
@@ -404,7 +445,15 @@ def _make_rule_row(row: Row) -> RuleRow:
     except LookbackError:
         document = None
     return RuleRow(
-        row["rule_id"], row["version"] or 0, row["status"], document, row["author"], row["comment"], row["changed_at"]
+        row["rule_id"],
+        row["version"] or 0,
+        row["status"],
+        document,
+        row["author"],
+        row["comment"],
+        row["changed_at"],
+        row["approved_by"],
+        row["evidence"],
     )
 
 
