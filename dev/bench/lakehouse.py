@@ -98,7 +98,7 @@ def push(tables: Tables, rules: Rules) -> int:
         for document in documents:
             compiled = check_rule(document, STREAMS)
             features |= {feature.feature_id for feature in compiled.features}
-            rows.append((document["rule_id"], 1, status, json.dumps(document), "bench", "", now))
+            rows.append((document["rule_id"], 1, status, json.dumps(document), "bench", "", now, None, None))
     tables.append(tables.spark.createDataFrame(rows, RULES).coalesce(1), "rules")
     return len(features)
 
