@@ -311,6 +311,38 @@ def test_precision_is_of_what_was_decided():
     assert "no reviews yet" in texts(pictures.plot_precision(REVIEWS.iloc[:0]))
 
 
+def test_precision_and_recall_are_drawn_by_day_and_rule_with_gaps():
+    days = pd.DataFrame(
+        [
+            (dt.date(2024, 3, at), name, 4, None if at == 2 else at / 10, at / 20)
+            for at in range(1, 9)
+            for name in (*(f"r{number}" for number in range(7)), None)
+        ],
+        columns=["day", "rule_id", "flagged", "precision", "recall"],
+    )
+    figure = pictures.plot_rule_figures(days)
+    assert png(figure)
+    assert "7 rules, 2 more not drawn" in texts(figure)
+    precision, recall = figure.axes
+    assert [line.get_label() for line in precision.lines] == ["r0", "r1", "r2", "r3", "r4", "all together"]
+    assert [math.isnan(value) for value in precision.lines[0].get_ydata()] == [False, True, *[False] * 6]
+    assert recall.lines[-1].get_ydata()[-1] == 0.4
+    assert "no labels yet" in texts(pictures.plot_rule_figures(days.iloc[:0]))
+
+
+def test_overlap_is_a_heat_map_with_what_each_catches_alone_on_the_diagonal():
+    pairs = pd.DataFrame(
+        [("a", "b", 3, 0.25), ("a", "c", 0, None), ("b", "c", 0, 0.0)], columns=["a", "b", "both", "jaccard"]
+    )
+    alone = pd.DataFrame([("a", 7, 10), ("b", 0, 5), ("c", 0, 0)], columns=["a", "alone", "flagged"])
+    figure = pictures.plot_overlap(pairs, alone)
+    assert png(figure)
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert sorted(text.get_text() for text in axes.texts) == ["0", "0", "0%", "0%", "25%", "25%", "7"]
+    assert "no rules" in texts(pictures.plot_overlap(pairs.iloc[:0], alone.iloc[:0]))
+
+
 def test_alerts_over_time_names_the_frequent_rules_and_sums_up_the_rest():
     frame = pd.DataFrame(
         {

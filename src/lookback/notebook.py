@@ -27,7 +27,7 @@ from lookback.core.rules.variants import read_varied, suggest_values
 from lookback.core.rules.wording import describe_rule
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import count_noun
-from lookback.core.values.times import parse_calendar_time
+from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.data_remarks import find_data_remarks
 from lookback.parameters import check_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
@@ -36,11 +36,13 @@ from lookback.views import pictures, whatif
 from lookback.views.display import code, show, text, to_frame
 from lookback.views.explanations import describe_alert, describe_event
 from lookback.views.live import read_commit_times, watch
+from lookback.views.terminal import describe_redundant
 from lookback.views.timeline import plot_key_timeline
 
 if TYPE_CHECKING:
     from lookback.core.rules.compiled import CompiledRule
     from lookback.core.streams.declaration import Stream
+    from lookback.spark.figures import RuleFigures
     from lookback.spark.ingest.files import IngestReport
     from lookback.spark.rules import RulesTable
     from lookback.spark.stream.sink import BatchReport
@@ -588,3 +590,41 @@ def show_precision(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:
     frame = to_frame((rows.where(F.col("rule_id") == rule_id) if rule_id else rows).drop("stream"))
     show(pictures.plot_precision(frame), frame if len(frame) else text("No alert has been reviewed yet."))
     return frame
+
+
+def import_labels(workspace: Workspace, path: str = "", positive: str = "", event_id: str = "", at: str = "") -> None:
+    """Appends the labels in a file to the table `labels`, and shows what became of each row; nothing without a path.
+
+    positive, event_id, at: the columns of the file, see `lookback.spark.labels.import_labels`; empty: its defaults.
+    """
+    from lookback.spark import labels
+
+    if not path:
+        show(text("No labels are imported: give a file in the parameter labels."))
+        return
+    report = labels.import_labels(
+        workspace.tables, workspace.stream, path, event_id=event_id or None, positive=positive or None, at=at or None
+    )
+    show(text(str(report)), *(text(str(rejection)) for rejection in report.rejections))
+
+
+def measure_rules(workspace: Workspace, rule_id: str = "", as_of: str = "") -> RuleFigures:
+    """Shows precision and recall of the stream's rules, over time and in all, by labels and reviews. For one rule or all.
+
+    as_of: a time; alerts and labels of later do not count; empty: now. Returns the figures, for `show_overlap`.
+    """
+    from lookback.spark.figures import Period, RuleFigures
+
+    period = Period(as_of=to_utc(parse_calendar_time(as_of)) if as_of else None)
+    figures = RuleFigures(workspace.tables, workspace.stream, period, [rule_id] if rule_id else None)
+    days, rules = to_frame(figures.by_day()), to_frame(figures.by_rule())
+    show(pictures.plot_rule_figures(days), rules)
+    return figures
+
+
+def show_overlap(figures: RuleFigures) -> pd.DataFrame:
+    """Shows which rules flag the same events and what each catches alone, and names those that add nothing."""
+    pairs, alone = to_frame(figures.pairs()), to_frame(figures.alone())
+    show(pictures.plot_overlap(pairs, alone), alone)
+    show(text(describe_redundant([{str(k): v for k, v in row.items()} for row in alone.to_dict("records")])))
+    return alone

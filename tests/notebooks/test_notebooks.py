@@ -138,6 +138,7 @@ def test_4_an_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, run:
         "04_review_alerts.ipynb", injected=True,
         alert_id=alerts["alert_id"][-1].as_py(), revision="0", disposition="confirmed", reviewer="kim", note="seen",
         rule_id="customer-day", event_id=first,
+        labels=str(place / "events.parquet"), positive="is_fraud",
     )  # fmt: skip
     assert "the condition does not hold: " in said
     assert "equal those of the alert" in said
@@ -146,7 +147,11 @@ def test_4_an_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, run:
     )
     assert after == before - 1 >= 0
     assert "is recorded as confirmed, by its revision 0: " in said
-    for picture in ("Alerts over time", "customer-day: customer_id", "Precision by rule"):
+    assert f"{EVENTS:,} offered = {EVENTS - 1:,} stored + 1 of unknown events" in said
+    for picture in (
+        "Alerts over time", "customer-day: customer_id", "Precision by rule", "Precision and recall over time",
+        "Overlap of rules",
+    ):  # fmt: skip
         assert f"a picture: {picture}" in said
     assert re.search(r"customer-day +confirmed +1\b", said)
 

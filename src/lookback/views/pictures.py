@@ -202,6 +202,76 @@ def plot_precision(reviews: pd.DataFrame) -> Figure:
     return figure
 
 
+def plot_rule_figures(days: pd.DataFrame) -> Figure:
+    """Plots precision and recall by rule over the days of a period, the black line for all rules together.
+
+    days: rows of day, rule_id (None for all together), flagged, precision, recall. Days without a value leave a gap.
+    """
+    figure, axes = make_stacked_axes(2, 5.0, sharex=True)
+    rules = (
+        days[days["rule_id"].notna()].groupby("rule_id")["flagged"].sum().sort_values(ascending=False, kind="stable")
+    )
+    shown = [str(name) for name in rules.index[: _MAX_RULES - 1]]
+    lines = [(name, days[days["rule_id"] == name], colour) for name, colour in zip(shown, _RULE_COLOURS, strict=False)]
+    lines.append(("all together", days[days["rule_id"].isna()], "#222222"))
+    for each, measure in zip(axes, ("precision", "recall"), strict=True):
+        for name, rows, colour in lines:
+            values = pd.to_numeric(rows[measure], errors="coerce")
+            at = DATES.date2num(to_utc_index(rows["day"])) if len(rows) else []
+            style: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.6, "alpha": 0.9}
+            each.plot(at, values.to_numpy(dtype=float), color=colour, label=shorten_name(name), **style)
+        each.set_ylim(0, 1.05)
+        each.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+        each.set_ylabel(measure)
+    if len(days) and days[["precision", "recall"]].notna().any(axis=None):
+        axes[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    else:
+        write_placeholder(axes[0], "no labels yet")
+    format_time_axis(axes[1])
+    more = f", {len(rules) - len(shown)} more not drawn" if len(rules) > len(shown) else ""
+    set_titles(figure, "Precision and recall over time", f"{count_noun(len(rules), 'rule')}{more}")
+    return figure
+
+
+def plot_overlap(pairs: pd.DataFrame, alone: pd.DataFrame) -> Figure:
+    """Plots which rules flag the same events as a heat map, with what each catches alone on the diagonal.
+
+    pairs: rows of a, b, both, jaccard; alone: rows of a, alone, flagged. At most _MAX_KEYS rules, those that flag most.
+    """
+    ordered = alone.sort_values("flagged", ascending=False, kind="stable")["a"].head(_MAX_KEYS)
+    names = [str(name) for name in ordered]
+    figure, (axes,) = make_stacked_axes(1, 1.8 + 0.42 * max(len(names), 2))
+    axes.grid(visible=False)
+    set_titles(figure, "Overlap of rules", "shared events over those of either; on the diagonal positives caught alone")
+    if not names:
+        write_placeholder(axes, "no rules")
+        return figure
+    place = {name: at for at, name in enumerate(names)}
+    shares = np.full((len(names), len(names)), np.nan)
+    for a, b, jaccard in pairs[["a", "b", "jaccard"]].itertuples(index=False, name=None):
+        if a in place and b in place and jaccard is not None:
+            shares[place[a], place[b]] = shares[place[b], place[a]] = jaccard
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for row, column in np.argwhere(~np.isnan(shares)).tolist():
+        share = shares[row, column]
+        axes.text(
+            column,
+            row,
+            f"{share:.0%}",
+            ha="center",
+            va="center",
+            fontsize=9,
+            color="white" if share > 0.5 else "#222222",
+        )
+    caught = dict(zip(alone["a"], alone["alone"], strict=True))
+    for name, at in place.items():
+        axes.text(at, at, f"{caught[name]:,}", ha="center", va="center", fontsize=9, fontweight="bold", color=GREEN)
+    labels = [shorten_name(name) for name in names]
+    axes.set_xticks(range(len(names)), labels, rotation=30, ha="right")
+    axes.set_yticks(range(len(names)), labels)
+    return figure
+
+
 def plot_evaluation(reports: Sequence[BatchReport], committed: Mapping[int, dt.datetime] | None = None) -> Figure:
     """Plots a running evaluation by batch: events/s, lag, rows of state and alerts per rule.
 
