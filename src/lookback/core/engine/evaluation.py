@@ -369,7 +369,7 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
     output.notes += gathered.notes
     output.evaluated.update(gathered.evaluated)
     output.failures += gathered.failures
-    output.flagged += segment.list_flagged()
+    output.flagged += gathered.flagged
 
 
 def _keep_rows(segment: Segment, rules: _Rules, output: Output) -> None:

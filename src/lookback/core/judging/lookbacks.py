@@ -146,7 +146,8 @@ def _raise_alerts(rule_run: RuleRun, verdicts: Verdicts, at_counted: Int64s, hit
     rule, events, window = rule_run.rule, rule_run.events, rule_run.spec.window
     assert isinstance(window, Lookback)
     at_hits = at_counted[hits]
-    if rule_run.note_flagged(at_hits):
+    if not rule_run.writes_alerts:
+        rule_run.note_flagged(at_hits)
         return
     # Columns are converted as a whole: a rule may alert on every event, with many measures.
     measures = _list_rows({measure.name: verdicts.columns[measure.name].take(hits) for measure in rule.measures}, hits)

@@ -86,8 +86,8 @@ class Timeline:
 class Gathered:
     """The results of judging: rows of alerts with their places, rows of late_events, failures and notes.
 
-    evaluated: how many events each rule judged, by `Entry.role`. flags: of rules that write no alerts, those that they would
-    have raised.
+    evaluated: how many events each rule judged, by `Entry.role`. flags: by rules that write no alerts, the events for which
+    they would have; flagged: the same once judging is finished, once for all rules of a group.
     """
 
     alerts: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
@@ -96,6 +96,7 @@ class Gathered:
     notes: list[LogRow] = field(default_factory=list)
     evaluated: dict[str, int] = field(default_factory=dict)
     flags: list[Flags] = field(default_factory=list)
+    flagged: list[FlaggedEvents] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,10 @@ class Segment:
         gathered.alerts.sort(key=lambda row: row[0])
         gathered.notes.sort(key=lambda row: (row.arrival, row.rule_id, row.version, row.action, row.message))
         gathered.failures = merge_failures(gathered.failures)
+        gathered.flagged = self._list_flagged()
         return gathered
 
-    def list_flagged(self) -> list[FlaggedEvents]:
+    def _list_flagged(self) -> list[FlaggedEvents]:
         """Lists the events for which rules that write no alerts would have raised them, once for all rules of a group."""
         groups: dict[int, list[Flags]] = {}
         for flags in self.gathered.flags:
@@ -425,13 +427,15 @@ class RuleRun:
         for feature in self.rule.features:
             self._segment.empty_feature(feature.feature_id, is_emptied, listed)
 
-    def note_flagged(self, positions: Int64s) -> bool:
-        """Notes the events for which alerts are raised, of a rule that writes none. Returns whether this is one."""
-        place = self._segment.flagging.get(self.entry.rule_id)
-        if place is None:
-            return False
+    @property
+    def writes_alerts(self) -> bool:
+        """Whether the rule writes alerts, and does not only flag the events for which it would."""
+        return self.entry.rule_id not in self._segment.flagging
+
+    def note_flagged(self, positions: Int64s) -> None:
+        """Notes the events for which a rule that writes no alerts would raise them."""
+        place = self._segment.flagging[self.entry.rule_id]
         self._gathered.flags.append(Flags(place, self.rule.group_by, positions))
-        return True
 
     def write_alert(
         self,

@@ -170,7 +170,7 @@ class Answers:
         # The label of the shard is at most some characters long, and is followed by a zero.
         rows = self._rows.where(F.col("kind") == STATE)
         label = F.substring_index(F.col("payload").substr(1, _LABEL_BYTES).cast("string"), "\0", 1)
-        return rows.select(label.alias("shard"), F.expr(f"substring(payload, {_LABEL_BYTES + 1})").alias("payload"))
+        return rows.select(label.alias("shard"), F.substring("payload", _LABEL_BYTES + 1, 2**31 - 1).alias("payload"))
 
     def list_payloads(self, kind: str) -> list[bytes]:
         """Lists the facts of a kind."""
