@@ -153,6 +153,9 @@ class Oracle:
     def change(self, document: dict[str, Any], version: int, status: str) -> None:
         """A rule change between two commits."""
         rule_id = document["rule_id"]
+        held = [role[rule_id] for role in (self.mains, self.shadows) if rule_id in role]
+        if any((rule.version, rule.status, rule.spec.document) == (version, status, document) for rule in held):
+            return  # an UPDATE of a comment, say, that leaves the row as it was in force
         if status in ("active", "shadow", "paused"):
             compiled = compile_rule(document, self.stream, lane=self._lane(rule_id, version, status))
             kind = _KINDS[compiled.spec.kind](self, compiled, version, status)

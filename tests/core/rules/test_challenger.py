@@ -67,6 +67,7 @@ ACTIVE, SHADOW = row(1, "active"), row(2, "shadow")
         "deleted active": ([ACTIVE, SHADOW, row(1, "active", "delete")], [(2, "shadow")]),
         "both deleted": ([ACTIVE, SHADOW, row(1, "active", "delete"), row(2, "shadow", "delete")], []),
         "shadow updated to active": ([ACTIVE, SHADOW, row(2, "active", "update")], [(2, "active")]),
+        "active updated, and nothing changed": ([ACTIVE, SHADOW, row(1, "active", "update")], [(1, "active"), (2, "shadow")]),
         "active updated to shadow": ([ACTIVE, SHADOW, row(1, "shadow", "update")], [(1, "shadow")]),
         "active updated to paused": ([ACTIVE, SHADOW, row(1, "paused", "update")], [(1, "paused"), (2, "shadow")]),
         "shadow updated to paused": ([ACTIVE, SHADOW, row(2, "paused", "update")], [(2, "paused")]),

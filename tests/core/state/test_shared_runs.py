@@ -162,7 +162,7 @@ def test_rules_over_the_same_windows_find_their_rows_once(
 
 
 def test_the_memory_of_a_run_is_estimated_anew_only_where_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rule asks for it: in a small batch of 100 rules the estimates took a third of the time."""
+    """Each rule asks for it, also in a batch of few events."""
     estimated: list[int] = []
 
     def note(content: Any) -> int:
