@@ -157,14 +157,14 @@ def import_labels(
     columns = _find_columns(tables, source, stream, {"--event-id": event_id, "--positive": positive, "--at": at})
     files = source.select_files(tables.spark, _make_file_stream(stream, columns))
     try:
-        checked = _keep(files.read_together())
+        checked = keep(files.read_together())
         offered = checked.count()
     except Exception as error:
         if not files.may_succeed_apart(error):
             raise
-        checked = _keep(files.read_apart())
+        checked = keep(files.read_apart())
         offered = checked.count()
-    judged = _keep(_judge(tables, stream, _select_columns(checked, columns), now))
+    judged = keep(_judge(tables, stream, _select_columns(checked, columns), now))
     try:
         counts = {row[_FATE]: row["count"] for row in judged.groupBy(_FATE).count().collect()}
         rejections: tuple[Rejection, ...] = ()
@@ -188,7 +188,7 @@ def import_labels(
     return LabelReport(stream.name, offered, new, unknown, duplicates, rejected, seconds, rejections)
 
 
-def _keep(rows: DataFrame) -> DataFrame:
+def keep(rows: DataFrame) -> DataFrame:
     """Keeps rows that are read several times; serverless compute does not, and reads them again."""
     with suppress(PySparkException):
         return rows.persist(StorageLevel.MEMORY_AND_DISK)

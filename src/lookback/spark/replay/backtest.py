@@ -27,9 +27,10 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.windows import LOOKBACK
+from lookback.spark.labels import keep
 from lookback.spark.platform.session import find_local_path, open_own_session
 from lookback.spark.replay.comparison import Comparison, compare, find_changes, find_standing
-from lookback.spark.replay.counting import Counts, TrialCounts, count_trials, keep, read_range_labels
+from lookback.spark.replay.counting import Counts, TrialCounts, count_trials, read_range_labels
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Answers, Plan, Tried, judge
 from lookback.spark.stream.shard import FAILURES, LOG

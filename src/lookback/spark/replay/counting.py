@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyspark import StorageLevel
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.streams.blocks import COMMIT, TRIED
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import WORD_BITS, FlagPlace, count_bits
 from lookback.core.values.windows import LOOKBACK, SEQUENCE
-from lookback.spark.labels import read_labels
+from lookback.spark.labels import keep, read_labels
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
@@ -187,13 +184,6 @@ def list_flagged(flagged: DataFrame, places: Mapping[FlagPlace, int]) -> DataFra
     numbers = F.filter(F.array(*listed), lambda each: each.isNotNull())
     key = F.to_json(F.array_sort(F.map_entries("key"))).alias("key")
     return flagged.select(F.explode(numbers).alias(TRIED), key, "event_id", "event_time")
-
-
-def keep(rows: DataFrame) -> DataFrame:
-    """Keeps rows that are read several times; serverless compute does not, and reads them again."""
-    with suppress(PySparkException):
-        return rows.persist(StorageLevel.MEMORY_AND_DISK)
-    return rows
 
 
 class _CountBits:
