@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 COLUMNS = {
     "rejected_events": "stream raw reason source ingested_at read_as",
-    "rules": "rule_id version status document author comment changed_at",
+    "rules": "rule_id version status document author comment changed_at approved_by evidence",
     "alerts": "alert_id revision verdict rule_id rule_version mode severity stream key event_id event_time window_start "
     "window_end window_complete measures message evidence arrival decided_at",
     "late_events": "stream event_id event_time arrival late_by_us action",

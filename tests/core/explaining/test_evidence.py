@@ -25,7 +25,7 @@ from lookback.core.explaining.evidence import (
 )
 from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.rulebook import ACTIONS, WITH_STATE, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.rules.wording import describe_measure, describe_rule, find_measure_limits
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
@@ -337,23 +337,26 @@ def test_every_row_of_generated_rules_and_changes_comes_out_the_same(case: dict[
     stream = generated.STREAMS[case["stream"]]
     output = run_engine(case)
     assume(not any(failure.reason for failure in output.failures))
-    rules, activations, advances = history_of(case, stream)
+    history = History(case, stream)
     events = read_events(case["rows"], stream, 1)[0].in_order_of_arrival()
     highs = {commit: high for commit, high in find_marks(events, events.commits).items() if high is not None}
     alerts = as_rows(output.alerts)
     for alert in alerts:
-        rule = rules[alert["rule_id"], alert["rule_version"]]
+        slot = alert["rule_id"], alert["rule_version"]
+        rule = compile_rule(history.rules[slot], stream)
         of_key = events.commits <= alert["arrival"]
         for name in rule.group_by:
             of_key &= np.array([to_text(value) == alert["key"][name] for value in events.columns[name].to_list()])
         earlier = [row for row in alerts if (row["rule_id"], row["key"]) == (alert["rule_id"], alert["key"])]
         first = [row for row in earlier if row["revision"] == 0 and row["arrival"] <= alert["arrival"]]
-        owners = [(row, rules[row["rule_id"], row["rule_version"]]) for row in first]
+        slots = [(row, (row["rule_id"], row["rule_version"])) for row in first]
+        slots = [(row, each) for row, each in slots if history.lanes[each] == history.lanes[slot]]
+        owners = [(row, compile_rule(history.rules[each], stream)) for row, each in slots]
         evidence = Evidence(
             rule,
             events.take(np.flatnonzero(of_key)),
-            Clock(stream, highs, advances),
-            activations,
+            Clock(stream, highs, history.advances),
+            history.activations(*slot),
             [reset_by(row, owner) for row, owner in owners if owner.spec.reset_on_alert],
         )
 
@@ -362,28 +365,46 @@ def test_every_row_of_generated_rules_and_changes_comes_out_the_same(case: dict[
         assert explanation.consistent, (alert, explanation.measures, explanation.steps)
 
 
-def history_of(
-    case: dict[str, Any], stream: Stream
-) -> tuple[dict[tuple[str, int], Any], list[Activation], list[tuple[int | None, int]]]:
-    """The rules of a case by id and version, and its activations and advances as rule_log has them."""
-    book, commits = RuleBook(stream, {stream.name: stream}), sorted({row["arrival"] for row in case["rows"]})
-    rules: dict[tuple[str, int], Any] = {}
-    activations: list[Activation] = []
-    advances: list[tuple[int | None, int]] = []
-    for after in sorted({change["after"] for change in case["changes"]}):
-        arrival = max((commit for commit in commits if commit <= after), default=None)
-        for change in sorted(changes_after(case, after), key=lambda each: each.order):
-            log, commands = book.apply([change], arrival)
-            advances += [(arrival, command.time) for command in commands if command.action == "advance"]
-            for row in log:
-                status = next((status for status, action in ACTIONS.items() if action == row.action), "")
-                if row.action == "clear_state":
-                    activations.append(Activation(arrival, "*", None))
-                elif status not in ("", "draft") and row.rule_id != "*":
-                    entry = book.entries[row.rule_id]
-                    rule = rules[row.rule_id, entry.version] = compile_rule(json.loads(entry.document), stream)
-                    activations.append(Activation(arrival, row.rule_id, rule if status in WITH_STATE else None))
-    return rules, activations, advances
+class History:
+    """The changes of a case, as rule_log and the rules table tell them."""
+
+    def __init__(self, case: dict[str, Any], stream: Stream) -> None:
+        book, commits = RuleBook(stream, {stream.name: stream}), sorted({row["arrival"] for row in case["rows"]})
+        self.stream = stream
+        self.rules: dict[tuple[str, int], dict[str, Any]] = {}
+        self.lanes: dict[tuple[str, int], int] = {}
+        # Arrival, rule_id, lane, and the version that the lane has from then on.
+        self.changes: list[tuple[int | None, str, int, int | None]] = []
+        self.advances: list[tuple[int | None, int]] = []
+        for after in sorted({change["after"] for change in case["changes"]}):
+            arrival = max((commit for commit in commits if commit <= after), default=None)
+            for change in sorted(changes_after(case, after), key=lambda each: each.order):
+                before = self._versions(book)
+                log, commands = book.apply([change], arrival)
+                self.advances += [(arrival, command.time) for command in commands if command.action == "advance"]
+                if any(row.action == "clear_state" for row in log):
+                    self.changes.append((arrival, "*", 0, None))
+                now = self._versions(book)
+                changed = sorted(slot for slot in before | now if before.get(slot) != now.get(slot))
+                self.changes += [(arrival, *slot, now.get(slot)) for slot in changed]
+
+    def _versions(self, book: RuleBook) -> dict[tuple[str, int], int]:
+        """The version of each rule and lane."""
+        entries = [each for held in (book.entries, book.challengers) for each in held.values() if each.is_in_force]
+        for each in entries:
+            self.rules[each.rule_id, each.version] = json.loads(each.document)
+            self.lanes[each.rule_id, each.version] = each.lane
+        return {(each.rule_id, each.lane): each.version for each in entries}
+
+    def activations(self, rule_id: str, version: int) -> list[Activation]:
+        """The activations as an explanation of a version needs them: that version has lane 0."""
+        own, listed = self.lanes[rule_id, version], list[Activation]()
+        for arrival, name, real, number in self.changes:
+            lane = real ^ own if name == rule_id else real
+            document = None if number is None else self.rules[name, number]
+            rule = None if document is None else compile_rule(document, self.stream, lane=lane)
+            listed.append(Activation(arrival, f"{name} beside" if lane else name, rule))
+        return listed
 
 
 def test_a_rule_in_words_and_its_limits():
