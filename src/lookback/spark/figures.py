@@ -239,9 +239,10 @@ class RuleFigures:
             "precision": ("positives", "labelled"), "recall": ("positives", "all_positives"),
             "value_precision": ("positive_value", "labelled_value"), "value_recall": ("positive_value", "all_positive_value"),
         }  # fmt: skip
-        # Sums without a row are NULL; those of flagged events are 0 then.
-        known = {name: F.coalesce(name, F.lit(0.0)) for name in ("positive_value",)} if self._stream.value else {}
-        rows = rows.withColumns(known).withColumns({name: F.try_divide(*parts) for name, parts in ratios.items()})
+        if self._stream.value:
+            # A sum without a row is NULL; that of flagged events is 0 then.
+            rows = rows.withColumn("positive_value", F.coalesce("positive_value", F.lit(0.0)))
+        rows = rows.withColumns({name: F.try_divide(*parts) for name, parts in ratios.items()})
         return rows.withColumn("unlabelled", F.col("flagged") - F.col("labelled"))
 
     def _list_rules(self, counts: DataFrame | None, *names: str) -> DataFrame:
