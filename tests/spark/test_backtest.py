@@ -80,6 +80,7 @@ def test_c10_2_a_backtest_gives_the_alerts_of_replay_for_every_kind_of_rule(read
     assert ready.version("alerts") == 0
 
 
+@pytest.mark.long
 def test_c10_2_a_rule_speaks_within_the_range_and_gathers_before_it(ready: Tables, spans: None) -> None:
     events = make_events(300, seed=7)
     append(ready, events)
@@ -97,6 +98,7 @@ def test_c10_2_a_rule_speaks_within_the_range_and_gathers_before_it(ready: Table
         assert alerts_of(result) == expected != []
 
 
+@pytest.mark.long
 def test_c10_2_deleted_events_count_nowhere_and_commands_come_as_they_came(ready: Tables, spans: None) -> None:
     events = make_events(200, seed=5)
     append(ready, events)
@@ -302,6 +304,7 @@ def label(tables: Tables, rows: list[tuple[str, bool, str]]) -> None:
     tables.append_rows([dict(zip(names, row, strict=True)) for row in listed], "labels")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_rows", [True, False])
 def test_c10_3_two_versions_are_compared_by_key_and_event(ready: Tables, *, has_rows: bool) -> None:
     events = make_events(150, seed=11)

@@ -140,6 +140,7 @@ def test_c10_4_figures_are_of_a_period_and_as_of_a_moment(judged: Tables) -> Non
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_c10_5_overlap_says_what_two_rules_share_and_what_each_catches_alone(
     judged: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

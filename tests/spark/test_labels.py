@@ -134,6 +134,7 @@ def test_labels_of_an_older_root_are_those_of_its_reviews_until_init_makes_the_t
     assert {step.done for step in set_up(ready, STREAMS)} == {AS_IT_SHOULD_BE}
 
 
+@pytest.mark.long
 def test_c10_4_every_row_of_an_import_is_accounted_for(ready: Tables, tmp_path: Path) -> None:
     append(ready, events("e1", "e2", "e3", "e4", "e5"))
     file = tmp_path / "cases.csv"
