@@ -1,7 +1,8 @@
-"""Runs the main job on real transactions, start to end: ingest, rules, streaming evaluation, review.
+"""Runs the main job on real transactions, start to end: ingest, rules, streaming evaluation, review, what-if, proof.
 
 While the stream runs, a rule with a new grouping key is added, a limit is changed and a rule is paused. For each change
-the demo shows the first event that it applied to, and the time since the change's commit.
+the demo shows the first event that it applied to, and the time since the change's commit. Then it tries other limits of
+a rule on all events, and proves the alerts of the stream.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from lookback.config import Settings, load_rule_document
 from lookback.core.errors import SetupError
 from lookback.spark.ingest.files import ingest
 from lookback.spark.platform.session import get_spark
+from lookback.spark.replay.backtest import Candidate, backtest
+from lookback.spark.replay.proof import prove
 from lookback.spark.review import explain, open_queue, record_review
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
 from lookback.views.terminal import describe_change
 from lookback.views.timeline import plot_key_timeline
+from lookback.views.whatif import plot_alerts_by_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +44,8 @@ _SLICE = Path("samples/transactions.parquet")
 _MARKER = ".lookback-demo"
 _RULES = ("customer-day-spend", "large-payment", "spend-against-usual")
 _ADDED, _CHANGED, _PAUSED = "same-terminal-again", "customer-day-spend", "large-payment"
+# The limits of the changed rule: before, afterwards, and those that are tried.
+_LIMIT, _NEW_LIMIT, _LIMITS = 1000, 800, (500, 650, 800, 1000, 1250, 1500, 2000)
 # The first part is there when the stream starts; the others arrive while it runs.
 _FIRST_PART, _PARTS = 0.6, 4
 _TIMEOUT_SECONDS = 120.0
@@ -99,7 +105,11 @@ class _Demo:
         seconds, events = self._finish()
         self.say("\n4. Review")
         picture = self._review()
-        self._print_summary(events, seconds, picture, time.monotonic() - started)
+        self.say(f"\n5. What if? {_CHANGED} with other limits, over all events")
+        what_if = self._try_limits()
+        self.say("\n6. Prove: all events judged anew, and every row of alerts and late_events compared")
+        self._prove()
+        self._print_summary(events, seconds, (picture, what_if), time.monotonic() - started)
         return picture
 
     def _ingest(self, file: Path) -> None:
@@ -117,8 +127,8 @@ class _Demo:
         self._change("rule added, new grouping key", added)
         self._ingest(next(parts))
         limit = load_rule_document(self.settings.conf / "rules" / f"{_CHANGED}.yml")
-        limit["parameters"] = {"limit": 800}
-        self._change("limit changed from 1000 to 800", limit)
+        limit["parameters"] = {"limit": _NEW_LIMIT}
+        self._change(f"limit changed from {_LIMIT} to {_NEW_LIMIT}", limit)
         self._ingest(next(parts))
         paused = load_rule_document(self.settings.conf / "rules" / f"{_PAUSED}.yml")
         self._change("rule paused", paused, "paused")
@@ -190,7 +200,30 @@ class _Demo:
         plot_key_timeline(explanation).savefig(picture, dpi=120)
         return picture
 
-    def _print_summary(self, events: int, seconds: float, picture: Path, total: float) -> None:
+    def _try_limits(self) -> Path:
+        """Tries other limits of a rule in one pass over the events. Returns the path of a picture."""
+        document = load_rule_document(self.settings.conf / "rules" / f"{_CHANGED}.yml")
+        with backtest(self.tables, self.stream, [Candidate(document)], vary={"limit": _LIMITS}, rows=False) as result:
+            figures = result.figures
+        for each in figures:
+            self.say(
+                f"   limit {each.parameters['limit']!s:>5}: {each.alerts:>7,} alerts, {each.alerts_per_day or 0:8.1f} a day, "
+                f"{each.keys:,} customers"
+            )
+        picture = Path(str(self.tables.root)) / "what-if.png"
+        plot_alerts_by_value(figures, "limit", today=_NEW_LIMIT).savefig(picture, dpi=120)
+        return picture
+
+    def _prove(self) -> None:
+        """Judges all events anew. Raises SetupError if a row differs."""
+        with prove(self.tables, self.stream, self.streams) as proofs:
+            rows = proofs.rows
+        alike = sum(row.alike for row in rows)
+        if differing := sum(row.only_recorded + row.only_replayed for row in rows):
+            raise SetupError(f"{differing:,} rows of the demo's outputs differ from a replay, {alike:,} are alike")
+        self.say(f"   {alike:,} rows are alike, none differs")
+
+    def _print_summary(self, events: int, seconds: float, pictures: tuple[Path, Path], total: float) -> None:
         self.say("\nRule changes while the stream ran")
         self.say(f"   {'change':<32}{'rule':<22}{'seconds':>8}   first event judged under it")
         for change in self.changes:
@@ -203,7 +236,9 @@ class _Demo:
         self.say(
             f"\n{events:,} events judged, {events / max(seconds, 1e-9):,.0f} events/s while batches ran, first ones included"
         )
-        self.say(f"The whole demo took {total:.0f} s. A picture of the first alert: {picture}")
+        self.say(
+            f"The whole demo took {total:.0f} s. Pictures of the first alert and of other limits: {pictures[0]}, {pictures[1]}"
+        )
         root = self.tables.root
         self.say(
             "How to go on:\n"
