@@ -1,4 +1,4 @@
-"""Memory of this process's children, from /proc: the JVM and the Python workers of Spark."""
+"""Memory and processor time of this process and those below it, from /proc: the JVM and the Python workers of Spark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _PROC = Path("/proc")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -14,7 +17,31 @@ _EVERY_SECONDS = 0.5
 _MIB = 1 << 20
 
 
-class MemorySampler:
+class _Sampler:
+    """A thread that looks at the processes again and again while it is entered."""
+
+    def __init__(self, name: str, every_seconds: float) -> None:
+        self._every, self._stop = every_seconds, threading.Event()
+        self._thread = threading.Thread(target=self._sample, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """Looks once."""
+        raise NotImplementedError
+
+    def _sample(self) -> None:
+        while not self._stop.wait(self._every):
+            self.look()
+
+
+class MemorySampler(_Sampler):
     """Looks twice a second, while it is entered, at the resident memory of the processes below this one.
 
     The peak of the largest worker is the kernel's own, which misses nothing between two looks. The workers together
@@ -24,16 +51,7 @@ class MemorySampler:
     def __init__(self) -> None:
         self._peaks: dict[str, float] = {}
         self._series: list[float] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="memory", daemon=True)
-
-    def __enter__(self) -> MemorySampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stop.set()
-        self._thread.join()
+        super().__init__("memory", _EVERY_SECONDS)
 
     def figures(self) -> dict[str, Any]:
         """Peaks in MiB, and the sum over the Python workers in 20 equal parts of the time; empty without /proc."""
@@ -41,24 +59,24 @@ class MemorySampler:
         over_time = [round(max(part)) for part in parts if part]
         return {**{name: round(value) for name, value in self._peaks.items()}, "workers_over_time_mib": over_time}
 
-    def _sample(self) -> None:
-        while not self._stop.wait(_EVERY_SECONDS):
-            workers: list[float] = []
-            jvm = proportional = 0.0
-            for process in _descendants(os.getpid()):
-                command, resident = _command(process), _resident(process)
-                # First the JVM, whose command may name the module of the workers too.
-                if "java" in command.partition(" ")[0]:
-                    jvm += resident
-                elif "pyspark.daemon" in command or "pyspark/daemon" in command:
-                    workers.append(resident)
-                    proportional += _kib(process, "smaps_rollup", "Pss:") / 1_024
-                    self._raise("largest_worker_peak_mib", _kib(process, "status", "VmHWM:") / 1_024)
-            self._series.append(sum(workers))
-            self._raise("jvm_peak_mib", jvm)
-            self._raise("workers_peak_mib", sum(workers))
-            self._raise("workers_pss_peak_mib", proportional)
-            self._raise("most_workers", float(len(workers)))
+    def look(self) -> None:
+        """Adds the memory that the processes have now."""
+        workers: list[float] = []
+        jvm = proportional = 0.0
+        for process in _descendants(os.getpid()):
+            command, resident = _command(process), _resident(process)
+            # First the JVM, whose command may name the module of the workers too.
+            if "java" in command.partition(" ")[0]:
+                jvm += resident
+            elif "pyspark.daemon" in command or "pyspark/daemon" in command:
+                workers.append(resident)
+                proportional += _kib(process, "smaps_rollup", "Pss:") / 1_024
+                self._raise("largest_worker_peak_mib", _kib(process, "status", "VmHWM:") / 1_024)
+        self._series.append(sum(workers))
+        self._raise("jvm_peak_mib", jvm)
+        self._raise("workers_peak_mib", sum(workers))
+        self._raise("workers_pss_peak_mib", proportional)
+        self._raise("most_workers", float(len(workers)))
 
     def _raise(self, name: str, value: float) -> None:
         self._peaks[name] = max(value, self._peaks.get(name, 0.0))
@@ -103,20 +121,7 @@ def _kib(process: int, file: str, name: str) -> int:
         return 0
 
 
-def read_processor_seconds() -> float:
-    """Returns the processor time that this process and those below it have used so far, the JVM and workers included."""
-    ticks = 0
-    for process in (os.getpid(), *_descendants(os.getpid())):
-        try:
-            fields = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        # utime, stime, and those of children that have ended.
-        ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-class ProcessorClock:
+class ProcessorClock(_Sampler):
     """The processor time of this process and those below it, the JVM and the workers included, while it is entered.
 
     It looks ten times a second, so that what workers used that have ended since counts too.
@@ -124,27 +129,15 @@ class ProcessorClock:
 
     def __init__(self) -> None:
         self._ticks: dict[tuple[int, str], int] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="processor", daemon=True)
-
-    def __enter__(self) -> ProcessorClock:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stop.set()
-        self._thread.join()
+        super().__init__("processor", _EVERY_SECONDS / 5)
 
     def read(self) -> float:
         """Returns the seconds that were used until now."""
-        self._look()
+        self.look()
         return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
 
-    def _sample(self) -> None:
-        while not self._stop.wait(_EVERY_SECONDS / 5):
-            self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Notes what each process has used until now."""
         for process in (os.getpid(), *_descendants(os.getpid())):
             try:
                 fields = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()

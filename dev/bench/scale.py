@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from dev.bench import shapes
 from dev.bench.lakehouse import TRANSACTIONS, rows_of
-from dev.bench.processes import read_processor_seconds
+from dev.bench.processes import ProcessorClock
 from dev.bench.producer import append
 from dev.bench.results import record
 from dev.bench.sets import DATA
@@ -337,11 +337,12 @@ def _measure_log(spark: SparkSession, commits: int) -> dict[str, Any]:
 
 @contextmanager
 def _timed(figures: dict[str, Any], what: str) -> Iterator[None]:
-    started, before = time.perf_counter(), read_processor_seconds()
-    yield
-    figures[what] = {
-        "cpu_s": round(read_processor_seconds() - before, 2), "wall_s": round(time.perf_counter() - started, 2)
-    }  # fmt: skip
+    started = time.perf_counter()
+    with ProcessorClock() as clock:
+        before = clock.read()
+        yield
+        used = clock.read() - before
+    figures[what] = {"cpu_s": round(used, 2), "wall_s": round(time.perf_counter() - started, 2)}
 
 
 def _lengthen_log(folder: Path, commits: int) -> None:

@@ -33,7 +33,7 @@ PUBLIC = (
     "lookback.spark.replay.proof",
     "lookback.spark.labels",
     "lookback.spark.activation",
-    "lookback.spark.comparison",
+    "lookback.spark.challenger",
     "lookback.spark.figures",
     "lookback.spark.review",
     "lookback.spark.operations.status",

@@ -11,7 +11,7 @@ import yaml
 
 from lookback.cli import main
 from lookback.core.errors import RuleError
-from lookback.spark.comparison import compare_versions
+from lookback.spark.challenger import compare_versions
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import STREAM, append, make_events, replay_of_tables, replayed_alerts, rule, stored_alerts

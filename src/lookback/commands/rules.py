@@ -287,7 +287,7 @@ def _set_parameters(options: argparse.Namespace) -> None:
 
 
 def _compare_versions(options: argparse.Namespace) -> None:
-    from lookback.spark.comparison import compare_versions
+    from lookback.spark.challenger import compare_versions
 
     table = _open_rules_table(options)
     found = compare_versions(table.tables, table.streams, options.rule_id)

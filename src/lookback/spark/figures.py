@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.values.times import parse_time
+from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.labels import read_labels
-from lookback.spark.review import find_counted_events
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ _TEXTS = ("tests", "description", "message", "parameters")
 
 @dataclass(frozen=True)
 class Gate:
-    """What a version must have before it is active; 0, None and False ask for nothing.
+    """The conditions of a version that is to be active; 0, None and False ask for nothing.
 
     tests: so many tests of its own. backtest_days: a backtest of so many days; max_alerts_per_day, min_precision: what it may
     raise and must reach there. shadow_hours: so many hours in shadow. approval: somebody other than its author approves.
@@ -32,7 +32,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What is known about a version. None: nothing is, such as the precision of a backtest without labels."""
+    """The known figures of a version; None: not known, such as the precision of a backtest without labels."""
 
     tests: int
     shadow_hours: float | None

@@ -83,7 +83,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a rule would have raised, or one of its variants. parameters: their values.
+    """The result of a rule over the range, or of one of its variants. parameters: their values.
 
     alerts: those that stand, by their last revision; keys: how many keys have one. alerts_per_day: over the days of event
     time in which the rule speaks; None if these are none. flagged: the events that triggered an alert that stands, or that its

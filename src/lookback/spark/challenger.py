@@ -24,7 +24,7 @@ BOTH, ONLY_ACTIVE, ONLY_SHADOW = "both", "only active", "only shadow"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ChallengerComparison:
     """The alerts of two versions of a rule since the shadow began.
 
     active, shadow: their versions; active None: the rule has no other version than the one in shadow. since: the commit
@@ -54,7 +54,7 @@ class Comparison:
 
 def compare_versions(
     tables: Tables, streams: Mapping[str, Stream], rule_id: str, *, as_of: dt.datetime | None = None
-) -> Comparison:
+) -> ChallengerComparison:
     """Compares the version of a rule in shadow with the one beside it, by key and event or start of window.
 
     Alerts that stand count: those whose last verdict is raised. A suppressed or retracted one does not. streams: the declared
@@ -75,7 +75,7 @@ def compare_versions(
     is_compared = (F.col("mode") == "active") | (F.col("rule_version") == shadow.version)
     alerts = tables.read("alerts").where(own & is_compared & (F.col("arrival") > since))
     labels = read_labels(tables, stream, as_of).select("event_id", "positive")
-    return Comparison(
+    return ChallengerComparison(
         rule_id,
         active,
         shadow.version,

@@ -1,0 +1,153 @@
+"""Finds the events behind alerts of windows and sequences, each key in a task of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.errors import ReviewError
+from lookback.core.explaining.counted import find_counted
+from lookback.core.explaining.evidence import (
+    Activation,
+    Clock,
+    Evidence,
+    Reset,
+)
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.streams.arrival import split_future
+from lookback.core.streams.events import read_events
+from lookback.core.values.windows import SEQUENCE
+from lookback.spark.explaining.evidence import (
+    find_deleting_commits,
+    make_reset,
+    read_deletions,
+    read_highs,
+    select_changes,
+)
+from lookback.spark.explaining.history import Lanes, RuleHistory, read_feed, read_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
+
+
+_KEY = "__key"
+_COUNTED_ROWS = "alert_id string, event_id string"
+
+
+def find_counted_events(tables: Tables, stream: Stream, alerts: DataFrame) -> DataFrame:
+    """Finds the events behind alerts of windows and of sequences, more than `evidence` names: alert_id, event_id.
+
+    alerts: raised rows of the alerts table, at most one revision an alert. The events of their keys are judged anew, as for an
+    explanation, each key in a task of Spark's. event_id is NULL once for an alert that cannot be reproduced: its rule's
+    version is not known any more, or the history of the events is gone.
+    """
+    versions = alerts.groupBy("rule_id", "rule_version").agg(F.max("arrival").alias("arrival")).collect()
+    history = RuleHistory(tables, stream)
+    found = alerts.limit(0).select("alert_id", "event_id")
+    for rule_id, number, arrival in sorted(map(tuple, versions)):
+        own = alerts.where((F.col("rule_id") == F.lit(rule_id)) & (F.col("rule_version") == F.lit(number)))
+        try:
+            rule = history.find_version(rule_id, number).rule
+        except ReviewError:
+            found = found.unionByName(own.select("alert_id", F.lit(None).cast("string").alias("event_id")))
+            continue
+        found = found.unionByName(_find_by_key(tables, rule, own, history, number, int(arrival), stream))
+    return found
+
+
+def _find_by_key(
+    tables: Tables, rule: CompiledRule, alerts: DataFrame, history: RuleHistory, version: int, arrival: int, stream: Stream
+) -> DataFrame:  # fmt: skip
+    rule_id = rule.spec.rule_id
+    names, types = list(rule.group_by), stream.fields
+
+    def add_key(rows: DataFrame, values: Mapping[str, Column]) -> DataFrame:
+        # Both sides cast from the field's type, so that equal values have equal texts.
+        texts = [value.cast(str(types[name])).cast("string").alias(name) for name, value in values.items()]
+        text = F.to_json(F.struct(*texts), {"ignoreNullFields": "false"}) if texts else F.lit("")
+        return rows.withColumn(_KEY, text)
+
+    feed, log = read_feed(tables, stream.name), read_log(tables, stream, arrival)
+    lanes = Lanes(log, history, {"rule_id": rule_id, "rule_version": version})
+    columns = (
+        "alert_id", "revision", "verdict", "rule_version", "event_id", "event_time", "window_start", "window_end",
+        "measures", "evidence", "arrival", "key",
+    )  # fmt: skip
+    rows = alerts.select(*columns).withColumn("is_target", F.lit(True))
+    resetting: dict[int, bool] = {}
+    if rule.spec.kind == SEQUENCE:
+        others = tables.read("alerts").where((F.col("revision") == 0) & (F.col("rule_id") == F.lit(rule_id)))
+        for (number,) in others.select("rule_version").distinct().collect():
+            other = history.find_kept(rule_id, number)
+            if other is not None and other.spec.reset_on_alert and lanes.is_own(number):
+                resetting[number] = other.sequence is not None and other.sequence.absent is not None
+        resets = others.where(F.col("rule_version").isin(*resetting) & (F.col("stream") == stream.name))
+        rows = rows.unionByName(resets.select(*columns).withColumn("is_target", F.lit(False)))
+    keyed = add_key(rows, {name: F.col("key")[F.lit(name)] for name in names}).drop("key")
+    changes = add_key(feed.where(F.col("_change_type").isin("insert", "delete")), {name: F.col(name) for name in names})
+    concerned = keyed.where("is_target").select(_KEY).distinct()
+    changes = changes.join(F.broadcast(concerned), _KEY, "left_semi").select(
+        *stream.fields, "_change_type", F.col("_commit_version").alias("arrival"),
+        F.unix_micros("_commit_timestamp").alias("committed_at"), _KEY,
+    )  # fmt: skip
+    clock = Clock(stream, read_highs(feed, stream, arrival), history.find_advances(log))
+    count = _CountKey(rule, clock, lanes.activations, resetting)
+
+    def count_key(alerts: pa.Table, changes: pa.Table) -> pa.Table:
+        # Spark tells what to pass by the number of parameters, and would take `self` for one.
+        return count(alerts, changes)
+
+    return keyed.groupBy(_KEY).cogroup(changes.groupBy(_KEY)).applyInArrow(count_key, _COUNTED_ROWS)
+
+
+@dataclass(frozen=True)
+class _CountKey:
+    """Finds the events behind the alerts of one key and version of a rule; called by Spark with both as tables."""
+
+    rule: CompiledRule
+    clock: Clock
+    activations: Sequence[Activation]
+    # Versions whose alerts emptied the key's windows, and whether they wait for an absence.
+    resetting: Mapping[int, bool]
+
+    def __call__(self, alerts: pa.Table, changes: pa.Table) -> pa.Table:
+        """Returns a row for each event behind an alert, and one with NULL for an alert that cannot be reproduced."""
+        stream = self.clock.stream
+        rows = [{**row, "measures": dict(row["measures"] or [])} for row in alerts.to_pylist()]
+        targets = [row for row in rows if row["is_target"]]
+        found = _make_table((), ())
+        if not targets:
+            return found
+        changes = changes.drop_columns([_KEY])
+        inserted, deleted = select_changes(changes, "insert"), select_changes(changes, "delete")
+        events, committed = read_events(inserted, stream, 0)
+        assert committed is not None
+        own = split_future(events, committed, stream)[0].in_order_of_arrival()
+        evidence = Evidence(
+            rule=self.rule, events=own, clock=self.clock, activations=self.activations, resets=self._list_resets(rows),
+            gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)),
+        )  # fmt: skip
+        names, ids = list[str](), list[str | None]()
+        for alert, counted in zip(targets, find_counted(evidence, targets), strict=True):
+            listed = [None] if counted is None else counted
+            names += [alert["alert_id"]] * len(listed)
+            ids += listed
+        return _make_table(names, ids)
+
+    def _list_resets(self, rows: Sequence[Mapping[str, Any]]) -> list[Reset]:
+        return [
+            make_reset(row, self.clock.stream, self.resetting[row["rule_version"]])
+            for row in rows
+            if row["revision"] == 0 and row["rule_version"] in self.resetting and row["event_id"] is not None
+        ]
+
+
+def _make_table(names: Sequence[str], ids: Sequence[str | None]) -> pa.Table:
+    return pa.table({"alert_id": pa.array(names, pa.string()), "event_id": pa.array(ids, pa.string())})

@@ -1,0 +1,159 @@
+"""Reads what an explanation needs of one key: its events as they had arrived, deletions, watermarks and resets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.explaining.evidence import (
+    NOT_DELETED,
+    Clock,
+    Evidence,
+    Reset,
+)
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.streams.arrival import split_future
+from lookback.core.streams.events import Events, read_events
+from lookback.core.values.keys import Int64s
+from lookback.core.values.times import parse_time
+from lookback.core.values.windows import SEQUENCE
+from lookback.spark.explaining.history import Lanes, RuleHistory, read_feed, read_log, read_or_refuse
+from lookback.spark.tables.lakehouse import to_timestamp
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
+
+
+def read_evidence(
+    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], earliest: int, history: RuleHistory
+) -> Evidence:
+    """Reads the key's events from `earliest` on that had arrived with the alert's commit, and all that decides which counted."""
+    arrival = int(alert["arrival"])
+    within = F.col(stream.event_time) >= to_timestamp(earliest)
+    # An earlier commit can contain such events only beyond max_future, and those do not count.
+    feed = read_feed(tables, stream.name, earliest - stream.max_future).where(within)
+    table = to_arrow(feed.where(_has_key(stream, rule, alert["key"])), stream)
+    inserted, deleted = select_changes(table, "insert"), select_changes(table, "delete")
+    events, committed = read_events(inserted, stream, 0)
+    assert committed is not None
+    order = split_future(events, committed, stream)[0].in_order_of_arrival()
+    own = order.take(np.flatnonzero(order.commits <= arrival))
+    log = read_log(tables, stream, arrival)
+    lanes = Lanes(log, history, alert)
+    return Evidence(
+        rule=rule,
+        events=own,
+        clock=Clock(stream, read_highs(feed, stream, arrival), history.find_advances(log)),
+        activations=lanes.activations,
+        resets=_read_resets(tables, stream, rule, alert, history, lanes),
+        gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)),
+        earliest=earliest,
+    )
+
+
+def _read_resets(
+    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], history: RuleHistory, lanes: Lanes
+) -> list[Reset]:
+    """Reads the alerts of the rule and key, up to this alert's commit, that emptied the key's windows.
+
+    Versions of a sequence share their state, even if only one of them has `reset_on_alert`.
+    """
+    if not (rule.spec.reset_on_alert or rule.spec.kind == SEQUENCE):
+        return []
+    key = [F.col("key")[name].eqNullSafe(F.lit(text)) for name, text in alert["key"].items()]
+    same = reduce(and_, key, F.size("key") == len(alert["key"]))
+    first = (F.col("revision") == 0) & (F.col("rule_id") == F.lit(alert["rule_id"])) & same
+    before = tables.read("alerts").where(first & (F.col("arrival") <= alert["arrival"]))
+    columns = ("rule_version", "arrival", "event_id", "event_time", "window_start")
+    resets = []
+    for row in before.select(*columns).toArrow().to_pylist():
+        other = history.find_kept(alert["rule_id"], row["rule_version"])
+        if other is None or not other.spec.reset_on_alert or not lanes.is_own(row["rule_version"]):
+            continue
+        waits = other.sequence is not None and other.sequence.absent is not None
+        resets.append(make_reset(row, stream, waits))
+    return resets
+
+
+def make_reset(row: Mapping[str, Any], stream: Stream, waits: bool) -> Reset:
+    """Makes the reset of an alert's first row. waits: whether the rule waits for an absence."""
+    due = parse_time(row["event_time"]) if waits else None
+    time = parse_time(row["window_start" if waits else "event_time"])
+    return Reset(row["arrival"], time, _parse_event_id(stream, row["event_id"]), due)
+
+
+def _parse_event_id(stream: Stream, text: str) -> int | str:
+    return int(text) if stream.fields[stream.event_id].is_integer else text
+
+
+def read_deletions(table: pa.Table, stream: Stream) -> dict[tuple[Any, int], list[int]]:
+    """Reads which commits deleted rows, by (id, time) of the row."""
+    if not table.num_rows:
+        return {}
+    events, _ = read_events(table, stream, 0)
+    deletions: dict[tuple[Any, int], list[int]] = {}
+    for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
+        deletions.setdefault((event_id, int(events.times[at])), []).append(int(events.commits[at]))
+    return deletions
+
+
+def find_deleting_commits(
+    events: Events, stream: Stream, deletions: Mapping[tuple[Any, int], list[int]]
+) -> Int64s | None:
+    """Finds the commit that deleted each event, NOT_DELETED for one that is still there; None if all are."""
+    if not deletions:
+        return None
+    deleting = np.full(len(events), NOT_DELETED, dtype=np.int64)
+    for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
+        commits = deletions.get((event_id, int(events.times[at])), [])
+        deleting[at] = min((commit for commit in commits if commit > events.commits[at]), default=NOT_DELETED)
+    return deleting
+
+
+def read_highs(feed: DataFrame, stream: Stream, arrival: int) -> dict[int, int]:
+    """Reads the highest event time of each commit up to `arrival`; events beyond max_future are left out.
+
+    Events before the feed's first time cannot make later ones late.
+    """
+    micros = F.unix_micros(stream.event_time)
+    counted = micros - F.lit(stream.max_future) <= F.unix_micros("_commit_timestamp")
+    rows = feed.where((F.col("_change_type") == "insert") & (F.col("_commit_version") <= arrival) & counted)
+    highs = rows.groupBy("_commit_version").agg(F.max(micros)).collect()
+    return {int(row[0]): int(row[1]) for row in highs}
+
+
+def _has_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None]) -> Column:
+    """Returns the condition that an event has the key, whose texts become values of the fields' types."""
+    conditions = [F.lit(True)]
+    for name in rule.group_by:
+        text = key.get(name)
+        value = F.lit(text).cast(str(stream.fields[name]))
+        conditions.append(F.col(name).isNull() if text is None else F.col(name) == value)
+    return reduce(and_, conditions)
+
+
+def to_arrow(rows: DataFrame, stream: Stream) -> pa.Table:
+    """Reads inserted and deleted rows of a change feed, with their commit (arrival) and its time (committed_at)."""
+    columns: list[Column | str] = [
+        *stream.fields,
+        "_change_type",
+        F.col("_commit_version").alias("arrival"),
+        F.unix_micros("_commit_timestamp").alias("committed_at"),
+    ]
+    chosen = rows.where(F.col("_change_type").isin("insert", "delete")).select(*columns)
+    return read_or_refuse(chosen.toArrow, stream.name)
+
+
+def select_changes(table: pa.Table, kind: str) -> pa.Table:
+    """Selects the rows of one `_change_type`, and drops that column."""
+    is_kind = [value == kind for value in table.column("_change_type").to_pylist()]
+    return table.filter(pa.array(is_kind, pa.bool_())).drop_columns(["_change_type"])

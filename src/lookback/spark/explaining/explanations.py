@@ -1,0 +1,185 @@
+"""Explains an alert, or how a rule judged an event, by the events and rules of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.errors import ReviewError
+from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
+from lookback.core.explaining.evidence import (
+    Explanation,
+)
+from lookback.core.explaining.explanation import explain_alert, picture_span
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.document import read_document
+from lookback.core.streams.events import Events, read_events
+from lookback.core.values.columns import to_text
+from lookback.core.values.suggestions import suggest
+from lookback.core.values.times import to_utc
+from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
+from lookback.spark.explaining.evidence import read_evidence, to_arrow
+from lookback.spark.explaining.history import STATUS_BY_ACTION, Lanes, RuleHistory, rank_version, read_feed, read_log
+from lookback.spark.tables.lakehouse import to_timestamp
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
+
+
+def explain(
+    tables: Tables,
+    streams: Mapping[str, Stream],
+    alert_id: str,
+    *,
+    days: float | None = None,
+    revision: int | None = None,
+) -> Explanation:
+    """Explains why an alert was raised: its rule in words, and the events that it counted or took, exactly as they were.
+
+    streams: the declared streams by name. revision: the row of the alert; default: its last, whatever the verdict.
+    days: the time before the window that the timeline covers; default: some windows' length, at most 30 days. Measures,
+    sessions and sequences are computed again from those events: see `Explanation.consistent`. Events that have been
+    deleted since count there and are not shown. Raises ReviewError if there is no such alert or revision, its rule's
+    version cannot be found, or the events' history is gone.
+    """
+    tables = tables.holding(*streams.values())
+    alert = find_revision(read_alert_rows(tables, alert_id), alert_id, revision)
+    stream = _find_stream(streams, alert["stream"])
+    history = RuleHistory(tables, stream)
+    version = history.find_version(alert["rule_id"], alert["rule_version"])
+    since, earliest = picture_span(version.rule, stream, alert, days)
+    evidence = read_evidence(tables, stream, version.rule, alert, earliest, history)
+    return explain_alert(evidence, alert, version.row, since)
+
+
+def explain_event(
+    tables: Tables, streams: Mapping[str, Stream], rule_id: str, event_id: str, *,
+    version: int | None = None, days: float | None = None,
+) -> EventExplanation:  # fmt: skip
+    """Explains how a rule judged an event: whether it saw it, its windows, each part of its condition, and what else counted.
+
+    event_id: as text. version: of the rule; default: the one in force when the event came, else the last. days: as for
+    `explain`. A lookback rule is shown as of the event's arrival, any other as of the last commit. Raises ReviewError if
+    there is no such rule, version or event, or the history is gone.
+    """
+    tables = tables.holding(*streams.values())
+    stream = _find_stream_of_rule(tables, streams, rule_id)
+    history = RuleHistory(tables, stream)
+    place = _find_event(tables, stream, event_id)
+    log = read_log(tables, stream, tables.version(stream.name) + 1)
+    standing = _find_standing(log, history, rule_id, version, place.arrival)
+    found = history.find_version(rule_id, standing.version)
+    rule, event = found.rule, place.event
+    commit = place.arrival if rule.spec.kind == LOOKBACK else tables.version(stream.name)
+    key = {name: to_text(event.columns[name].item(0)) for name in rule.group_by}
+    start = time = int(event.times[0])
+    if rule.spec.kind == SESSION:
+        start = time - stream.max_session
+    elif isinstance(rule.window, TiledWindow):
+        start = rule.window.last_start(time) - rule.window.size
+    row = {
+        "rule_id": rule_id, "rule_version": standing.version, "key": key, "arrival": commit, "event_time": to_utc(time),
+        "window_start": to_utc(start), "window_end": to_utc(time),
+    }  # fmt: skip
+    since, earliest = picture_span(rule, stream, row, days)
+    evidence = read_evidence(tables, stream, rule, row, earliest, history)
+    at = evidence.find_position(event_id, time, place.arrival)
+    if at is None:
+        raise ReviewError(
+            f"event {event_id!r} came more than max_future ahead of its commit {place.arrival}, so it counts nowhere; "
+            f"table {tables.identifier('late_events')} has it"
+        )
+    alerts = _read_alerts_about(tables, stream, rule, key, event_id, time)
+    return explain_event_at(evidence, at, commit, standing, found.row, since, alerts)
+
+
+class _EventPlace(NamedTuple):
+    """An event of the table, as a column each of one row, and the commit that brought it."""
+
+    event: Events
+    arrival: int
+
+
+def _find_stream_of_rule(tables: Tables, streams: Mapping[str, Stream], rule_id: str) -> Stream:
+    """Finds the stream that the last document of a rule names. Raises ReviewError."""
+    known = tables.read("rules").select("rule_id", "version", "document").collect()
+    own = sorted((row for row in known if row["rule_id"] == rule_id), key=rank_version)
+    if not own:
+        ids = [row["rule_id"] for row in known if row["rule_id"] not in (None, "*")]
+        hint = suggest(rule_id, ids, "`lookback rules list` shows the rules")
+        raise ReviewError(f"there is no rule {rule_id!r}; {hint}")
+    return _find_stream(streams, str(read_document(own[-1]["document"]).get("stream")))
+
+
+def _find_event(tables: Tables, stream: Stream, event_id: str) -> _EventPlace:
+    """Finds the first row of an event that the table ever had. Raises ReviewError."""
+    feed = read_feed(tables, stream.name).where(F.col("_change_type") == "insert")
+    rows = to_arrow(feed.where(F.col(stream.event_id).cast("string") == F.lit(event_id)), stream)
+    if not rows.num_rows:
+        raise ReviewError(
+            f"table {tables.identifier(stream.name)} has no event {event_id!r} and had none; the field {stream.event_id} "
+            "names an event"
+        )
+    events = read_events(rows.drop_columns(["_change_type"]), stream, 0)[0].in_order_of_arrival()
+    return _EventPlace(events.take(np.arange(1)), int(events.commits[0]))
+
+
+def _find_standing(log: list[Row], history: RuleHistory, rule_id: str, version: int | None, arrival: int) -> Standing:
+    """Finds the version of a rule that an event of commit `arrival` met, or says how a chosen one stood then."""
+    own = [row for row in log if row["rule_id"] == rule_id and STATUS_BY_ACTION.get(row["action"], "draft") != "draft"]
+    before = [row for row in own if row["arrival"] is None or row["arrival"] < arrival]
+    roles = Lanes(before, history, {"rule_id": rule_id, "rule_version": version}).list_roles(rule_id)
+    meant = next((each.version for each in roles if version in (None, each.version)), None)
+    if meant is not None or (before and version in (None, before[-1]["version"])):
+        last = next((row for row in reversed(before) if row["version"] == meant), before[-1])
+        return Standing(int(last["version"]), STATUS_BY_ACTION[last["action"]], last["arrival"])
+    version = history.find_last(rule_id) if version is None else version
+    since = next((row["arrival"] for row in own if row["version"] == version), None)
+    return Standing(version, "", since)
+
+
+def _read_alerts_about(
+    tables: Tables, stream: Stream, rule: CompiledRule, key: Mapping[str, str | None], event_id: str, time: int
+) -> list[dict[str, Any]]:
+    """Reads the alerts of a rule about an event: of it, of a window that covers it, or with it as evidence."""
+    alerts = tables.read("alerts").where((F.col("stream") == stream.name) & (F.col("rule_id") == rule.spec.rule_id))
+    if rule.spec.kind == LOOKBACK:
+        about = F.col("event_id") == event_id
+    elif rule.spec.kind == SEQUENCE:
+        about = (F.col("event_id") == event_id) | F.array_contains("evidence", event_id)
+    else:
+        about = (F.col("window_start") <= to_timestamp(time)) & (F.col("window_end") > to_timestamp(time))
+        about = reduce(and_, [F.col("key")[name].eqNullSafe(F.lit(text)) for name, text in key.items()], about)
+    columns = ("alert_id", "revision", "verdict", "rule_version", "mode", "message", "arrival")
+    rows = alerts.where(about).orderBy("arrival", "alert_id", "revision").select(*columns)
+    return [row.asDict() for row in rows.collect()]
+
+
+def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
+    """Reads the rows of an alert, in order of revision, as dicts with aware times. Raises ReviewError if there are none."""
+    rows = tables.read("alerts").where(F.col("alert_id") == F.lit(alert_id)).orderBy("revision").toArrow().to_pylist()
+    if not rows:
+        raise ReviewError(f"there is no alert {alert_id!r}; `open_queue` and `lookback alerts` list their ids")
+    return [{**row, **{name: dict(row[name] or []) for name in ("key", "measures")}} for row in rows]
+
+
+def find_revision(rows: list[dict[str, Any]], alert_id: str, revision: int | None) -> dict[str, Any]:
+    """Finds the row of a revision of an alert; None: the last. Raises ReviewError if there is no such revision."""
+    by_revision = {row["revision"]: row for row in rows}
+    if revision is not None and revision not in by_revision:
+        raise ReviewError(f"alert {alert_id!r} has no revision {revision}; there are {list(by_revision)}")
+    return rows[-1] if revision is None else by_revision[revision]
+
+
+def _find_stream(streams: Mapping[str, Stream], name: str) -> Stream:
+    if name not in streams:
+        raise ReviewError(f"the alert is of stream {name!r}, which is not declared; there are {', '.join(streams)}")
+    return streams[name]
