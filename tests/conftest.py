@@ -136,7 +136,7 @@ def _reads_kafka(tests: list[pytest.Item]) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the generated cases had in them, so that one can see that many of them were not empty."""
+    """Counts what the generated cases had in them, to show that many of them were not empty."""
     oracle = sys.modules.get("oracle")
     if _IS_FUZZ and oracle is not None:
         terminalreporter.section("generated cases")

@@ -67,7 +67,7 @@ class _Row:
 
 @dataclass
 class _State:
-    """What is kept under one name: of a feature its rows; of a session or sequence all that is its own.
+    """The state kept under one name: a feature's rows, or all of a session's or sequence's own.
 
     resolution: the floor is a multiple of it. starts: of a session, the highest event time when each of its measures'
     features started.
@@ -106,7 +106,7 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What a verdict is about. named: what the alert's id is made of; identity: what tells it from others of its key."""
+    """The subject of a verdict. named: the parts of the alert's id; identity: what tells it from others of its key."""
 
     key: Key
     named: str | int
@@ -146,7 +146,7 @@ class Oracle:
 
     @property
     def watermark(self) -> int:
-        """What the next commit is judged against."""
+        """The watermark against which the next commit is judged."""
         automatic = NEVER if self.high == NEVER else self.high - self.stream.max_out_of_orderness
         return max(automatic, self.advanced)
 
@@ -228,7 +228,7 @@ class Oracle:
             self._forget_unused()
 
     def _delete(self, gone: set[OracleEvent]) -> None:
-        """What a commit deletes counts no more; what was said before stays."""
+        """Removes the events that a commit deletes; earlier verdicts stay."""
         COVERED["deleted events"] += len(gone)
         for state in self.states.values():
             COVERED["deleted events that were in a state"] += sum(row.event in gone for row in state.rows)
@@ -309,7 +309,7 @@ class Oracle:
                 self.states[feature.feature_id].rows.append(_Row(key_of(feature.group_by, event), event, values))
 
     def kept(self, feature: Feature, event: OracleEvent) -> dict[str, Any]:
-        """What a feature keeps of an event: nothing where its filter is not true or its argument has no value."""
+        """Returns what a feature keeps of an event: nothing where its filter is not true or its argument has no value."""
         if self.value(feature.filter, event, True) is not True:
             return {}
         value = self.value(feature.argument, event, 0)
@@ -332,7 +332,7 @@ class Oracle:
         return to_text(single(self.stream.fields[name], value).item(0))
 
     def _reach(self, before: int) -> None:
-        """What the watermark reaches on its way from `before`; then floors rise, and what is expired is forgotten."""
+        """Does all that the watermark reaches on its way from `before`; then raises floors and forgets what expired."""
         now = self.watermark
         if now == NEVER:
             return
@@ -379,7 +379,7 @@ class _Kind:
         """Forgets what other versions have left, before a commit is judged."""
 
     def reach(self, before: int, now: int, arrival: int) -> None:
-        """What happens when the watermark moves from `before` to `now`, after commit `arrival`."""
+        """Does what is due when the watermark moves from `before` to `now`, after commit `arrival`."""
 
     def forget_expired(self, now: int) -> None:
         """Forgets what no event can change any more."""
@@ -388,7 +388,7 @@ class _Kind:
         """Forgets what the version in force does not use."""
 
     def event(self, event: OracleEvent, watermark: int) -> str | None:
-        """What the rule did with an event; None if it does not want it."""
+        """Judges an event and returns what the rule did with it; None if it does not want it."""
         where = self.oracle.value(self.compiled.where, event, True)
         if where is ERROR and event.time >= watermark - self.lateness:
             self.fail()
@@ -454,7 +454,7 @@ class _Kind:
         return self.settle(about, holds, texts, shown, complete, arrival)
 
     def memory(self, about: _Subject) -> _Memory | None:
-        """What this version has written about a subject."""
+        """The rows that this version has written about a subject."""
         return self.oracle.memories.get(self._slot(about))
 
     def _slot(self, about: _Subject) -> tuple[str, str, Fields, int, Key, int]:
@@ -577,7 +577,7 @@ class _Lookback(_Kind):
 
 
 class _Windowed(_Kind):
-    """What tumbling, sliding and session windows have in common: results of a window, not of an event."""
+    """The common part of tumbling, sliding and session rules: results of a window, not of an event."""
 
     def result(
         self, key: Key, start: int, end: int, rows: Mapping[str, list[_Row]], complete: bool, arrival: int
@@ -643,7 +643,7 @@ class _Tiled(_Windowed):
 class _Sessions(_Windowed):
     @property
     def state(self) -> _State:
-        """What the rule keeps."""
+        """The state that the rule keeps."""
         return self.oracle.states[self.compiled.store]
 
     def widths(self) -> dict[str, int]:
@@ -835,7 +835,7 @@ class _Sequences(_Kind):
 
     @property
     def state(self) -> _State:
-        """What the rule keeps."""
+        """The state that the rule keeps."""
         return self.oracle.states[self.compiled.store]
 
     def widths(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ SKIPPED = {"name": "odd", "skip_reason": "there is no such package"}
 
 
 def run(tmp_path: Path, answer: list[dict[str, Any]] | None, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """What the command ends with and prints, where the auditor answers so; None: it has no network."""
+    """Runs the command against an auditor that answers so (None: no network); returns its exit code and output."""
     auditor = tmp_path / "auditor"
     lines = [
         "import json, pathlib, sys",

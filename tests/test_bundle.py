@@ -210,7 +210,7 @@ def levels_of(permissions: list[dict[str, str]]) -> dict[str, str]:
 
 
 def level_on(target: str, kind: str, name: str, principal: str) -> str:
-    """What a principal may do with a resource of a target: what the resource says of it, else what the target says."""
+    """Returns a principal's permission on a resource of a target: the resource's own, else the target's."""
     document = BUNDLE["targets"][target]
     own = document["resources"].get(kind, {}).get(name, {}).get("permissions", [])
     return levels_of(own).get(principal) or LEVELS[kind][levels_of(document["permissions"])[principal]]
@@ -242,7 +242,7 @@ def test_the_analysts_cluster_is_shared_gets_the_wheel_and_is_one_of_the_model()
 
 
 def plain(cluster: dict[str, Any], target: str) -> dict[str, Any]:
-    """What a cluster of a job may say too."""
+    """Keys that a cluster of a job may have too."""
     own = ("cluster_name", "autotermination_minutes")
     return {key: value for key, value in resolved(cluster, target).items() if key not in own}
 
@@ -362,7 +362,7 @@ def test_jobs_begin_by_what_they_wait_for() -> None:
 
 
 def wrong_cron(text: str) -> str | None:
-    """What is wrong with a Quartz expression: seconds, minutes, hours, day of the month, month, day of the week[, year]."""
+    """Returns the fault of a Quartz expression: seconds, minutes, hours, day of the month, month, day of the week[, year]."""
     limits = [(0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (1, 7), (1970, 2099)]
     fields = text.split()
     if len(fields) not in (6, 7):
@@ -476,7 +476,7 @@ def locked() -> dict[str, str]:
 
 
 def packages_of(job: dict[str, Any], task: dict[str, Any]) -> list[str]:
-    """What a task installs: files, and packages with their versions."""
+    """Lists what a task installs: files, and packages with their versions."""
     listed = [library.get("whl") or library["pypi"]["package"] for library in task.get("libraries", [])]
     for environment in job.get("environments", []):
         listed += environment["spec"]["dependencies"]

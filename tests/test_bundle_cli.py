@@ -151,7 +151,7 @@ def environment(bundle: Path, place: BundleWorkspace, target: str) -> dict[str, 
 
 
 def databricks(bundle: Path, place: BundleWorkspace, target: str, *words: str) -> str:
-    """What the command says to both outputs; it must end well."""
+    """Runs the command, which must end well, and returns both outputs."""
     variables = environment(bundle, place, target)
     command = [str(DATABRICKS), "bundle", *words, "--target", target]
     done = subprocess.run(command, cwd=bundle, env=variables, capture_output=True, text=True, timeout=300, check=False)

@@ -110,7 +110,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def run(tree: Path, *arguments: str) -> str:
-    """What Python prints in the copy, with the copy's own package."""
+    """Runs Python in the copy, with the copy's own package, and returns what it prints."""
     path = os.pathsep.join([str(tree / "src"), str(tree), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the pages in docs show is run.
+"""Runs what the pages in docs show.
 
 A page is read as headings, fenced blocks and tables. What a block is says its first line:
 
@@ -106,7 +106,7 @@ def cells(line: str) -> list[str]:
 
 
 def names_in(text: str) -> list[str]:
-    """What stands in code marks."""
+    """Lists the texts in code marks."""
     return re.findall(r"`([^`]+)`", text)
 
 
@@ -493,7 +493,7 @@ def test_the_draft_of_the_page_is_that_of_its_file(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("result", ["drain-handbook-2", "drain-zipf-2", "drain-handbook-100", "drain-zipf-100"])
 def test_figures_of_sizing_are_those_of_the_benchmarks(result: str) -> None:
-    """Where a benchmark was run anew, docs/sizing.md says the new figure, to the hundred."""
+    """docs/sizing.md says each benchmark's last figure, to the hundred."""
     measured = re.search(
         rf"^\| {result.removeprefix('drain-').replace('-', ', ')} \|(?:[^|]*\|){{3}} ([\d,]+) \|",
         (ROOT / "dev/bench/results.md").read_text(encoding="utf-8"), re.MULTILINE,

@@ -40,14 +40,14 @@ sequence step within until watermark late shard page alert verdict revision revi
 
 
 def prose(text: str) -> str:
-    """What a page says in sentences: no blocks, tables, headings; in code marks only words of ours."""
+    """Returns a page's sentences: no blocks, tables, headings; in code marks only words of ours."""
     text = re.sub(r"^\s*```.*?^\s*```", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^(?:\||#).*$", "", text, flags=re.MULTILINE)
     return re.sub(r"``.+?``|`([^`]*)`", lambda code: code[1] if code[1] in WORDS.values() else "``", text)
 
 
 def uses(word: str, text: str) -> list[re.Match[str]]:
-    """Where a text has the word, in the plural as well; not within the address of a link."""
+    """Finds a word in a text, in the plural as well; not within the address of a link."""
     spaced = re.escape(word).replace("\\ ", r"\s+")
     return list(re.finditer(rf"(?<![\w#/(.-])(?:{spaced})(?:e?s)?(?![\w-]|\.md)", text, re.IGNORECASE))
 

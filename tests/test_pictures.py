@@ -91,7 +91,7 @@ SILENCE = {
 
 
 def explanation(document: dict[str, Any] = RULE, number: int = -1) -> Explanation:
-    """What review.explain makes of one alert, from events in memory."""
+    """Explains one alert as review.explain does, from events in memory."""
     alerts = lookback.replay([document], rows(), STREAM).alerts
     alert = alerts[number]
     row = {**vars(alert), "measures": {name: to_text(value) for name, value in alert.measures.items()}}

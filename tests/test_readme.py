@@ -1,4 +1,4 @@
-"""What the README shows is run."""
+"""Runs what the README shows."""
 
 from __future__ import annotations
 

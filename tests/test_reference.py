@@ -65,7 +65,7 @@ WRITTEN = [
 
 
 def raised(function: Callable[..., Any]) -> set[str]:
-    """What a function raises itself."""
+    """Lists the errors that a function raises itself."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
     return {call.func.id for call in calls if isinstance(call.func, ast.Name)}

@@ -56,7 +56,7 @@ class CommandLine:
 
 
 def summary(target: str, *, is_deployed: bool = True, **more: Any) -> dict[str, Any]:
-    """What `databricks bundle summary --output json` prints of a target, as far as the CLI's source tells."""
+    """The output of `databricks bundle summary --output json` for a target, as far as the CLI's source tells."""
 
     def define(key: str) -> dict[str, Any]:
         settings = {**job(key)["settings"], "name": f"{PREFIXES[target]}lookback-{key.replace('_', '-')}"}

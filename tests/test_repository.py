@@ -1,4 +1,4 @@
-"""What the repository promises about itself: pins, notebooks without outputs, text without machines."""
+"""The repository's promises about itself: pins, notebooks without outputs, text without machines."""
 
 from __future__ import annotations
 

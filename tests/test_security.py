@@ -1,4 +1,4 @@
-"""What comes from outside is data: no file, table, page or argument makes anything run, grow without bound, or leave its place."""
+"""Input from outside is data: no file, table, page or argument makes anything run, grow without bound, or leave its place."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def certificate(file: Path) -> Path:
 
 
 def health_of(stream: str, *levels: str) -> dict[str, Any]:
-    """What `lookback status` has of a stream, as far as it is sent."""
+    """The row of `lookback status` for a stream, as far as it is sent."""
     findings = [
         {"level": level, "check": f"check-{level}", "what": f"A {level}.", "remedy": "Look."} for level in levels
     ]

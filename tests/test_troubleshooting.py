@@ -101,7 +101,7 @@ def _is_column(node: ast.AST) -> bool:
 
 
 def _told_by(name: str, node: ast.AST) -> list[ast.expr]:
-    """What a call or an assignment tells."""
+    """Returns the text that a call or an assignment shows to people."""
     if name == "spark/ingest/fields.py" and isinstance(node, ast.expr) and _is_column(node):
         return [node]
     if name == "spark/ingest/sources.py" and isinstance(node, ast.Assign) and "broken[" in ast.unparse(node.targets[0]):

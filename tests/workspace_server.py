@@ -25,7 +25,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is answered: a body as JSON, or text as it stands. seconds: after so long."""
+    """An answer: a body as JSON, or text as it stands. seconds: after so long."""
 
     body: Any = field(default_factory=dict)
     status: int = 200
@@ -59,7 +59,7 @@ class WorkspaceServer:
         self._lock = threading.Lock()
 
     def of(self, place: str) -> list[Asked]:
-        """What was asked of a "METHOD /path"."""
+        """Lists the requests of a "METHOD /path"."""
         return [asked for asked in self.asked if f"{asked.method} {asked.path}" == place]
 
     def answer(self, asked: Asked) -> Answer:

@@ -1,4 +1,4 @@
-"""What tests know of how state is stored: the pages that it should have, and the layout of earlier releases."""
+"""The layout of stored state, for tests: the pages that it should have, and those of earlier releases."""
 
 from __future__ import annotations
 

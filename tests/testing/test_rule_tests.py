@@ -36,7 +36,7 @@ def event(number: int, **more: Any) -> dict[str, Any]:
 
 
 def problems(rule: dict[str, Any], *tests: dict[str, Any]) -> list[str]:
-    """What is said of a rule with these tests; empty if they pass."""
+    """Lists the problems of a rule with these tests; empty if they pass."""
     named = [{"name": f"t{number}", **test} for number, test in enumerate(tests)]
     try:
         check_rule({**rule, "tests": named}, {"orders": STREAM})

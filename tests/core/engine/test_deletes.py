@@ -80,7 +80,7 @@ def row(event_id: str, at: int, n: int, arrival: int) -> dict[str, Any]:
 
 
 def commits(*batches: tuple[list[dict[str, Any]], list[dict[str, Any]]], **document: Any) -> list[tuple[Any, ...]]:
-    """What batches of (events, deleted events) bring."""
+    """Evaluates batches of (events, deleted events) and returns the results."""
     state = ShardState(RuleBook(TX, {"tx": TX}))
     text = json.dumps({"rule_id": "r", "stream": "tx", "group_by": ["k"], **document})
     changes, alerts = [RuleChange("insert", 0, "r", 1, "active", text)], []

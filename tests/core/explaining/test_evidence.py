@@ -90,7 +90,7 @@ def found(
     given: list[dict[str, Any]],
     activations: list[Activation] | None = None,
 ) -> list[Found]:
-    """Of every row that a replay of one rule brings: its evidence, the row, and since when to show.
+    """Lists for every row of a replay of one rule: its evidence, the row, and since when to show.
 
     versions: of the rule, and their arrivals. activations: what is known of these; None: all. Rows are as the alerts
     table holds them.

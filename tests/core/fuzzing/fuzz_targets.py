@@ -1,4 +1,4 @@
-"""What must not happen whatever comes in: one function per entrance, which raises unless it is refused as documented.
+"""One function per entrance for input from outside, which raises unless bad input is refused as documented.
 
 Shared by the generated tests here (`test_fuzz_*.py`) and by the coverage-guided fuzzer (`fuzz_coverage.py`).
 """
@@ -95,7 +95,7 @@ def edge_columns() -> dict[str, Column]:
 
 
 def expression(text: str) -> None:
-    """What is not refused runs over edges of every type without an exception, and means the same when read again."""
+    """An accepted text runs over edges of every type without an exception, and means the same when read again."""
     try:
         compiled = compile_expression(text, STREAM.fields)
     except ExpressionError:

@@ -1,4 +1,4 @@
-"""What sequences keep of a key, and how much of it."""
+"""The state that sequences keep of a key, and its size."""
 
 from __future__ import annotations
 

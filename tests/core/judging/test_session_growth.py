@@ -1,4 +1,4 @@
-"""What a session costs: twice the events of one session in a batch take at most twice the time, memory and bytes."""
+"""The cost of a session: twice the events of one session in a batch take at most twice the time, memory and bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What windows cost: a small batch costs nothing for the rows and windows that it does not touch."""
+"""The cost of windows: a small batch costs nothing for the rows and windows that it does not touch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a stream's health: each finding at its threshold and just below it, with what to do."""
+"""The findings on a stream's health: each at its threshold and just below it, with what to do."""
 
 from __future__ import annotations
 

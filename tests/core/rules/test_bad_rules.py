@@ -1,4 +1,4 @@
-"""What a person can write into the rules table, and a rule that breaks: each is stopped alone, with a message that teaches."""
+"""Bad rows of the rules table, and a rule that breaks: each is stopped alone, with a message that teaches."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_equal_versions_of_one_commit_are_taken_alike_in_whatever_order_they_are
 
 
 def overwritten(*rows: RuleChange, commit: int) -> list[RuleChange]:
-    """What an overwrite of the table with the same rows brings."""
+    """Overwrites the table with the same rows and returns the result."""
     return [
         RuleChange(kind, commit, each.rule_id, each.version, each.status, each.document)
         for each in rows

@@ -469,7 +469,7 @@ INTERNAL = re.compile(
 
 
 def problems_of(document: object, stream: Stream | None = None) -> list[Problem]:
-    """What is wrong with a document, or with the text of one; empty if nothing is."""
+    """Lists the problems of a document, or of the text of one."""
     try:
         if isinstance(document, str):
             document = read_document(document, PAYMENTS.limits)

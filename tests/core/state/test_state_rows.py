@@ -177,7 +177,7 @@ class _Shard:
         self.state.save()
 
     def in_memory(self) -> int:
-        """What the decoded pages take, as the cache counts it."""
+        """The memory of the decoded pages, as the cache counts it."""
         runs = [run.run for run in self.state.list_runs() if run.run is not None]
         tables = self.state.tables.values()
         pages = [
