@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lookback.core.rules.quarantine import Quarantine
 from lookback.core.streams.declaration import Stream
 from lookback.remote.figures import Query, Row, StreamTables, read_figures
 from lookback.spark.operations.status import read_stream_figures
@@ -47,13 +48,20 @@ def as_text(value: Any) -> str | None:
 
 
 @pytest.mark.long
-def test_figures_of_a_workspace_are_those_of_local_status(tables: Tables) -> None:
+def test_c10_7_figures_of_a_workspace_are_those_of_local_status_with_both_roles_of_a_rule(tables: Tables) -> None:
     spark = tables.spark
     tables.create(STREAM)
     rules = RulesTable(tables, {"payments": STREAM})
     rules.push(RULE)
     rules.push({**RULE, "rule_id": "set-aside"})
     rules.set_status("set-aside", "quarantined")
+    # A challenger beside the active version, one that was quarantined, and one that took the place of another.
+    rules.push(RULE, status="shadow")
+    for rule_id in ("tried", "twice"):
+        rules.push({**RULE, "rule_id": rule_id})
+        rules.push({**RULE, "rule_id": rule_id}, status="shadow")
+        assert rules.quarantine(Quarantine(rule_id, 2, "it failed"))
+    rules.push({**RULE, "rule_id": "twice"}, status="shadow")
     payments, log = (tables.identifier(name) for name in ("payments", "rule_log"))
     spark.sql(f"INSERT INTO {payments} VALUES (1, current_timestamp(), 'ann', current_timestamp())")
     spark.sql(f"INSERT INTO {payments} VALUES (2, current_timestamp(), 'bob', current_timestamp())")
@@ -92,6 +100,12 @@ def test_figures_of_a_workspace_are_those_of_local_status(tables: Tables) -> Non
     # The history's times come to the millisecond.
     assert abs(found.lag - expected.lag) < 0.002
     assert {**vars(found), "lag": 0, "newest": 0} == {**vars(expected), "lag": 0, "newest": 0}
-    assert (found.rules, found.quarantined, found.waiting, found.judged, found.committed) == (1, ["set-aside"], 1, 1, 3)
+    assert (found.rules, found.quarantined, found.waiting, found.judged, found.committed) == (
+        5,
+        ["set-aside", "tried"],
+        1,
+        1,
+        3,
+    )
     assert (len(found.samples), found.failing, found.refused) == (1, {"often": "division by 0"}, {"worse": "no window"})
     assert (found.rejected, found.reason, found.ingested) == (1, "id is NULL", 2)

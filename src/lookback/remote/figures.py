@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from databricks.sdk.service.sql import (
     Disposition,
@@ -23,6 +23,7 @@ from lookback.core.errors import LookbackError, RemoteError, SetupError
 from lookback.core.operations.backlog import Commit, measure_backlog
 from lookback.core.operations.health import RECENT, Figures, Sample
 from lookback.core.rules.document import read_document
+from lookback.core.rules.roles import find_roles
 from lookback.core.rules.rulebook import EVALUATED
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.texts import collapse_spaces
@@ -63,15 +64,15 @@ def read_figures(tables: StreamTables, execute: Execute, now: dt.datetime) -> Fi
     """
     reader = _Reader(tables, execute, str(parse_time(now - RECENT)))
     samples, last = reader.read_samples()
-    rules = reader.read_rules()
+    rules = reader.read_statuses()
     judged = reader.read_judged(last)
     waiting = measure_backlog(reader.read_history, judged)
     rejected, reason = reader.count_rejected()
     failing, refused = reader.read_log(now)
     return Figures(
         tables.stream, now,
-        rules=sum(1 for status in rules.values() if status in EVALUATED),
-        quarantined=[rule_id for rule_id, status in rules.items() if status == "quarantined"],
+        rules=sum(1 for _, status in rules if status in EVALUATED),
+        quarantined=[rule_id for rule_id, status in rules if status == "quarantined"],
         committed=waiting.committed, judged=judged, waiting=waiting.waiting, lag=waiting.seconds(now),
         newest=waiting.newest, samples=samples, last_sample=None if last is None else _parse_micros(last["at_us"]),
         failing=failing, refused=refused, rejected=rejected, reason=reason,
@@ -100,22 +101,31 @@ class _Reader:
         )  # fmt: skip
         return [_parse_sample(row) for row in rows if row["recent"] == "true"], rows[-1] if rows else None
 
-    def read_rules(self) -> dict[str, str]:
-        """Maps each rule of the stream to the status of its last version."""
+    def read_statuses(self) -> list[tuple[str, str]]:
+        """Returns rule_id and status of each version of the stream's rules that counts: a rule may have one in each role."""
+        # A table that an earlier release made may lack the column `evidence`, and only some versions' documents are read.
         rows = self._query(
-            "SELECT rule_id, newest.status AS status, newest.document AS document FROM (SELECT rule_id, "
-            "max_by(struct(status, document), coalesce(version, 0)) AS newest "
-            f"FROM {self.tables.quote('rules')} WHERE rule_id <> '*' GROUP BY rule_id) ORDER BY rule_id"
+            "SELECT rule_id, version, status, named AS evidence, CASE WHEN row_number() OVER (PARTITION BY rule_id, status, "
+            "named ORDER BY coalesce(version, 0) DESC) = 1 THEN document END AS document FROM (SELECT rule_id, version, "
+            "status, document, CASE WHEN status = 'quarantined' THEN get_json_object(to_json(struct(*)), '$.evidence') END "
+            f"AS named FROM {self.tables.quote('rules')} WHERE rule_id <> '*') ORDER BY rule_id, version"
         )
-        found = {}
+        by_rule: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
-            try:
-                document = read_document(row["document"])
-            except LookbackError:
-                continue
-            if document.get("stream") == self.tables.stream:
-                found[str(row["rule_id"])] = str(row["status"])
-        return found
+            by_rule.setdefault(str(row["rule_id"]), []).append({**row, "version": int(row["version"] or 0)})
+        return [
+            (rule_id, str(row["status"]))
+            for rule_id, versions in by_rule.items()
+            for row in find_roles(versions).listed
+            if self._is_own(row["document"])
+        ]
+
+    def _is_own(self, document: str | None) -> bool:
+        """Returns whether a document is one of the stream."""
+        try:
+            return bool(read_document(document).get("stream") == self.tables.stream)
+        except LookbackError:
+            return False
 
     def read_judged(self, last: Row | None) -> int | None:
         """Returns the last commit judged, by the last row of `metrics`; without one, the last that raised an alert."""
