@@ -230,6 +230,11 @@ def test_verdicts_are_read_from_the_logs_of_the_tables(tmp_path: Path) -> None:
 def test_every_step_of_a_run_is_a_command(quick: bool) -> None:
     steps = plan.steps(quick=quick, peers=[peer.name for peer in PEERS], limit_seconds=9.0)
     assert {step.part for step in steps} == set(plan.PARTS)
+    # The table of backtests has all of its columns from one part.
+    compared = [step.arguments for step in steps if step.is_in(["backtest"]) and step.arguments[0] != "what-if"]
+    assert [(each[0], each[each.index("--set") + 1]) for each in compared] == [
+        ("drain", "handbook"), ("drain", "handbook"), ("backtest", "handbook"), ("backtest", "handbook"), ("peer", "handbook"),
+    ]  # fmt: skip
     for step in steps:
         options = parser().parse_args(step.arguments)
         assert options.command in ("shapes", "drain", "backtest", "what-if", "latency", "changes", "scale", "peer")
@@ -274,6 +279,26 @@ def sample() -> dict[str, dict[str, Any]]:
         missing,
     ]
     return {each["name"]: each for each in listed}
+
+
+def test_a_backtest_stands_beside_the_drain_of_the_same_rules_and_the_query_of_all_at_once(
+    sample: dict[str, dict[str, Any]],
+) -> None:
+    figures = {"events": 1_000, "events_per_s": 75_000.0, "alerts": 7, "memory": {}}
+    tried = {
+        f"backtest-handbook-{rules}": result(
+            f"backtest-handbook-{rules}", "backtest", {"set": "handbook", "rules": rules}, figures
+        )
+        for rules in ("2", "100")
+    }
+    limit = peer("x", 4_000_000, equal=True) | {"name": "peer-oneshot-polars-handbook"}
+    now = sample | tried | {"peer-oneshot-polars-handbook": limit}
+    page = report.render(now, {})
+    assert "| handbook, 2 | 1,000 | 7 | 75,000 | 150,000 | 0.5 | 300,000 | 4,000,000 |" in page
+    assert "| handbook, 100 | 1,000 | 7 | 75,000 | - | - | - | - |" in page
+    drained = {**now, "drain-handbook-100": drain("drain-handbook-100", 300_000)}
+    (value,) = [goal.value(drained) for goal in goals.GOALS if goal.what.startswith("backtest over")]
+    assert value == 0.5
 
 
 def test_a_shape_beyond_its_bound_fails(

@@ -156,7 +156,7 @@ def _everything(options: argparse.Namespace) -> int:
     peers = _PEERS if "all" in options.peers else options.peers
     parts = options.only or [*plan.DEFAULT_PARTS, *(["peers"] if peers else [])]
     steps = plan.steps(quick=options.quick, peers=peers or _PEERS, limit_seconds=options.limit_seconds)
-    failed = plan.run(step for step in steps if step.part in parts and step.set in options.sets)
+    failed = plan.run(step for step in steps if step.is_in(parts) and step.set in options.sets)
     report.write(options.baseline)
     return 1 if failed else 0
 

@@ -99,6 +99,14 @@ def _memory_growth(results: Results) -> float | None:
 
 _BACKLOG_EVENTS = 20_000_000
 _TWO = {"handbook": "drain-handbook-2", "zipf": "drain-zipf-2", "uniform": "drain-uniform-2"}
+
+
+def _find_backtest_share(results: Results) -> float:
+    """Returns the rate of a backtest of 100 rules over that of a drain by them, both from start to end."""
+    tried, drained = (results[name]["figures"] for name in ("backtest-handbook-100", "drain-handbook-100"))
+    return float(tried["events_per_s"] / drained["cold_events_per_s"])
+
+
 GOALS = (
     Goal("steady drain, Handbook, 2 rules", "events/s", 300_000, (_TWO["handbook"],),
          figure(_TWO["handbook"], "steady_events_per_s")),
@@ -119,8 +127,8 @@ GOALS = (
          figure("drain-logins-sequence", "steady_events_per_s")),
     Goal("backtest, Handbook, 2 rules", "events/s", 500_000, ("backtest-handbook-2",),
          figure("backtest-handbook-2", "events_per_s")),
-    Goal("backtest over drain, Handbook, 100 rules", "times", 1.0, ("backtest-handbook-100", "drain-handbook-100"),
-         lambda results: results["backtest-handbook-100"]["figures"]["events_per_s"] / steady(results["drain-handbook-100"])),
+    Goal("backtest over drain, start to end, Handbook, 100 rules", "times", 1.0,
+         ("backtest-handbook-100", "drain-handbook-100"), _find_backtest_share),
     Goal("what-if, 100 limits over one, processor time", "times", 1.3, ("what-if-handbook-limit",),
          figure("what-if-handbook-limit", "ratio"), at_least=False),
     Goal("what-if, 100 windows of a sum over one, processor time", "times", 3.0, ("what-if-handbook-window",),

@@ -35,15 +35,24 @@ _QUICK_ROWS = 300_000
 # the first two, and a rest; where many rules make that long, half as many or fewer.
 _BATCH_EVENTS, _SMALL_BATCH_EVENTS = 900_000, 200_000
 _BATCHES, _FEW_BATCHES, _LEAST_BATCHES = 22.5, 11.5, 6.5
+# The sets of rules that are backtested.
+_BACKTESTED = ("2", "100")
+# The way to run all events at once that backtests stand beside.
+ONE_SHOT = ("oneshot", "--variant", "polars")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement: the part and the set that it belongs to, and its command line."""
+    """One measurement: the part and the set that it belongs to, and its command line. others: parts that need it too."""
 
     part: str
     set: str
     arguments: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    def is_in(self, parts: Sequence[str]) -> bool:
+        """Returns whether one of these parts has or needs the measurement."""
+        return not {self.part, *self.others}.isdisjoint(parts)
 
 
 def steps(*, quick: bool, peers: Sequence[str], limit_seconds: float) -> list[Step]:
@@ -102,7 +111,9 @@ def _drains(*, quick: bool) -> list[Step]:
             bounds = ("--repeats", "2", "--admission", "maxFilesPerTrigger=1")
             kept = tuple(each for each in more if each not in small_batches)
             arguments = ("--rows", str(_QUICK_ROWS), *bounds, *kept)
-        found.append(Step(part, name, ("drain", "--set", name, "--rules", rules, *arguments)))
+        # Backtests are compared with these.
+        others = ("backtest",) if name == "handbook" and rules in _BACKTESTED else ()
+        found.append(Step(part, name, ("drain", "--set", name, "--rules", rules, *arguments), others))
     return found
 
 
@@ -112,8 +123,10 @@ def _backtests(*, quick: bool) -> list[Step]:
     return [
         *(
             Step("backtest", "handbook", ("backtest", "--set", "handbook", "--rules", rules, *rows, *repeats))
-            for rules in ("2", "100")
+            for rules in _BACKTESTED
         ),
+        # The limit: the same two rules where nothing streams.
+        Step("backtest", "handbook", ("peer", *ONE_SHOT, "--set", "handbook", *rows)),
         *(
             Step("backtest", "handbook", ("what-if", "--set", "handbook", "--vary", varied, *rows, "--repeats", "2"))
             for varied in ("limit", "window")

@@ -149,9 +149,30 @@ def _backtests(now: Results) -> str:
     rows = []
     for _, result in _of(now, "backtest"):
         figures, settings = result["figures"], result["settings"]
-        what = f"{settings['set']}, {settings['rules']}"
-        rows.append((what, f"{figures['events']:,}", number(figures["events_per_s"]), f"{figures['alerts']:,}"))
-    return table(("set, rules", "events", "events/s, start to end", "rows of alerts"), rows)
+        drain = now.get(f"drain-{_set(settings['set'])}-{settings['rules']}")
+        limit = now.get(f"peer-oneshot-polars-{_set(settings['set'])}") if settings["rules"] == "2" else None
+        rate, cold = figures["events_per_s"], None if drain is None else drain["figures"]["cold_events_per_s"]
+        rows.append(
+            (
+                f"{settings['set']}, {settings['rules']}",
+                f"{figures['events']:,}",
+                f"{figures['alerts']:,}",
+                number(rate),
+                number(cold),
+                number(rate / cold if cold else None),
+                number(None if drain is None else steady(drain)),
+                number(None if limit is None or not comparable(limit) else steady(limit)),
+            )
+        )
+    head = (
+        "set, rules", "events", "rows of alerts", "backtest events/s", "drain events/s", "times", "steady drain events/s",
+        "one-shot polars events/s",
+    )  # fmt: skip
+    note = (
+        "From start to end, first batch included, but for the steady drain. The one-shot query has all events in memory, "
+        "answers these two rules alone and keeps nothing: the limit.\n\n"
+    )
+    return note + table(head, rows) if rows else ""
 
 
 def _what_ifs(now: Results) -> str:
