@@ -143,6 +143,7 @@ class Oracle:
         self.late: list[tuple[Any, ...]] = []
         self.failed: dict[tuple[str, int], int] = {}
         self.notes: list[tuple[str, str, int, int]] = []
+        self.refused: list[tuple[str, int]] = []
 
     @property
     def watermark(self) -> int:
@@ -171,6 +172,13 @@ class Oracle:
             self.mains.pop(rule_id, None)
             self.shadows.pop(rule_id, None)
         self._open()
+
+    def refuse(self, document: dict[str, Any], version: int) -> None:
+        """An active row that the gate rejects: all stays as it was, also where the row is in force as it is."""
+        rule = self.mains.get(document["rule_id"])
+        if rule is None or (rule.version, rule.status, rule.spec.document) != (version, "active", document):
+            self.refused.append((document["rule_id"], version))
+            COVERED["rows that a gate rejected"] += 1
 
     def end(self, rule_id: str, version: int) -> None:
         """Takes one version out of force: it was deleted or quarantined, or gets another role."""

@@ -33,6 +33,7 @@ PUBLIC = (
     "lookback.spark.replay.proof",
     "lookback.spark.labels",
     "lookback.spark.activation",
+    "lookback.spark.reports",
     "lookback.spark.challenger",
     "lookback.spark.figures",
     "lookback.spark.review",

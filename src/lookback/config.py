@@ -180,17 +180,18 @@ _GATE = {
     "tests": (0.0, 1_000.0), "backtest_days": (0.0, 36_500.0), "max_alerts_per_day": (0.0, 1e12),
     "min_precision": (0.0, 1.0), "shadow_hours": (0.0, 876_000.0),
 }  # fmt: skip
+_GATE_SWITCHES = ("approval", "enforce")
 
 
 def _read_gate(texts: Mapping[str, str], file: Path) -> Gate | None:
     """Reads the conditions of activation; None if the settings leave them out. Raises SetupError with every problem."""
     problems, found = [], dict[str, Any]()
     for name, text in texts.items():
-        if name == "approval":
-            found[name] = _read_boolean(text, "gate.approval", file)
+        if name in _GATE_SWITCHES:
+            found[name] = _read_boolean(text, f"gate.{name}", file)
             continue
         if name not in _GATE:
-            problems.append(f"gate has no condition {name!r:.100}; {suggest(name, [*_GATE, 'approval'])}")
+            problems.append(f"gate has no condition {name!r:.100}; {suggest(name, [*_GATE, *_GATE_SWITCHES])}")
             continue
         least, most = _GATE[name]
         try:

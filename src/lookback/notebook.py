@@ -41,6 +41,7 @@ from lookback.views.timeline import plot_key_timeline
 
 if TYPE_CHECKING:
     from lookback.core.rules.compiled import CompiledRule
+    from lookback.core.rules.gate import Condition
     from lookback.core.streams.declaration import Stream
     from lookback.spark.figures import RuleFigures
     from lookback.spark.ingest.files import IngestReport
@@ -72,7 +73,7 @@ class Workspace:
         """The rules table."""
         from lookback.spark.rules import RulesTable
 
-        return RulesTable(self.tables, self.streams)
+        return RulesTable(self.tables, self.streams, self.settings.gate is not None)
 
     def checkpoint(self, step: str) -> str:
         """Returns the checkpoint folder of a step for the chosen stream; the command line shares that of `evaluate`."""
@@ -349,8 +350,63 @@ def publish_rule(
         show(text("Not published: set the parameter publish to true."))
         return None
     version = workspace.rules.push(document, status=status, author=author, comment=comment)
+    status = workspace.rules.choose_status(status)
     show(text(f"{document['rule_id']} is published as version {version}, {status}."))
     return version
+
+
+def check_gate(
+    workspace: Workspace, document: Mapping[str, Any], run: bool = True, activate: bool = False, author: str = "",
+    comment: str = "",
+) -> int | None:  # fmt: skip
+    """Shows what the gate of the settings asks of a rule, each condition with its figure and remedy.
+
+    run False: nothing is checked. activate: make the version in the table that has this document active if all is met; else
+    nothing is written. author: who approves it; empty: who runs the notebook. Returns the number of the new version; None if
+    there is none. Raises SetupError if the version in the table has another document, and RuleError.
+    """
+    from lookback.core.rules.gate import Gate, hash_document
+    from lookback.spark.activation import activate as make_active
+    from lookback.spark.activation import find_candidate, find_conditions
+    from lookback.spark.rules import RuleRow
+
+    gate, rules, rule_id = workspace.settings.gate, workspace.rules, str(document["rule_id"])
+    if not (run or activate):
+        show(text("Not checked: set the parameter gate to true."))
+        return None
+    if gate is None:
+        show(text("conf/settings.yml has no gate: a version is active as soon as it is published as active."))
+        if not activate:
+            return None
+    if not activate:
+        row = RuleRow(
+            rule_id,
+            rules.next_version(rule_id),
+            "draft",
+            dict(document),
+            author or workspace.tables.current_user,
+            "",
+            None,
+        )
+        _show_conditions(find_conditions(rules, row, gate or Gate(), approver=author))
+        show(text(f"{rule_id} was checked as it stands here; to make it active, set the parameter activate to true."))
+        return None
+    there = find_candidate(rules, rule_id)
+    if hash_document(there.document or {}) != hash_document(document):
+        raise SetupError(
+            f"version {there.version} of {rule_id} in the table has another document: set the parameter publish to true, and "
+            "status to draft, and activate it then"
+        )
+    found = make_active(rules, rule_id, gate or Gate(), approver=author, comment=comment)
+    _show_conditions(found.conditions)
+    done = "is not active: not all is met" if found.version is None else f"is active as version {found.version}"
+    show(text(f"Version {found.candidate} of {rule_id} {done}."))
+    return found.version
+
+
+def _show_conditions(conditions: Sequence[Condition]) -> None:
+    if conditions:
+        show(pd.DataFrame([vars(each) for each in conditions]))
 
 
 def _describe_document(document: dict[str, Any] | None) -> dict[str, str]:
@@ -403,7 +459,7 @@ def evaluate_stream(
         every=every or workspace.settings.every, admission=workspace.settings.admission, on_batch=metrics.add,
         idle_after=parse_duration(idle_after) if idle_after and not once else None, rebuild=mode == "rebuild",
         default_shards=shards or workspace.stream.shards or workspace.settings.shards,
-        accept_unknown=workspace.settings.accept_unknown_checkpoint,
+        accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate,
     )  # fmt: skip
     with metrics:
         commits = None if once else lambda: read_commit_times(workspace.tables, workspace.stream)

@@ -11,6 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from lookback.core.rules.gate import write_evidence
 from lookback.core.streams.declaration import Stream
 
 _DECLARATION = {
@@ -308,6 +309,8 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
     found.sort(key=lambda change: change["after"])
     whats = ["version"] * 4 + ["kind"] * 2 + ["challenger"] * 3 + ["status", "quarantine", "advance", "clear_state"]
     whats += ["update", "update", "delete"] if updates else []
+    gated = draw(st.sampled_from([False, False, True]))
+    whats += ["refused"] * 4 if gated else []
     least = draw(st.sampled_from([0, 2, 4]))
     afters = st.lists(st.integers(found[-1]["after"], last), min_size=least, max_size=least + 4)
     for after in sorted(draw(afters)):
@@ -318,6 +321,9 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
         rule_id = draw(st.sampled_from(sorted(current)))
         old, known = current[rule_id], written[rule_id]
         rows = [*roles[rule_id].values(), *([old] if what in ("update", "kind") and old["status"] == "draft" else [])]
+        if what == "refused":
+            found.append(draw(_refused(old, rows if updates else [], kinds[rule_id], after, len(found))))
+            continue
         if what in ("update", "quarantine", "delete") and rows:
             found.append(draw(_touched(what, old, rows, after)))
             _fill_role(roles[rule_id], found[-1])
@@ -356,7 +362,38 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
         current[rule_id] = _row(after, change, rule_id, version, status, document)
         _fill_role(roles[rule_id], current[rule_id])
         found.append(current[rule_id])
+    if gated:
+        since = draw(st.integers(0, len(found)))
+        found = [row if at < since or "gate" in row else _pass_gate(row) for at, row in enumerate(found)]
     return found
+
+
+@st.composite
+def _refused(
+    draw: st.DrawFn, last: dict[str, Any], rows: list[dict[str, Any]], kind: str, after: int, number: int
+) -> dict[str, Any]:
+    """An active row that an enforced gate rejects, a further version or one of the rows updated; all stays as it was."""
+    row = _row(after, "insert", last["rule_id"], 1_000 + number, "active", last["document"])
+    if rows and draw(st.booleans()):
+        row = draw(st.sampled_from(rows)) | {"after": after, "change": "update", "status": "active"}
+    if draw(st.booleans()):
+        row["document"] = draw(revised(row["document"], kind))
+    return row | {"gate": True, "shown": draw(st.sampled_from(["nothing", "another", "own", "nobody"]))}
+
+
+def _pass_gate(row: dict[str, Any]) -> dict[str, Any]:
+    """The row under an enforced gate, with what it asks for."""
+    return row | {"gate": True} | ({"shown": "fits"} if row["status"] == "active" and row["rule_id"] != "*" else {})
+
+
+def gate_columns(change: dict[str, Any]) -> dict[str, Any]:
+    """The columns author, approved_by and evidence of a change, by what it shows to the gate."""
+    shown = change.get("shown")
+    if shown is None:
+        return {"author": None, "approved_by": None, "evidence": change.get("evidence")}
+    about = json.loads(json.dumps(change["document"])) | ({"warm_start": "other"} if shown == "another" else {})
+    evidence = None if shown == "nothing" else write_evidence(about, [], "then")
+    return {"author": "ann", "approved_by": {"own": "ann", "nobody": None}.get(shown, "bob"), "evidence": evidence}
 
 
 @st.composite

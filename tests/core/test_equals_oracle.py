@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import STREAMS, cases, resolution_cases, rising_cases
+from cases import STREAMS, cases, gate_columns, resolution_cases, rising_cases
 from hypothesis import given
 from state_layout import small_runs, state_pages, write_as_before_runs
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.judging import lookbacks, matching, tiled
+from lookback.core.rules.gate import APPROVAL, REFUSAL
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.state import keyruns, pieces
 from lookback.core.state import shard as state_module
@@ -87,6 +88,8 @@ def run_oracle(case: dict[str, Any]) -> Oracle:
                 oracle.command(change["status"], (change["document"] or {}).get("time"))
             elif change["change"] == "delete":
                 oracle.end(change["rule_id"], change["version"])
+            elif change.get("shown", "fits") != "fits":
+                oracle.refuse(change["document"], change["version"])
             elif change["status"] == "quarantined":
                 oracle.end(change["rule_id"], json.loads(change["evidence"])["quarantined"])
             else:
@@ -198,8 +201,9 @@ def changes_after(case: dict[str, Any], commit: int) -> list[RuleChange]:
     for at, change in enumerate(case["changes"]):
         if change["after"] == commit:
             document = None if change["document"] is None else json.dumps(change["document"])
-            row = (change["rule_id"], change["version"], change["status"], document, change.get("evidence"))
-            changes.append(RuleChange(change["change"], at, *row))
+            row = (change["rule_id"], change["version"], change["status"], document)
+            gate = APPROVAL if change.get("gate") else ""
+            changes.append(RuleChange(change["change"], at, *row, **gate_columns(change), gate=gate))
     return changes
 
 
@@ -243,12 +247,16 @@ def assert_engine_equals_oracle(case: dict[str, Any]) -> None:
     assert late_of(engine.late) == sorted(oracle.late)
     assert failures_of(engine) == oracle.failed
     assert notes_of(engine.notes) == sorted(oracle.notes)
-    assert not [row for row in engine.log if row.action == "rejected"]
+    rejected = [row for row in engine.log if row.action == "rejected"]
+    assert [(row.rule_id, row.version) for row in rejected] == oracle.refused
+    assert all(row.message.startswith(REFUSAL) for row in rejected)
 
 
 def assert_replay_equals_oracle(case: dict[str, Any]) -> None:
     oracle = run_oracle(case)
-    rules = [(change, change["after"] or None) for change in case["changes"]]
+    # Those that rule_log says took effect.
+    obeyed = [change for change in case["changes"] if change.get("shown", "fits") == "fits"]
+    rules = [(change, change["after"] or None) for change in obeyed]
     result = replay(rules, case["rows"], STREAMS[case["stream"]])
     assert list(map(plain, result.alerts)) == oracle.alerts
     assert late_of(result.late_events) == sorted(oracle.late)

@@ -120,6 +120,7 @@ def test_2_a_rule_is_checked_tried_and_published(place: Path, run: Run):
         assert f"a picture: customer-day: {picture}" in said
     assert f"customer-day over {EVENTS - 1:,} events; nothing was published." in said
     assert "customer-day is published as version 1, active." in said
+    assert "conf/settings.yml has no gate" in said
 
 
 def test_3_the_stream_is_evaluated_with_a_live_view(place: Path, run: Run):

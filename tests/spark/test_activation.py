@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.errors import RuleError
+from lookback import notebook
+from lookback.config import Settings
+from lookback.core.errors import RuleError, SetupError
 from lookback.core.rules.gate import Gate, is_proven
 from lookback.spark.activation import activate
 from lookback.spark.rules import RulesTable
+from lookback.spark.tables.lakehouse import Tables
 from payins import STREAM, STREAMS, append, make_events, rule
-
-if TYPE_CHECKING:
-    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 GATE = Gate(backtest_days=1, max_alerts_per_day=1e9, shadow_hours=0.0, approval=True)
@@ -53,3 +54,49 @@ def test_c10_8_a_version_becomes_active_when_it_meets_the_gate(ready: Tables) ->
     # Without a gate everything is as it was.
     assert RulesTable(ready, {STREAM.name: STREAM}).push(document) == 6
     assert [(row.version, row.status) for row in rules.rows()] == [(6, "active")]
+
+
+def test_c10_8_the_history_of_the_table_says_who_wrote_it_where_it_names_users(
+    ready: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local tables name nobody; on Databricks the history has the real user, whatever `author` says."""
+    rules, gate = RulesTable(ready, STREAMS, has_gate=True), Gate(approval=True)
+    rules.push(rule("tried", message=""), author="ann")
+    (unknown,) = activate(rules, "tried", gate, approver="ann").conditions
+    assert unknown.figure == "ann; who wrote it could not be checked, since the table's history names no users"
+    read = Tables.history
+    commit = ready.version("rules")
+    named = F.when(F.col("version") == commit, "bob").otherwise("eve")
+    monkeypatch.setattr(Tables, "history", lambda *given: read(*given).withColumn("userName", named))
+    # Eve paused the rule, which does not make its document hers.
+    rules.set_status("tried", "paused", author="eve")
+    for approver, met in (("bob", False), ("ann", False), ("eve", True)):
+        found = activate(rules, "tried", gate, approver=approver)
+        assert found.conditions[0].figure == f"{approver}; the table's history names bob as who wrote it"
+        assert (found.conditions[0].met, found.version) == (met, 3 if met else None)
+    assert ready.read("rules").where("version = 3").collect()[0]["author"] == "ann"
+
+
+def test_c10_8_the_notebook_shows_the_conditions_and_activates_the_draft_that_it_published(
+    ready: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append(ready, make_events(50, seed=3))
+    settings = Settings(str(ready.root), tmp_path, gate=Gate(backtest_days=1, max_alerts_per_day=1e9, approval=True))
+    workspace = notebook.Workspace(ready, STREAMS, STREAM, settings)
+    document = rule("tried", when="n >= 2", message="")
+    before = ready.version("rules")
+    assert notebook.check_gate(workspace, document, author="ann") is None
+    shown = capsys.readouterr().out
+    assert "at most 1e+09 alerts a day in a backtest of 1 days" in shown
+    assert "to make it active, set the parameter activate to true" in shown
+    assert notebook.check_gate(workspace, document, run=False) is None
+    assert "set the parameter gate to true" in capsys.readouterr().out
+    assert ready.version("rules") == before
+    assert notebook.publish_rule(workspace, document, author="ann") == 1
+    assert "is published as version 1, draft." in capsys.readouterr().out
+    with pytest.raises(SetupError, match="version 1 of tried in the table has another document"):
+        notebook.check_gate(workspace, {**document, "when": "n >= 3"}, activate=True, author="bob")
+    assert notebook.check_gate(workspace, document, activate=True, author="ann") is None
+    assert "Version 1 of tried is not active: not all is met." in capsys.readouterr().out
+    assert notebook.check_gate(workspace, document, activate=True, author="bob", comment="seen") == 2
+    assert [(row.version, row.status, row.approved_by) for row in workspace.rules.rows()] == [(2, "active", "bob")]

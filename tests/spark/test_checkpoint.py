@@ -269,3 +269,26 @@ def test_c8_what_is_asked_of_a_torn_checkpoint_is_refused_in_words(checkpoint: C
     (checkpoint.folder / "offsets" / "1").write_text("v1")
     with pytest.raises(SetupError, match=r"offsets/1 is torn or missing .*evaluate --rebuild"):
         read(checkpoint)
+
+
+def test_c10_8_a_gate_holds_from_the_first_commit_of_the_rules_that_no_batch_has_been_planned_to_read(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """The third batch has not ended and is repeated; it has read the rules before commit 2."""
+
+    def start(asked: str) -> dict[int, str]:
+        plan = checkpoint.read_plan()
+        assert plan is not None
+        checkpoint.write_plan(replace(plan, gates=checkpoint.plan_gates(asked)))
+        return dict(checkpoint.read_plan().gates)  # type: ignore[union-attr]
+
+    assert Checkpoint(tmp_path / "new").plan_gates("evidence") == {0: "evidence"}
+    assert Checkpoint(tmp_path / "new").plan_gates("") == {}
+    assert start("") == {}
+    assert start("approval") == start("approval") == {2: "approval"}
+    (checkpoint.folder / "offsets" / "3").write_text(
+        offsets(9).replace('"reservoirVersion": 2', '"reservoirVersion": 7')
+    )
+    # What was planned under the gate is decided under it, also after the gate was taken back.
+    assert start("") == {2: "approval", 7: ""}
+    assert start("evidence") == {7: "evidence"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -21,7 +22,7 @@ from lookback.commands.options import (
     wants_json,
 )
 from lookback.config import load_rule_document
-from lookback.core.errors import RuleError
+from lookback.core.errors import RuleError, SetupError
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.remarks import Remark, find_remarks
 from lookback.core.rules.wording import list_changes
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.rules import RulesTable
     from lookback.spark.tables.lakehouse import Tables
+
+
+_REPORT_OPTIONS = ("max_alerts_per_day", "since", "until")
 
 
 def add_commands(command: AddCommand, places: argparse.ArgumentParser) -> None:
@@ -67,6 +71,7 @@ def _add_subcommands(command: AddCommand) -> None:
         metavar="N",
         help="how many of the newest events --against-data reads (50000)",
     )
+    _add_report_options(check)
     command("list", _list_rules, "the last version of every rule")
     for name, status in (("pause", "paused"), ("resume", "active"), ("retire", "retired")):
         sub = command(name, _set_status, f"publish a version with status {status}")
@@ -112,6 +117,19 @@ def _add_subcommands(command: AddCommand) -> None:
     command("schema", _print_schema, "print the JSON Schema of rule documents, for editors")
     export = command("export", _export_rules, "print rules as YAML")
     export.add_argument("rule_id", nargs="?")
+
+
+def _add_report_options(check: Any) -> None:
+    check.add_argument(
+        "--backtest", action="store_true",
+        help="try the rules on all events of their streams, and print a report in Markdown, for a pull request",
+    )  # fmt: skip
+    check.add_argument(
+        "--max-alerts-per-day", type=float, metavar="N",
+        help="with --backtest: a rule that raises more fails (default: as the gate of the settings says)",
+    )  # fmt: skip
+    check.add_argument("--since", metavar="TIME", help="with --backtest: the event time from which on rules speak")
+    check.add_argument("--until", metavar="TIME", help="with --backtest: the event time before which rules speak")
 
 
 def _show_overlap(options: argparse.Namespace) -> None:
@@ -160,15 +178,44 @@ def _open_rules_table(options: argparse.Namespace) -> RulesTable:
 
 
 def _check_rules(options: argparse.Namespace) -> int:
+    # `push` checks too, and has none of these options.
+    if getattr(options, "backtest", False):
+        return _report_rules(options)
+    if given := [name for name in _REPORT_OPTIONS if getattr(options, name, None) is not None]:
+        raise SetupError(f"--{given[0].replace('_', '-')} is about a backtest: give --backtest too")
     settings = load_settings(options)
     streams, tables, events = settings.streams(), None, 0
-    # `push` checks too, and has neither option.
     if getattr(options, "against_data", False):
         tables, events = open_tables(settings, *streams.values()), options.events
     checked = [_check_file(file, streams, tables, events) for file in options.files]
     for each in checked:
         (_print_findings_json if wants_json(options) else _print_findings)(each)
     return FOUND_PROBLEMS if any(each.problems for each in checked) else 0
+
+
+def _report_rules(options: argparse.Namespace) -> int:
+    from lookback.core.rules.gate import Gate
+    from lookback.spark.replay.backtest import Range
+    from lookback.spark.reports import report_rules
+    from lookback.spark.rules import RulesTable
+    from lookback.views.markdown import describe_range, format_reports
+
+    settings = load_settings(options)
+    gate, most, streams = settings.gate or Gate(), options.max_alerts_per_day, settings.streams()
+    if most is not None and not 0 <= most < inf:
+        raise SetupError(f"--max-alerts-per-day must be a number from 0 on, got {most:g}")
+    gate = gate if most is None else replace(gate, max_alerts_per_day=most)
+    since, until = read_time(options, "since"), read_time(options, "until")
+    within = None if since is None and until is None else Range(since, until)
+    rules = RulesTable(open_tables(settings, *streams.values()), streams)
+    reports = report_rules(rules, options.files, gate, within)
+    if wants_json(options):
+        print_json(each.to_dict() for each in reports)
+    else:
+        print(format_reports(reports))
+        if text := describe_range(reports):
+            print(f"\n{text}")
+    return 0 if all(each.passes for each in reports) else FOUND_PROBLEMS
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         tables, stream, streams, checkpoint,
         once=options.once, every=options.every or settings.every, admission=settings.admission, on_batch=show,
         idle_after=idle_after, shards=options.shards, default_shards=stream.shards or settings.shards, rebuild=options.rebuild,
-        fresh=options.fresh, accept_unknown=settings.accept_unknown_checkpoint,
+        fresh=options.fresh, accept_unknown=settings.accept_unknown_checkpoint, gate=settings.gate,
     )  # fmt: skip
     stop_on_signals(evaluation.request_stop)
     with metrics:

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import Problem, RuleError
-from lookback.core.rules.gate import Condition, Gate, Knowledge, check_gate, hash_document, write_evidence
-from lookback.core.values.durations import MICROSECONDS
-from lookback.spark.replay.backtest import Candidate, Range, backtest
+from lookback.core.rules.gate import (
+    Condition,
+    Gate,
+    Knowledge,
+    check_gate,
+    hash_document,
+    is_same_person,
+    write_evidence,
+)
+from lookback.spark.replay.backtest import Candidate, backtest, find_last_days
+from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -40,26 +48,42 @@ def activate(
     RuleError for an unknown or retired rule, and if its document fails its check.
     """
     approver = approver or rules.tables.current_user
-    row = _find_candidate(rules, rule_id)
-    assert row.document is not None
-    compiled = rules.check(row.document)
-    tables, stream = rules.tables, rules.streams[compiled.spec.stream]
-    per_day, precision = None, None
-    if gate.backtest_days:
-        per_day, precision = _try(tables, stream, row, gate.backtest_days, progress)
-    hours = _find_shadow_hours(rules, rule_id, hash_document(row.document)) if gate.shadow_hours else None
-    known = Knowledge(len(compiled.spec.tests), hours, per_day, precision, row.author or "", approver)
-    conditions = check_gate(gate, known)
+    row = find_candidate(rules, rule_id)
+    conditions = find_conditions(rules, row, gate, approver=approver, progress=progress)
     if not all(each.met for each in conditions):
         return Activation(row.version, conditions, None)
-    evidence = write_evidence(row.document, conditions, dt.datetime.now(dt.timezone.utc).isoformat())
-    version = rules.publish_approved(
-        row, author=row.author or "", approver=approver, evidence=evidence, comment=comment
-    )
+    document = row.document or {}
+    author, _ = _find_author(rules, row, hash_document(document))
+    evidence = write_evidence(document, conditions, dt.datetime.now(dt.timezone.utc).isoformat())
+    # Nobody approves a rule of their own; a gate without `approval` asks for nobody else.
+    other = "" if is_same_person(approver, author) else approver
+    version = rules.publish_approved(row, author=author, approver=other, evidence=evidence, comment=comment)
     return Activation(row.version, conditions, version)
 
 
-def _find_candidate(rules: RulesTable, rule_id: str) -> RuleRow:
+def find_conditions(
+    rules: RulesTable, row: RuleRow, gate: Gate, *, approver: str = "", progress: Callable[[str], None] | None = None
+) -> list[Condition]:
+    """Finds the conditions of a gate, each met or not by a row, which need not be in the table yet.
+
+    rules: the table. approver: who would activate it; default: the current user. progress: called with lines for people. Raises RuleError if the row's document fails its check.
+    """
+    document = row.document or {}
+    compiled, tables = rules.check(document), rules.tables
+    per_day, precision = None, None
+    if gate.backtest_days:
+        per_day, precision = _try(tables, rules.streams[compiled.spec.stream], row, gate.backtest_days, progress)
+    wanted = hash_document(document)
+    hours = _find_shadow_hours(rules, row.rule_id, wanted) if gate.shadow_hours else None
+    author, first = _find_author(rules, row, wanted)
+    committers = _find_committers(tables, row.rule_id, first) if gate.approval else None
+    user = tables.current_user
+    known = Knowledge(len(compiled.spec.tests), hours, per_day, precision, author, approver or user, user, committers)
+    return check_gate(gate, known)
+
+
+def find_candidate(rules: RulesTable, rule_id: str) -> RuleRow:
+    """Finds the version of a rule that `activate` takes, in the table `rules`. Raises RuleError if `rule_id` has none."""
     rows = [row for row in rules.rows() if row.rule_id == rule_id and row.document is not None]
     for status in ("draft", "shadow", "paused", "active", "quarantined"):
         for row in rows:
@@ -68,16 +92,36 @@ def _find_candidate(rules: RulesTable, rule_id: str) -> RuleRow:
     raise RuleError(rule_id, [Problem("status", "has no version to activate; publish one with `lookback rules push`")])
 
 
+def _find_author(rules: RulesTable, row: RuleRow, wanted: str) -> tuple[str, int]:
+    """Finds who wrote the document of a row, and the first version of the rule that had it.
+
+    A later version with the same document, such as that of a pause, names who published that.
+    """
+    versions = rules.read_versions(row.rule_id)
+    alike = [each for each in versions if each.document is not None and hash_document(each.document) == wanted]
+    first = min(alike, key=lambda each: each.version, default=row)
+    return first.author or "", first.version
+
+
+def _find_committers(tables: Tables, rule_id: str, version: int) -> list[str]:
+    """Finds the users who wrote a version of a rule, by the history of the table; none where that names no users."""
+    is_written = F.col("_change_type").isin("insert", "update_postimage")
+    own = is_written & (F.col("rule_id") == rule_id) & (F.col("version") == version)
+    changes = tables.read_changes("rules", find_first_readable(tables, "rules")).where(own)
+    commits = [row[0] for row in changes.select("_commit_version").distinct().collect()]
+    users = tables.history("rules").where(F.col("version").isin(commits)).select("userName").distinct().collect()
+    return sorted(row["userName"] for row in users if row["userName"])
+
+
 def _try(
     tables: Tables, stream: Stream, row: RuleRow, days: float, progress: Callable[[str], None] | None
 ) -> tuple[float | None, float | None]:
     """Returns the alerts a day and the precision of a version over the last days of events."""
-    newest = tables.read(stream.name).agg(F.unix_micros(F.max(stream.event_time))).head()
-    if newest is None or newest[0] is None:
+    within = find_last_days(tables, stream, days)
+    if within is None:
         return None, None
-    since = int(newest[0]) - round(days * MICROSECONDS["day"])
     candidate = Candidate(dict(row.document or {}), row.version)
-    with backtest(tables, stream, [candidate], Range(since=since), rows=False, progress=progress) as result:
+    with backtest(tables, stream, [candidate], within, rows=False, progress=progress) as result:
         (figures,) = result.figures
         return figures.alerts_per_day, figures.precision
 

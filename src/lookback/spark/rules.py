@@ -8,7 +8,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import Row
@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_document, read_rule
-from lookback.core.rules.gate import is_proven
+from lookback.core.rules.gate import REFUSAL, find_objection, is_proven, is_same_person
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
 from lookback.core.rules.roles import SHADOW, find_roles, write_quarantined
@@ -72,6 +72,14 @@ class _NewRow:
     approved_by: str | None = None
 
 
+class _Approval(NamedTuple):
+    """The columns of a row about the gate. author: in place of who publishes the row, if that person approved it."""
+
+    approved_by: str | None = None
+    evidence: str | None = None
+    author: str = ""
+
+
 class _Span(NamedTuple):
     """The name of a measure, or `sequence`, and how far it looks back in microseconds."""
 
@@ -83,7 +91,8 @@ class _Span(NamedTuple):
 class RulesTable:
     """The rules table of one place. streams: every declared stream by name.
 
-    has_gate: whether a version becomes active only by `activate`; `push` and `set_parameters` publish a draft in place of it.
+    has_gate: whether a version becomes active only by `activate`; `push` and `set_parameters` publish a draft in place of it,
+    and an active row that the stream rejected, since the gate is enforced, counts as a draft.
     """
 
     tables: Tables
@@ -114,11 +123,12 @@ class RulesTable:
     def publish_approved(self, row: RuleRow, *, author: str, approver: str, evidence: str, comment: str = "") -> int:
         """Publishes a version with the document of a row as active.
 
-        author: who wrote the document; approver: who activated it; evidence: JSON, as `write_evidence` of the gate writes it.
+        author: who wrote the document; approver: who activated it, empty for nobody else; evidence: JSON, as `write_evidence`
+        of the gate writes it.
         """
         text = json.dumps(row.document, ensure_ascii=False, default=_to_json_value)
-        approval = (approver, evidence)
-        return self._publish(row.rule_id, lambda last: ("active", text), author, comment, lambda last: approval)
+        approval = _Approval(approver or None, evidence)
+        return self._publish(row.rule_id, lambda _: ("active", text), author, comment, lambda *_: approval)
 
     def set_status(self, rule_id: str, status: str, *, author: str = "", comment: str = "") -> int:
         """Publishes a version with another status. Raises RuleError for an unknown rule.
@@ -137,10 +147,16 @@ class RulesTable:
                 raise RuleError(rule_id, [Problem("status", message)])
             return status, json.dumps(document, ensure_ascii=False)
 
-        def carry_on(current: RuleRow | None) -> tuple[str | None, str | None]:
+        def carry_on(current: RuleRow | None, rows: list[Row]) -> _Approval:
             # The document is the same, so what was known about it still is; a retired rule has to show it again.
             is_kept = current is not None and current.status in ("active", "paused") and status in ("active", "paused")
-            return (current.approved_by, current.evidence) if is_kept and current is not None else (None, None)
+            if current is None or not is_kept:
+                return _Approval()
+            approval = _Approval(current.approved_by, current.evidence)
+            if status == "active" and is_same_person(author or self.tables.current_user, current.approved_by):
+                # Who approved a rule may resume it; its author is still who wrote it.
+                return approval._replace(author=_find_document_author(rows, current.evidence))
+            return approval
 
         return self._publish(rule_id, make_row, author, comment, carry_on)
 
@@ -237,10 +253,14 @@ class RulesTable:
         and a draft that is later than both.
         """
         by_rule: dict[str, list[Row]] = {}
-        for row in self.tables.query("rules", _select_columns):
+        for row in self._show_refused_as_drafts(self.tables.query("rules", _select_columns)):
             if row["rule_id"] not in (None, "*"):
                 by_rule.setdefault(row["rule_id"], []).append(row)
         return [_make_rule_row(row) for _, rows in sorted(by_rule.items()) for row in find_roles(rows).listed]
+
+    def read_versions(self, rule_id: str) -> list[RuleRow]:
+        """Returns all versions of a rule, also those that do not count any more."""
+        return [_make_rule_row(row) for row in self._read_rows(rule_id)]
 
     def find_version(self, rule_id: str) -> RuleRow:
         """Returns the version of a rule that is meant by its id: the last active one, else the last.
@@ -257,7 +277,7 @@ class RulesTable:
 
     def find_document(self, rule_id: str, version: int) -> dict[str, Any]:
         """Returns the document of a version. Raises RuleError if there is none, or it cannot be read."""
-        rows = [_make_rule_row(row) for row in self._read_rows(rule_id)]
+        rows = self.read_versions(rule_id)
         for row in rows:
             if row.version == version and row.document is not None:
                 return row.document
@@ -292,11 +312,12 @@ class RulesTable:
 
     def _publish(
         self, rule_id: str, make_row: Callable[[RuleRow | None], tuple[str, str]], author: str, comment: str,
-        approve: Callable[[RuleRow | None], tuple[str | None, str | None]] = lambda current: (None, None),
+        approve: Callable[[RuleRow | None, list[Row]], _Approval] | None = None,
     ) -> int:  # fmt: skip
         """Publishes the version after the last one.
 
-        make_row: makes its status and document from the rule's current row; approve: who approved it, and the evidence.
+        make_row: makes its status and document from the rule's current row; approve: the same for its approval, from all rows
+        of the rule too.
         """
         for _ in self._attempt(rule_id):
             rows = self._read_rows(rule_id)
@@ -309,10 +330,13 @@ class RulesTable:
             found = find_roles(rows).current
             current = None if found is None else _make_rule_row(found)
             status, document = make_row(current)
-            approved_by, evidence = approve(current)
+            approval = _Approval() if approve is None else approve(current, rows)
             if status not in STATUSES:
                 raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
-            new = _NewRow(rule_id, version, status, document, author, comment, evidence, approved_by)
+            new = _NewRow(rule_id, version, status, document, author, comment, approval.evidence, approval.approved_by)
+            if approval.author:
+                resumed = f"resumed by {author or self.tables.current_user}"
+                new = replace(new, author=approval.author, comment=f"{comment}; {resumed}" if comment else resumed)
             if self._insert(rows, new):
                 return version
         raise AssertionError  # the attempts end with an error
@@ -331,7 +355,23 @@ class RulesTable:
         )
 
     def _read_rows(self, rule_id: str) -> list[Row]:
-        return self.tables.query("rules", lambda rows: _select_columns(rows.where(F.col("rule_id") == rule_id)))
+        rows = self.tables.query("rules", lambda rows: _select_columns(rows.where(F.col("rule_id") == rule_id)))
+        return self._show_refused_as_drafts(rows)
+
+    def _show_refused_as_drafts(self, rows: list[Row]) -> list[Row]:
+        """Returns the rows, with status draft for those that say active although the stream rejected them by the gate."""
+        if not self.has_gate or not any(_is_objectionable(row) for row in rows) or not self.tables.exists("rule_log"):
+            return rows
+        is_refused = (F.col("action") == "rejected") & F.col("message").startswith(REFUSAL)
+        last = F.max_by(is_refused, F.struct("logged_at", "batch_id")).alias("is_refused")
+        own = self.tables.read("rule_log").where(is_refused | (F.col("action") == "activated"))
+        found = own.groupBy("rule_id", "version").agg(last).where("is_refused").collect()
+        refused = {(row["rule_id"], row["version"]) for row in found}
+        return [
+            Row(**{**row.asDict(), "status": "draft"})
+            if (row["rule_id"], row["version"]) in refused and _is_objectionable(row) else row
+            for row in rows
+        ]  # fmt: skip
 
     def _insert(self, rows: list[Row], new: _NewRow) -> bool:
         """Appends a version if the rule still has these rows. Returns False if another process has written meanwhile.
@@ -402,6 +442,23 @@ def _select_columns(rows: DataFrame) -> DataFrame:
     """Selects the columns of the rules table; NULL where a table of an earlier release lacks one."""
     missing = F.lit(None).cast("string")
     return rows.select(*(F.col(name) if name in rows.columns else missing.alias(name) for name in RULES.names))
+
+
+def _is_objectionable(row: Row) -> bool:
+    """Returns whether an enforced gate would reject an active row."""
+    if row["status"] != "active":
+        return False
+    try:
+        document = read_document(row["document"])
+    except LookbackError:
+        return False
+    return bool(find_objection(document, row["author"], row["approved_by"], row["evidence"]))
+
+
+def _find_document_author(rows: list[Row], evidence: str | None) -> str:
+    """Finds who is the author in the first row that became active with this evidence; empty if nobody is."""
+    proven = [row for row in rows if row["status"] == "active" and row["evidence"] == evidence]
+    return next((row["author"] or "" for row in sorted(proven, key=lambda row: row["version"] or 0)), "")
 
 
 def _find_last(rows: Iterable[Row]) -> RuleRow | None:

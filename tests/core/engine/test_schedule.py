@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import cases as generated
@@ -21,8 +22,10 @@ from test_equals_oracle import (
     run_oracle,
 )
 
+from growth import grows_in_proportion
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch, pack_waiting, unpack_waiting
+from lookback.core.rules.gate import APPROVAL, write_evidence
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.events import read_events
@@ -34,15 +37,15 @@ if TYPE_CHECKING:
 
 def all_changes(case: dict[str, Any]) -> list[RuleChange]:
     afters = sorted({change["after"] for change in case["changes"]})
-    return [change for after in afters for change in changes_after(case, after)]
+    return [dataclasses.replace(change, gate="") for after in afters for change in changes_after(case, after)]
 
 
 def run_rebuilt(case: dict[str, Any], schedule: Schedule, batches: Sequence[int]) -> Output:
-    """All changes come with the first batch; the batches end at these commits."""
+    """All changes come with the first batch; the batches end at these commits. The schedule alone knows of the gate."""
     stream = generated.STREAMS[case["stream"]]
     events, _ = read_events(case["rows"], stream, 1)
     marks, total = find_marks(events, events.commits), Output()
-    bound = [(change, schedule.after(change.commit)) for change in all_changes(case)]
+    bound = [(schedule.restore_gate(change), schedule.after(change.commit)) for change in all_changes(case)]
     for shard in range(case["shards"]):
         evaluator, state, store = Evaluator(stream, shard, case["shards"]), new_state(stream), DictStore()
         waiting = [WaitingChange(change, after) for change, after in bound if after is not None]
@@ -109,3 +112,68 @@ def test_c3_7_the_schedule_reads_the_log(
     schedule = Schedule.from_log(changes, rows, STREAM, STREAMS, 9)
     assert dict(schedule.arrivals) == arrivals
     assert schedule.after(100) == 9
+
+
+def gated(commit: int, evidence: str | None = None, kind: str = "insert") -> RuleChange:
+    document = json.dumps(rule("a"))
+    return RuleChange(kind, commit, "a", 1, "active", document, evidence, "ann", "bob")
+
+
+PROOF = write_evidence(rule("a"), [], "then")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "refused"),
+    {
+        "refused, then mended": (
+            [gated(1), gated(2, PROOF, "update")], [log("a", 1, "rejected", 5), log("a", 1, "activated", 9)], {1},
+        ),
+        "the same with no event between": (
+            [gated(1), gated(2, PROOF, "update")], [log("a", 1, "rejected", 5), log("a", 1, "activated", 5)], {1},
+        ),
+        "refused, and obeyed once the gate was open": (
+            [gated(1), gated(2, None, "update")], [log("a", 1, "rejected", 5), log("a", 1, "activated", 5)], {1},
+        ),
+        "in force before the gate, then an update refused": (
+            [gated(1), dataclasses.replace(gated(2, None, "update"), document=json.dumps(rule("a", message="x")))],
+            [log("a", 1, "activated", 5), log("a", 1, "rejected", 5)], {2},
+        ),
+        "without a gate": ([gated(1)], [log("a", 1, "activated", 5)], set()),
+        "rejected for another reason": ([change(1, "a"), change(2, "a")], [
+            log("a", 1, "activated", 5), log("a", 1, "rejected", 5)], set()),
+    }.values(),
+)  # fmt: skip
+def test_c10_8_the_schedule_refuses_the_rows_that_the_log_says_the_gate_rejected(
+    changes: list[RuleChange], rows: list[LogRow], refused: set[int]
+) -> None:
+    """Whatever the settings say today: they are no input."""
+    schedule = Schedule.from_log(changes, rows, STREAM, STREAMS, 9)
+    assert {commit for commit, _, _ in schedule.refused} == refused
+    assert Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
+    assert {each.commit for each in map(schedule.restore_gate, changes) if each.gate} == refused
+    # A row that comes after those that were logged is decided as it comes.
+    assert schedule.restore_gate(dataclasses.replace(gated(100), gate=APPROVAL)).gate == APPROVAL
+
+
+def test_c10_8_the_time_to_read_the_log_is_in_proportion_to_the_rows_that_the_gate_rejected() -> None:
+    """Each is tried with and without the gate, beside all rules in force."""
+    # Compiled documents are kept, so only what is measured is left.
+    texts = [json.dumps(rule(f"r{at}")) for at in range(800)]
+
+    def seconds_for(size: int) -> float:
+        changes = [
+            RuleChange("insert", commit, f"r{at}", version, "active", texts[at])
+            for commit, version in ((1, 1), (2, 2)) for at in range(size)
+        ]  # fmt: skip
+        rows = [
+            log(f"r{at}", version, action, version)
+            for version, action in ((1, "activated"), (2, "rejected")) for at in range(size)
+        ]  # fmt: skip
+        started = time.process_time()
+        schedule = Schedule.from_log(changes, rows, STREAM, STREAMS, 9)
+        seconds = time.process_time() - started
+        assert len(schedule.refused) == size
+        return seconds
+
+    seconds_for(800)
+    assert grows_in_proportion(seconds_for, 400)

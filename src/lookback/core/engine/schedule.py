@@ -7,11 +7,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.rules.gate import APPROVAL
 from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange, order_changes
 from lookback.core.state.shard import FeatureState, ShardState
@@ -28,6 +30,10 @@ NO_CHANGES = frozenset({"failed", "commit_cut", "session_closed", "revisions_lim
 DELETED = {"alerts": "alerts_deleted", "late_events": "late_events_deleted", "rule_log": "log_deleted"}
 # The rule_id, version and action of a row of rule_log.
 _Logged = tuple[str | None, int | None, str]
+# The arrival of a row of rule_log, and its place among all rows that were read.
+_Time = tuple[int, int]
+# Of a change: its commit, rule_id and version.
+_Slot = tuple[int, str | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -74,16 +80,24 @@ class Schedule:
 
     arrivals: per commit of the rules table, the last commit of the events that was judged before it; None for before the
     first. through: the last arrival in the output tables, None for none; changes of all other commits wait until it is
-    judged. seed: None where the events are read from their first commit on.
+    judged. seed: None where the events are read from their first commit on. refused: the rows that the gate rejected, by
+    `RuleChange.slot`.
     """
 
     through: int | None
     arrivals: Mapping[int, int | None]
     seed: Seed | None = None
+    refused: frozenset[_Slot] = frozenset()
 
     def after(self, commit: int) -> int | None:
         """Returns the commit of the events after which the changes of a commit of the rules take effect."""
         return self.arrivals.get(commit, self.through)
+
+    def restore_gate(self, change: RuleChange) -> RuleChange:
+        """Returns a logged change under the gate if the gate rejected it then, else without; settings of today do not count."""
+        if change.commit not in self.arrivals:
+            return change
+        return replace(change, gate=APPROVAL if change.slot in self.refused else "")
 
     def begin(self, state: ShardState, stream: Stream) -> None:
         """Writes into a new state what remains of the commits that are not read again."""
@@ -97,7 +111,8 @@ class Schedule:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, for JSON."""
         seed = None if self.seed is None else [self.seed.high, [[*each] for each in self.seed.raised]]
-        return {"through": self.through, "arrivals": sorted(self.arrivals.items()), "seed": seed}
+        refused = sorted(map(list, self.refused), key=repr)
+        return {"through": self.through, "arrivals": sorted(self.arrivals.items()), "seed": seed, "refused": refused}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Schedule:
@@ -107,7 +122,9 @@ class Schedule:
         if document["seed"] is not None:
             high, raised = document["seed"]
             seed = Seed(int(high), [(role, dict(key), int(at)) for role, key, at in raised])
-        return cls(None if through is None else int(through), arrivals, seed)
+        # An earlier release wrote none.
+        refused = frozenset((int(commit), rule_id, version) for commit, rule_id, version in document.get("refused", []))
+        return cls(None if through is None else int(through), arrivals, seed, refused)
 
     @classmethod
     def from_log(
@@ -116,19 +133,25 @@ class Schedule:
     ) -> Schedule:  # fmt: skip
         """Finds the schedule by which `changes` were logged.
 
-        changes: all of the rules table; logged: the stream's rows of rule_log. Changes take effect in their order, so one
-        that was not logged, since it changes nothing here, goes with the next that was.
+        changes: all of the rules table; logged: the stream's rows of rule_log, those of one arrival in the order in which
+        they were written. Changes take effect in their order, so one that was not logged, since it changes nothing here, goes
+        with the next that was.
         """
-        times: dict[_Logged, list[int]] = {}
-        for row in logged:
+        times: dict[_Logged, list[_Time]] = {}
+        for place, row in enumerate(logged):
             if row.action not in NO_CHANGES:
-                times.setdefault((row.rule_id, row.version, row.action), []).append(arrival_number(row.arrival))
+                slot = (row.rule_id, row.version, row.action)
+                times.setdefault(slot, []).append((arrival_number(row.arrival), place))
         for listed in times.values():
             listed.sort()
         book, reached = RuleBook(stream, streams), arrival_number(None)
         arrivals: dict[int, int | None] = {}
         unlogged: list[int] = []
-        for change in order_changes(changes):
+        refused = set[_Slot]()
+        for change in order_changes(replace(each, gate="") for each in changes):
+            if _was_refused(change, book, times, reached):
+                refused.add(change.slot)
+                change = replace(change, gate=APPROVAL)  # noqa: PLW2901 - the same row, as the stream saw it
             log, _ = book.apply([change], None)
             at = [_take_first(times.get((row.rule_id, row.version, row.action)), reached) for row in log]
             unlogged.append(change.commit)
@@ -136,7 +159,7 @@ class Schedule:
                 reached = max(reached, *known)
                 arrivals.update(dict.fromkeys(unlogged, None if reached == arrival_number(None) else reached))
                 unlogged = []
-        return cls(through, arrivals, seed)
+        return cls(through, arrivals, seed, frozenset(refused))
 
 
 @dataclass(frozen=True)
@@ -222,12 +245,27 @@ class _CommitRanges:
         return Batch(events, deleted, marks, coverage=batch.coverage)
 
 
-def _take_first(times: list[int] | None, reached: int) -> int | None:
-    """Takes out the first of the times that is not before `reached`; None if there is none."""
-    for at, time in enumerate(times or ()):
-        if time >= reached:
+def _was_refused(change: RuleChange, book: RuleBook, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
+    """Returns whether the log has a row as the gate writes it about a change, before one as it would be without a gate."""
+    if change.status != "active" or (change.rule_id, change.version, "rejected") not in times:
+        return False
+    with_gate, without = (book.preview(replace(change, gate=gate)) for gate in (APPROVAL, ""))
+    if with_gate == without:
+        return False
+
+    def find_first(log: list[LogRow]) -> tuple[float, float]:
+        listed = [times.get((row.rule_id, row.version, row.action), []) for row in log]
+        return min((time for each in listed for time in each if time[0] >= reached), default=(inf, inf))
+
+    return find_first(with_gate) < find_first(without)
+
+
+def _take_first(times: list[_Time] | None, reached: int) -> int | None:
+    """Takes out the first of the times that is not before `reached`, and returns its arrival; None if there is none."""
+    for at, (arrival, _) in enumerate(times or ()):
+        if arrival >= reached:
             assert times is not None
-            return times.pop(at)
+            return times.pop(at)[0]
     return None
 
 

@@ -12,6 +12,10 @@ from lookback.core.rules.parameters import Parameters
 
 # Keys of a document that change nothing about which alerts it raises.
 _TEXTS = ("tests", "description", "message", "parameters")
+# What an enforced gate asks of an active row: evidence that fits its document; an approval too, by somebody who is named.
+EVIDENCE, APPROVAL = "evidence", "approval"
+# The first words of rule_log's message about a row that an enforced gate rejected.
+REFUSAL = "the gate is enforced"
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class Gate:
 
     tests: so many tests of its own. backtest_days: a backtest of so many days; max_alerts_per_day, min_precision: what it may
     raise and must reach there. shadow_hours: so many hours in shadow. approval: somebody other than its author approves.
+    enforce: the stream itself rejects an active row without evidence that fits it.
     """
 
     tests: int = 0
@@ -28,11 +33,21 @@ class Gate:
     min_precision: float | None = None
     shadow_hours: float = 0.0
     approval: bool = False
+    enforce: bool = False
+
+    @property
+    def enforced(self) -> str:
+        """What the stream asks of an active row: EVIDENCE, APPROVAL, or nothing."""
+        return "" if not self.enforce else APPROVAL if self.approval else EVIDENCE
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The known figures of a version; None: not known, such as the precision of a backtest without labels."""
+    """The known figures of a version; None: not known, such as the precision of a backtest without labels.
+
+    author: of its document; approver: who approves it, as they say. user: who runs the check. committers: the users who wrote
+    the document, by the table's history; empty if that names none.
+    """
 
     tests: int
     shadow_hours: float | None
@@ -40,6 +55,8 @@ class Knowledge:
     precision: float | None
     author: str
     approver: str
+    user: str = ""
+    committers: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,10 +120,23 @@ def check_gate(gate: Gate, known: Knowledge) -> list[Condition]:
         is_met = hours is not None and hours >= gate.shadow_hours
         found.append(_make_condition(f"{gate.shadow_hours:g} hours in shadow", _write(hours), is_met, remedy))
     if gate.approval:
-        is_met = bool(known.approver) and known.approver != known.author
-        remedy = f"let somebody other than {known.author or 'its author'} activate it"
-        found.append(_make_condition("an approval by another person", known.approver or "none", is_met, remedy))
+        found.append(_check_approval(known))
     return found
+
+
+def _check_approval(known: Knowledge) -> Condition:
+    writers = [known.author, *(known.committers or ())]
+    # What people say of themselves is checked by what the history says of them.
+    is_by_writer = any(is_same_person(one, other) for one in (known.approver, known.user) for other in writers[1:])
+    is_met = bool(known.approver.strip()) and not is_same_person(known.approver, known.author) and not is_by_writer
+    figure = known.approver or "none"
+    if known.committers:
+        figure += f"; the table's history names {' and '.join(known.committers)} as who wrote it"
+    elif known.committers is not None:
+        figure += "; who wrote it could not be checked, since the table's history names no users"
+    others = " and ".join(dict.fromkeys(each for each in writers if each)) or "its author"
+    remedy = f"let somebody other than {others} activate it"
+    return _make_condition("an approval by another person", figure, is_met, remedy)
 
 
 def write_evidence(document: Mapping[str, Any], conditions: Sequence[Condition], when: str) -> str:
@@ -122,6 +152,36 @@ def is_proven(document: Mapping[str, Any], evidence: str | None) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(read, dict) and read.get("hash") == hash_document(document)
+
+
+def is_same_person(one: str | None, other: str | None) -> bool:
+    """Returns whether two names are of one person; upper and lower case are alike, and nobody is the same as nobody named."""
+    one, other = (one or "").strip().casefold(), (other or "").strip().casefold()
+    return bool(one) and one == other
+
+
+def find_objection(
+    document: Mapping[str, Any],
+    author: str | None,
+    approver: str | None,
+    evidence: str | None,
+    *,
+    asked: str = APPROVAL,
+) -> str:
+    """Finds why an enforced gate rejects an active row; empty if it does not.
+
+    The row alone decides: its document, author, approved_by and evidence. asked: EVIDENCE or APPROVAL. The text is the same
+    for both if the row fails both, since rule_log must not depend on more than the row.
+    """
+    if not (evidence or "").strip():
+        return "it has no evidence that it met the gate (evidence)"
+    if not is_proven(document, evidence):
+        return "its evidence is about another document (evidence)"
+    if is_same_person(author, approver):
+        return f"its author, {str(author).strip()!r:.100}, approved it, and somebody else must (approved_by)"
+    if asked == APPROVAL and not (approver or "").strip():
+        return "nobody approved it (approved_by)"
+    return ""
 
 
 def _make_condition(condition: str, figure: str, is_met: bool, remedy: str) -> Condition:

@@ -11,11 +11,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from lookback.core.errors import Problem, RuleError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import RULE_ID, STATUSES, quote_value, read_document
+from lookback.core.rules.gate import find_objection
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.roles import SHADOW, name_role, read_quarantined
 from lookback.core.streams.declaration import Stream
@@ -52,7 +54,9 @@ class RuleChange:
     """A change to a row of the rules table, as the change feed reports it.
 
     `change`: insert, delete, update (the row after it), or before (the row as it was before an update).
-    evidence: JSON; of a quarantined row it names the version that failed.
+    evidence: JSON; of a quarantined row it names the version that failed, of an active one what it showed to the gate.
+    gate: what an enforced gate asks of the row if it is active: EVIDENCE or APPROVAL; empty for nothing. The shell sets it, so
+    that rows that were admitted before the gate was enforced stay as they are.
     """
 
     change: str
@@ -62,6 +66,9 @@ class RuleChange:
     status: str | None
     document: str | None
     evidence: str | None = None
+    author: str | None = None
+    approved_by: str | None = None
+    gate: str = ""
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -71,7 +78,8 @@ class RuleChange:
         applies it in the same order.
         """
         number = 2**63 if self.version is None else self.version
-        texts = [text or "" for text in (self.rule_id, self.change, self.status, self.document, self.evidence)]
+        named = (self.rule_id, self.change, self.status, self.document, self.evidence, self.author, self.approved_by)
+        texts = [text or "" for text in named]
         return (self.commit, self.change == "delete", number, *texts)
 
     @property
@@ -173,6 +181,13 @@ class RuleBook:
             commands += self._apply(change, arrival, log)
         return log, commands
 
+    def preview(self, change: RuleChange) -> list[LogRow]:
+        """Returns the log rows that a change of one rule would give, and applies nothing."""
+        before = self._list_roles(str(change.rule_id))
+        log, _ = self.apply([change], None)
+        self._set_roles(str(change.rule_id), *before)
+        return log
+
     def in_force(self, statuses: Iterable[str] = WITH_STATE) -> list[tuple[Entry, CompiledRule]]:
         """Returns the stream's rules that have these statuses, by rule_id, without the unreadable ones.
 
@@ -239,12 +254,18 @@ class RuleBook:
         after = [main] if challenger is None else [main, challenger]
         highest = max(entry.highest for entry in (*before, *after))
         main, *beside = (replace(entry, highest=highest) for entry in after)
-        self._counts.subtract(entry.stream for entry in before if entry.is_in_force)
-        self._counts.update(entry.stream for entry in after if entry.is_in_force)
-        self.entries[rule_id], self._json = main, None
-        self.challengers.pop(rule_id, None)
-        if beside:
-            self.challengers[rule_id] = beside[0]
+        self._set_roles(rule_id, main, *beside)
+
+    def _set_roles(self, rule_id: str, *entries: Entry) -> None:
+        """Sets both roles of a rule as they are given; a role that is not given is not there any more."""
+        self._counts.subtract(entry.stream for entry in self._list_roles(rule_id) if entry.is_in_force)
+        self._counts.update(entry.stream for entry in entries if entry.is_in_force)
+        for held, entry in zip_longest((self.entries, self.challengers), entries):
+            if entry is None:
+                held.pop(rule_id, None)
+            else:
+                held[rule_id] = entry
+        self._json = None
         if self.broken:
             self.broken = self._list_broken()
 
@@ -335,6 +356,7 @@ class RuleBook:
         concerns_us = self.stream.name in (name, *(each.stream for each in roles))
         try:
             self._check(change, roles, version, name)
+            _check_gate(change, roles, version)
             self._put_in_force(
                 change, roles, version, name, max(highest, version), write if concerns_us else _write_nothing
             )
@@ -504,6 +526,23 @@ def find_failing(in_force: list[Entry], version: int, evidence: str | None) -> E
     raise Rejected(
         f"superseded: version {quote_value(failing)}, which the row takes out of service, is not in force (evidence)"
     )
+
+
+def _check_gate(change: RuleChange, roles: list[Entry], version: int) -> None:
+    """Checks an active row by an enforced gate. Raises Rejected.
+
+    What is in force as the row has it was admitted before, and goes on.
+    """
+    if not change.gate or change.status != "active":
+        return
+    if any((each.version, each.status, each.document) == (version, "active", change.document) for each in roles):
+        return
+    document = read_document(change.document, WIDEST_LIMITS)
+    if objection := find_objection(document, change.author, change.approved_by, change.evidence, asked=change.gate):
+        raise Rejected(
+            f"the gate is enforced: version {version} is not active, since {objection}; publish it as a draft, then "
+            f"`lookback rules activate {change.rule_id}`"
+        )
 
 
 def _write_nothing(action: str, message: str = "", version: int | None = None) -> None:

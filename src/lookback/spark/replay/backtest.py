@@ -244,6 +244,12 @@ def backtest(
     return result
 
 
+def find_last_days(tables: Tables, stream: Stream, days: float) -> Range | None:
+    """Finds the range of the last days of a stream's events, up to the newest; None if it has no events."""
+    newest = tables.read(stream.name).agg(F.unix_micros(F.max(stream.event_time))).head()
+    return None if newest is None or newest[0] is None else Range(since=int(newest[0]) - round(days * _DAY_US))
+
+
 def _pick(choose: Callable[[int, int], int], own: int | None, given: int | None) -> int | None:
     known = [each for each in (own, given) if each is not None]
     return choose(*known) if len(known) == 2 else known[0] if known else None

@@ -196,7 +196,7 @@ def _make_plan(
     """Plans that each change of the rules takes effect at the arrival that the log has; those without one never do."""
     schedule = Schedule.from_log(changes, logged, stream, streams, None)
     first, waiting = list[RuleChange](), list[WaitingChange]()
-    for change in changes:
+    for change in map(schedule.restore_gate, changes):
         if change.commit not in schedule.arrivals:
             continue
         after = schedule.arrivals[change.commit]

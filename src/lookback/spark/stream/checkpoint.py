@@ -48,6 +48,7 @@ class Plan:
     that dispatch sends, enough for the rules in force, even those whose rows were deleted since. declared: the part of the
     stream's declaration that state depends on; empty in checkpoints of earlier releases. starts: the first commit that
     is read of each source. spark: the version of Spark that plans the query; empty in checkpoints of earlier releases.
+    gates: what an enforced gate asks of active rows, by the commit of the rules from which on it does (see `RuleChange`).
     """
 
     shards: int
@@ -55,6 +56,7 @@ class Plan:
     declared: Mapping[str, Any] = field(default_factory=dict)
     starts: Mapping[str, int] = field(default_factory=dict)
     spark: str = ""
+    gates: Mapping[int, str] = field(default_factory=dict)
 
     def first_commit(self, source: str) -> int:
         """Returns the first commit of a source that the query reads."""
@@ -151,6 +153,25 @@ class Checkpoint:
         """Returns, per source, the first commit that Spark looks up at a start: the first one of the last finished batch."""
         return self._find_commits_after(_list_batches(self.folder / "commits")[:-1])
 
+    def plan_gates(self, asked: str) -> dict[int, str]:
+        """Returns the gates of the next plan. asked: what the gate of the settings asks now.
+
+        A change of the settings holds from the first commit of the rules on that no batch has been planned to read: a batch
+        that is repeated decides as it did before.
+        """
+        plan = self.read_plan()
+        before = {} if plan is None else dict(sorted(plan.gates.items()))
+        if plan is None or self.is_new:
+            return {0: asked} if asked else {}
+        last = next(reversed(before.items()), (0, ""))
+        if last[1] == asked:
+            return before
+        begin = plan.first_commit(RULES)
+        # Without offsets that can be read there is no batch that would be repeated.
+        with contextlib.suppress(OSError, SetupError):
+            begin = self._find_commits_after(_list_batches(self.folder / "offsets"))[RULES]
+        return {**dict([last] if last[1] else []), begin: asked}
+
     def _find_commits_after(self, finished: list[int]) -> dict[str, int]:
         plan = self.read_plan()
         offsets: Mapping[str, int | None] = {}
@@ -168,14 +189,17 @@ class Checkpoint:
             document = json.loads(file.read_text())
             shards, coverage = int(document["shards"]), Coverage.from_dict(document)
             starts = {str(name): int(start) for name, start in document.get("starts", {}).items()}
-            return Plan(shards, coverage, dict(document.get("declared", {})), starts, str(document.get("spark", "")))
+            gates = {int(commit): str(asked) for commit, asked in document.get("gates", {}).items()}
+            declared, spark = dict(document.get("declared", {})), str(document.get("spark", ""))
+            return Plan(shards, coverage, declared, starts, spark, gates)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(f"{file} is damaged ({error}); start with a new checkpoint: evaluate --rebuild") from error
 
     def write_plan(self, plan: Plan) -> None:
         """Stores the plan; called before the query starts."""
         document = {"shards": plan.shards, **plan.coverage.to_dict()}
-        more = {"declared": dict(plan.declared), "starts": dict(plan.starts), "spark": plan.spark}
+        more: dict[str, Any] = {"declared": dict(plan.declared), "starts": dict(plan.starts), "spark": plan.spark}
+        more["gates"] = dict(plan.gates)
         self.write_json(_PLAN, {**document, **more})
 
     def read_rebuild(self) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import or_
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 EVENTS, RULE = "events", "rule"
 # Texts of a row of the rules table are cut to one character more than a valid row can have.
-_MOST_CHARACTERS = {"rule_id": 201, "status": 51, "document": LIMITS["document_bytes"].most + 1, "evidence": 100_000}
+_MOST_CHARACTERS = {
+    "rule_id": 201, "status": 51, "document": LIMITS["document_bytes"].most + 1, "evidence": 100_000, "author": 1_000,
+    "approved_by": 1_000,
+}  # fmt: skip
 # The rows that go to the stateful operator and that it returns: few and large.
 BLOCKS = StructType(
     [
@@ -93,9 +96,12 @@ def select_changes(changes: DataFrame, stream: Stream, fields: Iterable[str]) ->
     )
 
 
-def build_rule_blocks(changes: DataFrame, labels: list[str]) -> DataFrame:
-    """Packs every change of the rules table into a block, once for each shard."""
-    row = F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).cast("binary")
+def build_rule_blocks(changes: DataFrame, labels: list[str], gates: Mapping[int, str]) -> DataFrame:
+    """Packs every change of the rules table into a block, once for each shard. gates: see `Plan`."""
+    gate = F.lit("")
+    for commit, asked in sorted(gates.items()):
+        gate = F.when(F.col("commit") >= commit, asked).otherwise(gate)
+    row = F.to_json(F.struct("*", gate.alias("gate")), {"ignoreNullFields": "false"}).cast("binary")
     return select_rule_changes(changes).select(
         F.explode(F.array(*map(F.lit, labels))).alias("shard"), F.lit(RULE).alias("kind"), row.alias("payload")
     )
@@ -108,7 +114,7 @@ def select_rule_changes(changes: DataFrame) -> DataFrame:
     """
     kind = F.col("_change_type")
     change = F.when(kind == "update_postimage", "update").when(kind == "update_preimage", "before").otherwise(kind)
-    rule_id, status, document, evidence = (
+    texts = (
         # A table that an earlier release made lacks a column until `init` adds it.
         F.substring(F.make_valid_utf8(name) if name in changes.columns else F.lit(None).cast("string"), 1, most).alias(
             name
@@ -116,7 +122,7 @@ def select_rule_changes(changes: DataFrame) -> DataFrame:
         for name, most in _MOST_CHARACTERS.items()
     )
     commit = F.col(COMMIT).alias("commit")
-    return changes.select(change.alias("change"), commit, rule_id, "version", status, document, evidence)
+    return changes.select(change.alias("change"), commit, "version", *texts)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from lookback.core.rules.gate import Gate
     from lookback.spark.tables.lakehouse import Tables
 
 _LOG = logging.getLogger("lookback")
@@ -89,7 +90,8 @@ class Evaluation:
 
     rebuild: move the checkpoint aside and rebuild the state from the tables; rows that they have are not written again.
     fresh: allow a new checkpoint on tables that have outputs of the stream, which are then written once more.
-    accept_unknown: use a checkpoint of an unknown format as it is, unchecked.
+    accept_unknown: use a checkpoint of an unknown format as it is, unchecked. gate: that of the settings; one that is
+    enforced rejects active rows without evidence, from the next row of the rules table on.
     reports: those of the last batches, newest last. replans: the number of times that the query was planned again.
 
     One process at a time evaluates on a checkpoint: `run` raises SetupError, naming the other process, if there is one.
@@ -112,6 +114,7 @@ class Evaluation:
         rebuild: bool = False,
         fresh: bool = False,
         accept_unknown: bool = False,
+        gate: Gate | None = None,
     ) -> None:
         self.tables, self.stream = replace(tables.holding(stream), spark=open_own_session(tables.spark)), stream
         self.streams = dict(streams)
@@ -127,6 +130,7 @@ class Evaluation:
                 raise SetupError(f"an evaluation has at least one shard, got {number}")
         self._shards, self._default_shards = shards, default_shards or stream.shards
         self._rebuild, self._fresh, self._accept_unknown = rebuild, fresh, accept_unknown
+        self._gate = gate
         self._query: StreamingQuery | None = None
         self._beginning = Beginning({}, None)
         self._required: Coverage | None = None
@@ -147,7 +151,9 @@ class Evaluation:
                 rebuild=self._rebuild, fresh=self._fresh, shards=self._shards, default_shards=self._default_shards,
                 accept_unknown=self._accept_unknown,
             )  # fmt: skip
-            self._quarantines = Quarantines(self.tables, self.stream, self.streams, self.checkpoint)
+            self._quarantines = Quarantines(
+                self.tables, self.stream, self.streams, self.checkpoint, has_gate=self._gate is not None
+            )
             try:
                 while not self._stopping.is_set():
                     self._quarantines.publish(at_once=True)
@@ -239,7 +245,8 @@ class Evaluation:
             coverage |= self._watch.find_past_needs(self._beginning.starts[RULES])
         spark = self.tables.spark
         shards = before.shards if before else self._shards or self._default_shards or choose_default_shards(spark)
-        plan = Plan(shards, coverage, snapshot_declaration(self.stream), self._beginning.starts, spark.version)
+        gates = self.checkpoint.plan_gates("" if self._gate is None else self._gate.enforced)
+        plan = Plan(shards, coverage, snapshot_declaration(self.stream), self._beginning.starts, spark.version, gates)
         self.checkpoint.write_plan(plan)
         self._required = None
         self._query = self._start_query(plan)
@@ -250,7 +257,7 @@ class Evaluation:
         events = self.tables.stream_changes(self.stream.name, plan.first_commit(EVENTS), self._admission)
         rules = self.tables.stream_changes("rules", plan.first_commit(RULES), _ALL_FILES if rebuild else None)
         blocks = build_event_blocks(events, self.stream, plan, labels, self.checkpoint).union(
-            build_rule_blocks(rules, labels)
+            build_rule_blocks(rules, labels, plan.gates)
         )
         schedule = None if rebuild is None else rebuild.schedule.to_dict()
         processor = ShardProcessor(self.stream, self.streams, labels, str(self.checkpoint.folder), schedule)
@@ -281,8 +288,9 @@ class Evaluation:
             if rebuild is not None:
                 raise SetupError(_NO_REBUILD)
             return RemoteBatches.from_evaluation(
-                self.tables, self.stream, self.streams, self.checkpoint.ensure_query_id()
-            )
+                self.tables, self.stream, self.streams, self.checkpoint.ensure_query_id(),
+                has_gate=self._gate is not None,
+            )  # fmt: skip
         sink: Sink | None = None
         missing = None if rebuild is None else UnwrittenRows(self.tables, self.stream.name, rebuild)
 

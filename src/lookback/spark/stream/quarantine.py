@@ -37,8 +37,11 @@ class Quarantines:
     A failure to publish stops nothing: it is logged and tried again, also by the next run on this checkpoint.
     """
 
-    def __init__(self, tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint) -> None:
-        self._rules, self._stream = RulesTable(tables, streams), stream
+    def __init__(
+        self, tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint, *,
+        has_gate: bool = False,
+    ) -> None:  # fmt: skip
+        self._rules, self._stream = RulesTable(tables, streams, has_gate), stream
         self._checkpoint, self._file = checkpoint, checkpoint.folder / FILE
         self._lock = threading.Lock()
         self._waiting = self._read()

@@ -185,11 +185,11 @@ def find_new_beginning(tables: Tables, stream: Stream) -> Row | None:
 
 
 def read_log(tables: Tables, stream: Stream) -> list[LogRow]:
-    """Reads the rows that the stream's evaluation wrote into rule_log, without their messages."""
+    """Reads the rows that the stream's evaluation wrote into rule_log, in their order, without their messages."""
     own, begun = tables.read("rule_log").where(F.col("stream") == stream.name), find_new_beginning(tables, stream)
     if begun is not None:
         own = own.where(F.col("logged_at") > F.lit(begun["logged_at"]))
-    rows = own.select("rule_id", "version", "action", "arrival").collect()
+    rows = own.orderBy("logged_at", "batch_id").select("rule_id", "version", "action", "arrival").collect()
     return [LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"]) for row in rows]
 
 

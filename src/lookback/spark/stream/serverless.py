@@ -29,21 +29,23 @@ class RemoteBatches:
     """Writes the answers of a batch, for `foreachBatch`.
 
     place: the root, catalog and schema of the tables. stream: the evaluated stream. streams: all declarations by name.
-    query_id: that of the checkpoint. Each batch may run in a new process, so every batch may be a repeated one.
+    query_id: that of the checkpoint. has_gate: whether the settings have one. Each batch may run in a new process, so every batch
+    may be a repeated one.
     """
 
     place: tuple[str | None, str | None, str | None]
     stream: str
     streams: Mapping[str, Mapping[str, Any]]
     query_id: str
+    has_gate: bool = False
 
     @classmethod
     def from_evaluation(
-        cls, tables: Tables, stream: Stream, streams: Mapping[str, Stream], query_id: str
+        cls, tables: Tables, stream: Stream, streams: Mapping[str, Stream], query_id: str, *, has_gate: bool = False
     ) -> RemoteBatches:
         """Returns the writer of an evaluation."""
         place = (tables.root, tables.catalog_name, tables.schema_name)
-        return cls(place, stream.name, {name: each.to_dict() for name, each in streams.items()}, query_id)
+        return cls(place, stream.name, {name: each.to_dict() for name, each in streams.items()}, query_id, has_gate)
 
     def __call__(self, answers: DataFrame, batch_id: int) -> None:
         """Writes the output of a batch, and publishes the quarantines that its failures call for."""
@@ -57,7 +59,7 @@ class RemoteBatches:
         report = Sink(tables, streams[self.stream], self.query_id).write(table, batch_id, milliseconds)
         for quarantine in find_quarantines(report.failures, streams[self.stream].max_failures):
             try:
-                RulesTable(tables, streams).quarantine(quarantine)
+                RulesTable(tables, streams, self.has_gate).quarantine(quarantine)
             except Exception as error:  # noqa: BLE001, PERF203 - whatever it is, the stream goes on
                 # The rule will fail again, so a later batch repeats this.
                 _LOG.warning("stream=%s rule=%s could not be quarantined: %s", self.stream, quarantine.rule_id, error)

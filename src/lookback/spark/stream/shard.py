@@ -114,7 +114,7 @@ class Shard:
             return self._evaluator.process(state, batch), []
         text = self._pages.get_text(WAITING)
         waiting = unpack_waiting(text) if text else []
-        bound = [(change, self._schedule.after(change.commit)) for change in batch.changes]
+        bound = [(self._schedule.restore_gate(change), self._schedule.after(change.commit)) for change in batch.changes]
         waiting += [WaitingChange(change, after) for change, after in bound if after is not None]
         batch = replace(batch, changes=[change for change, after in bound if after is None])
         output, waiting = judge_batch(self._evaluator, state, batch, waiting)

@@ -1,0 +1,147 @@
+"""Reports on files of rules before they are merged: their own tests, and a backtest of all of them against limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from lookback.config import load_rule_document
+from lookback.core.errors import LookbackError, RuleError
+from lookback.core.rules.gate import Gate, Knowledge, check_gate
+from lookback.core.rules.remarks import find_remarks
+from lookback.core.values.durations import MICROSECONDS
+from lookback.spark.replay.backtest import Candidate, Figures, Range, backtest, find_last_days
+from lookback.testing.rule_tests import check_rule
+
+if TYPE_CHECKING:
+    from lookback.core.rules.compiled import CompiledRule
+    from lookback.spark.rules import RulesTable
+
+
+@dataclass(frozen=True)
+class RuleReport:
+    """The report on one file. rule_id: empty if it cannot be read. figures: of the backtest; None if there was none.
+
+    days: how many days of event time the figures are over. problems: sentences that say what to do; none if the rule passes.
+    remarks: sentences that stop nothing.
+    """
+
+    file: str
+    rule_id: str = ""
+    tests: int = 0
+    figures: Figures | None = None
+    days: float = 0.0
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def passes(self) -> bool:
+        """Whether nothing speaks against the rule."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values, for JSON."""
+        names = ("alerts", "alerts_per_day", "keys", "precision", "recall")
+        figures = {name: None if self.figures is None else getattr(self.figures, name) for name in names}
+        own = {"file": self.file, "rule_id": self.rule_id, "tests": self.tests, **figures, "days": self.days}
+        return {**own, "passes": self.passes, "problems": self.problems, "remarks": self.remarks}
+
+
+def report_rules(
+    rules: RulesTable, files: Sequence[str], gate: Gate, within: Range | None = None, *,
+    progress: Callable[[str], None] | None = None,
+) -> list[RuleReport]:  # fmt: skip
+    """Checks the rules of files, runs their tests, and tries those that are valid on the events of their streams.
+
+    gate: the limits: tests, alerts a day and precision; what a file cannot have yet, such as hours in shadow, is not asked.
+    within: where the rules speak; default: in the last days that the gate names, else everywhere. A file that cannot be read,
+    or a rule that is wrong, fails alone. Raises SetupError if the events table of a stream is missing.
+    """
+    reports: list[RuleReport] = []
+    compiled: dict[int, CompiledRule] = {}
+    seen: dict[str, str] = {}
+    for at, file in enumerate(files):
+        report, rule = _check_file(file, rules)
+        if rule is not None:
+            compiled[at] = rule
+            if (first := seen.setdefault(report.rule_id, file)) != file:
+                report.problems.append(f"{first} has a rule of this rule_id too; give one of them another (rule_id)")
+        reports.append(report)
+    for stream in dict.fromkeys(rule.spec.stream for rule in compiled.values()):
+        own = {at: rule for at, rule in compiled.items() if rule.spec.stream == stream}
+        chosen = within or _choose_range(rules, stream, gate)
+        for at, tried in _try_rules(rules, stream, own, chosen, progress).items():
+            reports[at] = _judge(reports[at], tried, gate)
+    return reports
+
+
+def _choose_range(rules: RulesTable, stream: str, gate: Gate) -> Range:
+    declared = rules.streams[stream]
+    tables = rules.tables.holding(declared)
+    tables.require(declared)
+    return (find_last_days(tables, declared, gate.backtest_days) if gate.backtest_days else None) or Range()
+
+
+def _check_file(file: str, rules: RulesTable) -> tuple[RuleReport, CompiledRule | None]:
+    try:
+        document = load_rule_document(file)
+    except LookbackError as error:
+        return RuleReport(file, problems=[str(error)]), None
+    try:
+        rule = check_rule(document, rules.streams)
+    except RuleError as error:
+        return RuleReport(file, str(document.get("rule_id", "")), problems=list(map(str, error.problems))), None
+    remarks = list(map(str, find_remarks(rule)))
+    return RuleReport(file, rule.spec.rule_id, len(rule.spec.tests), remarks=remarks), rule
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """The result of a backtest of one rule: its figures over so many days, or why there are none."""
+
+    figures: Figures | None = None
+    days: float = 0.0
+    problem: str = ""
+
+
+def _try_rules(
+    rules: RulesTable, stream: str, compiled: Mapping[int, CompiledRule], within: Range,
+    progress: Callable[[str], None] | None,
+) -> dict[int, _Tried]:  # fmt: skip
+    """Tries rules of one stream in one pass; one by one if one of them ends it."""
+    candidates = [
+        Candidate(dict(rule.spec.document), rules.next_version(rule.spec.rule_id)) for rule in compiled.values()
+    ]
+    try:
+        with backtest(
+            rules.tables, rules.streams[stream], candidates, within, rows=False, progress=progress
+        ) as result:  # fmt: skip
+            known = result.first_time is not None and result.last_time is not None
+            days = ((result.last_time or 0) - (result.first_time or 0)) / MICROSECONDS["day"] if known else 0.0
+            return {at: _Tried(each, days) for at, each in zip(compiled, result.figures, strict=True)}
+    except RuleError as error:
+        if len(compiled) == 1:
+            return dict.fromkeys(compiled, _Tried(problem="; ".join(map(str, error.problems))))
+    found = dict[int, _Tried]()
+    for at, rule in compiled.items():
+        found |= _try_rules(rules, stream, {at: rule}, within, progress)
+    return found
+
+
+def _judge(report: RuleReport, tried: _Tried, gate: Gate) -> RuleReport:
+    """Returns the report with the figures of a backtest, and what these do not meet."""
+    if tried.figures is None:
+        return replace(report, problems=[*report.problems, tried.problem])
+    if tried.figures.alerts_per_day is None:
+        problem = "there are no events to try it on; ingest some, or choose another range by --since and --until"
+        return replace(report, figures=tried.figures, problems=[*report.problems, problem])
+    # The others are about a version in the table.
+    asked = replace(gate, backtest_days=round(tried.days, 1), shadow_hours=0.0, approval=False)
+    figures = tried.figures
+    known = Knowledge(report.tests, None, figures.alerts_per_day, figures.precision, "", "")
+    unmet = [f"{each.condition}: {each.figure}; {each.remedy}" for each in check_gate(asked, known) if not each.met]
+    remarks = list(report.remarks)
+    if figures.failures:
+        remarks.append(f"could not be judged {figures.failures:,} times; guard what fails, such as nullif(x, 0)")
+    return replace(report, figures=figures, days=tried.days, problems=[*report.problems, *unmet], remarks=remarks)
