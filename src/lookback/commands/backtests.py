@@ -82,7 +82,7 @@ def _backtest(options: argparse.Namespace) -> None:
     as_of = None if moment is None else to_utc(moment)
     within = Range(read_time(options, "since"), read_time(options, "until"), options.since_commit)
     tables = open_tables(settings, *streams.values())
-    rules = RulesTable(tables, streams)
+    rules = RulesTable(tables, streams, settings.gate is not None)
     candidates = [_load_candidate(each, rules) for each in options.rules]
     against = None if options.against is None else _load_candidate(options.against, rules)
     if against is not None and len(candidates) > 1:

@@ -337,7 +337,7 @@ def _compare_versions(options: argparse.Namespace) -> None:
     from lookback.spark.challenger import compare_versions
 
     table = _open_rules_table(options)
-    found = compare_versions(table.tables, table.streams, options.rule_id)
+    found = compare_versions(table.tables, table.streams, options.rule_id, has_gate=table.has_gate)
     rows = [row.asDict() for row in found.count().collect()]
     if wants_json(options):
         print_json({"rule_id": found.rule_id, "active": found.active, "shadow": found.shadow, **row} for row in rows)

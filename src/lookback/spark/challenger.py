@@ -53,15 +53,17 @@ class ChallengerComparison:
 
 
 def compare_versions(
-    tables: Tables, streams: Mapping[str, Stream], rule_id: str, *, as_of: dt.datetime | None = None
-) -> ChallengerComparison:
+    tables: Tables, streams: Mapping[str, Stream], rule_id: str, *, as_of: dt.datetime | None = None,
+    has_gate: bool = False,
+) -> ChallengerComparison:  # fmt: skip
     """Compares the version of a rule in shadow with the one beside it, by key and event or start of window.
 
     Alerts that stand count: those whose last verdict is raised. A suppressed or retracted one does not. streams: the declared
-    streams by name. as_of: an aware time, as of which labels are read; None: now. Raises RuleError if no version is in shadow.
+    streams by name. as_of: an aware time, as of which labels are read; None: now. has_gate: whether the settings have one; see
+    `RulesTable`. Raises RuleError if no version is in shadow.
     """
     tables = tables.holding(*streams.values())
-    rows = [row for row in RulesTable(tables, streams).rows() if row.rule_id == rule_id]
+    rows = [row for row in RulesTable(tables, streams, has_gate).rows() if row.rule_id == rule_id]
     shadow = next((row for row in rows if row.status == SHADOW), None)
     if shadow is None or shadow.document is None:
         message = "has no version in shadow to compare; publish one with `lookback rules push FILE --status shadow`"
