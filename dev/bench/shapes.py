@@ -290,10 +290,18 @@ SHAPES = (
         2_000, "n = 0 and amount < element_at(a.amount, 1) - 1000"), 150),
     Shape("the same, the window slides past 1,000 events", 2_000, lambda: _judge_sequence(
         2_000, "n = 0 and amount < element_at(a.amount, 1) - 1000", span=2 * HOUR), 150),
+    Shape("the same, every event alerts", 2_000, lambda: _judge_sequence(
+        2_000, "n = 0 and amount <> element_at(a.amount, 1)", span=2 * HOUR), 4_000),
+    Shape("the same, the last one of the step before", 2_000, lambda: _judge_sequence(
+        2_000, "n = 0 and amount = element_at(a.amount, -1)", span=2 * HOUR), 400),
+    Shape("the same, the number of the step before", 2_000, lambda: _judge_sequence(
+        2_000, "n = 0 and a.count > 2000", span=2 * HOUR), 100),
     Shape("sequence, one key, own conditions, every event alerts", 4_000, lambda: _judge_sequence(
         4_000, "n = 0", "{a.count} and {b.count}"), 300),
     Shape("absence, one key, every event waits for one", 4_000, lambda: _judge_sequence(
         4_000, "n = 0", "{a.count} and {b.count}", absent="n = 1"), 700),
+    Shape("the same, a condition on earlier steps", 2_000, lambda: _judge_sequence(
+        2_000, "n = 0 and amount > element_at(a.amount, 1) - 100000", "{a.count} and {b.count}", absent="n = 1"), 3_000),
     Shape("sequence, many keys, most events cannot complete it", 100_000, lambda: _judge_logins(100_000), 20),
     Shape("500 events over 50,000 keys, session", 500, lambda: _judge_after(
         _rule({"session": "1 hour"}, "m < 0"), _KNOWN, 500, MINUTE), 900),

@@ -68,7 +68,9 @@ _LINKED_CONDITIONS = [
     "element_at({0}.n, 1) <= n", "element_at({0}.n, 1) = n", "element_at({0}.at, -1) < at", "element_at({0}.n, 2) > 0",
     "10 / element_at({0}.n, -1) > n", "size({0}.k) > 1 and c = 1",
     "n > 0 and array_contains({0}.k, k)", "10 / n > 3 and 2 / ({0}.count - 1) > 0", "array_contains({0}.a, a)",
-    "array_contains({0}.d, d)", "element_at({0}.d, -1) <= d",
+    "array_contains({0}.d, d)", "element_at({0}.d, -1) <= d", "element_at({0}.n, -2) >= n", "{0}.count between 2 and 3",
+    "size({0}.k) < 4 and {0}.count <> 2", "{0}.count > n", "not array_contains({0}.n, n) or element_at({0}.n, -1) = n",
+    "5 / ({0}.count - 3) > 0 and n < 2",
 ]  # fmt: skip
 # Some so much longer than others that a version with one of them fills up anew.
 _SPANS = [3, 5, 8, 1, 2, 4, 12, 25]
@@ -159,11 +161,12 @@ def windows(draw: st.DrawFn, kind: str) -> dict[str, Any]:
 @st.composite
 def sequences(draw: st.DrawFn) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
-    wanting = draw(st.booleans())
+    wanting, shown = draw(st.booleans()), ""
     for at in range(draw(st.sampled_from([1, 2] if wanting else [2, 2, 3, 1]))):
         least = draw(st.sampled_from([1, 1, 1, 2]))
         most = draw(st.sampled_from([None, None, None, 0, 1]))
         step = {"name": f"s{at}", "where": draw(conditions(at)), "at_least": least}
+        shown += f"{{s{at}.count}} {{s{at}.d}} "
         steps.append(step if most is None else step | {"at_most": least + most})
     if wanting:
         wait = draw(st.sampled_from([1, 2, 3, 4, 6, 12, None]))
@@ -177,8 +180,66 @@ def sequences(draw: st.DrawFn) -> dict[str, Any]:
         "sequence": sequence | {"expiry": draw(st.sampled_from(["sliding", "fixed"]))},
         "late": draw(st.sampled_from(["evaluate", "evaluate", "record"])),
         "reset_on_alert": draw(st.sampled_from([False, False, True])),
-        "message": draw(st.sampled_from(["", "{s0.count} of {s0.n} at {id}, {a} {window_complete}"])),
+        "message": draw(st.sampled_from(["", "{s0.count} of {s0.n} at {id}, {a} {window_complete}", shown])),
     }
+
+
+@st.composite
+def linked_cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Cases as of `cases` about sequences whose last condition reads earlier steps, with most events of one key in a window."""
+    pace = draw(st.sampled_from([1, 1, 2, 3]))
+    # Events of one key, nearly all of them in order.
+    events = [
+        row | {"k": draw(st.sampled_from("xxxxxxxy")), "at": at // pace - draw(st.sampled_from([0] * 25 + [1, 3]))}
+        for at, row in enumerate(draw(rows()))
+    ]
+    last = max(row["arrival"] for row in events)
+    most = draw(st.sampled_from([1, 1, 2]))
+    steps = [
+        {"name": f"s{at}", "where": draw(st.sampled_from(_OFTEN)), "at_least": draw(st.sampled_from([1, 1, 1, 2, 3]))}
+        for at in range(most)
+    ]
+    if draw(st.integers(0, 4)) == 0:
+        steps[-1]["at_most"] = steps[-1]["at_least"] + 1
+    parts = [
+        draw(st.sampled_from([*_LINKED_CONDITIONS, *_OF_LAST_ROWS * 2])).format(
+            f"s{draw(st.sampled_from([most - 1, most - 1, 0]))}"
+        )
+        for _ in range(2)
+    ]
+    where = draw(st.sampled_from(["{0}", "{0}", "n >= 0 and {0}", "{0} and {1}", "{0} or {1}", "not ({0})"]))
+    steps.append({"name": f"s{most}", "where": where.format(*parts), "at_least": draw(st.sampled_from([1, 1, 1, 2]))})
+    if draw(st.booleans()):
+        steps.append(
+            {"name": "silent", "absent": draw(conditions(most + 1)), "within": _microseconds(draw(st.integers(1, 6)))}
+        )
+    sequence: dict[str, Any] = {"within": _microseconds(draw(st.sampled_from([5, 8, 3, 12]))), "steps": steps}
+    until = draw(st.sampled_from([None, None, None, "n = 3"]))
+    document = {
+        "rule_id": "r1", "stream": "tx", "group_by": ["k"],
+        "sequence": sequence if until is None else sequence | {"until": until},
+        "reset_on_alert": draw(st.sampled_from([False, False, False, True])),
+        "message": draw(st.sampled_from(["", f"{{s0.count}} {{s{most}.count}} {{s{most}.n}} {{s0.n}}"])),
+    }  # fmt: skip
+    return {
+        "stream": "plain",
+        "rows": events,
+        "changes": [_row(0, "insert", "r1", 1, "active", document)],
+        "cuts": draw(st.lists(st.integers(1, last), unique=True, max_size=2)),
+        "shards": 1,
+        "reload": False,
+        "cached": None,
+        "small_pages": draw(st.sampled_from([True, True, False])),
+    }
+
+
+# Conditions that are the same for an earlier step that begins later, as long as it has these rows.
+_OF_LAST_ROWS = [
+    "{0}.count >= 3", "{0}.count = 4", "size({0}.n) between 3 and 4", "element_at({0}.n, -2) < n", "array_contains({0}.n, n)",
+    "array_contains({0}.n, 1 - n)", "not array_contains({0}.n, n)", "element_at({0}.n, -1) <> n", "element_at({0}.n, -3) = n",
+]  # fmt: skip
+# Conditions of the event alone that most generated events satisfy.
+_OFTEN = ["true", "n >= 0", "n <= 1", "n >= 1", "c = 1", "d >= 0", "k = 'x'"]
 
 
 @st.composite

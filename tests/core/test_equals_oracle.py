@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import STREAMS, cases, gate_columns, resolution_cases, rising_cases
+from cases import STREAMS, cases, gate_columns, linked_cases, resolution_cases, rising_cases
 from hypothesis import given
 from state_layout import small_runs, state_pages, write_as_before_runs
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.judging import lookbacks, matching, tiled
+from lookback.core.judging import candidates, lookbacks, matching, tiled
 from lookback.core.rules.gate import APPROVAL, REFUSAL
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.state import keyruns, pieces
@@ -106,7 +106,7 @@ def as_stored(column: Any, at: int) -> Any:
 
 @contextmanager
 def small_pages() -> Iterator[None]:
-    """As if a state store took 150 bytes at once, an array of a page no more, a match two rows, and tables were large.
+    """As if a state store took 150 bytes at once, an array of a page no more, a match two rows and few searched ones, and tables were large.
 
     However many events may meet a condition, only these are measured.
     """
@@ -117,6 +117,11 @@ def small_pages() -> Iterator[None]:
         patch.setattr(pages_module, "_MAX_BYTES", 150)
         patch.setattr(pages_module, "_MAX_ROWS", 18)
         patch.setattr(matching, "_FIRST_ROWS", 2)
+        patch.setattr(matching, "_MOST_SEARCHED", 1)
+        patch.setattr(candidates, "_FIRST_ROWS", 1)
+        patch.setattr(candidates, "_MOST_ROWS", 2)
+        patch.setattr(candidates, "_MOST_SEARCHED", 0)
+        patch.setattr(candidates, "_MOST_PAIRS", 5)
         patch.setattr(tiled, "_MAX_WINDOWS", 3)
         patch.setattr(lookbacks, "_MOST_CANDIDATES", 2)
         yield
@@ -289,6 +294,11 @@ def test_c3_4_windows_with_a_resolution_equal_the_oracle(case: dict[str, Any]) -
 
 @given(rising_cases())
 def test_rules_with_rising_conditions_equal_the_oracle(case: dict[str, Any]) -> None:
+    assert_engine_equals_oracle(case)
+
+
+@given(linked_cases())
+def test_sequences_with_a_linked_last_step_equal_the_oracle(case: dict[str, Any]) -> None:
     assert_engine_equals_oracle(case)
 
 

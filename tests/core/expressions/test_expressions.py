@@ -16,6 +16,7 @@ from lookback.core.expressions.compiling import (
     Expression,
     compile_aggregate,
     compile_expression,
+    find_thresholds,
     recompile,
 )
 from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FORMS, FUNCTIONS, compile_like
@@ -228,6 +229,27 @@ def test_a_field_named_like_a_value_is_the_field(text: str) -> None:
 )
 def test_expressions_that_differ_have_different_text(one: str, other: str) -> None:
     assert compiled(one).sql != compiled(other).sql
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("n > 0 and ip = 'a'", set()),
+        ("a.count >= 3 and not (5 < size(a.ip))", {3, 4, 5, 6}),
+        ("size(a.ip) between 1 and 3 or a.count in (7)", {1, 2, 3, 4, 7, 8}),
+        ("a.count = n", None),
+        ("a.count + 1 > 3", None),
+        ("10 / a.count > 3", None),
+        ("a.count > -1", None),
+        ("a.count > 2.5", None),
+        ("size(coalesce(a.ip, b.ip)) > 3", None),
+        ("size(a.ip) > a.count", None),
+    ],
+)
+def test_a_condition_changes_with_a_number_of_items_only_at_what_it_is_compared_with(
+    text: str, numbers: set[int] | None
+) -> None:
+    assert find_thresholds(text, "count") == numbers
 
 
 def test_expressions_pickle() -> None:

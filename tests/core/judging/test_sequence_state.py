@@ -164,6 +164,10 @@ def test_c8_a_sequence_takes_time_in_proportion_to_the_events_of_a_key(
         "n = 1 and ip <> element_at(a.ip, 1)",
         "n = 1 and not array_contains(a.ip, ip)",
         "n = 1 and array_contains(a.ip, concat(ip, 'x'))",
+        # Of these conditions the end of step one decides, which every event would move.
+        "n = 1 and ip <> element_at(a.ip, -1)",
+        "n = 1 and size(a.ip) > 2500",
+        "n = 1 and (a.count > 2500 or element_at(a.ip, -2) <> ip)",
     ],
 )
 def test_c8_a_window_that_slides_past_events_takes_time_in_proportion_to_them(last: str) -> None:
@@ -172,12 +176,39 @@ def test_c8_a_window_that_slides_past_events_takes_time_in_proportion_to_them(la
     assert grows_in_proportion(lambda count: judged(count, steps, minutes=120)[2], 2_000)
 
 
+@pytest.mark.parametrize(
+    "last", ["ip = element_at(a.ip, 1)", "ip = element_at(a.ip, -1)", "array_contains(a.ip, ip)", "a.count > 50"]
+)
+def test_c8_a_window_that_slides_past_events_which_all_alert_takes_time_in_proportion_to_them(last: str) -> None:
+    steps = [{"name": "a", "where": "n = 1", "at_least": 2}, {"name": "b", "where": f"n = 1 and {last}"}]
+    assert grows_in_proportion(lambda count: judged(count, steps, "{a.count}", minutes=120)[2], 400)
+
+
 @pytest.mark.parametrize("expiry", ["sliding", "fixed"])
 def test_c8_absences_count_the_events_of_a_step_without_a_list_of_them(expiry: str) -> None:
     steps = [{"name": "a", "where": "n = 1"}, {"name": "b", "where": "n = 1"}]
     steps.append({"name": "silent", "absent": "n = 2", "within": "1 minute"})
     message = "{a.count} and {b.count}"
     assert grows_in_proportion(lambda count: judged(count, steps, message, expiry=expiry)[2], 1_000)
+
+
+@pytest.mark.parametrize(
+    ("last", "absent"),
+    [("n = 1 and ip = element_at(a.ip, 1)", "n = 2"), ("n = 1", "n = 1 and array_contains(a.ip, concat(ip, 'x'))")],
+)
+@pytest.mark.parametrize("expiry", ["sliding", "fixed"])
+def test_c8_absences_with_linked_conditions_take_time_in_proportion_to_the_events(
+    last: str, absent: str, expiry: str
+) -> None:
+    """All events are of one match, and as many waits are pending at each."""
+    steps = [{"name": "a", "where": "n = 1"}, {"name": "b", "where": last}]
+    message = "{a.count} and {b.count}"
+
+    def seconds_for(events: int) -> float:
+        wait = {"name": "silent", "absent": absent, "within": f"{50 * 60 * 10 // events} seconds"}
+        return judged(events, [*steps, wait], message, expiry=expiry)[2]
+
+    assert grows_in_proportion(seconds_for, 500)
 
 
 @pytest.mark.parametrize("together", [False, True])

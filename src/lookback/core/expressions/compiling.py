@@ -21,7 +21,7 @@ from lookback.core.expressions.binding import Binder, split_conjuncts
 from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, check_ordered
 from lookback.core.expressions.kernels import narrow_decimals
 from lookback.core.expressions.nodes import Node
-from lookback.core.expressions.syntax import parse, quote_node, unwrap
+from lookback.core.expressions.syntax import children, parse, quote_node, unwrap
 from lookback.core.values.columns import Column
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS, Limits
 from lookback.core.values.types import BOOLEAN, NULL, DataType
@@ -179,6 +179,30 @@ def find_rising(text: str) -> frozenset[str] | None:
     return frozenset(names)
 
 
+def find_thresholds(text: str, count: str) -> frozenset[int] | None:
+    """Returns the numbers of items at which a condition may change: those it compares `size(x.y)` and `x.count` with, and the next.
+
+    count: the name that follows the dot of the second form. None where such a number is used in another way.
+    """
+    found = set()
+    for tree in parse(text, _CANONICAL).walk():
+        is_size = isinstance(tree, exp.Anonymous) and str(tree.name).lower() == "size"
+        if not is_size and not (isinstance(tree, exp.Column) and len(tree.parts) == 2 and tree.name == count):
+            continue
+        comparison = tree.parent
+        while isinstance(comparison, exp.Paren):
+            comparison = comparison.parent
+        numbers = [unwrap(each) for each in children(comparison)] if isinstance(comparison, _COMPARISONS) else []
+        numbers = [each for each in numbers if each is not tree]
+        if (is_size and not isinstance(unwrap(tree.expressions[0]), exp.Column)) or not numbers:
+            return None
+        if not all(isinstance(each, exp.Literal) and not each.is_string and each.name.isdigit() for each in numbers):
+            return None
+        found |= {int(each.name) + more for each in numbers for more in (0, 1)}
+    return frozenset(found)
+
+
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
 _TEACHING = (
     "a measure is one aggregate such as sum(amount) or count(*) filter (where amount > 1000); "
     "give each aggregate its own measure and combine them in when"

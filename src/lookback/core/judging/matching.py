@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -62,127 +62,104 @@ def sort_key(each: Placed) -> SortKey:
     return each.time, each.number
 
 
-class _Array:
-    """The values of a field over the rows that a step took, in order. first: where each value is found first."""
+class Array:
+    """The values of a field over rows, in order."""
 
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self.first: dict[Any, int] = {}
+    def __init__(self, values: Iterable[Any] = ()) -> None:
+        self.values: list[Any] = list(values)
+        # The places of each value among the first `_indexed` values.
+        self._places: dict[Any, list[int]] = {}
+        self._indexed = 0
 
     def extend(self, values: Iterable[Any]) -> None:
         """Adds values at the end."""
-        for value in values:
-            self.first.setdefault(replace_nan(value), len(self.values))
-            self.values.append(value)
+        self.values.extend(values)
 
     def cut(self, count: int) -> None:
         """Keeps the first `count` values."""
-        for at, value in enumerate(self.values[count:], count):
-            if self.first.get(replace_nan(value)) == at:
-                del self.first[replace_nan(value)]
+        for value in reversed(self.values[count : self._indexed]):
+            self._places[replace_nan(value)].pop()
+        self._indexed = min(self._indexed, count)
         del self.values[count:]
-
-
-class _Part(Sequence[Any]):
-    """The first `length` values of an array, without a copy; a value is found in it without a search."""
-
-    __slots__ = ("_array", "_length")
-
-    def __init__(self, array: _Array, length: int) -> None:
-        self._array, self._length = array, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, at: Any) -> Any:
-        place = at + self._length if at < 0 else at
-        if not 0 <= place < self._length:
-            raise IndexError(at)
-        return self._array.values[place]
-
-    def __contains__(self, value: object) -> bool:
-        at = self._array.first.get(replace_nan(value))
-        return at is not None and at < self._length
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._array.values[: self._length])
-
-
-class _Values:
-    """The values of a field over the rows of many keys that may be taken by a step, in order."""
-
-    def __init__(self, values: list[Any]) -> None:
-        self.listed = values
-
-    @cached_property
-    def _places(self) -> dict[Any, list[int]]:
-        places: dict[Any, list[int]] = {}
-        for at, value in enumerate(self.listed):
-            places.setdefault(replace_nan(value), []).append(at)
-        return places
 
     def find_first(self, value: Any, begin: int, end: int) -> int | None:
         """Finds the first place of a value in [begin, end)."""
         if end - begin <= _MOST_SEARCHED and not is_nan(value):
-            part = self.listed[begin:end]
+            part = self.values[begin:end]
             return begin + part.index(value) if value in part else None
-        places = self._places.get(replace_nan(value), [])
+        places = self._find_places(value)
         at = bisect_left(places, begin)
         return places[at] if at < len(places) and places[at] < end else None
 
+    def find_last(self, value: Any, begin: int, end: int) -> int | None:
+        """Finds the last place of a value in [begin, end)."""
+        places = self._find_places(value)
+        at = bisect_left(places, end) - 1
+        return places[at] if at >= 0 and places[at] >= begin else None
 
-class _Most(Sequence[Any]):
-    """The values of the most rows that a step can have taken, without a copy: those in [begin, end).
+    def _find_places(self, value: Any) -> list[int]:
+        for at in range(self._indexed, len(self.values)):
+            self._places.setdefault(replace_nan(self.values[at]), []).append(at)
+        self._indexed = len(self.values)
+        return self._places.get(replace_nan(value), [])
 
-    It has taken a beginning of these, of at least `least` rows. has_guessed: True if something was read that may differ if it
-    has not taken all.
-    """
 
-    __slots__ = ("_begin", "_end", "_least", "_values", "has_guessed")
+class Part(Sequence[Any]):
+    """The values of an array in [begin, end), without a copy; a value is found in it without a search."""
 
-    def __init__(self, values: _Values, begin: int, end: int, least: int) -> None:
-        self._values, self._begin, self._end, self._least = values, begin, end, least
-        self.has_guessed = False
+    __slots__ = ("_array", "_begin", "_end")
+
+    def __init__(self, array: Array, begin: int, end: int) -> None:
+        self._array, self._begin, self._end = array, begin, end
 
     def __len__(self) -> int:
-        self.has_guessed |= self._end - self._begin > self._least
         return self._end - self._begin
 
     def __getitem__(self, at: Any) -> Any:
-        length = self._end - self._begin
-        place = at + length if at < 0 else at
-        self.has_guessed |= length > self._least and not 0 <= at < self._least
-        if not 0 <= place < length:
+        place = at + (self._end if at < 0 else self._begin)
+        if not self._begin <= place < self._end:
             raise IndexError(at)
-        return self._values.listed[self._begin + place]
+        return self._array.values[place]
 
     def __contains__(self, value: object) -> bool:
-        at = self._values.find_first(value, self._begin, self._end)
-        self.has_guessed |= at is not None and at - self._begin >= self._least
-        return at is not None
+        return self._array.find_first(value, self._begin, self._end) is not None
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self[at] for at in range(len(self))])
+        return iter(self._array.values[self._begin : self._end])
 
 
 class TakenRows(list[Row]):
-    """The rows that a step took, in order, and the arrays of their fields that conditions read."""
+    """Rows in order, and the arrays of their fields that conditions read."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         super().__init__(rows)
-        self._arrays: dict[int, _Array] = {}
+        self._arrays: dict[int, Array] = {}
 
-    def array(self, at: int) -> _Array:
+    def array(self, at: int) -> Array:
         """Returns the array of a field; at: its position among the values of a row."""
-        found = self._arrays.setdefault(at, _Array())
-        found.extend(row.values[at] for row in self[len(found.values) :])
+        found = self._arrays.setdefault(at, Array())
+        if len(found.values) < len(self):
+            found.extend([row.values[at] for row in self[len(found.values) :]])
         return found
+
+    def part(self, at: int, count: int) -> Part:
+        """Returns the values of a field over the first `count` rows."""
+        return Part(self.array(at), 0, count)
+
+    def put_in(self, at: int, row: Row) -> None:
+        """Adds a row at a place."""
+        self._arrays.clear()
+        self.insert(at, row)
 
     def cut(self, count: int) -> None:
         """Keeps the first `count` rows."""
         for each in self._arrays.values():
             each.cut(count)
         del self[count:]
+
+
+# The rows that a step took, in order, as conditions, messages and evidence read them.
+Taken: TypeAlias = "TakenRows | RowRange | LinkedRows"
 
 
 class Evaluation(NamedTuple):
@@ -193,7 +170,7 @@ class Evaluation(NamedTuple):
 
     step: CompiledStep
     rows: Sequence[Row]
-    taken: Sequence[TakenRows]
+    taken: Sequence[Taken]
     counts: Sequence[int] | None = None
 
 
@@ -231,17 +208,27 @@ class Candidates:
     """Rows that may complete the steps; all arrays have shape (candidates,).
 
     at: their positions; starts: that of the first row that may count for each. able: for each step the positions of the rows
-    that satisfy its gate; first: for each step the place among these of the row with which the step is reached.
+    that satisfy its gate; first: for each step the place among these of the row with which the step is reached. last: that
+    of the first row that the last step took, where it is known that the candidate completes the steps; else -1. failed: the
+    positions of rows that complete no steps, because of an error in the last condition.
     """
 
     at: Int64s
     starts: Int64s
     able: list[Int64s]
     first: list[Int64s]
+    last: Int64s
+    failed: Int64s
 
     def take(self, index: Mask | Int64s) -> Candidates:
         """Returns the candidates at positions or of a mask."""
-        return Candidates(self.at[index], self.starts[index], self.able, [each[index] for each in self.first])
+        first = [each[index] for each in self.first]
+        return Candidates(self.at[index], self.starts[index], self.able, first, self.last[index], self.failed)
+
+    def find_begins(self) -> Int64s:
+        """Finds the positions of the first rows that the steps took, shape (candidates, steps), of candidates with `last`."""
+        firsts = [*self.first[:-1], self.last]
+        return np.stack([able[first] for able, first in zip(self.able, firsts, strict=True)], axis=1)
 
 
 class Steps:
@@ -256,10 +243,10 @@ class Steps:
         self.compiled = rule_run.rule.sequence
         self.steps = self.compiled.steps
         self.reads_event_alone = all(step.own for step in self.steps)
-        self._fields = rule_run.stream.fields
+        self.fields = rule_run.stream.fields
         # The position of each field among the values of a row.
         self._kept = {name: at for at, name in enumerate(self.compiled.kept)}
-        self._numbers = {step.step.name: at for at, step in enumerate(self.steps)}
+        self.numbers = {step.step.name: at for at, step in enumerate(self.steps)}
         self.last, self.absent, self.until = len(self.steps) - 1, len(self.steps), len(self.steps) + 1
 
     def find_bits(self, events: Events) -> tuple[Int64s, Mask]:
@@ -281,82 +268,8 @@ class Steps:
                 errors |= value.error
         return bits, errors
 
-    def find_candidates(
-        self, rows: KeyedRows, judged: Int64s, within: int, floor: int | None, until_ends: bool
-    ) -> Candidates:
-        """Finds the rows that may complete the steps, or for which the last condition may have an error; no other does.
-
-        Gates are taken for conditions, and every row of the window counts, whenever it arrived. So no step is reached later
-        than in truth, and no candidate is missed. judged: positions of rows that satisfy the last gate. until_ends: whether
-        no row before one that satisfies `until`, and has arrived, counts.
-        """
-        first = rows.times[judged] - within if floor is None else np.maximum(rows.times[judged] - within, floor)
-        lows = TimeSearch(rows.keys, rows.times).find_first(rows.keys[judged], first)
-        found = Candidates(judged, lows, [], [])
-        untils = np.flatnonzero(rows.bits >> self.until & 1)
-        if until_ends and len(untils):
-            before = np.searchsorted(untils, judged) - 1
-            last = np.where(before >= 0, untils[before], -1)
-            is_cut = (last >= lows) & (rows.arrivals[last] < rows.arrivals[judged])
-            found = Candidates(judged, np.where(is_cut, last, lows), [], [])
-            lows = np.where(is_cut, last + 1, lows)
-        for number, each in enumerate(self.steps):
-            able = np.flatnonzero(rows.bits >> number & 1)
-            first = np.searchsorted(able, lows)
-            # An error of the last condition counts also where too few rows satisfy it.
-            least = each.step.at_least if each.own or number < self.last else 1
-            enough = np.append(able, len(rows.keys))[np.minimum(first + least - 1, len(able))]
-            may = enough <= found.at
-            found = Candidates(found.at, found.starts, [*found.able, able], [*found.first, first]).take(may)
-            lows = enough[may] + 1
-        return found if self.reads_event_alone or not until_ends else self._drop_unsatisfied(rows, found)
-
-    def _drop_unsatisfied(self, rows: KeyedRows, found: Candidates) -> Candidates:
-        """Drops candidates that do not satisfy the last condition, where only that one reads earlier steps.
-
-        It is evaluated with the most rows that the steps before can have taken; those are known of a candidate that came in
-        order. The step just before has taken fewer if an earlier row was the first of the last step. A candidate is dropped
-        if there is no earlier row that may be it, or if the condition read nothing that could differ then.
-        """
-        in_order: Int64s = np.flatnonzero(rows.is_in_order[found.at])
-        if not len(in_order) or not all(step.own for step in self.steps[:-1]):
-            return found
-        known = found.take(in_order)
-        starts = [able[first] for able, first in zip(known.able, known.first, strict=True)]
-        ends = [
-            np.searchsorted(able, start) for able, start in zip(known.able, [*starts[1:-1], known.at], strict=False)
-        ]
-        condition, columns, parts = self.steps[-1].condition, dict[str, Column](), list[list[_Most]]()
-        has_guessed = np.zeros(len(in_order), dtype=bool)
-        for name in condition.fields:
-            before, _, own = name.partition(".")
-            if not own:
-                columns[name] = from_values(self._fields[name], rows.read(name, rows.arrivals[known.at]))
-                continue
-            number = self._numbers[before]
-            begins, counts = known.first[number], ends[number] - known.first[number]
-            least = np.minimum(counts, self.steps[number].step.at_least) if number == self.last - 1 else counts
-            if own == COUNT:
-                columns[name] = Column(BIGINT, counts)
-                has_guessed |= counts > least
-                continue
-            low, high = begins.min(), ends[number].max()
-            values = _Values(rows.read(own, rows.arrivals[known.able[number][low:high]]))
-            figures = (begins - low).tolist(), (ends[number] - low).tolist(), least.tolist()
-            parts.append([_Most(values, *each) for each in zip(*figures, strict=True)])
-            columns[name] = Column(array(self._fields[own]), _to_objects(parts[-1]))
-        result = condition.evaluate(columns, len(in_order))
-        for each in parts:
-            has_guessed |= np.array([part.has_guessed for part in each], dtype=bool)
-        is_out = ~result.is_true() & (~has_guessed | (starts[-1] == known.at))
-        if result.error is not None:
-            is_out &= ~result.error
-        is_left = np.ones(len(found.at), dtype=bool)
-        is_left[in_order] = ~is_out
-        return found.take(is_left)
-
     def find_taken(
-        self, at: int, rows: Sequence[Row], taken: Sequence[TakenRows], counts: Sequence[int] | None = None
+        self, at: int, rows: Sequence[Row], taken: Sequence[Taken], counts: Sequence[int] | None = None
     ) -> Computation[Evaluated]:
         """Finds the rows that a step takes, and those for which its condition has an error.
 
@@ -378,16 +291,13 @@ class Steps:
             failed[n] = is_error
         return able, failed
 
-    def ends(self, row: Row, taken: Sequence[TakenRows]) -> bool:
-        """Returns whether a row is the event that was to be absent."""
+    def find_ended(self, row: Row, waits: Sequence[Sequence[Taken]]) -> list[bool]:
+        """Finds the waits that a row ends, as the event that was to be absent, by what the steps of each took."""
         absent = self.compiled.absent
         assert absent is not None
-        if not row.bits >> self.absent & 1:
-            return False
-        if absent.own:
-            return True
-        [(holds, _)] = self.evaluate([Evaluation(absent, [row], taken)])
-        return holds[0]
+        if absent.own or not row.bits >> self.absent & 1 or not waits:
+            return [row.bits >> self.absent & 1 > 0] * len(waits)
+        return [holds for (holds,), _ in self.evaluate([Evaluation(absent, [row], taken) for taken in waits])]
 
     def run_alone(self, computation: Computation[_Result]) -> _Result:
         """Runs a computation whose conditions are evaluated one by one."""
@@ -429,16 +339,22 @@ class Steps:
             before, _, own = name.partition(".")
             if not own:
                 at = self._kept[name]
-                columns[name] = from_values(self._fields[name], [row.values[at] for row in rows])
+                columns[name] = from_values(self.fields[name], [row.values[at] for row in rows])
                 continue
-            number = self._numbers[before]
+            number = self.numbers[before]
             lengths = [_find_lengths(each, number) for each in evaluations]
             if own == COUNT:
                 columns[name] = Column(BIGINT, np.array([n for each in lengths for n in each], dtype=np.int64))
                 continue
-            values = [each.taken[number].array(self._kept[own]) for each in evaluations]
-            parts = [_Part(listed, n) for listed, each in zip(values, lengths, strict=True) for n in each]
-            columns[name] = Column(array(self._fields[own]), _to_objects(parts))
+            at, parts = self._kept[own], list[Part]()
+            for each, listed in zip(evaluations, lengths, strict=True):
+                taken = each.taken[number]
+                if listed and listed[0] == listed[-1]:
+                    # Numbers of rows never fall from row to row.
+                    parts += [taken.part(at, listed[0])] * len(listed)
+                else:
+                    parts += [taken.part(at, n) for n in listed]
+            columns[name] = Column(array(self.fields[own]), to_objects(parts))
         result = condition.evaluate(columns, len(rows))
         holds = result.is_true().tolist()
         errors = None if result.error is None or not result.error.any() else result.error.tolist()
@@ -455,17 +371,18 @@ class Steps:
         for name in names:
             before, _, own = name.partition(".")
             if own == COUNT:
-                values[name] = len(taken[self._numbers[before]])
+                values[name] = len(taken[self.numbers[before]])
             elif own:
-                at, type_ = self._kept[own], array(self._fields[own])
-                values[name] = to_python(type_, [each.values[at] for each in taken[self._numbers[before]]])
+                at, type_ = self._kept[own], array(self.fields[own])
+                values[name] = to_python(type_, [each.values[at] for each in taken[self.numbers[before]]])
             else:
                 value = row.values[self._kept[name]]
-                values[name] = None if value is None else to_python(self._fields[name], value)
+                values[name] = None if value is None else to_python(self.fields[name], value)
         return values
 
 
-def _to_objects(parts: Sequence[Sequence[Any]]) -> Values:
+def to_objects(parts: Sequence[Sequence[Any]]) -> Values:
+    """Makes the values of a column of arrays."""
     # Assigned as a list, numpy would ask each for its length.
     return np.fromiter(parts, dtype=object, count=len(parts))
 
@@ -475,6 +392,38 @@ def _find_lengths(evaluation: Evaluation, number: int) -> Sequence[int]:
     if evaluation.counts is None or number < len(evaluation.taken) - 1:
         return [len(evaluation.taken[number])] * len(evaluation.rows)
     return evaluation.counts
+
+
+def find_candidates(
+    steps: Steps, rows: KeyedRows, judged: Int64s, within: int, floor: int | None, until_ends: bool
+) -> Candidates:
+    """Finds the rows that may complete the steps, or for which the last condition may have an error; no other does.
+
+    Gates are taken for conditions, and every row of the window counts, whenever it arrived. So no step is reached later
+    than in truth, and no candidate is missed. judged: positions of rows that satisfy the last gate. until_ends: whether
+    no row before one that satisfies `until`, and has arrived, counts.
+    """
+    first = rows.times[judged] - within if floor is None else np.maximum(rows.times[judged] - within, floor)
+    lows = TimeSearch(rows.keys, rows.times).find_first(rows.keys[judged], first)
+    unknown, none = np.full(len(judged), -1), np.empty(0, dtype=np.int64)
+    found = Candidates(judged, lows, [], [], unknown, none)
+    untils = np.flatnonzero(rows.bits >> steps.until & 1)
+    if until_ends and len(untils):
+        before = np.searchsorted(untils, judged) - 1
+        last = np.where(before >= 0, untils[before], -1)
+        is_cut = (last >= lows) & (rows.arrivals[last] < rows.arrivals[judged])
+        found = replace(found, starts=np.where(is_cut, last, lows))
+        lows = np.where(is_cut, last + 1, lows)
+    for number, each in enumerate(steps.steps):
+        able = np.flatnonzero(rows.bits >> number & 1)
+        first = np.searchsorted(able, lows)
+        # An error of the last condition counts also where too few rows satisfy it.
+        least = each.step.at_least if each.own or number < steps.last else 1
+        enough = np.append(able, len(rows.keys))[np.minimum(first + least - 1, len(able))]
+        may = enough <= found.at
+        found = replace(found, able=[*found.able, able], first=[*found.first, first]).take(may)
+        lows = enough[may] + 1
+    return found
 
 
 class Match:
@@ -522,7 +471,7 @@ class Match:
         key = row.sort_key
         return key in self._failed and (self._ended is None or key <= self._ended)
 
-    def find_taken(self, row: Row) -> list[Sequence[Row]] | None:
+    def find_taken(self, row: Row) -> list[Taken] | None:
         """Finds the rows that each step took up to one that was offered; None if that one does not complete the steps."""
         last, key = self.rows[-1], row.sort_key
         if len(self.rows) <= self._steps.last or (self._ended is not None and self._ended <= key):
@@ -566,7 +515,7 @@ class Index:
 
     def __init__(self, steps: Steps, rows: Sequence[Row]) -> None:
         self._steps = steps
-        self.rows: list[list[Row]] = [[] for _ in range(steps.until + 1)]
+        self.rows = [TakenRows() for _ in range(steps.until + 1)]
         self.sort_keys: list[list[SortKey]] = [[] for _ in self.rows]
         for row in rows:
             for condition, listed in enumerate(self.rows):
@@ -586,17 +535,17 @@ class Index:
             else:
                 at = bisect_left(sort_keys, key)
                 sort_keys.insert(at, key)
-                self.rows[condition].insert(at, row)
+                self.rows[condition].put_in(at, row)
 
     def find_first(self, condition: int, low: SortKey) -> SortKey | None:
         """Returns the sort key of the first row from `low` on that may satisfy a condition; None if there is none."""
         at = bisect_left(self.sort_keys[condition], low)
         return self.sort_keys[condition][at] if at < len(self.sort_keys[condition]) else None
 
-    def find_range(self, condition: int, low: SortKey, high: SortKey) -> RowRange:
-        """Finds the rows in [low, high) that may satisfy a condition."""
+    def find_places(self, condition: int, low: SortKey, high: SortKey) -> tuple[int, int]:
+        """Finds the places of the rows in [low, high) among those that may satisfy a condition."""
         sort_keys = self.sort_keys[condition]
-        return RowRange(self.rows[condition], bisect_left(sort_keys, low), bisect_left(sort_keys, high))
+        return bisect_left(sort_keys, low), bisect_left(sort_keys, high)
 
     def iterate(self, condition: int, low: SortKey, high: SortKey) -> Iterator[Row]:
         """Yields the rows in [low, high) that may satisfy a condition."""
@@ -633,11 +582,15 @@ class Index:
 class RowRange(Sequence[Row]):
     """The rows from `begin` to before `end` of a list, without a copy; valid until the list changes."""
 
-    def __init__(self, rows: list[Row], begin: int, end: int) -> None:
+    def __init__(self, rows: TakenRows, begin: int, end: int) -> None:
         self._rows, self._begin, self._end = rows, begin, end
 
     def __len__(self) -> int:
         return self._end - self._begin
+
+    def part(self, at: int, count: int) -> Part:
+        """Returns the values of a field over the first `count` rows; at: its position among the values of a row."""
+        return Part(self._rows.array(at), self._begin, self._begin + count)
 
     def __getitem__(self, at: Any) -> Any:
         if at == 0 and self._begin < self._end:
@@ -653,3 +606,50 @@ class RowRange(Sequence[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._rows[self._begin : self._end])
+
+
+class LinkedStep:
+    """What a step takes whose condition reads earlier steps, as far as somebody reads it.
+
+    rows: those that the step may take, in order, of which those from `begin` on count; before: what the steps before took.
+    """
+
+    def __init__(self, steps: Steps, at: int, before: Sequence[Taken], rows: TakenRows, begin: int) -> None:
+        self._steps, self._at, self._before = steps, at, before
+        self._rows, self._next = rows, begin
+        self.taken = TakenRows()
+        # The places of the rows that it took.
+        self._places: list[int] = []
+
+    def count_taken(self, end: int, most: int | None = None) -> int:
+        """Counts the rows before the place `end` that the step took, up to `most`."""
+        while self._next < end and (most is None or len(self._places) < most):
+            some = self._rows[self._next : min(end, self._next + _MOST_ROWS if most is None else self._next + most)]
+            are_taken, _ = self._steps.run_alone(self._steps.find_taken(self._at, some, self._before))
+            self._places += [at for at, is_taken in enumerate(are_taken, self._next) if is_taken]
+            self.taken.extend(row for row, is_taken in zip(some, are_taken, strict=True) if is_taken)
+            self._next += len(some)
+        return bisect_left(self._places, end)
+
+
+class LinkedRows(Sequence[Row]):
+    """The rows before the place `end` that a linked step took; as of `RowRange`."""
+
+    def __init__(self, step: LinkedStep, end: int) -> None:
+        self._step, self._end = step, end
+
+    def __len__(self) -> int:
+        return self._step.count_taken(self._end)
+
+    def __getitem__(self, at: Any) -> Any:
+        last = at.stop if isinstance(at, slice) else at
+        most = last + (not isinstance(at, slice)) if last is not None and last >= 0 else None
+        return self._step.taken[: self._step.count_taken(self._end, most)][at]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._step.taken[: len(self)])
+
+    def part(self, at: int, count: int) -> Part:
+        """Returns the values of a field over the first `count` rows; at: its position among the values of a row."""
+        self._step.count_taken(self._end, count)
+        return self._step.taken.part(at, count)

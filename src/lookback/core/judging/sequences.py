@@ -10,21 +10,26 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import compress, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lookback.core.judging.candidates import settle_candidates
 from lookback.core.judging.matching import (
     Computation,
     Index,
     KeyedRows,
+    LinkedRows,
+    LinkedStep,
     Match,
     Row,
     RowRange,
     SortKey,
     Steps,
+    Taken,
     TakenRows,
+    find_candidates,
     sort_key,
 )
 from lookback.core.judging.segment import Order, RuleRun
@@ -44,6 +49,8 @@ _MAX_EVIDENCE_IDS = 100
 _KEYS_AT_ONCE = 1_000
 # The columns of rows in state; those of the fields that are kept follow.
 _TIME, _NUMBER, _BITS, _ID, _FIELDS = range(5)
+# Of so many matches it is remembered what a step took whose condition reads earlier ones.
+_MOST_LINKED = 64
 # A match is offered at least so many rows that are yet to come, if they are known.
 _LEAST_AHEAD = 16
 
@@ -255,11 +262,28 @@ def delete_from_sequences(state: ShardState, rule: CompiledRule, keys: Keys, del
 
 
 class _Arrival(NamedTuple):
-    """A row as its event arrives. at: the event's position; may_complete: whether it may complete the steps."""
+    """A row as its event arrives.
+
+    at: the event's position; may_complete: whether it may complete the steps; begins: the sort key of the first row that each
+    step took, if it is known that the row completes them.
+    """
 
     row: Row
     at: int
     may_complete: bool
+    begins: list[SortKey] | None
+
+
+class _Found(NamedTuple):
+    """What was found out about the rows of a batch, without making them: two masks, then by the positions of rows.
+
+    is_candidate: those that may complete the steps; is_needed: those that may count for one of them; begins: the first row
+    that each step took, of rows that complete them.
+    """
+
+    is_candidate: Mask
+    is_needed: Mask
+    begins: dict[int, list[int]]
 
 
 class _KeyedBatch:
@@ -377,21 +401,24 @@ class _KeyedBatch:
         times, bits = self.times[self._count + at], self.bits[self._count + at]
         return KeyColumns([times, self._row_numbers[at], bits, *fields.values], [None, None, None, *fields.nulls])
 
-    def list_judged(
-        self, is_needed: Mask, is_candidate: Mask, is_followed: Mask
-    ) -> Iterator[tuple[Key, KeyState, list[_Arrival]]]:
+    def find_positions(self, at: Int64s) -> Int64s:
+        """Returns the positions of the events of some rows of the batch."""
+        return self._positions[at - self._count]
+
+    def list_judged(self, found: _Found, is_followed: Mask) -> Iterator[tuple[Key, KeyState, list[_Arrival]]]:
         """Yields the keys that are followed or have rows of the batch that are needed, with their state and these rows.
 
         Of keys that are not followed the state has the rows that are needed.
         """
-        at = np.flatnonzero(is_needed)
+        at = np.flatnonzero(found.is_needed)
         if len(at):
             at = at[order_by_number(self.numbers[at])]
         parts = {number: (start, end) for number, start, end in _find_parts(self.numbers[at])}
         rows, places = [self._rows[place] for place in at.tolist()], at.tolist()
         # Rows of the state have no position among the events.
         positions = np.append(np.full(self._count, -1), self._positions)[at].tolist()
-        may_complete = is_candidate[at].tolist()
+        may_complete = found.is_candidate[at].tolist()
+        begins = self._find_begins(found, places)
         followed = np.flatnonzero(is_followed)
         grouping = self._rule_run.grouping
         own = followed[followed < len(grouping.distinct)]
@@ -416,8 +443,18 @@ class _KeyedBatch:
             yield (
                 self.keys.pair(number),
                 state,
-                list(map(_Arrival, rows[at_own], positions[at_own], may_complete[at_own])),
+                list(map(_Arrival, rows[at_own], positions[at_own], may_complete[at_own], begins[at_own])),
             )
+
+    def _find_begins(self, found: _Found, places: Sequence[int]) -> list[list[SortKey] | None]:
+        """Finds the sort keys of the first rows that each step took, of the rows at places that complete the steps."""
+        if not found.begins:
+            return [None] * len(places)
+        numbers = np.append(self._stored.values[_NUMBER], self._row_numbers)
+        listed = np.array(list(found.begins.values()))
+        keys = zip(self.times[listed].tolist(), numbers[listed].tolist(), strict=True)
+        begins = {place: list(zip(*each, strict=True)) for place, each in zip(found.begins, keys, strict=True)}
+        return list(map(begins.get, places))
 
     def save(
         self, is_kept: Mask, is_followed: Mask, rows_wake_after: int, forget: Callable[[KeyState], int | None]
@@ -517,13 +554,12 @@ class _Judge:
         """Takes events into the state. may_complete: marks those that may complete the steps, by themselves."""
         batch = _KeyedBatch(self.rule_run, positions, bits, self.steps.compiled.kept)
         is_kept = batch.times >= self._oldest - self.spec.within
-        is_candidate, is_needed = self._find_candidates(batch, batch.mark_events(may_complete))
-        is_followed = self._find_followed(batch, is_candidate, is_kept)
-        is_needed |= is_followed[batch.numbers]
-        batch.make_rows(is_needed, is_kept)
+        found = self._find_candidates(batch, batch.mark_events(may_complete))
+        is_followed = self._find_followed(batch, found.is_candidate, is_kept)
+        found.is_needed[is_followed[batch.numbers]] = True
+        batch.make_rows(found.is_needed, is_kept)
         judges = (
-            _KeyJudge(self, key, state).run(arrivals)
-            for key, state, arrivals in batch.list_judged(is_needed, is_candidate, is_followed)
+            _KeyJudge(self, key, state).run(arrivals) for key, state, arrivals in batch.list_judged(found, is_followed)
         )
         while some := list(islice(judges, _KEYS_AT_ONCE)):
             self.steps.run_together(some)
@@ -533,20 +569,26 @@ class _Judge:
             lambda state: state.forget(self._oldest, self.spec.within, lateness, self.wait),
         )  # fmt: skip
 
-    def _find_candidates(self, batch: _KeyedBatch, may_complete: Mask) -> tuple[Mask, Mask]:
-        """Marks the rows that may complete the steps, and those that may count for one of them."""
+    def _find_candidates(self, batch: _KeyedBatch, may_complete: Mask) -> _Found:
+        """Finds the rows that may complete the steps, and counts the errors of others."""
         order = batch.order
         rows = KeyedRows(batch.numbers[order], batch.times[order], batch.bits[order], order, batch.read_field)
         # With fixed expiry, or after a reset, a row that came before `until` may lie in a match that began since.
         until_ends = not (self.is_fixed or self.rule_run.spec.reset_on_alert)
         judged = np.flatnonzero(may_complete[order])
-        found = self.steps.find_candidates(rows, judged, self.spec.within, self.floor, until_ends)
+        found = find_candidates(self.steps, rows, judged, self.spec.within, self.floor, until_ends)
+        if until_ends and not self.steps.reads_event_alone:
+            found = settle_candidates(self.steps, rows, found)
+        failed = batch.find_positions(order[found.failed])
+        self.rule_run.failed[failed] |= self.alerting[failed]
         edges = np.bincount(found.starts, minlength=len(order) + 1)
         edges -= np.bincount(found.at + 1, minlength=len(order) + 1)
         is_candidate, is_needed = np.zeros(len(order), dtype=bool), np.zeros(len(order), dtype=bool)
         is_candidate[order[found.at]] = True
         is_needed[order] = np.cumsum(edges[:-1]) > 0
-        return is_candidate, is_needed
+        known = np.flatnonzero(found.last >= 0)
+        begins = order[found.take(known).find_begins()].tolist() if len(known) else []
+        return _Found(is_candidate, is_needed, dict(zip(order[found.at[known]].tolist(), begins, strict=True)))
 
     def _find_followed(self, batch: _KeyedBatch, is_candidate: Mask, is_kept: Mask) -> Mask:
         """Marks the keys that are followed event by event, shape (keys,)."""
@@ -573,12 +615,14 @@ class _KeyJudge:
         # The evidence of the last alert, and the first rows that its steps took.
         self._evidence: list[str] = []
         self._evidence_begins: list[Row] = []
+        # What steps took whose conditions read earlier ones, by the first rows of the steps up to each.
+        self._linked: dict[tuple[SortKey, ...], LinkedStep] = {}
         self._index_rows()
 
     def run(self, arrivals: Sequence[_Arrival]) -> Computation[None]:
         """Judges the events of the key."""
         rule_run, self._arrivals = self._rule_run, arrivals
-        for self._coming, (row, at, may_complete) in enumerate(arrivals, 1):
+        for self._coming, (row, at, may_complete, begins) in enumerate(arrivals, 1):
             if self._absent is not None:
                 self._pass_time(int(rule_run.watermarks[at]))
                 self._rank = 0
@@ -587,6 +631,8 @@ class _KeyJudge:
             self._add_row(row)
             if self._judge.is_fixed:
                 yield from self._judge_fixed(row, at, may_complete)
+            elif begins is not None:
+                self._complete_steps(row, at, self._state.since, self._list_taken(begins, row))
             elif may_complete:
                 yield from self._judge_sliding(row, at)
         if self._absent is not None:
@@ -601,7 +647,7 @@ class _KeyJudge:
             rows.append(row)
             return
         insort(rows, row, key=sort_key)
-        self._evidence = []
+        self._evidence, self._linked = [], {}
         if self._late is not None:
             insort(self._late, row.sort_key)
         if self._match is not None:
@@ -611,6 +657,7 @@ class _KeyJudge:
         """Indexes the rows that count and, with fixed expiry, those of the match."""
         self._match: Match | None = None
         self._evidence = []
+        self._linked = {}
         # The sort keys of rows that arrived after one that is later in time; None until they are needed.
         self._late: list[SortKey] | None = None
         rows, is_fixed = self._state.rows, self._judge.is_fixed
@@ -651,7 +698,7 @@ class _KeyJudge:
         The event may satisfy the last step.
         """
         if self._steps.reads_event_alone:
-            found: Sequence[Sequence[Row]] | None = self._members.find_taken(low, row.sort_key)
+            found: Sequence[Taken] | None = self._members.find_taken(low, row.sort_key)
         else:
             match = self._find_match(low, row.sort_key, since)
             if match is None:
@@ -690,7 +737,7 @@ class _KeyJudge:
             return listed
         time, limit = row.time, match.begin[0] + self._spec.within
         most = max(_LEAST_AHEAD, match.offered + len(listed))
-        for coming, _, _ in islice(self._arrivals, self._coming, self._coming + most):
+        for coming, _, _, _ in islice(self._arrivals, self._coming, self._coming + most):
             if not time <= coming.time <= limit:
                 break
             listed.append(coming)
@@ -699,7 +746,7 @@ class _KeyJudge:
                 break
         return listed
 
-    def _complete_steps(self, row: Row, at: int, since: int, taken: Sequence[Sequence[Row]]) -> None:
+    def _complete_steps(self, row: Row, at: int, since: int, taken: Sequence[Taken]) -> None:
         """Writes the alert of an event that completes the steps, or begins a wait. taken: the rows that each step took."""
         bound = self._judge.complete_from
         is_complete = bound is None or row.time - self._spec.within >= bound
@@ -710,7 +757,7 @@ class _KeyJudge:
             self._write_alert(row, at, taken, is_complete)
             self._reset_rows()
 
-    def _write_alert(self, row: Row, at: int, taken: Sequence[Sequence[Row]], is_complete: bool) -> None:
+    def _write_alert(self, row: Row, at: int, taken: Sequence[Taken], is_complete: bool) -> None:
         rule_run, evidence = self._rule_run, self._find_evidence(taken)
         if self._key_texts is None:
             self._key_texts = rule_run.key_texts(at)
@@ -720,7 +767,7 @@ class _KeyJudge:
         verdict = rule_run.writer.decide_first(subject)
         rule_run.write_alert(rule_run.order_by_event(at), subject, verdict, 0, {}, is_complete, values)
 
-    def _find_evidence(self, taken: Sequence[Sequence[Row]]) -> list[str]:
+    def _find_evidence(self, taken: Sequence[Taken]) -> list[str]:
         """Finds the evidence of rows that steps took up to the last one of the match.
 
         If there is as much as an alert may have, the next alert with the same first rows has the same, unless a row came late.
@@ -754,8 +801,8 @@ class _KeyJudge:
         first = next(ending, None)
         if first is None or absent.own:
             return first is not None
-        taken = self._find_taken(wait)
-        return any(self._steps.ends(row, taken) for row in (first, *ending))
+        taken = self._read_taken(wait)
+        return any(self._steps.find_ended(row, [taken])[0] for row in (first, *ending))
 
     def _end_waits(self, row: Row, at: int) -> None:
         """Ends the waits for this event, and retracts the alerts of those that were over."""
@@ -765,7 +812,8 @@ class _KeyJudge:
         for waits in (self._state.raised, self._state.pending):
             low = bisect_left(waits, row.time - self._wait, key=_time)
             high = bisect_right(waits, row.time, key=_time)
-            ended = [each for each in waits[low:high] if absent.own or self._steps.ends(row, self._find_taken(each))]
+            taken = [() if absent.own else self._read_taken(each) for each in waits[low:high]]
+            ended = list(compress(waits[low:high], self._steps.find_ended(row, taken)))
             for wait in ended:
                 if wait.version == rule_run.entry.version and rule_run.is_evaluated:
                     self._write_absence(wait, "retracted", 1, rule_run.order_by_event(at, self._rank))
@@ -795,7 +843,7 @@ class _KeyJudge:
         """Writes a row of an absence. verdict None: the first one, raised or suppressed."""
         rule_run, due, row = self._rule_run, wait.time + self._wait, self._find_row(wait)
         ranges = self._find_ranges(wait)
-        taken: Sequence[Sequence[Row]] = ranges or self._find_taken(wait)
+        taken = ranges or self._find_taken(wait)
         evidence = self._find_evidence(ranges) if ranges else _list_evidence(taken)
         self._rank += 1
         key_texts = to_texts(rule_run.key_values(self._state.stored_key))
@@ -811,6 +859,10 @@ class _KeyJudge:
             return wait.taken[-1][-1]
         rows = self._find_rows(wait)
         return rows[bisect_left(rows, sort_key(wait), key=sort_key)]
+
+    def _read_taken(self, wait: Wait) -> Sequence[Taken]:
+        """Finds the rows that each step took."""
+        return self._find_ranges(wait) or self._find_taken(wait)
 
     def _find_taken(self, wait: Wait) -> list[TakenRows]:
         """Finds the rows that each step took; no more than evidence needs where nothing else reads them."""
@@ -832,13 +884,27 @@ class _KeyJudge:
             left -= len(listed)
         return taken
 
-    def _find_ranges(self, wait: Wait) -> list[RowRange] | None:
+    def _find_ranges(self, wait: Wait) -> list[Taken] | None:
         """Finds what `_find_taken` does, without a list of it; None where only a list can be had."""
-        steps, since = self._steps, self._state.since
-        if wait.taken is not None or wait.since < since or not steps.reads_event_alone or self._has_late(wait):
+        if wait.taken is not None or wait.since < self._state.since or self._has_late(wait):
             return None
-        ends = [*wait.begins[1:], (wait.time, wait.number + 1)]
-        return [self._live.find_range(step, *each) for step, each in enumerate(zip(wait.begins, ends, strict=True))]
+        return self._list_taken(wait.begins, wait)
+
+    def _list_taken(self, begins: Sequence[SortKey], last: Row | Wait) -> list[Taken]:
+        """Lists what the steps took, whose first rows are known, up to the row with which they are complete."""
+        ends, taken = [*begins[1:], (last.time, last.number + 1)], list[Taken]()
+        for step, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            places, rows = self._live.find_places(step, begin, end), self._live.rows[step]
+            if self._steps.steps[step].own:
+                taken.append(RowRange(rows, *places))
+                continue
+            key = tuple(begins[: step + 1])
+            if key not in self._linked:
+                if len(self._linked) >= _MOST_LINKED:
+                    del self._linked[next(iter(self._linked))]
+                self._linked[key] = LinkedStep(self._steps, step, list(taken), rows, places[0])
+            taken.append(LinkedRows(self._linked[key], places[1]))
+        return taken
 
     def _has_late(self, wait: Wait) -> bool:
         """Returns whether some row from the first to the last one of a wait arrived after one that is later in time."""
@@ -867,7 +933,7 @@ class _KeyJudge:
         return self._state.rows if wait.since >= self._state.since else self._state.held
 
 
-def _list_evidence(taken: Sequence[Sequence[Row]]) -> list[str]:
+def _list_evidence(taken: Sequence[Taken]) -> list[str]:
     """Returns the ids of the first rows that the steps took."""
     ids: list[str] = []
     for rows in taken:
