@@ -8,15 +8,18 @@ import re
 import shutil
 from collections import Counter
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pytest
 import yaml
 from cases import STREAMS as CASES
 from cases import documents, rows
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from core.rules.test_parameters import take_out
@@ -24,10 +27,14 @@ from dev.soak.verdict import AlertRow, collect_alerts, list_alerts
 from lookback.cli import main
 from lookback.core.errors import SetupError
 from lookback.core.rules.variants import make_variants
+from lookback.core.streams.declaration import Stream
+from lookback.spark.figures import RuleFigures
 from lookback.spark.replay import history, tasks
 from lookback.spark.replay.backtest import Backtest, Candidate, Range, backtest
+from lookback.spark.replay.flagging import _pair_by_span
 from lookback.spark.rules import RulesTable
-from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish, sequence, window
 from spark.test_generated_cases import append as append_rows
 
 if TYPE_CHECKING:
@@ -302,6 +309,129 @@ def label(tables: Tables, rows: list[tuple[str, bool, str]]) -> None:
     names = ("stream", "event_id", "positive", "label", "labelled_at", "source", "author")
     listed = [(STREAM.name, event_id, positive, "", times[hour], "desk", "ann") for event_id, positive, hour in rows]
     tables.append_rows([dict(zip(names, row, strict=True)) for row in listed], "labels")
+
+
+WINDOWS = [
+    window("minute", {"tumbling": "1 minute"}, when="total > 90"), window("gaps", {"session": "10 seconds"}, when="n > 1"),
+    window("sized", {"sliding": "2 minutes", "slide": "1 minute"}, where="amount > 20", when="n >= 2", early=True),
+    window("largest", {"tumbling": "1 minute"}, measures={"most": "max(amount) filter (where shop = 'a')"}, early=True, when="most > 20", message=""),
+]  # fmt: skip
+MANY = sequence("many", [{"name": "small", "where": "amount < 20", "at_least": 2}, {"name": "large", "where": "amount = 99"}], message="")  # fmt: skip
+
+
+def make_long_sequence() -> list[dict[str, Any]]:
+    """Events of customer 7: 250 small ones and a large one, and one later than all, which lets the watermark pass."""
+    base, time = {"customer": 7, "shop": "a"}, START + 1_000_000_000
+    many = [
+        {**base, "id": f"s{at}", "at": time + at * 1_000, "amount": "1.00", "arrival": 20 + at // 100}
+        for at in range(250)
+    ]
+    last = {**base, "id": "end", "at": time + 1_000_000, "amount": "99.00", "arrival": 23}
+    far = {**base, "id": "far", "at": time + 86_400_000_000, "amount": "1.00", "arrival": 24, "customer": 9}
+    return [*many, last, far]
+
+
+def list_behind(result: Backtest) -> dict[str, set[str]]:
+    """Lists the ids of the events behind each standing alert, by its id."""
+    _, events = result._kept[:2]
+    rows = events.groupBy("alert_id").agg(F.collect_list("event_id").alias("ids")).collect()
+    assert all(len(row["ids"]) == len(set(row["ids"])) for row in rows)
+    return {row["alert_id"]: set(row["ids"]) for row in rows}
+
+
+@pytest.mark.long
+def test_c10_4_windows_and_long_sequences_flag_in_a_backtest_what_the_stream_says_of_its_own_alerts(
+    ready: Tables, spans: None
+) -> None:
+    rules = [*WINDOWS, MANY]
+    events = [*make_events(300, seed=3), *make_long_sequence()]
+    append(ready, events)
+    label(ready, [(row["id"], at % 3 == 0, "10:00") for at, row in enumerate(events) if at % 2])
+    publish(ready, rules)
+    folder = checkpoint_folder(ready, STREAM)
+    Evaluation(ready, STREAM, STREAMS, folder, once=True, admission={"maxFilesPerTrigger": "7"}).run()
+    live = RuleFigures(ready, STREAM)
+    groups = live._flagged.groupBy("alert_id").agg(F.collect_set("event_id").alias("ids")).collect()
+    expected = {row["alert_id"]: set(row["ids"]) for row in groups}
+    assert {row["rule_id"] for row in live._flagged.select("rule_id").distinct().collect()} == {
+        each["rule_id"] for each in rules
+    }
+    recorded = live.by_rule().collect()
+    with backtest(ready, STREAM, [Candidate(each) for each in rules], rows=False) as result:
+        found = list_behind(result)
+        assert found == expected
+        assert max(map(len, found.values())) == 251
+        names = ("rule_id", "alerts", "keys", "flagged", "labelled", "positives", "precision", "recall")
+        by_id = {row["rule_id"]: tuple(row[name] for name in names) for row in recorded}
+        assert {each.rule_id: tuple(getattr(each, name) for name in names) for each in result.figures} == {
+            each["rule_id"]: by_id[each["rule_id"]] for each in rules
+        }
+    # Late events are among those that count, and one that came after an alert's last row is not.
+    assert any(row.revision for row in alerts_alone(WINDOWS[2], events))
+
+
+@pytest.mark.long
+def test_c10_4_a_window_counts_what_pandas_finds_in_it(ready: Tables, spans: None) -> None:
+    document = window(
+        "spend", {"tumbling": "1 minute"}, parameters={"least": 60}, when="spent >= :least", message="",
+        measures={"spent": "sum(amount) filter (where shop = 'a')"},
+    )  # fmt: skip
+    events = make_events(300, seed=9)
+    append(ready, events)
+    # Nothing is too late here, so that a frame of all events says what counts.
+    stream = Stream.from_dict({**STREAM.to_dict(), "max_out_of_orderness": "1 hour"})
+    end = {"id": "far", "at": START + 86_400_000_000, "customer": 9, "shop": "b", "amount": "1.00", "arrival": 99}
+    append(ready, [end])
+    positives = {row["id"] for at, row in enumerate(events) if at % 4 == 0}
+    label(ready, [(row["id"], row["id"] in positives, "10:00") for row in events[::2]])
+    frame = pd.DataFrame(events)
+    frame = frame[frame.shop == "a"].assign(amount=frame.amount.map(Decimal), minute=frame["at"] // 60_000_000)
+    groups = frame.groupby(["customer", "minute"], dropna=False)
+    spent = groups["amount"].transform("sum")
+    with backtest(ready, stream, [Candidate(document)], vary={"least": [60, 120, 9_999]}) as result:
+        for figures in result.figures:
+            flagged = frame[spent >= int(figures.parameters["least"])]  # type: ignore[call-overload]
+            labelled = flagged.id.isin({row["id"] for row in events[::2]}).sum()
+            right = flagged.id.isin(positives).sum()
+            assert (figures.flagged, figures.labelled, figures.positives) == (len(flagged), labelled, right)
+            assert figures.alerts == flagged.groupby(["customer", "minute"], dropna=False).ngroups
+            assert (figures.precision, figures.recall) == (
+                right / labelled if labelled else None,
+                right / len(positives),
+            )
+        assert result.figures[0].flagged > result.figures[1].flagged > result.figures[2].flagged == 0
+
+
+@pytest.mark.parametrize(
+    ("events", "cores", "shards"),
+    [(0, 2, 2), (1_000_000, 2, 2), (20_300_000, 2, 6), (20_300_000, 8, 8), (4_000_000_000, 8, 400), (1, 500, 400)],
+)
+def test_every_core_judges_as_many_shards_as_the_others(events: int, cores: int, shards: int) -> None:
+    assert tasks.count_shards(events, cores) == shards
+
+
+def test_an_event_meets_only_the_windows_about_where_it_is(ready: Tables) -> None:
+    minute = 60_000_000
+
+    def count_pairs(size: int) -> int:
+        def make_time(column: str) -> Any:
+            return F.timestamp_micros(F.expr(column).cast("bigint"))
+
+        each = ready.spark.range(size).select("id", F.lit("k").alias("key"), F.lit(0).alias("tried"))
+        windows = each.select(
+            "tried", "key", F.col("id").cast("string").alias("alert_id"), F.lit(size).alias("arrival"),
+            make_time(f"id * {minute} + 7").alias("window_start"), make_time(f"(id + 1) * {minute} + 7").alias("window_end"),
+        )  # fmt: skip
+        events = each.select(
+            "tried",
+            "key",
+            F.col("id").cast("string").alias("event_id"),
+            "id",
+            make_time(f"id * {minute} + 9").alias("event_time"),
+        )
+        return _pair_by_span(windows, events.withColumnRenamed("id", "arrival"), {0: 0}, {0: minute}).count()
+
+    assert count_pairs(400) <= 2 * 400
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.values.times import parse_time
 from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.labels import read_labels
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _DAY_US = 86_400_000_000
-# An alert names the ids of at most so many events of a sequence, so with as many there may be more.
-_MOST_NAMED = 100
 # No rule is called so.
 _TOGETHER = ""
 _WITH_NULLS = {"ignoreNullFields": "false"}
@@ -197,7 +196,7 @@ class RuleFigures:
 
     def _read_flagged(self) -> DataFrame:
         """Finds the events that each standing alert flagged; event_id NULL for an alert whose events are not known."""
-        is_whole = F.col("event_id").isNotNull() & (F.coalesce(F.size("evidence"), F.lit(0)) < _MOST_NAMED)
+        is_whole = F.col("event_id").isNotNull() & (F.coalesce(F.size("evidence"), F.lit(0)) < MAX_EVIDENCE_IDS)
         named = F.array_union(F.array("event_id"), F.coalesce("evidence", F.array().cast("array<string>")))
         whole = self._alerts.where(is_whole).select("rule_id", "alert_id", F.explode(named).alias("event_id"))
         others = self._alerts.where(~is_whole)

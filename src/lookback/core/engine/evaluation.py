@@ -29,7 +29,7 @@ from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.rulebook import Command, Entry, LogRow, RuleChange, order_changes
 from lookback.core.state.shard import FeatureState, ShardState
-from lookback.core.streams.alerts import Alert, AlertOrder, Failure, LateEvent
+from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events
 from lookback.core.streams.flagged import FlaggedEvents, FlagPlace
@@ -109,8 +109,9 @@ class Output:
 class Evaluator:
     """Judges the events of `stream` that belong to `shard` of `shards`.
 
-    automatic False: the watermark moves only by `advance` commands. flagging: where the rules that write no alerts note the
-    events that would have raised them, by rule_id: lookback rules without suppress and revise.
+    automatic False: the watermark moves only by `advance` commands. flagging: where the rules that write no alerts note
+    events, by rule_id: lookback rules without suppress and revise those that would have raised alerts, rules over other
+    windows, which must be paused, those that their windows count. max_evidence: how many events an alert of a sequence names.
     """
 
     stream: Stream
@@ -118,6 +119,7 @@ class Evaluator:
     shards: int = 1
     automatic: bool = True
     flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
+    max_evidence: int = MAX_EVIDENCE_IDS
 
     def process(self, state: ShardState, batch: Batch, output: Output | None = None) -> Output:
         """Applies the batch's rule changes, then judges its events; `state` is brought up to date.
@@ -233,7 +235,7 @@ class Evaluator:
         return segment
 
     def _segment(self, state: ShardState, events: Events, timeline: Timeline) -> Segment:
-        return Segment(self.stream, state, events, timeline, self.shard, self.shards, self.flagging)
+        return Segment(self.stream, state, events, timeline, self.shard, self.shards, self.flagging, self.max_evidence)
 
     def _timeline(self, state: ShardState, marks: Mapping[int, int | None]) -> Timeline:
         """Returns the watermarks before and after each commit."""

@@ -13,7 +13,7 @@ import numpy as np
 from lookback.core.aggregation.sharedruns import Kept
 from lookback.core.expressions.kernels import either_mask
 from lookback.core.judging.lateness import Actions, LateEvents, earliest_in_time
-from lookback.core.judging.measuring import Measuring
+from lookback.core.judging.measuring import Measuring, select_kept
 from lookback.core.judging.verdicts import AlertWriter, Judgement, Memory, Subject
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.rules.rulebook import EVALUATED, Entry, LogRow
@@ -22,6 +22,7 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import (
     BY_EVENT,
     BY_WATERMARK,
+    MAX_EVIDENCE_IDS,
     Alert,
     AlertOrder,
     Failure,
@@ -86,8 +87,8 @@ class Timeline:
 class Gathered:
     """The results of judging: rows of alerts with their places, rows of late_events, failures and notes.
 
-    evaluated: how many events each rule judged, by `Entry.role`. flags: by rules that write no alerts, the events for which
-    they would have; flagged: the same once judging is finished, once for all rules of a group.
+    evaluated: how many events each rule judged, by `Entry.role`. flags: the events that rules which write no alerts have
+    noted; flagged: the same once judging is finished, once for all rules of a group.
     """
 
     alerts: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
@@ -101,7 +102,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Flags:
-    """The events of a segment, by their positions, for which a rule grouped by these fields would have raised alerts."""
+    """The events of a segment, by their positions, that a rule grouped by these fields has noted (see `Evaluator`)."""
 
     place: FlagPlace
     group_by: tuple[str, ...]
@@ -128,16 +129,16 @@ class Segment:
     """The events of a segment in order of arrival, with all that judges need.
 
     watermarks, commit_indexes: per event, the watermark that it is judged against and its commit's index in the timeline.
-    measuring: measures windows. late_events: which events are late. gathered: the results so far. flagging: where rules
-    that write no alerts note their events, by rule_id.
+    measuring: measures windows. late_events: which events are late. gathered: the results so far. flagging, max_evidence:
+    see `Evaluator`.
     """
 
     def __init__(
         self, stream: Stream, state: ShardState, events: Events, timeline: Timeline, shard: int, shards: int,
-        flagging: Mapping[str, FlagPlace] | None = None,
+        flagging: Mapping[str, FlagPlace] | None = None, max_evidence: int = MAX_EVIDENCE_IDS,
     ) -> None:  # fmt: skip
         self.stream, self.state, self.timeline = stream, state, timeline
-        self.flagging = flagging or {}
+        self.flagging, self.max_evidence = flagging or {}, max_evidence
         self.events = events.in_order_of_arrival()
         self.commit_indexes: Int64s = np.searchsorted(timeline.commits, self.events.commits).astype(np.int64)
         self.watermarks: Int64s = timeline.before[self.commit_indexes]
@@ -168,7 +169,7 @@ class Segment:
         return gathered
 
     def _list_flagged(self) -> list[FlaggedEvents]:
-        """Lists the events for which rules that write no alerts would have raised them, once for all rules of a group."""
+        """Lists the events that rules which write no alerts have noted, once for all rules of a group."""
         groups: dict[int, list[Flags]] = {}
         for flags in self.gathered.flags:
             groups.setdefault(flags.place.group, []).append(flags)
@@ -264,7 +265,7 @@ class RuleRun:
         self.is_late = segment.late_events.is_late
         self.grouping = segment.measuring.group_events(rule.group_by)
         self.writer = AlertWriter(entry, rule, segment.stream.name, segment.state)
-        self.is_evaluated = entry.status in EVALUATED
+        self.is_evaluated, self.max_evidence = entry.status in EVALUATED, segment.max_evidence
         self._segment, self._gathered = segment, segment.gathered
         self.wanted: Mask = self.grouping.mine.copy()
         self.failed: Mask = np.zeros(len(self.events), dtype=bool)
@@ -305,7 +306,13 @@ class RuleRun:
         self._late_events.record(wanted, taken, judged)
 
     def count_taken(self, taken: Mask) -> None:
-        """Records the events that the rule's windows take, and counts those of them that have an error."""
+        """Records the events that the rule's windows take, and counts those of them that have an error.
+
+        A rule that writes no alerts notes those that some measure counts.
+        """
+        if not self.writes_alerts:
+            kept = [select_kept(measure.feature, self.events) for measure in self.rule.measures]
+            self.note_flagged(np.flatnonzero(taken & np.any(kept, axis=0)))
         self.record_judged(self.wanted, taken, taken if self.is_evaluated else np.zeros(len(taken), dtype=bool))
         if self.is_evaluated:
             errors = self.find_errors(self.events)
@@ -433,7 +440,7 @@ class RuleRun:
         return self.entry.rule_id not in self._segment.flagging
 
     def note_flagged(self, positions: Int64s) -> None:
-        """Notes the events for which a rule that writes no alerts would raise them."""
+        """Notes events of a rule that writes no alerts (see `Evaluator`)."""
         place = self._segment.flagging[self.entry.rule_id]
         self._gathered.flags.append(Flags(place, self.rule.group_by, positions))
 

@@ -44,7 +44,6 @@ from lookback.core.values.keycolumns import KeyColumns
 from lookback.core.values.keys import Int64s, Keys, find_keys, order_by_group, order_by_number
 from lookback.core.values.types import BIGINT
 
-_MAX_EVIDENCE_IDS = 100
 # The conditions of so many keys are evaluated together.
 _KEYS_AT_ONCE = 1_000
 # The columns of rows in state; those of the fields that are kept follow.
@@ -772,9 +771,9 @@ class _KeyJudge:
 
         If there is as much as an alert may have, the next alert with the same first rows has the same, unless a row came late.
         """
-        begins = [rows[0] for rows in taken]
-        if len(self._evidence) < _MAX_EVIDENCE_IDS or begins != self._evidence_begins:
-            self._evidence, self._evidence_begins = _list_evidence(taken), begins
+        begins, most = [rows[0] for rows in taken], self._rule_run.max_evidence
+        if len(self._evidence) < most or begins != self._evidence_begins:
+            self._evidence, self._evidence_begins = _list_evidence(taken, most), begins
         return self._evidence
 
     def _reset_rows(self) -> None:
@@ -844,7 +843,7 @@ class _KeyJudge:
         rule_run, due, row = self._rule_run, wait.time + self._wait, self._find_row(wait)
         ranges = self._find_ranges(wait)
         taken = ranges or self._find_taken(wait)
-        evidence = self._find_evidence(ranges) if ranges else _list_evidence(taken)
+        evidence = self._find_evidence(ranges) if ranges else _list_evidence(taken, rule_run.max_evidence)
         self._rank += 1
         key_texts = to_texts(rule_run.key_values(self._state.stored_key))
         subject = Subject(key_texts, self._key, row.id, due, wait.time, due, evidence)
@@ -872,7 +871,7 @@ class _KeyJudge:
         only_evidence = not self._judge.step_names and (absent is None or absent.own)
         ends = [*wait.begins[1:], (wait.time, wait.number + 1)]
         taken: list[TakenRows] = []
-        left = _MAX_EVIDENCE_IDS if only_evidence else len(self._find_rows(wait))
+        left = self._rule_run.max_evidence if only_evidence else len(self._find_rows(wait))
         for step, (begin, end) in enumerate(zip(wait.begins, ends, strict=True)):
             rows = self._iterate_rows(wait, step, begin, end)
             listed = TakenRows()
@@ -933,9 +932,9 @@ class _KeyJudge:
         return self._state.rows if wait.since >= self._state.since else self._state.held
 
 
-def _list_evidence(taken: Sequence[Taken]) -> list[str]:
-    """Returns the ids of the first rows that the steps took."""
+def _list_evidence(taken: Sequence[Taken], most: int) -> list[str]:
+    """Returns the ids of the first rows that the steps took, at most so many."""
     ids: list[str] = []
     for rows in taken:
-        ids += [row.id for row in rows[: _MAX_EVIDENCE_IDS - len(ids)]]
+        ids += [row.id for row in rows[: most - len(ids)]]
     return ids

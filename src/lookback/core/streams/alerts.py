@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 DISPOSITIONS: Mapping[str, bool | None] = {"confirmed": True, "false_positive": False, "benign": False, "unclear": None}
 # What a shard did with a late event: of those of all shards the strongest action counts.
 ACTION_STRENGTHS = {"discarded": 0, "recorded": 1, "evaluated": 2}
+# An alert of a sequence names at most so many of the events that its steps took.
+MAX_EVIDENCE_IDS = 100
 # The alerts of one commit: those of its events come before those that its watermark triggers.
 BY_EVENT, BY_WATERMARK = 0, 1
 _TO_JSON = json.JSONEncoder(ensure_ascii=False).encode

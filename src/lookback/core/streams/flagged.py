@@ -22,7 +22,7 @@ class FlagPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class FlaggedEvents:
-    """The events for which at least one rule of a group would have raised an alert.
+    """The events that at least one rule of a group has noted in place of alerts (see `Evaluator`).
 
     keys: texts by group_by field; times in microseconds; arrivals: commits. bits: shape (events, words), a bit for each rule.
     """

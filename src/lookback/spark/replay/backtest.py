@@ -9,7 +9,7 @@ import datetime as dt
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.engine.schedule import WaitingChange
 from lookback.core.errors import SetupError
-from lookback.core.rules.compiled import CompiledRule, compile_rule
-from lookback.core.rules.rulebook import LogRow, RuleChange
-from lookback.core.rules.variants import Variant, make_variants
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.rulebook import LogRow
+from lookback.core.rules.variants import make_variants
 from lookback.core.streams.blocks import TRIED, unpack_failures
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
-from lookback.core.values.limits import LIMITS
 from lookback.core.values.windows import LOOKBACK
 from lookback.spark.labels import keep
 from lookback.spark.platform.session import find_local_path, open_own_session
 from lookback.spark.replay.comparison import Comparison, compare, find_changes, find_standing
-from lookback.spark.replay.counting import Counts, TrialCounts, count_trials, read_range_labels
+from lookback.spark.replay.counting import Counts, TrialCounts, count_trials, find_last_rows, read_range_labels
+from lookback.spark.replay.flagging import find_events_behind
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import Answers, Plan, Tried, judge
+from lookback.spark.replay.tasks import Answers, Plan, judge
+from lookback.spark.replay.trials import MAX_TRIALS, Trial, make_plan, read_commands
 from lookback.spark.stream.shard import FAILURES, LOG
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _DAY_US = 86_400_000_000
-# The most rules and variants that are judged at once.
-_MAX_TRIALS = LIMITS["rules"].most
 _TABLE = re.compile(r"\w+(\.\w+){1,2}", re.ASCII)
 
 
@@ -86,10 +84,10 @@ class Figures:
     """The result of a rule over the range, or of one of its variants. parameters: their values.
 
     alerts: those that stand, by their last revision; keys: how many keys have one. alerts_per_day: over the days of event
-    time in which the rule speaks; None if these are none. flagged: the events that triggered an alert that stands, or that its
-    sequence matched; labelled, positives: how many of them have a label, and a positive one; precision: positives / labelled.
-    recall: positives / all_positives, those of the range. These are None where an alert does not name all its events, as
-    that of a window, and ratios over 0 are None. rows: of alerts, with all revisions and suppressed ones. failures: how many
+    time in which the rule speaks; None if these are none. flagged: the events that triggered an alert that stands, that its
+    sequence matched, or that its window counted as of its last row; labelled, positives: how many of them have a label, and a
+    positive one; precision: positives / labelled. recall: positives / all_positives, those of the range. Ratios over 0 are
+    None. rows: of alerts, with all revisions and suppressed ones. failures: how many
     times it could not be judged.
     """
 
@@ -99,9 +97,9 @@ class Figures:
     alerts: int
     alerts_per_day: float | None
     keys: int
-    flagged: int | None
-    labelled: int | None
-    positives: int | None
+    flagged: int
+    labelled: int
+    positives: int
     precision: float | None
     recall: float | None
     all_positives: int
@@ -130,9 +128,9 @@ class Backtest:
     comparisons: list[Comparison] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     _standing: DataFrame | None = None
-    _labels: DataFrame | None = None
     _rows: DataFrame | None = None
-    _answers: Answers | None = None
+    _kept: list[DataFrame] = field(default_factory=list)
+    _answers: list[Answers] = field(default_factory=list)
 
     @property
     def alerts(self) -> DataFrame:
@@ -172,12 +170,11 @@ class Backtest:
 
     def close(self) -> None:
         """Frees the rows that Spark keeps for `alerts`, which cannot be read afterwards."""
-        for kept in (self._standing, self._labels):
-            if kept is not None:
-                with suppress(PySparkException):
-                    kept.unpersist()
-        if self._answers is not None:
-            self._answers.close()
+        for kept in self._kept:
+            with suppress(PySparkException):
+                kept.unpersist()
+        for answers in self._answers:
+            answers.close()
 
     def __enter__(self) -> Backtest:
         return self
@@ -212,32 +209,33 @@ def backtest(
         raise SetupError(
             f"since_commit: {history.warning}, so there are no commits to begin at; begin at an event time"
         )
-    plan = _make_plan(tables, stream, trials, within, history)
+    since_commit, commands = _find_first_commit(within, history), read_commands(tables, stream, history)
+    places = {trial.place: at for at, trial in enumerate(trials) if trial.place is not None}
+    plan = make_plan(
+        dict(enumerate(trials)), stream, commands, since_commit, flagging={at: place for place, at in places.items()}
+    )
     answers = judge(history.read_lasting(tables), stream, plan, history.events, history.spans, progress)
     alerts = answers.read_tried_alerts()
-    failed = Counter[int]()
-    for payload in answers.list_payloads(FAILURES):
-        for failure in unpack_failures(payload):
-            failed[plan.tried[failure.rule_id].number] += failure.count
-    logged = {LogRow(**each) for payload in answers.list_payloads(LOG) for each in json.loads(payload)}
-    own_ids = {rule_id: tried.rule_id for rule_id, tried in plan.tried.items()}
-    errors = {replace(row, rule_id=own_ids.get(row.rule_id or "", row.rule_id)) for row in logged}
+    last = keep(find_last_rows(alerts))
+    events, again = find_events_behind(tables, stream, history, trials, last, commands, since_commit, progress)
+    events = keep(events)
     first_time, last_time = _clip(history, within)
     labels = read_range_labels(tables, stream, history, (within.since, within.until, within.since_commit), as_of)
-    places = {trial.place: at for at, trial in enumerate(trials) if trial.place is not None}
-    kinds = {at: trial.rule.spec.kind for at, trial in enumerate(trials) if trial.place is None}
-    counts = count_trials(alerts, kinds, answers.read_flagged(), places, labels)
+    counts = count_trials(len(trials), last, events, answers.read_flagged(), places, labels)
+    figures = _make_figures(trials, counts, _count_failures(answers, plan), (first_time, last_time))
     if history.stamps:
         alerts = alerts.withColumn("arrival", F.lit(None).cast("bigint"))
-    figures = _make_figures(trials, counts, failed, (first_time, last_time))
     result = Backtest(
         figures, history.events, (history.first, history.last), history.deletes, first_time, last_time,
-        sorted(errors, key=repr), _labels=labels, _rows=_name_variants(alerts, trials[: len(trials) - (against is not None)]) if rows else None, _answers=answers,
-        warnings=[history.warning] if history.warning else [],
+        _list_errors(answers, plan), warnings=[history.warning] if history.warning else [],
+        _rows=_name_variants(alerts, trials[: len(trials) - (against is not None)]) if rows else None,
+        _kept=[each for each in (last, events, labels) if each is not None],
+        _answers=[each for each in (answers, again) if each is not None],
     )  # fmt: skip
     if against is not None:
         result.against = figures.pop()
-        result._standing = keep(find_standing(alerts, answers.read_flagged(), places, labels))
+        result._standing = keep(find_standing(last, events, answers.read_flagged(), places, labels))
+        result._kept.append(result._standing)
         result.comparisons = [
             compare(result.find_changes(at), against.rule_id, against.version) for at in range(len(figures))
         ]
@@ -250,33 +248,42 @@ def find_last_days(tables: Tables, stream: Stream, days: float) -> Range | None:
     return None if newest is None or newest[0] is None else Range(since=int(newest[0]) - round(days * _DAY_US))
 
 
+def _find_first_commit(within: Range, history: History) -> int | None:
+    """Returns the first commit whose events may raise alerts; None for the first of all."""
+    is_later = within.since_commit is not None and within.since_commit > history.first
+    return within.since_commit if is_later else None
+
+
+def _count_failures(answers: Answers, plan: Plan) -> Counter[int]:
+    """Counts how many times each trial could not be judged."""
+    failed = Counter[int]()
+    for payload in answers.list_payloads(FAILURES):
+        for failure in unpack_failures(payload):
+            failed[plan.tried[failure.rule_id].number] += failure.count
+    return failed
+
+
+def _list_errors(answers: Answers, plan: Plan) -> list[LogRow]:
+    """Lists the rows for rule_log, each once, with the rules' own ids."""
+    logged = {LogRow(**each) for payload in answers.list_payloads(LOG) for each in json.loads(payload)}
+    own_ids = {rule_id: tried.rule_id for rule_id, tried in plan.tried.items()}
+    return sorted({replace(row, rule_id=own_ids.get(row.rule_id or "", row.rule_id)) for row in logged}, key=repr)
+
+
 def _pick(choose: Callable[[int, int], int], own: int | None, given: int | None) -> int | None:
     known = [each for each in (own, given) if each is not None]
     return choose(*known) if len(known) == 2 else known[0] if known else None
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """A candidate, or a variant of it, as it is judged: under an id of its own, beside all others.
-
-    place: where its flags are if it writes no alerts.
-    """
-
-    candidate: Candidate
-    variant: Variant
-    rule: CompiledRule
-    place: FlagPlace | None
-
-
 def _make_trials(
     candidates: Sequence[Candidate], vary: Mapping[str, Sequence[object]], stream: Stream, within: Range, *, rows: bool,
-    first: Sequence[_Trial] = (),
-) -> list[_Trial]:  # fmt: skip
+    first: Sequence[Trial] = (),
+) -> list[Trial]:  # fmt: skip
     """Makes a trial of each variant of each candidate. first: those that there are already.
 
     Raises RuleError, which names the rule by its own id.
     """
-    trials = list[_Trial]()
+    trials = list[Trial]()
     variants = make_variants([each.document for each in candidates], vary)
     for group, (candidate, made) in enumerate(zip(candidates, variants, strict=True), len(first)):
         for bit, variant in enumerate(made):
@@ -285,9 +292,11 @@ def _make_trials(
             can_flag = (
                 not rows and rule.spec.kind == LOOKBACK and rule.spec.suppress is None and rule.spec.late != "revise"
             )
-            trials.append(_Trial(candidate, variant, rule, FlagPlace(group, bit) if can_flag else None))
-    if len(trials) > _MAX_TRIALS:
-        raise SetupError(f"{len(trials):,} rules and variants of them are more than {_MAX_TRIALS:,}; try fewer at once")
+            trials.append(
+                Trial(candidate.rule_id, candidate.version, variant, rule, FlagPlace(group, bit) if can_flag else None)
+            )
+    if len(trials) > MAX_TRIALS:
+        raise SetupError(f"{len(trials):,} rules and variants of them are more than {MAX_TRIALS:,}; try fewer at once")
     return trials
 
 
@@ -299,68 +308,27 @@ def _clip(history: History, within: Range) -> tuple[int | None, int | None]:
     return first, max(last or 0, first or 0)
 
 
-def _make_plan(tables: Tables, stream: Stream, trials: Sequence[_Trial], within: Range, history: History) -> Plan:
-    """Plans that all trials are in force from the beginning, and that commands come as they came to the stream."""
-    is_silent = within.since_commit is not None and within.since_commit > history.first
-    first, waiting = list[RuleChange](), list[WaitingChange]()
-    for at, trial in enumerate(trials):
-        rule_id, version = trial.rule.spec.rule_id, trial.candidate.version
-        text = json.dumps(trial.rule.spec.document, ensure_ascii=False, default=str)
-        status = "paused" if is_silent else "active"
-        first.append(RuleChange("insert", at, rule_id, version, status, text))
-        if is_silent and within.since_commit is not None:
-            speaks = RuleChange("update", at, rule_id, version, "active", text)
-            waiting.append(WaitingChange(speaks, within.since_commit - 1))
-    for command, arrival, logged_at in _read_commands(tables, stream, len(trials)):
-        after = history.find_place(tables, arrival, logged_at)
-        if after is None:
-            first.append(command)
-        else:
-            waiting.append(WaitingChange(command, after))
-    # A stream may have fewer rules in force at a time.
-    streams = {stream.name: replace(stream, limits=replace(stream.limits, rules=_MAX_TRIALS))}
-    ids = [trial.rule.spec.rule_id for trial in trials]
-    return Plan(
-        [trial.rule for trial in trials], first, waiting, streams,
-        tried={rule_id: Tried(at, trials[at].candidate.rule_id) for at, rule_id in enumerate(ids)},
-        flagging={rule_id: each.place for rule_id, each in zip(ids, trials, strict=True) if each.place is not None},
-    )  # fmt: skip
-
-
-def _read_commands(tables: Tables, stream: Stream, number: int) -> Iterator[tuple[RuleChange, int | None, dt.datetime]]:
-    """Yields the commands that rule_log has of the stream, in their order, each with its arrival and the time of its row."""
-    if not tables.exists("rule_log"):
-        return
-    own = (F.col("stream") == stream.name) & F.col("action").isin("advance", "clear_state")
-    logged = tables.read("rule_log").where(own).orderBy("logged_at", "batch_id").collect()
-    for at, row in enumerate(logged, number):
-        time = str(row["message"]).removeprefix("to ") if row["action"] == "advance" else None
-        document = {"stream": stream.name, **({} if time is None else {"time": time})}
-        yield RuleChange("insert", at, "*", None, row["action"], json.dumps(document)), row["arrival"], row["logged_at"]
-
-
 def _make_figures(
-    trials: Sequence[_Trial], counts: Counts, failed: Mapping[int, int], times: tuple[int | None, int | None]
+    trials: Sequence[Trial], counts: Counts, failed: Mapping[int, int], times: tuple[int | None, int | None]
 ) -> list[Figures]:
     first, last = times
     days = None if first is None or last is None else (last - first) / _DAY_US
     figures = []
     for at, trial in enumerate(trials):
         own = counts.by_trial.get(at, TrialCounts())
-        knows_events = at not in counts.unknown
         figures.append(
             Figures(
-                rule_id=trial.candidate.rule_id,
-                version=trial.candidate.version,
+                rule_id=trial.rule_id,
+                version=trial.version,
                 parameters=trial.variant.parameters,
                 alerts=own.alerts,
                 alerts_per_day=own.alerts / days if days else None,
                 keys=own.keys,
-                flagged=own.flagged if knows_events else None,
-                labelled=own.labelled if knows_events else None,
-                positives=own.positives if knows_events else None,
-                precision=own.positives / own.labelled if knows_events and own.labelled else None,
-                recall=own.positives / counts.all_positives if knows_events and counts.all_positives else None,
+                flagged=own.flagged,
+                labelled=own.labelled,
+                positives=own.positives,
+                precision=own.positives / own.labelled if own.labelled else None,
+                recall=own.positives / counts.all_positives if counts.all_positives else None,
                 all_positives=counts.all_positives,
                 rows=own.rows,
                 failures=failed.get(at, 0),
@@ -369,7 +337,7 @@ def _make_figures(
     return figures
 
 
-def _name_variants(alerts: DataFrame, trials: Sequence[_Trial]) -> DataFrame:
+def _name_variants(alerts: DataFrame, trials: Sequence[Trial]) -> DataFrame:
     """Returns the rows of alerts with the text of their variant in place of the number of the trial."""
     texts = F.array(*(F.lit(trial.variant.text) for trial in trials))
     variant = F.element_at(texts, F.col(TRIED) + 1).alias("variant")

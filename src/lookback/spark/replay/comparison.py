@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.streams.blocks import TRIED
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.texts import count_noun
-from lookback.spark.replay.counting import find_last_rows, list_flagged
+from lookback.spark.replay.counting import list_flagged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,24 +63,19 @@ class Comparison:
 
 
 def find_standing(
-    alerts: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int], labels: DataFrame | None
+    last: DataFrame, events: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int], labels: DataFrame | None
 ) -> DataFrame:
     """Finds the alerts of each trial that stand, each once: its number, key as JSON, event_id or window_start, event_time.
 
-    positive: whether one of its events has a positive label; NULL where none has a label. labels: see `read_range_labels`.
+    positive: whether one of its events has a positive label; NULL where none has a label. The rest: see `count_trials`.
     """
-    last = find_last_rows(alerts).where("verdict = 'raised'")
-    is_window = F.col("event_id").isNull()
-    events = F.array_union(F.array("event_id"), F.coalesce("evidence", F.array().cast("array<string>")))
-    columns = (TRIED, "key", "event_id", "event_time")
-    standing = last.select(
-        *columns, F.when(is_window, F.col("window_start")).alias("window_start"),
-        F.when(is_window, F.array(F.lit(None).cast("string"))).otherwise(events).alias("events"),
-    )  # fmt: skip
+    columns, event = (TRIED, "key", "event_id", "event_time"), F.col("event_id").alias("_event")
+    start = F.when(F.col("event_id").isNull(), F.col("window_start")).alias("window_start")
+    standing = last.where("verdict = 'raised'").select(*columns, start, "alert_id")
+    known = standing.join(events.select(TRIED, "alert_id", event), [TRIED, "alert_id"], "left").drop("alert_id")
     if places:
-        start, own = F.lit(None).cast("timestamp").alias("window_start"), F.array("event_id").alias("events")
-        standing = standing.unionByName(list_flagged(flagged, places).select(*columns, start, own))
-    known = standing.select(*columns, "window_start", F.explode("events").alias("_event"))
+        own = list_flagged(flagged, places).select(*columns, F.lit(None).cast("timestamp").alias("window_start"), event)
+        known = known.unionByName(own)
     if labels is None:
         known = known.withColumn("positive", F.lit(None).cast("boolean"))
     else:

@@ -14,7 +14,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.streams.blocks import COMMIT, TRIED
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import WORD_BITS, FlagPlace, count_bits
-from lookback.core.values.windows import LOOKBACK, SEQUENCE
 from lookback.spark.labels import keep, read_labels
 from lookback.spark.tables.lakehouse import to_timestamp
 
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
     from lookback.spark.replay.history import History
     from lookback.spark.tables.lakehouse import Tables
-
-# An alert of a sequence names at most so many of its events.
-_MOST_NAMED = 100
 
 
 @dataclass
@@ -42,11 +38,10 @@ class TrialCounts:
 
 @dataclass
 class Counts:
-    """The counts of all trials. all_positives: events of the range. unknown: trials whose alerts do not name all their events."""
+    """The counts of all trials. all_positives: events of the range."""
 
     by_trial: dict[int, TrialCounts] = field(default_factory=dict)
     all_positives: int = 0
-    unknown: set[int] = field(default_factory=set)
 
 
 def read_range_labels(
@@ -75,42 +70,33 @@ def read_range_labels(
 
 
 def count_trials(
-    alerts: DataFrame,
-    kinds: Mapping[int, str],
-    flagged: DataFrame,
-    places: Mapping[FlagPlace, int],
+    trials: int, last: DataFrame, events: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int],
     labels: DataFrame | None,
-) -> Counts:
-    """Counts the alerts of all trials.
+) -> Counts:  # fmt: skip
+    """Counts the alerts of so many trials.
 
-    alerts, kinds: the rows of those that write alerts, and the kind of each, by number. flagged, places: the events of the
-    others, and where the flags of each are. labels: see `read_range_labels`.
+    last, events: of those that write alerts the last row of each alert (see `find_last_rows`), and the events behind those
+    that stand, with their tried and alert_id. flagged, places: the events of the others, and where the flags of each are.
+    labels: see `read_range_labels`.
     """
     counts = Counts(all_positives=0 if labels is None else labels.where("positive").count())
-    if kinds:
-        _count_alerts(counts, alerts, kinds, labels)
+    if len(places) < trials:
+        _count_alerts(counts, last, events, labels)
     if places:
         _count_flagged(counts, flagged, places, labels)
     return counts
 
 
-def _count_alerts(counts: Counts, alerts: DataFrame, kinds: Mapping[int, str], labels: DataFrame | None) -> None:
-    last = find_last_rows(alerts)
+def _count_alerts(counts: Counts, last: DataFrame, events: DataFrame, labels: DataFrame | None) -> None:
     stands = F.col("verdict") == "raised"
     counted = last.groupBy(TRIED).agg(
         F.count_if(stands).alias("alerts"),
         F.count_distinct(F.when(stands, F.col("key"))).alias("keys"),
         F.sum("rows").alias("rows"),
-        F.max(F.size("evidence")).alias("most_named"),
     )
     for row in counted.collect():
         counts.by_trial[row[TRIED]] = TrialCounts(row["alerts"], row["keys"], row["rows"])
-        if kinds[row[TRIED]] == SEQUENCE and (row["most_named"] or 0) >= _MOST_NAMED:
-            counts.unknown.add(row[TRIED])
-    counts.unknown |= {at for at, kind in kinds.items() if kind not in (LOOKBACK, SEQUENCE)}
-    named = F.explode(F.array_union(F.array("event_id"), F.coalesce("evidence", F.array().cast("array<string>"))))
-    events = last.where(stands & F.col("event_id").isNotNull()).select(TRIED, named.alias("event_id")).distinct()
-    events = _add_labels(events, labels)
+    events = _add_labels(events.select(TRIED, "event_id").distinct(), labels)
     by_label = events.groupBy(TRIED).agg(
         F.count("*").alias("flagged"), F.count("positive").alias("labelled"), F.count_if("positive").alias("positives")
     )
@@ -121,10 +107,10 @@ def _count_alerts(counts: Counts, alerts: DataFrame, kinds: Mapping[int, str], l
 
 def find_last_rows(alerts: DataFrame) -> DataFrame:
     """Finds the last row of each alert of each trial, with the number of its rows; `key` as JSON."""
-    names = ("verdict", "event_id", "window_start", "event_time", "evidence")
+    names = ("verdict", "event_id", "window_start", "window_end", "event_time", "evidence", "arrival")
     row = F.struct(*names, F.to_json(F.array_sort(F.map_entries("key"))).alias("key"))
     last = alerts.groupBy(TRIED, "alert_id").agg(F.max_by(row, "revision").alias("last"), F.count("*").alias("rows"))
-    return last.select(TRIED, "rows", "last.*")
+    return last.select(TRIED, "alert_id", "rows", "last.*")
 
 
 def _count_flagged(
@@ -169,7 +155,7 @@ def _add_labels(events: DataFrame, labels: DataFrame | None) -> DataFrame:
 
 
 def list_flagged(flagged: DataFrame, places: Mapping[FlagPlace, int]) -> DataFrame:
-    """Lists the flagged events of each trial: its number, key as JSON, event_id and event_time."""
+    """Lists the flagged events of each trial: its number, key as JSON, event_id, event_time and arrival."""
     listed: Sequence[Column] = [
         F.when(
             (F.col("group") == place.group)
@@ -183,7 +169,7 @@ def list_flagged(flagged: DataFrame, places: Mapping[FlagPlace, int]) -> DataFra
     ]
     numbers = F.filter(F.array(*listed), lambda each: each.isNotNull())
     key = F.to_json(F.array_sort(F.map_entries("key"))).alias("key")
-    return flagged.select(F.explode(numbers).alias(TRIED), key, "event_id", "event_time")
+    return flagged.select(F.explode(numbers).alias(TRIED), key, "event_id", "event_time", "arrival")
 
 
 class _CountBits:

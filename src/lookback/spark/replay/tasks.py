@@ -29,7 +29,7 @@ from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.alerts import Alert, AlertOrder, LateEvent, compute_alert_id
+from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, LateEvent, compute_alert_id
 from lookback.core.streams.arrival import merge_marks
 from lookback.core.streams.blocks import (
     COMMIT,
@@ -114,8 +114,7 @@ class Plan:
     first: the changes before the first commit; waiting: those after a later one. streams: every declared stream by name.
     erases False: deleted events count nowhere, and have moved the watermark; True: they count until they are deleted, as
     in the stream. tried: by the id under which a candidate of a backtest is judged its number and the id of its rule;
-    empty: all rules are judged under their own ids. flagging: the candidates that write no alerts (see `Evaluator`).
-    keeps_state: whether the answers have the state that was reached.
+    empty: all rules are judged under their own ids. flagging, max_evidence: see `Evaluator`. keeps_state: whether the answers have the state that was reached.
     """
 
     rules: Sequence[CompiledRule]
@@ -125,6 +124,7 @@ class Plan:
     erases: bool = False
     tried: Mapping[str, Tried] = field(default_factory=dict)
     flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
+    max_evidence: int = MAX_EVIDENCE_IDS
     keeps_state: bool = False
 
 
@@ -158,7 +158,7 @@ class Answers:
         return self._unpack(ALERTS, _TRIED_ROWS)
 
     def read_flagged(self) -> DataFrame:
-        """Reads the events for which the candidates that write no alerts would have raised them."""
+        """Reads the events that the candidates which write no alerts have noted."""
         return self._unpack(FLAGGED, _FLAGGED_ROWS)
 
     def read_late(self) -> DataFrame:
@@ -196,6 +196,15 @@ class _Unpack:
                 yield from unpack_table(payload.as_py()).select(self.names).to_batches()
 
 
+def count_shards(events: int, cores: int) -> int:
+    """Returns how many shards so many events are divided among.
+
+    They are a multiple of the cores, so that no core waits for the others while it has nothing to judge.
+    """
+    needed = max(1, -(-events // _SHARD_EVENTS))
+    return min(_MAX_SHARDS, -(-needed // cores) * cores)
+
+
 def judge(
     rows: DataFrame, stream: Stream, plan: Plan, events: int, spans: Sequence[int],
     progress: Callable[[str], None] | None = None, saved: SavedState | None = None,
@@ -205,7 +214,7 @@ def judge(
     events: how many rows there are; spans: the last commit of each span. saved: the state to go on from.
     """
     spark = rows.sparkSession
-    shards = min(_MAX_SHARDS, max(count_cores(spark), -(-events // _SHARD_EVENTS))) if saved is None else saved.shards
+    shards = count_shards(events, count_cores(spark)) if saved is None else saved.shards
     labels, coverage = tuple(find_shard_labels(spark, shards)), find_coverage(plan.rules)
     dispatch = _SpanDispatch(BlockBuilder(stream, labels), coverage, tuple(spans), plan.erases)
     sent = select_changes(rows, stream, coverage.fields)
@@ -294,7 +303,8 @@ class _Shard:
 
     def __init__(self, stream: Stream, labels: Sequence[str], label: str, plan: Plan) -> None:
         self._stream, self._tried = stream, plan.tried
-        self._evaluator = Evaluator(stream, list(labels).index(label), len(labels), flagging=plan.flagging)
+        number = list(labels).index(label)
+        self._evaluator = Evaluator(stream, number, len(labels), flagging=plan.flagging, max_evidence=plan.max_evidence)
         self._state = ShardState(RuleBook(stream, plan.streams))
         self._changes, self._waiting = list(plan.first), list(plan.waiting)
         # Every block names the events that are too far in the future, so one shard tells of them.

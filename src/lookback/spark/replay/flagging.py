@@ -1,0 +1,197 @@
+"""Finds the events behind the alerts of a backtest: those that an alert names, and all that its window counted.
+
+An alert of a window names no events, and one of a sequence names only some. For these the keys that have such alerts are
+judged once more: rules over windows note the events that they take, and sequences name all of theirs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
+from lookback.core.streams.blocks import TRIED
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.flagged import FlagPlace
+from lookback.core.values.windows import SEQUENCE, Session, TiledWindow
+from lookback.spark.replay.counting import find_last_rows, list_flagged
+from lookback.spark.replay.history import History
+from lookback.spark.replay.tasks import Answers, judge
+from lookback.spark.replay.trials import PlacedCommand, Trial, make_plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from lookback.spark.tables.lakehouse import Tables
+
+_STANDS = "verdict = 'raised'"
+_KEY, _IS_CONCERNED = "_key", "_is_concerned"
+_ENTRIES = "array<struct<key string, value string>>"
+
+
+@dataclass(frozen=True)
+class Rejudging:
+    """The trials whose alerts do not name all their events.
+
+    sequences: the numbers of those of sequences. shared: of each trial over windows, the number of the one that is judged
+    for it: rules that differ in their conditions alone count the same events. places: where these note their events.
+    """
+
+    sequences: Sequence[int] = ()
+    shared: Mapping[int, int] = field(default_factory=dict)
+    places: Mapping[int, FlagPlace] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> set[int]:
+        """The trials that are judged once more."""
+        return {*self.sequences, *self.places}
+
+
+def find_named_events(last: DataFrame) -> DataFrame:
+    """Lists the events that standing alerts name. last: of `find_last_rows`. Columns: tried, alert_id, event_id."""
+    named = F.array_union(F.array("event_id"), F.coalesce("evidence", F.array().cast("array<string>")))
+    rows = last.where(_STANDS).where(F.col("event_id").isNotNull())
+    return rows.select(TRIED, "alert_id", F.explode(named).alias("event_id"))
+
+
+def find_events_behind(
+    tables: Tables, stream: Stream, history: History, trials: Sequence[Trial], last: DataFrame,
+    commands: Sequence[PlacedCommand], since_commit: int | None, progress: Callable[[str], None] | None,
+) -> tuple[DataFrame, Answers | None]:  # fmt: skip
+    """Finds all events behind the standing alerts. Columns: tried, alert_id, event_id.
+
+    last: of `find_last_rows`. commands, since_commit: see `make_plan`. The answers, if there are any, are read whenever the
+    events are.
+    """
+    writes_alerts = any(trial.place is None for trial in trials)
+    rejudging = _plan_rejudging(trials, last) if writes_alerts else Rejudging()
+    if not rejudging.numbers:
+        return find_named_events(last), None
+    plan = make_plan(
+        {at: trials[at] for at in sorted(rejudging.numbers)}, stream, commands, since_commit,
+        flagging=rejudging.places, paused=rejudging.places, max_evidence=sys.maxsize,
+    )  # fmt: skip
+    groupings: dict[tuple[str, ...], list[int]] = {}
+    for at in [*rejudging.shared, *rejudging.sequences]:
+        groupings.setdefault(trials[at].rule.group_by, []).append(at)
+    rows = _mark_concerned(history.read_lasting(tables), stream, last, groupings)
+    answers = judge(rows, stream, plan, history.events, history.spans, progress)
+    events = find_named_events(last.where(~F.col(TRIED).isin(*rejudging.sequences)))
+    if rejudging.sequences:
+        events = events.unionByName(find_named_events(find_last_rows(answers.read_tried_alerts())))
+    if rejudging.shared:
+        clears = [command.after for command in commands if command.change.status == "clear_state"]
+        counted = list_flagged(answers.read_flagged(), {place: at for at, place in rejudging.places.items()})
+        windows = last.where(_STANDS).where(F.col(TRIED).isin(*rejudging.shared))
+        widths = {at: _find_width(trials[at].rule) for at in rejudging.places}
+        bounds = [after for after in clears if after is not None]
+        events = events.unionByName(_find_counted(windows, counted, rejudging.shared, widths, bounds))
+    return events, answers
+
+
+def _plan_rejudging(trials: Sequence[Trial], last: DataFrame) -> Rejudging:
+    """Finds the trials whose standing alerts do not name all their events."""
+    is_short = F.col("event_id").isNull() | (F.size("evidence") >= MAX_EVIDENCE_IDS)
+    numbers = sorted(row[0] for row in last.where(_STANDS).where(is_short).select(TRIED).distinct().collect())
+    sequences = [at for at in numbers if trials[at].rule.spec.kind == SEQUENCE]
+    first: dict[object, int] = {}
+    bits: dict[tuple[str, ...], int] = {}
+    groups: dict[tuple[str, ...], int] = {}
+    shared: dict[int, int] = {}
+    places: dict[int, FlagPlace] = {}
+    for at in numbers:
+        rule = trials[at].rule
+        if rule.spec.kind == SEQUENCE:
+            continue
+        shared[at] = first.setdefault(_identify_windows(rule), at)
+        if shared[at] == at:
+            group, bit = groups.setdefault(rule.group_by, len(groups)), bits.get(rule.group_by, 0)
+            places[at], bits[rule.group_by] = FlagPlace(group, bit), bit + 1
+    return Rejudging(sequences, shared, places)
+
+
+def _identify_windows(rule: CompiledRule) -> object:
+    """Returns what tells apart which events the windows of a rule count."""
+    where = None if rule.where is None else rule.where.sql
+    features = frozenset(measure.feature.feature_id for measure in rule.measures)
+    return rule.group_by, repr(rule.window), rule.allowed_lateness, where, features
+
+
+def _find_width(rule: CompiledRule) -> int:
+    """Returns a span of time that a rule's windows are about as long as; of sessions one that each has an event in."""
+    window = rule.window
+    if isinstance(window, Session):
+        return max(1, window.gap)
+    assert isinstance(window, TiledWindow)
+    return window.size
+
+
+def _mark_concerned(
+    rows: DataFrame, stream: Stream, last: DataFrame, groupings: Mapping[tuple[str, ...], Sequence[int]]
+) -> DataFrame:
+    """Marks the events of keys without alerts as deletions, which move the watermark and count nowhere.
+
+    groupings: the trials by the fields of their keys. Where keys are no exact texts, all events are judged.
+    """
+    types = stream.fields
+    if any(not names or any(types[name].is_float for name in names) for names in groupings):
+        return rows
+
+    def write_key(values: Mapping[str, Column]) -> Column:
+        # Both sides cast from the field's type, so that equal values have equal texts.
+        texts = [value.cast(str(types[name])).cast("string").alias(name) for name, value in values.items()]
+        return F.to_json(F.struct(*texts), {"ignoreNullFields": "false"})
+
+    is_concerned = F.lit(False)
+    entries = F.map_from_entries(F.from_json("key", _ENTRIES))
+    for at, (names, numbers) in enumerate(groupings.items()):
+        own = last.where(_STANDS).where(F.col(TRIED).isin(*numbers))
+        keys = own.select(write_key({name: entries[F.lit(name)] for name in names}).alias(f"{_KEY}{at}")).distinct()
+        rows = rows.withColumn(f"{_KEY}{at}", write_key({name: F.col(f"`{name}`") for name in names}))
+        rows = rows.join(keys.withColumn(f"{_IS_CONCERNED}{at}", F.lit(True)), f"{_KEY}{at}", "left")
+        is_concerned = is_concerned | F.col(f"{_IS_CONCERNED}{at}").isNotNull()
+    return rows.withColumn("_change_type", F.when(is_concerned, F.col("_change_type")).otherwise("delete"))
+
+
+def _find_counted(
+    windows: DataFrame, counted: DataFrame, shared: Mapping[int, int], widths: Mapping[int, int], clears: Sequence[int]
+) -> DataFrame:
+    """Finds the events that each window counted as of its last row: tried, alert_id, event_id.
+
+    counted: the events that the judged trials took (see `list_flagged`). widths: see `_find_width`. clears: the last commits
+    before the state was cleared.
+
+    A window that has a row at some commit was open at every commit before, so it counted all that its rule took until then.
+    """
+    rows = _pair_by_span(windows, counted, shared, widths)
+    before = F.filter(F.array(*map(F.lit, clears)).cast("array<bigint>"), lambda after: after < F.col("_until"))
+    is_inside = (F.col("_time") >= F.col("_start")) & (F.col("_time") < F.col("_end"))
+    is_known = (F.col("arrival") <= F.col("_until")) & (F.col("arrival") > F.coalesce(F.array_max(before), F.lit(-1)))
+    return rows.where(is_inside & is_known).select(TRIED, "alert_id", "event_id")
+
+
+def _pair_by_span(
+    windows: DataFrame, counted: DataFrame, shared: Mapping[int, int], widths: Mapping[int, int]
+) -> DataFrame:
+    """Pairs each event with the windows of its key that are about where it is, and so with few that it is not in."""
+
+    def find_span(time: Column) -> Column:
+        return F.floor(time / F.element_at(_make_map(widths), F.col("_judged")))
+
+    judged = F.element_at(_make_map(shared), F.col(TRIED)).alias("_judged")
+    start, end = F.unix_micros("window_start").alias("_start"), F.unix_micros("window_end").alias("_end")
+    rows = windows.select(TRIED, "alert_id", "key", judged, start, end, F.col("arrival").alias("_until"))
+    spans = F.sequence(find_span(F.col("_start")), find_span(F.col("_end") - 1))
+    rows = rows.withColumn("_span", F.explode(spans))
+    time = F.unix_micros("event_time").alias("_time")
+    events = counted.select(F.col(TRIED).alias("_judged"), "key", "event_id", time, "arrival")
+    return rows.join(events.withColumn("_span", find_span(F.col("_time"))), ["_judged", "key", "_span"])
+
+
+def _make_map(values: Mapping[int, int]) -> Column:
+    return F.create_map(*(F.lit(each) for pair in values.items() for each in pair))
