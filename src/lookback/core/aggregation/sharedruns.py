@@ -242,7 +242,7 @@ class FeatureColumn:
             return positions
         selection = self.run.selections[self.place.selection]
         if selection.is_sparse:
-            return np.searchsorted(selection.content, positions).astype(np.int64, copy=False)
+            return selection.content.searchsorted(positions).astype(np.int64, copy=False)
         return self.run.count_before(self.place.selection)[positions].astype(np.int64)
 
     def find_rows(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:

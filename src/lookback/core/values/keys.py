@@ -301,7 +301,7 @@ def search_rows(values: Int64s, wanted: Int64s) -> Int64s:
     Wanted values that ascend are searched in blocks, each among the few values that lie between the ends of the block.
     """
     if len(wanted) <= _SEARCHED_AT_ONCE or bool((wanted[1:] < wanted[:-1]).any()):
-        return np.searchsorted(values, wanted).astype(np.int64, copy=False)
+        return values.searchsorted(wanted).astype(np.int64, copy=False)
     edges = [*np.searchsorted(values, wanted[::_SEARCHED_AT_ONCE]).tolist(), len(values)]
     found = np.empty(len(wanted), dtype=np.int64)
     for at, (low, high) in enumerate(pairwise(edges)):
