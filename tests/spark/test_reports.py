@@ -23,7 +23,9 @@ def test_c10_8_a_report_for_a_pull_request(ready: Tables, tmp_path: Path, capsys
     append(ready, make_events(150, seed=3))
     (tmp_path / "streams").mkdir()
     (tmp_path / "streams/payins.yml").write_text(yaml.safe_dump(STREAM.to_dict()))
-    (tmp_path / "settings.yml").write_text("gate: {tests: 0, shadow_hours: 48, approval: true}")
+    (tmp_path / "settings.yml").write_text(
+        "gate: {backtest_days: 1, max_alerts_per_day: 1001, shadow_hours: 48, approval: true}"
+    )
     documents = {
         "quiet": rule("quiet", when="n >= 1000", message=""),
         "noisy": rule("noisy", when="n >= 1", message=""),
@@ -68,6 +70,11 @@ def test_c10_8_a_report_for_a_pull_request(ready: Tables, tmp_path: Path, capsys
     assert found["noisy.yml"]["alerts"] > found["quiet.yml"]["alerts"] == 0
     assert found["twice.yml"]["alerts"] == found["noisy.yml"]["alerts"]
     assert ready.version("rules") == rules_before
+    # Without options the gate of the settings says how many alerts, and over which days.
+    row = json.loads(check("noisy", code=1, options=("--backtest", "--json")))
+    assert len(row["problems"]) == 1
+    assert row["problems"][0].startswith("at most 1001 alerts a day in a backtest of")
+    assert 0 < row["days"] <= 1
     # Where no event is in the range, nothing is known of the rule.
     text = check(
         "quiet", code=1, options=("--backtest", "--max-alerts-per-day", "5", "--since", "2040-01-01T00:00:00Z")
