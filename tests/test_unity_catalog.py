@@ -93,6 +93,7 @@ def test_only_the_service_writes_what_it_decides_and_analysts_see_no_raw_rows() 
     writers = {grant.securable: grant.principal for grant in found if "MODIFY" in grant.privileges}
     assert writers == {
         "SCHEMA main.fraud": "lookback-service", "TABLE main.fraud.rules": "analysts", "TABLE main.fraud.reviews": "analysts", "TABLE main.fraud.labels": "analysts",
+        "TABLE main.fraud.snoozes": "analysts",
     }  # fmt: skip
     assert not [grant for grant in found if grant.principal == "analysts" and "rejected" in grant.securable]
 

@@ -37,6 +37,7 @@ PUBLIC = (
     "lookback.spark.challenger",
     "lookback.spark.figures",
     "lookback.spark.review",
+    "lookback.spark.snoozes",
     "lookback.spark.operations.status",
     "lookback.spark.operations.forget",
 )

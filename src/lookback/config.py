@@ -30,7 +30,16 @@ DEFAULT_METRICS = 30.0
 _LONGEST_RETENTION = dt.timedelta(days=36_500)
 # The tables whose old rows `maintain` may delete, with the shortest time to keep them, in days. The open queue goes back
 # 90 days, and labels belong to alerts. The others are read a day back; a week leaves room for a job that did not run.
-RETAINED = {"alerts": 90, "late_events": 7, "rule_log": 7, "notifications": 7, "metrics": 7, "ingests": 7, "labels": 90}
+RETAINED = {
+    "alerts": 90,
+    "late_events": 7,
+    "rule_log": 7,
+    "notifications": 7,
+    "metrics": 7,
+    "ingests": 7,
+    "labels": 90,
+    "snoozes": 7,
+}
 
 
 @dataclass(frozen=True)

@@ -517,15 +517,15 @@ def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: f
 
     days: alerts decided longer ago are left out, and a sentence says so.
     """
-    from lookback.spark.review import note_on_older, open_queue
+    from lookback.spark.review import note_on_older, note_on_snoozed, open_queue
 
     queue = open_queue(workspace.tables, rule_id or None, workspace.stream.name, days)
     # One pass over the tables is enough if few alerts wait.
     frame = to_frame(queue.limit(_MAX_READ_ALERTS))
     waiting = len(frame) if len(frame) < _MAX_READ_ALERTS else queue.count()
     show(text(f"{waiting:,} alerts wait for review" + (f"; the first {limit}:" if waiting > limit else ".")))
-    if note := note_on_older(workspace.tables, days):
-        show(text(note))
+    for note in (note_on_snoozed(workspace.tables, days), note_on_older(workspace.tables, days)):
+        show(*([text(note)] if note else []))
     if len(frame):
         show(
             frame[["severity", "event_time", "rule_id", "key", "measures", "message", "alert_id", "revision"]].head(
@@ -634,6 +634,29 @@ def review_alert(
     show(text(str(record_review(
         workspace.tables, alert_id, disposition, reviewer or None, note, revision=shown["revision"]
     ))))  # fmt: skip
+
+
+def snooze_alerts(
+    workspace: Workspace, alert_id: str = "", rule_id: str = "", until: str = "", reason: str = "", author: str = ""
+) -> None:
+    """Leaves alerts out of the queue and of notifications for a while, and lists the snoozes that have not ended.
+
+    alert_id: those of this alert's rule and key; empty: those of the rule `rule_id`, of any key. until: a time, or a duration
+    such as `8 hours`; empty: nothing is snoozed. reason: for those who wonder where the alerts are. author: default: the user
+    who runs the notebook. Raises ReviewError, and SetupError if neither is named.
+    """
+    from lookback.spark.review import show_snoozes
+    from lookback.spark.snoozes import EXPIRED, read_end, snooze
+
+    if until:
+        if not (alert_id or rule_id):
+            raise SetupError("snooze_until says how long, and alert_id or rule_id what is snoozed: set one of them too")
+        show(text(str(snooze(
+            workspace.tables, workspace.streams, alert_id or rule_id, until=read_end(until), reason=reason,
+            author=author or None,
+        ))))  # fmt: skip
+    rows = [row for row in show_snoozes(workspace.tables) if row["state"] != EXPIRED]
+    show(pd.DataFrame(rows) if rows else text("Nothing is snoozed."))
 
 
 def show_precision(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:

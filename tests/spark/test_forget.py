@@ -85,6 +85,16 @@ def made(created: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     tables.append(reviews, "reviews")
     labels = [(STREAM.name, id_, True, None, dt.datetime.now(dt.timezone.utc), None, None) for id_ in ("e1", "e2")]
     tables.append_rows([*labels, ("others", *labels[0][1:])], "labels")
+    now = dt.datetime.now(dt.timezone.utc)
+    keys = [
+        ("by-customer", {"customer": "17"}),
+        ("by-customer", {"customer": "5"}),
+        (None, {"customer": "17"}),
+        ("others", {"customer": "17"}),
+    ]
+    tables.append_rows(
+        [(rule_id, key, now, now, "known", "ann") for rule_id, key in [*keys, ("by-customer", None)]], "snoozes"
+    )
     reject(tables, json.dumps({"id": "r1", "customer": "17", "amount": "x"}), json.dumps({"customer": 5}), '17,"', None)
     return tables
 
@@ -113,7 +123,7 @@ def test_what_belongs_to_a_customer_leaves_every_table_and_the_state(lived: Tabl
     assert "the first is e1" in failed.head()["message"]  # type: ignore[index]
     folder = checkpoint_folder(lived, STREAM)
     counted = {
-        "payins": 3, "reviews": 3, "alerts": 3, "labels": 1, "late_events": 1, "rule_log": 1, "rejected_events": 1,
+        "payins": 3, "reviews": 3, "alerts": 3, "labels": 1, "snoozes": 2, "late_events": 1, "rule_log": 1, "rejected_events": 1,
     }  # fmt: skip
 
     trial = forget(lived, STREAM, CUSTOMER, dry_run=True, checkpoint=folder)
@@ -128,6 +138,8 @@ def test_what_belongs_to_a_customer_leaves_every_table_and_the_state(lived: Tabl
     assert [row[0] for row in values(lived, STREAM.name, "id")] == ["e2", "e5"]
     assert lived.read("late_events").isEmpty()
     assert values(lived, "labels", "stream", "event_id") == [("others", "e1"), ("payins", "e2")]
+    left = {(row["rule_id"], (row["key"] or {}).get("customer")) for row in lived.read("snoozes").collect()}
+    assert left == {("by-customer", "5"), ("others", "17"), ("by-customer", None)}
     assert failed.isEmpty()
     assert lived.read("rule_log").where("action = 'activated'").count() == len(RULES)
     assert lived.read("rejected_events").where("raw like '%r1%'").isEmpty()

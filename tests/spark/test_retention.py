@@ -21,7 +21,16 @@ from lookback.spark.operations.retention import ORDER, Deletion, delete_old
 from lookback.spark.operations.status import event_account
 from lookback.spark.review import explain, open_queue
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.tables.schemas import ALERTS, INGESTS, LABELS, LATE_EVENTS, NOTIFICATIONS, REVIEWS, RULE_LOG
+from lookback.spark.tables.schemas import (
+    ALERTS,
+    INGESTS,
+    LABELS,
+    LATE_EVENTS,
+    NOTIFICATIONS,
+    REVIEWS,
+    RULE_LOG,
+    SNOOZES,
+)
 from payins import (
     RULES,
     STREAM,
@@ -91,6 +100,7 @@ def test_rows_that_are_older_go_and_what_rebuilds_and_notifiers_read_stays(table
     write(tables, "ingests", INGESTS, [("payments", n, n, 0, 0, 1, at, at) for n, at in ((1, old), (2, young))])
     labels = [("payments", "e1", True, None, old, None, None), ("payments", "e2", True, None, young, None, None)]
     write(tables, "labels", LABELS, labels)
+    write(tables, "snoozes", SNOOZES, [("r", None, old, at, f"until {at:%Y}", "kim") for at in (old, young)])
 
     found = {name: delete_old(tables, name, YEAR) for name in ORDER}
 
@@ -105,6 +115,7 @@ def test_rows_that_are_older_go_and_what_rebuilds_and_notifiers_read_stays(table
     assert found["ingests"].rows == 1
     assert texts(tables, "ingests", "offered") == {"2"}
     assert (found["labels"].rows, texts(tables, "labels", "event_id")) == (1, {"e2"})
+    assert (found["snoozes"].rows, texts(tables, "snoozes", "reason")) == (1, {f"until {young:%Y}"})
     assert found["rule_log"].rows == 2
     assert texts(tables, "rule_log", "action", "arrival") == {
         "activated 3", "failed 9", "late_events_deleted 6", "alerts_deleted 6", "log_deleted 6",

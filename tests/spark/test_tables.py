@@ -27,6 +27,7 @@ COLUMNS = {
     "rule_log": "stream rule_id version action message batch_id arrival logged_at",
     "reviews": "alert_id disposition revision reviewer note reviewed_at",
     "labels": "stream event_id positive label labelled_at source author",
+    "snoozes": "rule_id key from until reason author",
 }
 NOW = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 

@@ -1,4 +1,4 @@
-"""Commands on alerts: list, review, notify."""
+"""Commands on alerts: list, explain, review, snooze, notify."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from lookback.commands.options import (
     AddCommand,
     load_settings,
     open_tables,
+    read_time,
     stop_on_signals,
     wants_json,
 )
 from lookback.core.errors import SetupError
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
+from lookback.core.values.texts import count_noun
+from lookback.core.values.times import to_utc
 from lookback.views.explanations import describe_alert, describe_event
 from lookback.views.terminal import escape_unprintable, format_json, print_json, print_table
 
@@ -55,6 +58,20 @@ def add_commands(command: AddCommand) -> None:
     )
     review.add_argument("--note", default="")
     review.add_argument("--reviewer", help="the person who decided (default: the current user)")
+    snooze = command(
+        "snooze", _snooze, "leave alerts of a rule or key out of the queue and of notifications for a while"
+    )
+    snooze.add_argument("subject", metavar="RULE|ALERT_ID", help="a rule, * for any, or an alert, for its rule and key")
+    snooze.add_argument(
+        "--key", action="append", metavar="FIELD=VALUE", help="only alerts whose key has this value; repeat for others"
+    )
+    snooze.add_argument("--until", metavar="TIME", help="the time at which it ends, or a duration such as '8 hours'")
+    snooze.add_argument("--from", dest="since", metavar="TIME", help="the time at which it begins (default: now)")
+    snooze.add_argument("--reason", help="the reason, for those who wonder where the alerts are")
+    snooze.add_argument("--author", help="who says so (default: the current user)")
+    snooze.add_argument("--end", action="store_true", help="end the snoozes of just this rule and key now")
+    listed = command("snoozes", _list_snoozes, "list snoozes: of what, who, why, until when, and the alerts left out")
+    listed.add_argument("--all", action="store_true", help="those that have ended, too")
     notify = command("notify", _notify, "send alerts to the receivers of CONF/notifiers.yml")
     which = notify.add_mutually_exclusive_group(required=True)
     which.add_argument("stream", nargs="?", help="the stream whose alerts are sent")
@@ -75,10 +92,11 @@ def _list_alerts(options: argparse.Namespace) -> None:
     tables = open_tables(settings)
     note = ""
     if options.queue:
-        from lookback.spark.review import QUEUE_DAYS, note_on_older, open_queue
+        from lookback.spark.review import QUEUE_DAYS, note_on_older, note_on_snoozed, open_queue
 
         days = QUEUE_DAYS if options.days is None else options.days
-        frame, note = open_queue(tables, options.rule, options.stream, days), note_on_older(tables, days)
+        frame = open_queue(tables, options.rule, options.stream, days)
+        note = "\n".join(filter(None, (note_on_snoozed(tables, days), note_on_older(tables, days))))
     else:
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -130,6 +148,53 @@ def _review(options: argparse.Namespace) -> None:
     print(record_review(
         tables, options.alert_id, options.disposition, options.reviewer, options.note, options.revision
     ))  # fmt: skip
+
+
+def _snooze(options: argparse.Namespace) -> None:
+    from lookback.spark.snoozes import end_snoozes, read_end, snooze
+
+    if not options.end and (options.until is None or options.reason is None):
+        raise SetupError("a snooze needs its end and a reason: --until '8 hours' --reason TEXT; --end ends one")
+    key = _read_key(options.key)
+    settings, since = load_settings(options), read_time(options, "since")
+    streams = settings.streams()
+    tables = open_tables(settings, *streams.values())
+    if options.end:
+        ended = end_snoozes(tables, streams, options.subject, key)
+        print(
+            f"{count_noun(ended, 'snooze')} ended"
+            if ended
+            else "There is no such snooze; `lookback snoozes` lists them."
+        )
+        return
+    made = snooze(
+        tables, streams, options.subject, key, until=read_end(options.until), reason=options.reason,
+        since=None if since is None else to_utc(since), author=options.author,
+    )  # fmt: skip
+    print(escape_unprintable(str(made)))
+
+
+def _read_key(pairs: list[str] | None) -> dict[str, str] | None:
+    if pairs is None:
+        return None
+    wrong = [pair for pair in pairs if not pair.partition("=")[1]]
+    if wrong:
+        raise SetupError(f"--key must be FIELD=VALUE such as customer_id=17, got {wrong[0]!r:.100}")
+    return {name: text for name, _, text in (pair.partition("=") for pair in pairs)}
+
+
+def _list_snoozes(options: argparse.Namespace) -> None:
+    from lookback.spark.review import show_snoozes
+    from lookback.spark.snoozes import EXPIRED
+
+    rows = [row for row in show_snoozes(open_tables(load_settings(options))) if options.all or row["state"] != EXPIRED]
+    if wants_json(options):
+        print_json(rows)
+    else:
+        print_table(
+            [{**row, "rule_id": row["rule_id"] or "*"} for row in rows],
+            ("rule_id", "key", "state", "from", "until", "alerts", "author", "reason"),
+        )
 
 
 def _notify(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -12,8 +12,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import ReviewError, SetupError
 from lookback.core.rules.document import SEVERITIES
 from lookback.core.streams.alerts import DISPOSITIONS
+from lookback.core.values.texts import count_noun
 from lookback.core.values.times import to_utc
 from lookback.spark.explaining.explanations import explain, explain_event, find_revision, read_alert_rows
+from lookback.spark.snoozes import ACTIVE, leave_out_snoozed, list_snoozes
 from lookback.spark.tables.lakehouse import WRITE_ERRORS
 
 if TYPE_CHECKING:
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 __all__ = [
-    "Decision", "OlderAlerts", "count_older", "decisions", "explain", "explain_event", "note_on_older", "open_queue",
-    "queue_begins", "record_review",
+    "Decision", "OlderAlerts", "count_older", "decisions", "explain", "explain_event", "note_on_older", "note_on_snoozed", "open_queue",
+    "queue_begins", "record_review", "show_snoozes",
 ]  # fmt: skip
 
 # How far back the queue goes: older files of alerts are not read.
@@ -44,7 +46,7 @@ def open_queue(
     """Reads the alerts of one rule or stream, or of all, that wait for a person.
 
     Critical alerts come first, then high, medium, low; within a severity the newest event comes first. There is one row
-    per alert, its last revision. Alerts in shadow, retracted, suppressed or reviewed ones are left out. days: the greatest
+    per alert, its last revision. Alerts in shadow, retracted, suppressed, reviewed or snoozed ones are left out. days: the greatest
     age of an alert, since it was decided; see `note_on_older`. Columns: severity, event_time, rule_id, rule_version,
     stream, key, message, measures, alert_id, revision, event_id, window_start, window_end, window_complete, arrival,
     decided_at. Raises ReviewError if `days` is no number of days.
@@ -55,7 +57,7 @@ def open_queue(
         alerts = alerts.where(F.col("rule_id") == F.lit(rule_id))
     if stream is not None:
         alerts = alerts.where(F.col("stream") == F.lit(stream))
-    open_ = _find_open(tables, alerts, begins)
+    open_ = leave_out_snoozed(tables, _find_open(tables, alerts, begins))
     rank = F.array_position(F.array(*[F.lit(name) for name in SEVERITIES]), F.col("severity"))
     return open_.orderBy(rank.desc(), F.col("event_time").desc(), "rule_id", "alert_id").select(*_QUEUE_COLUMNS)
 
@@ -96,6 +98,23 @@ def note_on_older(tables: Tables, days: float = QUEUE_DAYS) -> str:
         "`lookback maintain` counts those that are open, and a larger number of days (--days N, or the notebook's "
         "parameter) shows them."
     )
+
+
+def show_snoozes(tables: Tables, days: float = QUEUE_DAYS) -> list[dict[str, Any]]:
+    """Lists all snoozes, and how many alerts each keeps out of a queue of so many days; see `lookback.spark.snoozes`."""
+    begins = queue_begins(days)
+    alerts = tables.read("alerts").where(F.col("decided_at") >= F.lit(begins))
+    return list_snoozes(tables, _find_open(tables, alerts, begins).select("alert_id", "rule_id", "key"))
+
+
+def note_on_snoozed(tables: Tables, days: float = QUEUE_DAYS) -> str:
+    """Writes a sentence on the active snoozes and the alerts that they keep out of a queue of `days`; empty without any."""
+    active = [row for row in show_snoozes(tables, days) if row["state"] == ACTIVE]
+    if not active:
+        return ""
+    kept = count_noun(sum(row["alerts"] for row in active), "open alert")
+    subject = "1 snooze leaves" if len(active) == 1 else f"{len(active):,} snoozes leave"
+    return f"{subject} out {kept}; `lookback snoozes` says which, why and until when."
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ RESERVED_TABLES = frozenset(
         "notifications",
         "ingests",
         "labels",
+        "snoozes",
     }
 )
 RESERVED_FIELDS = frozenset(

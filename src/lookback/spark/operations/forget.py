@@ -7,6 +7,7 @@ A request is a condition over the fields of a stream. It deletes:
                      has every field that the condition reads and satisfies it
     reviews          those of these alerts
     labels           those of these events
+    snoozes          those whose key has every field that the condition reads and satisfies it
     late_events      those events
     rule_log         rows whose message names one of those events, or the key of a session that satisfies it
     rejected_events  rows that would satisfy it if they are read as the stream is declared today
@@ -52,6 +53,7 @@ _KNOWN_BY = {
     "reviews": ("alert_id",),
     "alerts": ("alert_id",),
     "labels": ("stream", "event_id"),
+    "snoozes": ("key",),
     "late_events": ("stream", "event_id"),
     "rule_log": ("stream", "action", "message"),
     "rejected_events": ("stream", "raw"),
@@ -288,6 +290,7 @@ class _Request:
             "reviews": alerts,
             "alerts": alerts,
             "labels": events,
+            "snoozes": self._find_snoozes(),
             "late_events": events,
             "rule_log": self._find_log_rows(),
         }
@@ -301,10 +304,22 @@ class _Request:
         by_event = alerts.select("alert_id", F.explode(named).alias("event_id")).join(
             self._ids, "event_id", "left_semi"
         )
+        by_key = self._select_by_key(alerts, "alert_id")
+        return by_event.select("alert_id").union(by_key).distinct().localCheckpoint()
+
+    def _find_snoozes(self) -> DataFrame:
+        """Finds the keys of snoozes that satisfy the condition, of rules of this stream or of any rule."""
+        rules = self._tables.read("rules").where(F.get_json_object("document", "$.stream") == F.lit(self._stream.name))
+        snoozes = self._tables.read("snoozes")
+        own = snoozes.join(rules.select("rule_id").distinct(), "rule_id", "left_semi")
+        own = own.unionByName(snoozes.where("rule_id IS NULL"))
+        return self._select_by_key(own, "key").withColumnRenamed("__known_by", "key").localCheckpoint()
+
+    def _select_by_key(self, rows: DataFrame, known_by: str) -> DataFrame:
+        """Selects `known_by` of the rows whose key has every field that the condition reads and satisfies it."""
         has_fields = reduce(and_, [F.map_contains_key("key", F.lit(name)) for name in self._fields])
         texts = {name: F.col("key")[F.lit(name)] for name in self._fields}
-        by_key = self._select_satisfying(alerts.where(has_fields), texts, "alert_id")
-        return by_event.select("alert_id").union(by_key).distinct().localCheckpoint()
+        return self._select_satisfying(rows.where(has_fields), texts, known_by)
 
     def _select_satisfying(self, rows: DataFrame, texts: Mapping[str, Column], known_by: str) -> DataFrame:
         """Selects `known_by` of the rows that satisfy the condition, whose fields are cast from texts."""
@@ -351,7 +366,7 @@ class _Request:
         """Deletes the rows that match `keys`. The table's history shows the join, not the condition."""
         view = f"lookback_forget_{name}"
         keys.createOrReplaceTempView(view)
-        same = " AND ".join(f"t.{column} <=> k.{column}" for column in _KNOWN_BY[name])
+        same = " AND ".join(f"{_write_column('t', each)} <=> {_write_column('k', each)}" for each in _KNOWN_BY[name])
         merge = f"MERGE INTO {self._tables.identifier(name)} AS t USING {view} AS k ON {same} WHEN MATCHED THEN DELETE"
         try:
             change_table(self._tables, name, lambda: self._tables.spark.sql(merge))
@@ -366,7 +381,13 @@ class _Request:
 
 
 def _match_rows(name: str) -> Column:
-    return reduce(and_, [F.col(f"t.{column}").eqNullSafe(F.col(f"k.{column}")) for column in _KNOWN_BY[name]])
+    pairs = [(F.expr(_write_column("t", each)), F.expr(_write_column("k", each))) for each in _KNOWN_BY[name]]
+    return reduce(and_, [mine.eqNullSafe(theirs) for mine, theirs in pairs])
+
+
+def _write_column(side: str, column: str) -> str:
+    """Writes a column as SQL; a key as text, since Spark does not compare maps."""
+    return f"to_json(array_sort(map_entries({side}.key)))" if column == "key" else f"{side}.{column}"
 
 
 def _is_waiting(checkpoint: Path, commit: int) -> bool:

@@ -7,10 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.operations.notifications import (
@@ -27,6 +28,8 @@ from lookback.core.operations.notifications import (
 from lookback.core.operations.receivers import Receiver
 from lookback.core.rules.document import SEVERITIES
 from lookback.core.values.times import EPOCH
+from lookback.spark.snoozes import TABLE as SNOOZES
+from lookback.spark.snoozes import Snooze, read_snoozes
 from lookback.spark.tables.locks import lock_notifier
 from lookback.spark.tables.schemas import ALERTS, NOTIFICATIONS
 
@@ -44,23 +47,36 @@ _COMMIT_SECONDS = 86_400.0
 CLOCK_SKEW_SECONDS = 86_400.0
 # The time between two `settled` marks of a receiver and stream, and the age of the rows that are searched for one first.
 _MARK_SECONDS, _RECENT_MARK_SECONDS = 86_400.0, 7 * 86_400.0
+# A column of alerts: whether the row is the last of an alert that nobody has reviewed.
+_IS_OPEN = "is_open"
 _LOG = logging.getLogger("lookback")
 
 
 @dataclass(frozen=True)
 class WaitingAlert:
-    """An alert to be sent to a receiver. Times are seconds since 1970; first_failed, last_failed: None if not tried."""
+    """An alert to be sent to a receiver. Times are seconds since 1970; first_failed, last_failed: None if not tried.
+
+    held_until: the end of the last snooze that has begun and covers it; 0 for none.
+    """
 
     alert: Mapping[str, Any]
     decided_at: float
     attempts: int = 0
     first_failed: float | None = None
     last_failed: float | None = None
+    held_until: float = 0.0
 
     @property
     def due(self) -> float:
         """The earliest time of the next attempt."""
-        return 0.0 if self.last_failed is None else self.last_failed + pause_seconds(self.attempts)
+        again = 0.0 if self.last_failed is None else self.last_failed + pause_seconds(self.attempts)
+        return max(again, self.held_until)
+
+    def is_given_up(self, now: float, give_up_after: float, down_since: float | None) -> bool:
+        """Returns whether it has waited too long; a snooze is no waiting."""
+        begun = max(self.decided_at, self.held_until)
+        failed = None if self.first_failed is None else max(self.first_failed, self.held_until)
+        return now >= self.held_until and is_given_up(now, give_up_after, failed, begun, down_since)
 
 
 @dataclass
@@ -98,6 +114,7 @@ class Notifier:
     gets alerts from `since` on (aware; default: now). clock: seconds since 1970.
     About once a day a row of status `settled` marks, by receiver and stream, the time before which all alerts are settled.
     They are not read again, so that the cost of a pass does not grow with the history.
+    A snoozed alert waits until its snooze ends, and is sent then if it is still open: not reviewed, and its last revision.
     """
 
     tables: Tables
@@ -112,8 +129,10 @@ class Notifier:
     _has_stream: bool = True
     # Alerts decided before this time are settled.
     _floor: float | None = None
-    # The version of the alerts table at the last pass, and the time of the next pass even if it stays the same.
-    _seen: int | None = None
+    # False for the tables of an earlier release.
+    _has_snoozes: bool = False
+    # The versions of alerts and snoozes at the last pass, and the time of the next pass even if they stay the same.
+    _seen: tuple[int, int] | None = None
     _due: float = 0.0
 
     def run(self, *, once: bool, every: float, stop: Event, report: Callable[[Counts], None]) -> Counts:
@@ -127,7 +146,7 @@ class Notifier:
             self._find_starts()
             while not stop.is_set():
                 require_alone()
-                version = self.tables.version("alerts")
+                version = self.tables.version("alerts"), self.tables.version(SNOOZES) if self._has_snoozes else 0
                 if version != self._seen or self.clock() >= self._due:
                     counts = self.send()
                     self._seen = version
@@ -175,6 +194,7 @@ class Notifier:
         if self._starts:
             return self._starts
         self._has_stream = "stream" in self.tables.read(TABLE).columns
+        self._has_snoozes = self.tables.exists(SNOOZES)
         pairs = [(receiver.name, stream) for receiver in self.senders for stream in self.streams]
         recent = F.col("sent_at") >= F.lit(_to_time(self.clock() - _RECENT_MARK_SECONDS))
         marks = self._read_settled(self._read_notes().where(recent))
@@ -247,20 +267,42 @@ class Notifier:
                 receiver, {stream: starts[receiver.name, stream] for stream in self.streams}
             )
         names = F.explode(F.array(*(F.lit(receiver.name) for receiver in self.senders)))
+        snoozes = read_snoozes(self.tables, ended_after=_to_time(floor)) if self._has_snoozes else []
+        if snoozes:
+            alerts = self._add_open(alerts)
         pairs = alerts.withColumn("receiver", names).where(is_candidate)
         rows = pairs.join(states, ["alert_id", "revision", "receiver"], "left").where("settled IS NULL OR NOT settled")
-        return self._group_by_receiver(rows.toLocalIterator())
+        return self._group_by_receiver(rows.toLocalIterator(), snoozes)
 
-    def _group_by_receiver(self, rows: Iterator[Row]) -> dict[str, list[WaitingAlert]]:
+    def _add_open(self, alerts: DataFrame) -> DataFrame:
+        """Adds whether a row is the last of its alert, and nobody has reviewed the alert."""
+        last = F.max("revision").over(Window.partitionBy("alert_id"))
+        reviewed = self.tables.read("reviews").select("alert_id").distinct().withColumn("is_reviewed", F.lit(True))
+        alerts = alerts.withColumn("is_last", F.col("revision") == last).join(reviewed, "alert_id", "left")
+        return alerts.withColumn(_IS_OPEN, F.col("is_last") & F.col("is_reviewed").isNull())
+
+    def _group_by_receiver(self, rows: Iterator[Row], snoozes: Sequence[Snooze]) -> dict[str, list[WaitingAlert]]:
         receivers = {receiver.name: receiver for receiver in self.senders}
         queues: dict[str, list[WaitingAlert]] = {name: [] for name in receivers}
         for row in rows:
-            waiting = _read_waiting(row)
-            if receivers[row["receiver"]].wants(waiting.alert):
+            waiting = self._hold(_read_waiting(row), snoozes)
+            is_closed = 0 < waiting.held_until <= self.clock() and not row[_IS_OPEN]
+            if not is_closed and receivers[row["receiver"]].wants(waiting.alert):
                 queues[row["receiver"]].append(waiting)
         for queue in queues.values():
             queue.sort(key=lambda waiting: (waiting.attempts, waiting.decided_at, *_get_key(waiting)))
         return queues
+
+    def _hold(self, waiting: WaitingAlert, snoozes: Sequence[Snooze]) -> WaitingAlert:
+        """Adds the end of the snoozes that have kept the alert back or still do."""
+        ends = [
+            each.until.timestamp()
+            for each in snoozes
+            if each.since.timestamp() <= self.clock()
+            and each.until.timestamp() > waiting.decided_at
+            and each.covers(waiting.alert)
+        ]
+        return replace(waiting, held_until=max(ends)) if ends else waiting
 
     def _deliver(
         self, receiver: Receiver, queue: Sequence[WaitingAlert], down_since: float | None
@@ -289,9 +331,7 @@ class Notifier:
     ) -> Attempt:
         """Sends one alert and adds the row to be recorded."""
         outcome, now = self.senders[receiver](waiting.alert), self.clock()
-        over = outcome.status == FAILED and is_given_up(
-            now, receiver.give_up_after, waiting.first_failed, waiting.decided_at, down_since
-        )
+        over = outcome.status == FAILED and waiting.is_given_up(now, receiver.give_up_after, down_since)
         status = GIVEN_UP if over else outcome.status
         rows.append(_make_note(receiver, waiting, status, waiting.attempts + 1, outcome.error, now))
         return outcome
@@ -304,7 +344,7 @@ class Notifier:
         return [
             _make_note(receiver, waiting, GIVEN_UP, waiting.attempts, f"the receiver is down: {outcome.error}", now)
             for waiting in rest
-            if is_given_up(now, receiver.give_up_after, waiting.first_failed, waiting.decided_at, down_since)
+            if waiting.is_given_up(now, receiver.give_up_after, down_since)
         ]
 
     def _get_pause(self, name: str) -> _Pause:

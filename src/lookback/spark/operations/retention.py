@@ -9,6 +9,7 @@ The rows that each table loses once they are old enough:
     metrics        every row
     ingests        every row
     labels         every row, by `labelled_at`
+    snoozes        every row, by its end
 
 A rebuild writes rows that a table lacks. So that it leaves deleted rows out, a row of rule_log names, for each stream, the
 commit up to which rows were deleted. It is written first, so a kill between the two does no harm.
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 # late_events come first, as the tables after them date their commits.
-ORDER = ("late_events", "alerts", "rule_log", "notifications", metrics.TABLE, "ingests", "labels")
+ORDER = ("late_events", "alerts", "rule_log", "notifications", metrics.TABLE, "ingests", "labels", "snoozes")
 # For so long a deletion is tried again while others keep writing to the same table.
 _PATIENCE_SECONDS = 60.0
 
@@ -141,4 +142,5 @@ _CONDITIONS: Mapping[str, Callable[[Tables, dt.datetime], Column | None]] = {
     metrics.TABLE: _is_before(metrics.MEASURED_AT),
     "ingests": _is_before("ended_at"),
     "labels": _is_before("labelled_at"),
+    "snoozes": _is_before("until"),
 }

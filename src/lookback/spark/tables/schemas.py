@@ -166,6 +166,17 @@ LABELS = StructType(
     ]
 )
 
+SNOOZES = StructType(
+    [
+        _make_column("rule_id", _STRING, "The rule; NULL: any"),
+        _make_column("key", _TEXTS, "group_by field -> value, exact text; all keys with these values; NULL: any key"),
+        _make_column("from", _TIME, "When it begins, by the clock", required=True),
+        _make_column("until", _TIME, "When it ends, not included", required=True),
+        _make_column("reason", _STRING, "Why", required=True),
+        _make_column("author", _STRING, "Who wrote it"),
+    ]
+)
+
 NOTIFICATIONS = StructType(
     [
         _make_column("alert_id", _STRING, "The alert; NULL where a receiver began or is settled"),
@@ -238,9 +249,13 @@ PRODUCT_TABLES: dict[str, StructType] = {
     "notifications": NOTIFICATIONS,
     "ingests": INGESTS,
     "labels": LABELS,
+    "snoozes": SNOOZES,
 }
 # The values that columns have where an INSERT leaves them out, as SQL.
-DEFAULTS: dict[str, dict[str, str]] = {"labels": {"labelled_at": "current_timestamp()"}}
+DEFAULTS: dict[str, dict[str, str]] = {
+    "labels": {"labelled_at": "current_timestamp()"},
+    "snoozes": {"from": "current_timestamp()"},
+}
 
 
 # The purpose of each table of the product.
@@ -255,6 +270,7 @@ COMMENTS = {
     "notifications": "Alerts sent to receivers, or that could not be sent; an alert that was sent is not sent again",
     "ingests": "How many rows each round of ingest took in, found again or rejected; a round that was killed is missing",
     "labels": "Which events were what rules look for, as it became known; appended. A row wins over a review",
+    "snoozes": "Alerts that the queue and notifications leave out for a while: of a rule, of a key, or of both",
 }
 # The columns that identify a row; tables that may hold equal rows have none. Nothing enforces them.
 KEYS: dict[str, tuple[str, ...]] = {

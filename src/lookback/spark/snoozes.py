@@ -1,0 +1,228 @@
+"""Snoozes: for a while the queue and notifications leave out the alerts of a rule, of a key, or of both.
+
+A snooze is a row of the table `snoozes`, which people may write by SQL as well. Alerts are written as ever. When a snooze
+ends, by the clock, the alerts that are still open are in the queue again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.errors import DurationError, ReviewError
+from lookback.core.rules.document import read_document
+from lookback.core.values.durations import parse_duration
+from lookback.core.values.suggestions import suggest
+from lookback.core.values.times import parse_calendar_time, to_utc
+from lookback.spark.tables.lakehouse import change_table, to_timestamp
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
+
+TABLE = "snoozes"
+# In place of the id of a rule: the alerts of any rule.
+ANY_RULE = "*"
+PENDING, ACTIVE, EXPIRED = "pending", "active", "expired"
+
+
+@dataclass(frozen=True)
+class Snooze:
+    """A pause of some alerts in the queue. rule_id None: of any rule. key None: of any key; else all keys that have these values.
+
+    The times are aware, [since, until), by the clock.
+    """
+
+    rule_id: str | None
+    key: Mapping[str, str | None] | None
+    since: dt.datetime
+    until: dt.datetime
+    reason: str
+    author: str
+
+    @property
+    def subject(self) -> str:
+        """The rule and key in words."""
+        rule = "any rule" if self.rule_id is None else self.rule_id
+        key = ", ".join(f"{name} = {'NULL' if text is None else text}" for name, text in (self.key or {}).items())
+        return f"{rule}, {key}" if key else rule
+
+    def __str__(self) -> str:
+        return f"The queue leaves out {self.subject} until {self.until:%Y-%m-%dT%H:%M:%SZ}: {self.reason}"
+
+    def covers(self, alert: Mapping[str, Any]) -> bool:
+        """Returns whether the snooze is of an alert's rule and key, whatever the time."""
+        key = alert["key"] or {}
+        is_key = all(name in key and key[name] == text for name, text in (self.key or {}).items())
+        return self.rule_id in (None, alert["rule_id"]) and is_key
+
+
+def read_end(text: str) -> dt.datetime:
+    """Reads the end of a snooze: a time, or a duration from now on such as `8 hours`. Raises ReviewError."""
+    with suppress(DurationError):
+        return dt.datetime.now(dt.timezone.utc) + dt.timedelta(microseconds=parse_duration(text))
+    try:
+        return to_utc(parse_calendar_time(text))
+    except ValueError:
+        raise ReviewError(
+            f"a snooze ends at a time such as 2026-01-31T12:00:00Z, or after a duration such as '8 hours', got {text!r:.100}"
+        ) from None
+
+
+def snooze(
+    tables: Tables, streams: Mapping[str, Stream], subject: str, key: Mapping[str, str] | None = None, *,
+    until: dt.datetime, reason: str, since: dt.datetime | None = None, author: str | None = None,
+) -> Snooze:  # fmt: skip
+    """Appends a snooze. Returns it.
+
+    subject: the id of a rule, `*` for any rule, or an alert's id for its rule and key. key: values by field, as the `key` of
+    alerts has them; None: any key, or the alert's. since, until: aware times; since: default: now. author: default: the current
+    user. Raises ReviewError if there is no such rule or alert, a field is not one of the rule's `group_by`, the end is not after
+    the begin and now, or the reason is empty.
+    """
+    now = dt.datetime.now(dt.timezone.utc)
+    since = now if since is None else since
+    if not reason.strip():
+        raise ReviewError("a snooze needs a reason, for those who wonder where the alerts are")
+    if until <= max(since, now):
+        raise ReviewError(
+            f"a snooze ends after it begins and after now, {now:%Y-%m-%dT%H:%M:%SZ}, got {until.isoformat()}"
+        )
+    tables.require_table(TABLE)
+    rule_id, chosen = _find_subject(tables, streams, subject, key)
+    made = Snooze(rule_id, chosen, since, until, reason, tables.current_user if author is None else author)
+    rows = [(rule_id, None if chosen is None else dict(chosen), since, until, reason, made.author)]
+    tables.append_rows(rows, TABLE)
+    return made
+
+
+def end_snoozes(
+    tables: Tables, streams: Mapping[str, Stream], subject: str, key: Mapping[str, str] | None = None
+) -> int:
+    """Ends the snoozes of just this rule and key that have not ended yet. Returns how many they were.
+
+    streams, subject, key: as for `snooze`. Raises ReviewError likewise.
+    """
+    tables.require_table(TABLE)
+    rule_id, chosen = _find_subject(tables, streams, subject, key)
+    now = to_timestamp(parse_calendar_time(dt.datetime.now(dt.timezone.utc)))
+    same_key = _write_key("key").eqNullSafe(_write_key(_make_map(chosen)))
+    is_meant = F.col("rule_id").eqNullSafe(F.lit(rule_id)) & same_key & (F.col("until") > now)
+    ended = tables.read(TABLE).where(is_meant).count()
+    if ended:
+        change_table(tables, TABLE, lambda: tables.delta(TABLE).update(is_meant, {"until": now}))
+    return ended
+
+
+def read_snoozes(tables: Tables, *, ended_after: dt.datetime | None = None) -> list[Snooze]:
+    """Reads the snoozes in the order of their ends. ended_after: an aware time; those that ended before are left out."""
+    return [each for each, _ in _read_with_key_text(tables, ended_after)] if tables.exists(TABLE) else []
+
+
+def _read_with_key_text(tables: Tables, ended_after: dt.datetime | None = None) -> list[tuple[Snooze, str | None]]:
+    """Reads the snoozes, each with its key as `_write_key` writes it."""
+    rows = tables.read(TABLE)
+    if ended_after is not None:
+        rows = rows.where(F.col("until") > to_timestamp(parse_calendar_time(ended_after)))
+    times = (F.unix_micros("from"), F.unix_micros("until"))
+    ordered = rows.orderBy("until", "rule_id", "from").select(
+        "rule_id", "key", *times, "reason", "author", _write_key("key")
+    )
+    return [
+        (Snooze(rule_id, key, to_utc(since), to_utc(until), reason, author or ""), text)
+        for rule_id, key, since, until, reason, author, text in ordered.collect()
+    ]
+
+
+def leave_out_snoozed(tables: Tables, alerts: DataFrame) -> DataFrame:
+    """Returns the rows of `alerts` that no active snooze covers; alerts has rule_id and key."""
+    if not tables.exists(TABLE):
+        return alerts
+    return alerts.join(F.broadcast(_read_active(tables)), _covers(alerts), "left_anti")
+
+
+def list_snoozes(tables: Tables, open_alerts: DataFrame) -> list[dict[str, Any]]:
+    """Lists all snoozes in the order of their ends: rule_id, key, from, until, reason, author, state, alerts.
+
+    open_alerts: alert_id, rule_id and key of those that would be in the queue without snoozes. state: pending, active or
+    expired. alerts: how many an active snooze keeps out of the queue, an alert once for each snooze that covers it.
+    """
+    now, listed = dt.datetime.now(dt.timezone.utc), _read_with_key_text(tables) if tables.exists(TABLE) else []
+    counts: dict[tuple[str | None, str | None], int] = {}
+    if listed:
+        kept = open_alerts.join(F.broadcast(_read_active(tables)), _covers(open_alerts))
+        by_subject = kept.groupBy("snoozed_rule", _write_key("snoozed_key")).agg(F.count_distinct("alert_id"))
+        counts = {(rule_id, text): count for rule_id, text, count in by_subject.collect()}
+    return [_make_row(each, now, counts.get((each.rule_id, text), 0)) for each, text in listed]
+
+
+def _make_row(each: Snooze, now: dt.datetime, alerts: int) -> dict[str, Any]:
+    state = PENDING if now < each.since else ACTIVE if now < each.until else EXPIRED
+    return {
+        "rule_id": each.rule_id, "key": each.key, "from": each.since, "until": each.until, "reason": each.reason,
+        "author": each.author, "state": state, "alerts": alerts if state == ACTIVE else 0,
+    }  # fmt: skip
+
+
+def _read_active(tables: Tables) -> DataFrame:
+    """Reads the subjects of the active snoozes: snoozed_rule, snoozed_key."""
+    now = to_timestamp(parse_calendar_time(dt.datetime.now(dt.timezone.utc)))
+    rows = tables.read(TABLE).where((F.col("from") <= now) & (F.col("until") > now))
+    return rows.select(F.col("rule_id").alias("snoozed_rule"), F.col("key").alias("snoozed_key"))
+
+
+def _covers(alerts: DataFrame) -> Column:
+    """Returns the condition that a snooze of `_read_active` covers a row of `alerts`; see `Snooze.covers`."""
+    key = alerts["key"]
+    is_rule = F.col("snoozed_rule").isNull() | (F.col("snoozed_rule") == alerts["rule_id"])
+    is_key = F.forall(
+        F.map_entries("snoozed_key"),
+        lambda entry: F.map_contains_key(key, entry["key"]) & key[entry["key"]].eqNullSafe(entry["value"]),
+    )
+    return is_rule & (F.col("snoozed_key").isNull() | is_key)
+
+
+def _write_key(column: str | Column) -> Column:
+    """Writes a key as text, the fields in order, since Spark does not compare maps."""
+    return F.to_json(F.array_sort(F.map_entries(column)))
+
+
+def _make_map(key: Mapping[str, str | None] | None) -> Column:
+    pairs = [F.lit(part) for pair in (key or {}).items() for part in pair]
+    return (F.lit(None) if key is None else F.create_map(*pairs)).cast("map<string,string>")
+
+
+def _find_subject(
+    tables: Tables, streams: Mapping[str, Stream], subject: str, key: Mapping[str, str] | None
+) -> tuple[str | None, Mapping[str, str | None] | None]:
+    """Finds the rule and key of a new snooze. Raises ReviewError."""
+    if subject == ANY_RULE:
+        _check_fields(key, {name for stream in streams.values() for name in stream.fields}, "any declared stream")
+        return None, key
+    documents = tables.read("rules").where(F.col("rule_id") == F.lit(subject))
+    row = documents.orderBy(F.col("version").desc()).select("document").head()
+    if row is not None:
+        grouped = read_document(row["document"]).get("group_by") or []
+        _check_fields(key, set(map(str, grouped)), f"the group_by of rule {subject}")
+        return subject, key
+    alert = tables.read("alerts").where(F.col("alert_id") == F.lit(subject)).select("rule_id", "key").head()
+    if alert is None:
+        ids = [each[0] for each in tables.read("rules").select("rule_id").distinct().collect() if each[0] != ANY_RULE]
+        hint = suggest(subject, ids, "`lookback rules list` shows the rules, `lookback alerts` the alerts")
+        raise ReviewError(f"there is no rule and no alert {subject!r}; {hint}")
+    _check_fields(key, set(alert["key"]), f"the key of alert {subject}")
+    return alert["rule_id"], alert["key"] if key is None else key
+
+
+def _check_fields(key: Mapping[str, str] | None, known: set[str], place: str) -> None:
+    unknown = [name for name in key or () if name not in known]
+    if unknown:
+        hint = suggest(unknown[0], sorted(known), f"there are {', '.join(sorted(known)) or 'none'}")
+        raise ReviewError(f"field {unknown[0]!r} is not one of {place}; {hint}")
