@@ -53,7 +53,7 @@ _KNOWN_BY = {
     "reviews": ("alert_id",),
     "alerts": ("alert_id",),
     "labels": ("stream", "event_id"),
-    "snoozes": ("key",),
+    "snoozes": ("rule_id", "key"),
     "late_events": ("stream", "event_id"),
     "rule_log": ("stream", "action", "message"),
     "rejected_events": ("stream", "raw"),
@@ -304,28 +304,28 @@ class _Request:
         by_event = alerts.select("alert_id", F.explode(named).alias("event_id")).join(
             self._ids, "event_id", "left_semi"
         )
-        by_key = self._select_by_key(alerts, "alert_id")
+        by_key = self._select_by_key(alerts, F.col("alert_id"))
         return by_event.select("alert_id").union(by_key).distinct().localCheckpoint()
 
     def _find_snoozes(self) -> DataFrame:
-        """Finds the keys of snoozes that satisfy the condition, of rules of this stream or of any rule."""
+        """Finds the snoozes whose key satisfies the condition, of rules of this stream or of any rule."""
         rules = self._tables.read("rules").where(F.get_json_object("document", "$.stream") == F.lit(self._stream.name))
         snoozes = self._tables.read("snoozes")
         own = snoozes.join(rules.select("rule_id").distinct(), "rule_id", "left_semi")
         own = own.unionByName(snoozes.where("rule_id IS NULL"))
-        return self._select_by_key(own, "key").withColumnRenamed("__known_by", "key").localCheckpoint()
+        return self._select_by_key(own, F.struct("rule_id", "key")).select("__known_by.*").localCheckpoint()
 
-    def _select_by_key(self, rows: DataFrame, known_by: str) -> DataFrame:
+    def _select_by_key(self, rows: DataFrame, known_by: Column) -> DataFrame:
         """Selects `known_by` of the rows whose key has every field that the condition reads and satisfies it."""
         has_fields = reduce(and_, [F.map_contains_key("key", F.lit(name)) for name in self._fields])
         texts = {name: F.col("key")[F.lit(name)] for name in self._fields}
         return self._select_satisfying(rows.where(has_fields), texts, known_by)
 
-    def _select_satisfying(self, rows: DataFrame, texts: Mapping[str, Column], known_by: str) -> DataFrame:
+    def _select_satisfying(self, rows: DataFrame, texts: Mapping[str, Column], known_by: Column) -> DataFrame:
         """Selects `known_by` of the rows that satisfy the condition, whose fields are cast from texts."""
         types = self._stream.fields
         fields = [text.try_cast(str(types[name])).alias(name) for name, text in texts.items()]
-        return rows.select(F.col(known_by).alias("__known_by"), *fields).where(self._holds).select("__known_by")
+        return rows.select(known_by.alias("__known_by"), *fields).where(self._holds).select("__known_by")
 
     def _find_log_rows(self) -> DataFrame:
         log = self._read_own("rule_log").where(F.col("action").isin(*_NAMING))
@@ -344,7 +344,7 @@ class _Request:
             name: F.when(~F.contains(F.col("message"), F.lit(f"'{name}': None")), text)
             for name, text in written.items()
         }
-        by_key = self._select_satisfying(sessions, texts, "message").withColumnRenamed("__known_by", "message")
+        by_key = self._select_satisfying(sessions, texts, F.col("message")).withColumnRenamed("__known_by", "message")
         stream = F.lit(self._stream.name).alias("stream")
         keyed = by_key.select(stream, F.lit("session_closed").alias("action"), "message")
         return by_event.select(stream, "action", "message").union(keyed).distinct()
