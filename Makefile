@@ -49,7 +49,7 @@ fuzz: $(INSTALLED) ## new generated cases against the oracle, and of bytes, text
 fuzz-coverage: $(FUZZER) ## bytes, texts and values guided by coverage, SECONDS of each test (300): about an hour
 	@$(BIN)/python tests/core/fuzzing/fuzz_coverage.py --seconds $(or $(SECONDS),300)
 
-soak: setup ## kill -9 of ingest, authors and evaluation, KILLS of them (200): one or two hours; then compared with a replay
+soak: setup ## kill -9 of ingest, authors and evaluation, KILLS of them (200): one or two hours; then proved
 	@$(BIN)/python -m dev.soak --kills $(or $(KILLS),200) --seed $(or $(SEED),1)
 
 soak-load: setup ## 1,000 rules, an alert for every event, a key with a million events, a burst: within the memory of 8 GB?

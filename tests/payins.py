@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import random
 import shutil
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,9 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
+from alert_rows import AlertRow, list_alerts, read_alerts
 from dev.bench.producer import append as append_commit
 from dev.soak import scenario
-from dev.soak.verdict import AlertRow, list_alerts, read_alerts
 from lookback.core.streams.declaration import Stream
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import PRODUCT_TABLES
@@ -109,6 +110,29 @@ def relocate(folder: Path, before: str, now: str) -> None:
 
 def stored_alerts(tables: Tables) -> list[AlertRow]:
     return sorted(read_alerts(tables))
+
+
+def outputs(tables: Tables) -> dict[str, Any]:
+    """All that an evaluation wrote, as often as it is there."""
+    late = tables.read("late_events").select("event_id", "arrival", "late_by_us", "action").collect()
+    log = tables.read("rule_log").where("action not in ('failed', 'commit_cut')")
+    rows = log.select("rule_id", "version", "action", "message", "arrival").collect()
+    alerts = stored_alerts(tables)
+    return {
+        "alerts": Counter(alerts),
+        "twice": [key for key, count in Counter(row[:2] for row in alerts).items() if count > 1],
+        "late": Counter(map(tuple, late)),
+        "log": Counter(map(tuple, rows)),
+    }
+
+
+def forget_commit(tables: Tables, name: str) -> None:
+    """As if the process had been killed before it wrote the last commit of a table."""
+    version = tables.version(name)
+    for file in Path(tables.path_or_name(name), "_delta_log").glob(f"*{version:020d}.*"):
+        file.unlink()
+    tables.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    assert tables.version(name) == version - 1
 
 
 def replayed_alerts(result: lookback.Result) -> list[AlertRow]:

@@ -36,6 +36,7 @@ from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import find_coverage
 from lookback.core.rules.rulebook import RuleBook, RuleChange, _open_compiler
 from lookback.core.state.shard import ShardState, encode_text
+from lookback.core.streams.declarations import Declarations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,7 +115,7 @@ def _measure_shards(shards: int, rows: int) -> dict[str, Any]:
     coverage = find_coverage(compile_rule(rule, STREAM) for rule in rules)
     labels = [f"s{at}" for at in range(shards)]
     plan: Any = SimpleNamespace(read_plan=lambda: SimpleNamespace(coverage=coverage))
-    dispatch = Dispatch(STREAM, coverage, tuple(labels), plan)
+    dispatch = Dispatch(Declarations.of(STREAM), coverage, tuple(labels), plan)
     stores = {label: _Pages() for label in labels}
     # On a cluster a worker has few shards; here one process has all of them.
     shard_module._MOST_IN_MEMORY = 2 * shards
@@ -138,7 +139,7 @@ def _measure_shards(shards: int, rows: int) -> dict[str, Any]:
             frame = pd.DataFrame(payloads[label], columns=["kind", "payload"])
             handle: Any = stores[label]
             shard = shard_module.Shard(
-                STREAM, {STREAM.name: STREAM}, labels, f"scale-{shards}-{rows}", label, handle, handle
+                Declarations.of(STREAM), {STREAM.name: STREAM}, labels, f"scale-{shards}-{rows}", label, handle, handle
             )
             answers.append(pa.Table.from_pandas(shard.judge([frame]), preserve_index=False))
         spent["judge"].append(time.process_time() - start)

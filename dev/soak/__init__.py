@@ -1,1 +1,1 @@
-"""The soak run: kills processes of ingest, authors and evaluation again and again, then compares tables with a replay."""
+"""The soak run: kills processes of ingest, authors and evaluation again and again, then proves the tables."""

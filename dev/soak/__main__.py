@@ -1,4 +1,4 @@
-"""Kills ingest, authors and evaluation again and again, then compares the tables with a replay.
+"""Kills ingest, authors and evaluation again and again, then proves the tables.
 
 It runs in rounds: each has its own tables and a number of kills, and ends with a comparison. The exit code is 1 if
 anything differs. Ctrl-C ends the run after the comparison of the current round.

@@ -167,7 +167,7 @@ _CHANGES: dict[Callable[[RulesTable, random.Random], None], int] = {
 
 
 def _close(tables: Tables, folder: Path, order: dict[str, list[str]]) -> int:
-    """Takes in and judges the rest of the events, then prints how the tables compare with a replay."""
+    """Takes in and judges the rest of the events, then prints whether the tables can be proved."""
     from dev.soak.verdict import compare  # noqa: PLC0415
     from lookback.spark.ingest.files import ingest_continuously  # noqa: PLC0415
 

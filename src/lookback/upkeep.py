@@ -118,6 +118,8 @@ def prove(
             rows += [{"stream": name, **asdict(each)} for each in proofs.rows]
             first, last = proofs.commits
             show(text(f"{name}: commits {first} to {last}." if first <= last else f"{name}: nothing new."))
+            if proofs.gone:
+                show(text(f"{name}: {proofs.gone}."))
             if not all(each.holds for each in proofs.rows):
                 differing.append(name)
                 show(proofs.differences.orderBy("arrival", "rule_id").limit(_MOST_DIFFERENCES).toPandas())

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
+from alert_rows import AlertRow, collect_alerts, list_alerts
 from core.rules.test_parameters import take_out
-from dev.soak.verdict import AlertRow, collect_alerts, list_alerts
 from lookback.cli import main
 from lookback.core.errors import SetupError
 from lookback.core.rules.variants import make_variants

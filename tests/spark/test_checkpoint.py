@@ -236,6 +236,20 @@ def test_checkpoints_of_earlier_releases_say_nothing_of_the_declaration(checkpoi
     del document["declared"], document["starts"], document["spark"]
     file.write_text(json.dumps(document))
     assert checkpoint.read_plan() == Plan(2, _COVERAGE)
+
+
+def test_c3_1_a_plan_keeps_its_settings_and_a_batch_that_was_begun_is_found(checkpoint: Checkpoint) -> None:
+    plan = Plan(2, _COVERAGE, settings=((None, "{}"), (7, '{"max_future": "1 hour"}')))
+    checkpoint.write_plan(plan)
+    assert checkpoint.read_plan() == plan
+    planned = sorted(int(file.name) for file in (checkpoint.folder / "offsets").iterdir() if file.name.isdigit())
+    finished = sorted(int(file.name) for file in (checkpoint.folder / "commits").iterdir() if file.name.isdigit())
+    for number in finished:
+        if number == planned[-1]:
+            (checkpoint.folder / "commits" / str(number)).unlink()
+    assert checkpoint.find_unfinished() is not None
+    (checkpoint.folder / "commits" / str(planned[-1])).write_text("v1\n{}")
+    assert checkpoint.find_unfinished() is None
     checkpoint.require_fit(changed(amount="decimal(20,2)"), None)
 
 

@@ -13,6 +13,7 @@ from lookback.core.expressions import compiling as expressions
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import MAX_CONDITIONS, Coverage, find_coverage
 from lookback.core.streams.blocks import unpack_events
+from lookback.core.streams.declarations import Declarations
 from lookback.spark.stream import dispatch
 from lookback.spark.stream.checkpoint import Checkpoint, Plan
 from lookback.spark.stream.dispatch import Dispatch
@@ -46,7 +47,7 @@ def changes(count: int = 40, change: str = "insert") -> pa.RecordBatch:
 
 def sent(coverage: Coverage, folder: Path, batch: pa.RecordBatch) -> tuple[set[str], set[str], dict[str, Any]]:
     """The ids and columns that the shards are sent, and what the blocks say of themselves."""
-    (blocks,) = Dispatch(STREAM, coverage, LABELS, Checkpoint(folder))([batch])
+    (blocks,) = Dispatch(Declarations.of(STREAM), coverage, LABELS, Checkpoint(folder))([batch])
     assert blocks.column("shard").to_pylist() == list(LABELS)
     unpacked = [unpack_events(payload, STREAM) for payload in blocks.column("payload").to_pylist()]
     ids = [text for events, _ in unpacked for text in events.id_texts]
@@ -82,7 +83,7 @@ def test_a_condition_or_a_key_that_breaks_sends_more_and_stops_nothing(
     group_keys = dispatch.group_keys
     patched = lambda group_by, events: broken() if "shop" in group_by else group_keys(group_by, events)  # noqa: E731
     monkeypatch.setattr(dispatch, "group_keys", patched)
-    (blocks,) = Dispatch(STREAM, coverage_of(by_shop), LABELS, Checkpoint(tmp_path))([changes()])
+    (blocks,) = Dispatch(Declarations.of(STREAM), coverage_of(by_shop), LABELS, Checkpoint(tmp_path))([changes()])
     for payload in blocks.column("payload").to_pylist():
         events, _ = unpack_events(payload, STREAM)
         assert set(events.id_texts) == {f"e{n}" for n in range(30, 40) if n % 4}

@@ -14,6 +14,7 @@ from lookback.cli import main
 from lookback.core.errors import StreamError
 from lookback.core.streams.declaration import Stream
 from lookback.spark.figures import Period, RuleFigures, _FlaggedSet, find_redundant
+from lookback.spark.labels import read_labels
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.schemas import ALERTS, LABELS
 from payins import START, STREAM, STREAMS, append, make_events, publish, rule, sequence, window
@@ -222,3 +223,10 @@ def test_c10_4_windows_flag_what_their_last_revision_counted_and_sequences_all_t
             assert f"{sum(amounts[each] for each in ids):.2f}" == measures["total"], name
     (whole,) = [found[name] for name, row in standing.items() if row["event_id"] == "end"]
     assert whole == {each["id"] for each in many} | {"end"}
+
+    # A review of it labels all of them, and leaves the other alerts' events without a label.
+    (long,) = [row for row in standing.values() if row["event_id"] == "end"]
+    seen = (long["alert_id"], "confirmed", long["revision"], "ann", None, dt.datetime.now(dt.timezone.utc))
+    ready.append_rows([seen], "reviews")
+    labelled = {row["event_id"] for row in read_labels(ready, STREAM).where("positive").collect()}
+    assert labelled == whole

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,17 +14,17 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.cli import main
 from lookback.core.errors import SetupError
+from lookback.core.streams.declarations import Declarations
 from lookback.spark.replay import history, tasks
 from lookback.spark.replay.proof import Proof, prove
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.rules import RulesTable
+from lookback.spark.stream.declared import read_declarations
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
-from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish
+from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish, rule, window
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -165,15 +167,16 @@ def test_c10_6_a_nightly_proof_goes_on_from_its_saved_state(
     with pytest.raises(SetupError, match="goes on from its saved state begins after it"):
         prove(ready, STREAM, STREAMS, saved=saved, first=3)
     # A state of other settings is of no use.
-    assert SavedState.find(saved, replace(STREAM, allowed_lateness=1)) is None
+    declarations = read_declarations(ready, STREAM)
+    assert SavedState.find(saved, Declarations.of(replace(STREAM, allowed_lateness=1))) is None
     ready.spark.sql(f"DELETE FROM {ready.identifier('alerts')} WHERE arrival = 11")
     (saved / next(saved.iterdir()).name / "state.json").unlink()
     with prove(ready, STREAM, STREAMS, saved=saved) as proofs:
         assert sum(row.only_replayed for row in proofs.rows) > 0
         assert proofs.commits == (0, 12)
-    assert SavedState.find(saved, STREAM) is None
+    assert SavedState.find(saved, declarations) is None
     with prove(ready, STREAM, STREAMS, saved=saved, accept=True):
-        accepted = SavedState.find(saved, STREAM)
+        accepted = SavedState.find(saved, declarations)
         assert accepted is not None
         assert accepted.through == 12
 
@@ -197,3 +200,66 @@ def test_c10_6_what_was_written_before_a_fresh_beginning_cannot_be_proved_and_is
     assert sum(row.alike for rule_id, row in found.items() if rule_id) == written
     assert sum(row.unprovable for rule_id, row in found.items() if rule_id) == written
     assert (found[None].alike, found[None].unprovable) == (late, late)
+
+
+def lose_first_files(tables: Tables, last: int) -> None:
+    """Rewrites the table and removes the files of its first commits, as OPTIMIZE and VACUUM do in time."""
+    folder = Path(str(tables.root)) / STREAM.name
+    tables.spark.sql(f"OPTIMIZE {tables.identifier(STREAM.name)}")
+    for commit in range(1, last + 1):
+        actions = map(json.loads, (folder / "_delta_log" / f"{commit:020}.json").read_text().splitlines())
+        for path in [action["add"]["path"] for action in actions if "add" in action]:
+            (folder / path).unlink()
+
+
+@pytest.mark.long
+def test_c10_6_where_the_first_events_are_gone_what_depends_on_them_is_unprovable_and_the_rest_is_proved(
+    ready: Tables, tmp_path: Path
+) -> None:
+    short = {"window": "1 minute", "when": "n >= 2"}
+    documents = [
+        rule("short", **short), rule("revised", **short, late="revise"), rule("held", **short, suppress="20 seconds"),
+        window("minutes", {"tumbling": "30 seconds"}), {**MORE_RULES[8], "rule_id": "silent"},
+    ]  # fmt: skip
+    publish(ready, documents)
+    events = make_events(650, seed=8)
+    append(ready, [row for row in events if row["arrival"] <= 22])
+    evaluate(ready)
+    lose_first_files(ready, 8)
+    with prove(ready, STREAM, STREAMS, saved=tmp_path) as proofs:
+        found = {row.rule_id: row for row in proofs.rows}
+        assert all(row.holds for row in found.values()), found
+        said = re.search(r"begins at commit 9, .* up to commit (\d+): .*, nor those of held, whose", proofs.gone)
+    assert said is not None
+    exact = int(said[1]) + 1
+    assert 10 < exact < 20
+    alerts = ready.read("alerts")
+    # Whatever came before the first commit that can be read is unprovable, and no row afterwards is.
+    for rule_id in ("short", "revised", "minutes", "silent"):
+        own = alerts.where(f"rule_id = '{rule_id}'")
+        early, since = own.where("arrival < 9").count(), own.where(f"arrival >= {exact}").count()
+        assert found[rule_id].unprovable >= early > 0, rule_id
+        assert found[rule_id].alike >= since > 0, rule_id
+    late = ready.read("late_events")
+    assert found[None].alike >= late.where(f"arrival >= {exact}").count() > 0
+
+    # The next night goes on from there, and finds what somebody changed, but not of a rule whose alerts hang together.
+    append(ready, [{**row, "arrival": row["arrival"] + 1} for row in events if row["arrival"] > 22])
+    evaluate(ready)
+    for rule_id in ("short", "held"):
+        row = ready.read("alerts").where(f"arrival > 23 and rule_id = '{rule_id}' and revision = 0").first()
+        assert row is not None
+        name = ready.identifier("alerts")
+        ready.spark.sql(f"UPDATE {name} SET message = 'nothing' WHERE alert_id = '{row['alert_id']}' AND revision = 0")
+    with prove(ready, STREAM, STREAMS, saved=tmp_path) as proofs:
+        assert proofs.commits[0] > 22
+        changed = {row.rule_id: row for row in proofs.rows}
+    assert (changed["short"].only_recorded, changed["short"].only_replayed) == (1, 1)
+    assert [rule_id for rule_id, row in changed.items() if not row.holds] == ["short"]
+    assert changed["held"].unprovable >= 1
+    assert changed["minutes"].unprovable == 0
+
+    # Soon after the loss nothing can be told yet.
+    with prove(ready, STREAM, STREAMS, last=10) as proofs:
+        assert "no row can be proved to differ yet" in proofs.gone
+        assert all(row.holds for row in proofs.rows)

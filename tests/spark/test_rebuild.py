@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,19 @@ from lookback.core.errors import SetupError
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
-from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish, relocate, stored_alerts
+from payins import (
+    MORE_RULES,
+    RULES,
+    START,
+    STREAM,
+    STREAMS,
+    append,
+    forget_commit,
+    make_events,
+    outputs,
+    publish,
+    relocate,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,28 +44,6 @@ def evaluate(tables: Tables, checkpoint: Path | None = None, **options: Any) -> 
 
 def part(first: int, last: int) -> list[dict[str, Any]]:
     return [row for row in EVENTS if first <= row["arrival"] <= last]
-
-
-def outputs(tables: Tables) -> dict[str, Any]:
-    late = tables.read("late_events").select("event_id", "arrival", "late_by_us", "action").collect()
-    log = tables.read("rule_log").where("action not in ('failed', 'commit_cut')")
-    rows = log.select("rule_id", "version", "action", "message", "arrival").collect()
-    alerts = stored_alerts(tables)
-    return {
-        "alerts": Counter(alerts),
-        "twice": [key for key, count in Counter(row[:2] for row in alerts).items() if count > 1],
-        "late": Counter(map(tuple, late)),
-        "log": Counter(map(tuple, rows)),
-    }
-
-
-def forget_commit(tables: Tables, name: str) -> None:
-    """As if the process had been killed before it wrote the last commit of a table."""
-    version = tables.version(name)
-    for file in Path(tables.path_or_name(name), "_delta_log").glob(f"*{version:020d}.*"):
-        file.unlink()
-    tables.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
-    assert tables.version(name) == version - 1
 
 
 class Killed(Exception):

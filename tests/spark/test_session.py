@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import lookback
-from dev.soak.verdict import collect_alerts
+from alert_rows import collect_alerts
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.spark.platform.session import (

@@ -143,6 +143,8 @@ def _prove(options: argparse.Namespace) -> int:
                     f"only {row['side']}: {row['verdict']} {row['alert_id']} of {row['rule_id']}, commit {row['arrival']}: {row['message']}"
                 )
             )
+        if proofs.gone:
+            print(escape_unprintable(proofs.gone))
         first, last = proofs.commits
         print(
             f"commits {first} to {last}: {'the tables differ from a replay' if differs else 'every row is as a replay has it'}"

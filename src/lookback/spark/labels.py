@@ -22,11 +22,12 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
-from lookback.core.streams.alerts import DISPOSITIONS
+from lookback.core.streams.alerts import DISPOSITIONS, MAX_EVIDENCE_IDS
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.texts import quote_identifier
 from lookback.core.values.times import parse_time
 from lookback.core.values.types import BOOLEAN, STRING, TIMESTAMP
+from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
 from lookback.spark.ingest.rejected import Rejection, count_rejections
 from lookback.spark.ingest.sources import Source
@@ -51,8 +52,8 @@ def read_labels(tables: Tables, stream: Stream, as_of: dt.datetime | None = None
 
     as_of: an aware time; None: now. Columns: event_id (exact text), positive, label, labelled_at, source. Of the rows of
     `labels` known by then the last by labelled_at counts; of rows of one time a positive one. An event without such a row has
-    the label of a review: the last one of each alert by then, of its triggering event and the events that its sequence
-    matched, as `evidence` names them. confirmed is positive, false_positive and benign are negative; unclear is no label. A
+    the label of a review: the last one of each alert by then, of its triggering event and all events that its sequence
+    matched, also beyond those that `evidence` names. confirmed is positive, false_positive and benign are negative; unclear is no label. A
     review of a window labels no event.
     """
     moment = to_timestamp(parse_time(as_of or dt.datetime.now(dt.timezone.utc)))
@@ -78,18 +79,39 @@ def _read_reviews(tables: Tables, stream: Stream, moment: Column) -> DataFrame:
     # Rows of an earlier release do not name the revision that was seen: it is the last by then.
     seen = F.col("number") <= F.coalesce("revision", F.lit(2**31 - 1))
     seen = seen & (F.col("revision").isNotNull() | (F.col("decided_at") <= F.col("reviewed_at")))
-    row = F.max_by(F.struct("event_id", "evidence"), "number").alias("row")
+    row = F.max_by(F.struct("event_id", "evidence", "number"), "number").alias("row")
     reviewed = alerts.join(reviews, "alert_id").where(seen).groupBy("alert_id", "reviewed_at", "disposition").agg(row)
     named = F.array_union(F.array("row.event_id"), F.coalesce("row.evidence", F.array().cast("array<string>")))
+    reviewed = reviewed.select(
+        "alert_id", "reviewed_at", "disposition", "row.number", F.explode(named).alias(_EVENT_ID)
+    )
+    reviewed = _add_unnamed(tables, stream, reviewed)
     positive = reduce(
         lambda otherwise, each: F.when(F.col("disposition") == each[0], F.lit(each[1])).otherwise(otherwise),
         DISPOSITIONS.items(),
         F.lit(None).cast("boolean"),
     )
     return reviewed.select(
-        F.explode(named).alias(_EVENT_ID), positive.alias(_POSITIVE), F.col("disposition").alias(_LABEL),
+        _EVENT_ID, positive.alias(_POSITIVE), F.col("disposition").alias(_LABEL),
         F.col("reviewed_at").alias(_AT), F.lit(_REVIEW).alias(_SOURCE), F.lit(0).alias("rank"),
     ).where(F.col(_POSITIVE).isNotNull())  # fmt: skip
+
+
+def _add_unnamed(tables: Tables, stream: Stream, reviewed: DataFrame) -> DataFrame:
+    """Adds the events that the sequences of reviewed alerts matched beyond those that `evidence` names.
+
+    reviewed: alert_id, the number of the revision that was seen, event_id and more.
+    """
+    rows = tables.read("alerts").where((F.col("stream") == stream.name) & (F.col("verdict") == "raised"))
+    full = rows.where(F.col("event_id").isNotNull() & (F.size("evidence") >= MAX_EVIDENCE_IDS))
+    seen = reviewed.select("alert_id", F.col("number").alias("revision")).distinct()
+    full = full.join(seen, ["alert_id", "revision"], "left_semi")
+    if full.isEmpty():
+        return reviewed
+    # An alert that cannot be reproduced labels the events that it names.
+    matched = find_counted_events(tables, stream, full).where(F.col(_EVENT_ID).isNotNull())
+    others = reviewed.drop(_EVENT_ID).distinct().join(matched, "alert_id")
+    return reviewed.unionByName(others)
 
 
 @dataclass(frozen=True)

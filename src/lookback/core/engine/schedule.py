@@ -20,6 +20,7 @@ from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations, Declared
 from lookback.core.values.columns import from_text, from_values, to_stored
 from lookback.core.values.keys import encode_keys
 from lookback.core.values.types import DataType
@@ -81,13 +82,14 @@ class Schedule:
     arrivals: per commit of the rules table, the last commit of the events that was judged before it; None for before the
     first. through: the last arrival in the output tables, None for none; changes of all other commits wait until it is
     judged. seed: None where the events are read from their first commit on. refused: the rows that the gate rejected, by
-    `RuleChange.slot`.
+    `RuleChange.slot`. declared: the rows of `Declarations`.
     """
 
     through: int | None
     arrivals: Mapping[int, int | None]
     seed: Seed | None = None
     refused: frozenset[_Slot] = frozenset()
+    declared: Sequence[tuple[int | None, str]] = ()
 
     def after(self, commit: int) -> int | None:
         """Returns the commit of the events after which the changes of a commit of the rules take effect."""
@@ -111,8 +113,9 @@ class Schedule:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, for JSON."""
         seed = None if self.seed is None else [self.seed.high, [[*each] for each in self.seed.raised]]
-        refused = sorted(map(list, self.refused), key=repr)
-        return {"through": self.through, "arrivals": sorted(self.arrivals.items()), "seed": seed, "refused": refused}
+        refused, arrivals = sorted(map(list, self.refused), key=repr), sorted(self.arrivals.items())
+        declared = [list(row) for row in self.declared]
+        return {"through": self.through, "arrivals": arrivals, "seed": seed, "refused": refused, "declared": declared}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Schedule:
@@ -124,31 +127,30 @@ class Schedule:
             seed = Seed(int(high), [(role, dict(key), int(at)) for role, key, at in raised])
         # An earlier release wrote none.
         refused = frozenset((int(commit), rule_id, version) for commit, rule_id, version in document.get("refused", []))
-        return cls(None if through is None else int(through), arrivals, seed, refused)
+        declared = [(None if after is None else int(after), str(text)) for after, text in document.get("declared", [])]
+        return cls(None if through is None else int(through), arrivals, seed, refused, declared)
 
     @classmethod
     def from_log(
         cls, changes: Iterable[RuleChange], logged: Iterable[LogRow], stream: Stream, streams: Mapping[str, Stream],
-        through: int | None, seed: Seed | None = None,
+        through: int | None, seed: Seed | None = None, declarations: Declarations | None = None,
     ) -> Schedule:  # fmt: skip
         """Finds the schedule by which `changes` were logged.
 
         changes: all of the rules table; logged: the stream's rows of rule_log, those of one arrival in the order in which
-        they were written. Changes take effect in their order, so one that was not logged, since it changes nothing here, goes
-        with the next that was.
+        they were written; declarations: None if there was one alone. Changes take effect in their order, so one that was not
+        logged, since it changes nothing here, goes with the next that was.
         """
-        times: dict[_Logged, list[_Time]] = {}
-        for place, row in enumerate(logged):
-            if row.action not in NO_CHANGES:
-                slot = (row.rule_id, row.version, row.action)
-                times.setdefault(slot, []).append((arrival_number(row.arrival), place))
-        for listed in times.values():
-            listed.sort()
+        declarations = declarations or Declarations.of(stream)
+        times = _list_times(logged)
+        reads = _list_reads(times)
         book, reached = RuleBook(stream, streams), arrival_number(None)
         arrivals: dict[int, int | None] = {}
         unlogged: list[int] = []
         refused = set[_Slot]()
         for change in order_changes(replace(each, gate="") for each in changes):
+            # What is accepted depends on the declaration that held when the row was read.
+            book.declare(declarations.after(_find_read(reads, change, reached)).stream)
             if _was_refused(change, book, times, reached):
                 refused.add(change.slot)
                 change = replace(change, gate=APPROVAL)  # noqa: PLW2901 - the same row, as the stream saw it
@@ -159,7 +161,7 @@ class Schedule:
                 reached = max(reached, *known)
                 arrivals.update(dict.fromkeys(unlogged, None if reached == arrival_number(None) else reached))
                 unlogged = []
-        return cls(through, arrivals, seed, frozenset(refused))
+        return cls(through, arrivals, seed, frozenset(refused), declarations.to_rows())
 
 
 @dataclass(frozen=True)
@@ -171,27 +173,44 @@ class WaitingChange:
 
 
 def judge_batch(
-    evaluator: Evaluator, state: ShardState, batch: Batch, waiting: Sequence[WaitingChange]
-) -> tuple[Output, list[WaitingChange]]:
-    """Judges a batch as `Evaluator.process` does, with changes that take effect within it.
+    evaluator: Evaluator, state: ShardState, batch: Batch, waiting: Sequence[WaitingChange],
+    declarations: Declarations | None = None,
+) -> tuple[Output, list[WaitingChange]]:  # fmt: skip
+    """Judges a batch as `Evaluator.process` does, with changes of rules and of the declaration that take effect within it.
 
-    Returns the output, and the changes that still wait.
+    declarations: None if the stream had one alone. Returns the output, and the changes that still wait.
     """
-    output = Output()
+    output, declarations = Output(), declarations or Declarations.of(evaluator.stream)
     commits = sorted(batch.marks)
     ordered = sorted(waiting, key=lambda each: each.after)
-    cuts = {bisect_right(commits, each.after) for each in ordered}
+    cuts = {bisect_right(commits, after) for after in (*(each.after for each in ordered), *declarations.cuts)}
     edges = sorted({0, *cuts, len(commits)})
     ranges = _CommitRanges(batch)
+    evaluator = declare(evaluator, state, declarations.after(state.last_commit), output)
     if batch.changes:
         evaluator.process(state, _without_events(batch, batch.changes), output)
     for start, end in pairwise(edges):
-        ordered = _apply_due(evaluator, state, batch, ordered, commits[start] - 1, output)
+        evaluator, ordered = _apply_due(evaluator, state, batch, ordered, declarations, commits[start] - 1, output)
         if output.covered:
             evaluator.process(state, ranges.select(commits[start], commits[end - 1]), output)
     if output.covered and state.last_commit is not None:
-        ordered = _apply_due(evaluator, state, batch, ordered, state.last_commit, output)
+        _, ordered = _apply_due(evaluator, state, batch, ordered, declarations, state.last_commit, output)
     return output, ordered
+
+
+def declare(evaluator: Evaluator, state: ShardState, declared: Declared, output: Output) -> Evaluator:
+    """Lets a shard go on under a declaration of its stream, and logs it if the shard has not seen it before.
+
+    Returns the evaluator that judges by it.
+    """
+    state.book.declare(declared.stream)
+    if declared.mark and state.declared != declared.mark:
+        state.declared = declared.mark
+        # The commit before the change may be one that is not read this time.
+        known = arrival_number(state.last_commit) >= arrival_number(declared.after)
+        after = state.last_commit if known else declared.after
+        output.log.append(LogRow(declared.stream.name, None, None, "declared", declared.text, after))
+    return evaluator if evaluator.stream == declared.stream else replace(evaluator, stream=declared.stream)
 
 
 def pack_waiting(waiting: Sequence[WaitingChange]) -> str:
@@ -205,13 +224,18 @@ def unpack_waiting(text: str) -> list[WaitingChange]:
 
 
 def _apply_due(
-    evaluator: Evaluator, state: ShardState, batch: Batch, waiting: list[WaitingChange], judged: int, output: Output
-) -> list[WaitingChange]:
-    """Applies the changes that are due when all commits up to `judged` have been judged. Returns the others."""
+    evaluator: Evaluator, state: ShardState, batch: Batch, waiting: list[WaitingChange], declarations: Declarations,
+    judged: int, output: Output,
+) -> tuple[Evaluator, list[WaitingChange]]:  # fmt: skip
+    """Applies the changes that are due when all commits up to `judged` have been judged.
+
+    Returns the evaluator that goes on, and the other changes.
+    """
     judged = judged if state.last_commit is None else max(judged, state.last_commit)
     due = [each for each in waiting if each.after <= judged]
     for after, group in groupby(due, key=lambda each: each.after):
         if output.covered:
+            evaluator = declare(evaluator, state, declarations.after(after), output)
             known = len(output.log)
             evaluator.process(state, _without_events(batch, [each.change for each in group]), output)
             # The commit that it was judged after may be one that is not read this time.
@@ -219,7 +243,9 @@ def _apply_due(
                 row if row.arrival is not None and row.arrival >= after else replace(row, arrival=after)
                 for row in output.log[known:]
             ]
-    return waiting[len(due) :]
+    if output.covered:
+        evaluator = declare(evaluator, state, declarations.after(judged), output)
+    return evaluator, waiting[len(due) :]
 
 
 def _without_events(batch: Batch, changes: list[RuleChange]) -> Batch:
@@ -243,6 +269,31 @@ class _CommitRanges:
         marks = {commit: highest for commit, highest in batch.marks.items() if first <= commit <= last}
         events = batch.events.take(np.sort(self._order[low:high]))
         return Batch(events, deleted, marks, coverage=batch.coverage)
+
+
+def _list_times(logged: Iterable[LogRow]) -> dict[_Logged, list[_Time]]:
+    """Lists, ascending, the arrivals of each change of a rule that the log has."""
+    times: dict[_Logged, list[_Time]] = {}
+    for place, row in enumerate(logged):
+        if row.action not in NO_CHANGES and row.action != "declared":
+            times.setdefault((row.rule_id, row.version, row.action), []).append((arrival_number(row.arrival), place))
+    for listed in times.values():
+        listed.sort()
+    return times
+
+
+def _list_reads(times: Mapping[_Logged, list[_Time]]) -> dict[tuple[str | None, int | None], list[int]]:
+    """Lists the arrivals at which rows of a rule's version were read, whatever came of them."""
+    reads: dict[tuple[str | None, int | None], list[int]] = {}
+    for (rule_id, version, _), listed in times.items():
+        reads.setdefault((rule_id, version), []).extend(arrival for arrival, _ in listed)
+    return reads
+
+
+def _find_read(reads: Mapping[tuple[str | None, int | None], Sequence[int]], change: RuleChange, reached: int) -> int:
+    """Finds the arrival at which a change was read; `reached` where the log does not say."""
+    listed = reads.get((change.rule_id, change.version), ())
+    return min((time for time in listed if time >= reached), default=reached)
 
 
 def _was_refused(change: RuleChange, book: RuleBook, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:

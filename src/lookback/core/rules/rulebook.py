@@ -166,6 +166,9 @@ class RuleBook:
         self._counts = self._count_in_force()
         # The versions in force that were taken out of judging: rule_id and version.
         self.broken = self._list_broken()
+        self._know_declarations()
+
+    def _know_declarations(self) -> None:
         # All books of a process share what was compiled for a declaration.
         self._declarations = {name: json.dumps(stream.to_dict()) for name, stream in self.streams.items()}
         self._unlimited = {
@@ -187,6 +190,12 @@ class RuleBook:
         log, _ = self.apply([change], None)
         self._set_roles(str(change.rule_id), *before)
         return log
+
+    def declare(self, stream: Stream) -> None:
+        """Goes on under another declaration of the same stream, which may have other lateness and limits."""
+        if stream != self.stream or stream != self.streams.get(stream.name):
+            self.stream, self.streams = stream, {**self.streams, stream.name: stream}
+            self._know_declarations()
 
     def in_force(self, statuses: Iterable[str] = WITH_STATE) -> list[tuple[Entry, CompiledRule]]:
         """Returns the stream's rules that have these statuses, by rule_id, without the unreadable ones.

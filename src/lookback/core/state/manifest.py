@@ -213,6 +213,7 @@ class Manifest:
     pieces: dict[str, int]
     has_suppressed: bool
     row_sets: dict[str, RowSetRecord]
+    declared: str = ""
 
     def to_json(self) -> str:
         """Returns the manifest as JSON."""
@@ -223,6 +224,7 @@ class Manifest:
             "tables": self.tables, "has_suppressed": self.has_suppressed,
             **({"pieces": self.pieces} if self.pieces else {}),
             **({"row_sets": self.row_sets} if self.row_sets else {}),
+            **({"declared": self.declared} if self.declared else {}),
         }  # fmt: skip
         return json.dumps(document, separators=(",", ":"))
 
@@ -244,4 +246,5 @@ class Manifest:
             has_suppressed=bool(document.get("has_suppressed", True)),
             row_sets={name: RowSetRecord.from_json(row) for name, row in document.get("row_sets", {}).items()},
             pieces={str(name): int(count) for name, count in document.get("pieces", {}).items()},
+            declared=str(document.get("declared", "")),
         )

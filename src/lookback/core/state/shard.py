@@ -207,11 +207,12 @@ class StateCounts(NamedTuple):
 class ShardState:
     """Everything that one shard keeps.
 
-    high: the highest event time of all commits so far; advanced: the watermark that an `advance` set; last_commit: the
-    last commit judged; segments: the number of segments judged; row_sets: the rows that features share, by `Feature.row_set`,
+    high: the highest event time of all commits so far; advanced: the watermark that was reached, which never falls, also where
+    the stream is declared with more disorder or a command moved it; last_commit: the last commit judged; segments: the number of segments judged; row_sets: the rows that features share, by `Feature.row_set`,
     as runs from oldest to newest; tables: keyed tables by name; timer: when the shell wakes to drop old state, in the shell's
     unit; manifest: the page last saved or loaded; cache: decides which pages stay in memory. origin: a text unique to this
-    state, set when it was created; saves: the number of times it was saved.
+    state, set when it was created; saves: the number of times it was saved; declared: the mark of the declaration by which
+    the last batch was judged (see `Declared.mark`).
 
     A batch on the same state writes the same pages under the same names at each attempt, since a state store may keep the
     pages of a failed attempt beside those of its repetition.
@@ -228,6 +229,7 @@ class ShardState:
     origin: str = ""
     saves: int = 0
     timer: int | None = None
+    declared: str = ""
     cache: Cache = SHARED_CACHE
 
     def __post_init__(self) -> None:
@@ -274,7 +276,7 @@ class ShardState:
             self.high = max(highs) if self.high is None else max(self.high, *highs)
         if marks:
             self.last_commit = max(marks)
-        watermark = self.watermark(max_out_of_orderness, automatic=automatic)
+        watermark = self.advanced = self.watermark(max_out_of_orderness, automatic=automatic)
         if watermark is not None:
             for feature in self.features.values():
                 feature.pass_time(watermark)
@@ -674,7 +676,7 @@ class ShardState:
         self._pieces.update(manifest.pieces)
         self.high, self.advanced, self.last_commit = manifest.high, manifest.advanced, manifest.last_commit
         self.segments, self.timer = manifest.segments, manifest.timer
-        self.origin, self.saves = manifest.origin, manifest.saves
+        self.origin, self.saves, self.declared = manifest.origin, manifest.saves, manifest.declared
         in_memory = known.runs_in_memory() if known is not None and known.origin == self.origin else {}
         self.features = {name: FeatureState.from_record(record) for name, record in manifest.features.items()}
         self.row_sets = {name: _read_row_set(record) for name, record in manifest.row_sets.items()}
@@ -730,6 +732,7 @@ class ShardState:
             pieces={name: count for name, count in self._pieces.items() if name != MANIFEST},
             has_suppressed=False,
             row_sets={name: _record_row_set(runs) for name, runs in self.row_sets.items() if runs},
+            declared=self.declared,
         )
 
     def _new_run(self, feature: FeatureState, run: Run) -> StoredRun:

@@ -21,13 +21,15 @@ def arrival_number(arrival: int | None) -> int:
     return -1 if arrival is None else arrival
 
 
-def split_future(events: Events, committed_at: Int64s, stream: Stream) -> tuple[Events, list[LateEvent]]:
+def split_future(
+    events: Events, committed_at: Int64s, stream: Stream, max_future: int | Int64s | None = None
+) -> tuple[Events, list[LateEvent]]:
     """Separates the events that are more than max_future ahead of their commit's time.
 
-    committed_at: in microseconds, shape (rows,). An event exactly max_future ahead is kept. Returns the events to evaluate,
+    committed_at: in microseconds, shape (rows,). max_future: of each event; None for the stream's. An event exactly max_future ahead is kept. Returns the events to evaluate,
     and a row of late_events for each discarded one.
     """
-    future = events.times - stream.max_future > committed_at
+    future = events.times - (stream.max_future if max_future is None else max_future) > committed_at
     if not future.any():
         return events, []
     discarded = []

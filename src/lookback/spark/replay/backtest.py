@@ -32,7 +32,7 @@ from lookback.spark.replay.counting import Counts, TrialCounts, count_trials, fi
 from lookback.spark.replay.flagging import find_events_behind
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Answers, Plan, judge
-from lookback.spark.replay.trials import MAX_TRIALS, Trial, make_plan, read_commands
+from lookback.spark.replay.trials import MAX_TRIALS, Trial, make_plan, read_commands, read_declarations
 from lookback.spark.stream.shard import FAILURES, LOG
 
 if TYPE_CHECKING:
@@ -210,14 +210,18 @@ def backtest(
             f"since_commit: {history.warning}, so there are no commits to begin at; begin at an event time"
         )
     since_commit, commands = _find_first_commit(within, history), read_commands(tables, stream, history)
+    declarations = read_declarations(tables, stream, history)
     places = {trial.place: at for at, trial in enumerate(trials) if trial.place is not None}
     plan = make_plan(
-        dict(enumerate(trials)), stream, commands, since_commit, flagging={at: place for place, at in places.items()}
-    )
+        dict(enumerate(trials)), stream, commands, since_commit, declarations=declarations,
+        flagging={at: place for place, at in places.items()},
+    )  # fmt: skip
     answers = judge(history.read_lasting(tables), stream, plan, history.events, history.spans, progress)
     alerts = answers.read_tried_alerts()
     last = keep(find_last_rows(alerts))
-    events, again = find_events_behind(tables, stream, history, trials, last, commands, since_commit, progress)
+    events, again = find_events_behind(
+        tables, stream, history, trials, last, commands, declarations, since_commit, progress
+    )
     events = keep(events)
     first_time, last_time = _clip(history, within)
     labels = read_range_labels(tables, stream, history, (within.since, within.until, within.since_commit), as_of)

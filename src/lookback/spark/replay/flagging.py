@@ -17,6 +17,7 @@ from lookback.core.rules.compiled import CompiledRule
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.blocks import TRIED
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.windows import SEQUENCE, Session, TiledWindow
 from lookback.spark.replay.counting import find_last_rows, list_flagged
@@ -61,11 +62,12 @@ def find_named_events(last: DataFrame) -> DataFrame:
 
 def find_events_behind(
     tables: Tables, stream: Stream, history: History, trials: Sequence[Trial], last: DataFrame,
-    commands: Sequence[PlacedCommand], since_commit: int | None, progress: Callable[[str], None] | None,
+    commands: Sequence[PlacedCommand], declarations: Declarations, since_commit: int | None,
+    progress: Callable[[str], None] | None,
 ) -> tuple[DataFrame, Answers | None]:  # fmt: skip
     """Finds all events behind the standing alerts. Columns: tried, alert_id, event_id.
 
-    last: of `find_last_rows`. commands, since_commit: see `make_plan`. The answers, if there are any, are read whenever the
+    last: of `find_last_rows`. commands, declarations, since_commit: see `make_plan`. The answers, if there are any, are read whenever the
     events are.
     """
     writes_alerts = any(trial.place is None for trial in trials)
@@ -74,7 +76,7 @@ def find_events_behind(
         return find_named_events(last), None
     plan = make_plan(
         {at: trials[at] for at in sorted(rejudging.numbers)}, stream, commands, since_commit,
-        flagging=rejudging.places, paused=rejudging.places, max_evidence=sys.maxsize,
+        declarations=declarations, flagging=rejudging.places, paused=rejudging.places, max_evidence=sys.maxsize,
     )  # fmt: skip
     groupings: dict[tuple[str, ...], list[int]] = {}
     for at in [*rejudging.shared, *rejudging.sequences]:

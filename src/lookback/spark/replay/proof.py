@@ -22,10 +22,13 @@ from lookback.core.rules.rulebook import WITH_STATE, LogRow, RuleChange
 from lookback.core.streams.alerts import ACTION_STRENGTHS
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.spark.platform.session import open_own_session
 from lookback.spark.replay.history import History
+from lookback.spark.replay.reach import Reach
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
+from lookback.spark.stream.declared import read_declarations
 from lookback.spark.stream.rebuild import (
     find_deletions,
     find_last_arrival,
@@ -49,8 +52,8 @@ class Proof:
     """The rows of one rule, or of late_events where rule_id is None, by whether the table and the replay have them.
 
     unprovable: rows that only one has, for a known reason: they are about events that were deleted later, of a version that was
-    quarantined, or of a commit that was judged in pieces, an evaluation before the last `--fresh` wrote them, or the
-    settings' retention deleted them.
+    quarantined, or of a commit that was judged in pieces, an evaluation before the last `--fresh` wrote them, the
+    settings' retention deleted them, or they depend on events whose history is gone (see `Reach`).
     """
 
     rule_id: str | None
@@ -69,6 +72,7 @@ class Proof:
 class Proofs:
     """The result of a proof. rows: by rule, late_events last. commits: the first and the last that were compared.
 
+    gone: for people, what cannot be proved since the first events cannot be read any more; empty if they can.
     differences: the rows that differ, with the columns of `alerts` (decided_at left out), `side` (recorded or replayed) and
     `times`, how often more than the other side.
     """
@@ -76,6 +80,7 @@ class Proofs:
     rows: list[Proof]
     commits: tuple[int, int]
     differences: DataFrame
+    gone: str = ""
     _answers: Answers | None = None
 
     def close(self) -> None:
@@ -99,8 +104,9 @@ def prove(
     first: None for the first commit; last: None for the last that the tables name. streams: every declared stream by name.
     saved: a folder for the state that was reached; the next proof with it goes on after this one and reads only new commits,
     by default up to the last that `metrics` counts as judged, whose outputs are whole also while the stream goes on.
-    Where rows differ, nothing is saved, so that the next proof finds them too, unless `accept` is true.
-    Raises SetupError if the table, its first commits or the rules' are missing, or for `first` beside `saved`.
+    Where rows differ, nothing is saved, so that the next proof finds them too, unless `accept` is true. Where the first commits
+    of the events cannot be read any more, rows that may depend on them are no difference (see `Reach`).
+    Raises SetupError if the table or the first commits of the rules are missing, or for `first` beside `saved`.
     """
     if saved is not None and first is not None:
         raise SetupError("a proof that goes on from its saved state begins after it: leave out the first commit")
@@ -111,7 +117,8 @@ def prove(
         last = _find_last_written(tables, stream) if judged is None else judged
     begun = find_new_beginning(tables, stream)
     begun_at = None if begun is None else begun["logged_at"]
-    before = None if saved is None else SavedState.find(saved, stream, begun_at)
+    declarations = read_declarations(tables, stream, begun_at)
+    before = None if saved is None else SavedState.find(saved, declarations, begun_at)
     if before is not None:
         first = before.through + 1
         if first > min(last, tables.version(stream.name)):
@@ -122,19 +129,26 @@ def prove(
             )
             return Proofs([Proof(None, 0, 0, 0, 0)], (first, last), nothing)
     history = History.read(tables, stream, last, first if before is not None else None)
-    begins_late = history.first > (0 if before is None else before.through + 1)
-    if begins_late or find_first_readable(tables, "rules"):
+    if find_first_readable(tables, "rules"):
         raise SetupError(
-            f"the first commits of {tables.identifier(stream.name)} or of {tables.identifier('rules')} cannot be read any more, "
-            "and without them nothing can be judged anew; keep the logs and files of both for as long as you want to prove"
+            f"the first commits of {tables.identifier('rules')} cannot be read any more, and without them nothing can be judged "
+            "anew; keep its log and files for as long as you want to prove"
         )
+    if before is not None and history.first > before.through + 1:
+        before = None  # commits between are gone
     logged = read_log(tables, stream)
     changes = read_rule_changes(tables, 0)
-    plan = _make_plan(changes, stream, streams, logged, last)
+    plan = _make_plan(changes, declarations, streams, logged, last)
     if before is not None:
         waiting = [each for each in plan.waiting if each.after >= before.through]
         plan = replace(plan, first=[], waiting=waiting)
-    plan = replace(plan, keeps_state=saved is not None)
+    if before is None:
+        reach = Reach.find(tables, history)
+    else:
+        reach = None if before.reach is None else Reach(**before.reach)  # type: ignore[arg-type]
+    if reach is not None:
+        reach = reach.follow(tables, history, declarations, plan.rules)
+    plan = replace(plan, keeps_state=saved is not None, high=None if reach is None else reach.high)
     answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress, before)
     between = (F.col("arrival") >= (first or 0)) & (F.col("arrival") <= last)
     deleted = find_deletions(logged)
@@ -147,13 +161,14 @@ def prove(
         earlier = {row["rule_id"]: int(row["count"]) for row in older.collect()}
         recorded = recorded.where(F.col("decided_at") >= F.lit(begun_at))
     alerts = _compare(recorded, answers.read_alerts().where(between), ALERTS_SCHEMA.names)
-    alerts = _excuse(alerts, gone, deleted["alerts"], _find_broken(logged, changes), cut)
+    unreached = [F.lit(False)] * 2 if reach is None else [reach.excuse(plan.rules, late=late) for late in (False, True)]
+    alerts = _excuse(alerts, gone, deleted["alerts"], _find_broken(logged, changes), cut, unreached[0])
     late = _compare(
         tables.read("late_events").where(own & between),
         _merge_late(answers.read_late()).where(between),
         LATE_SCHEMA.names,
     )
-    late = _excuse(late, gone, deleted["late_events"], [], cut)
+    late = _excuse(late, gone, deleted["late_events"], [], cut, unreached[1])
     if begun is not None and begun["arrival"] is not None:
         # A late event has no time at which it was written.
         older_late = (F.col(_RECORDED) > F.col(_REPLAYED)) & (F.col("arrival") <= begun["arrival"])
@@ -167,8 +182,17 @@ def prove(
     side = F.when(more > 0, F.lit(_RECORDED)).otherwise(F.lit(_REPLAYED)).alias("side")
     differences = alerts.where(differs).select(side, F.abs(more).alias("times"), *ALERTS_SCHEMA.names)
     if saved is not None and (accept or all(row.holds for row in rows)):
-        SavedState.write(saved, stream, begun_at, history.last, answers.shards, answers.read_state())
-    return Proofs(rows, (first or 0, last), differences, answers)
+        SavedState.write(
+            saved,
+            declarations,
+            begun_at,
+            history.last,
+            answers.shards,
+            answers.read_state(),
+            None if reach is None else vars(reach),
+        )
+    said = "" if reach is None else reach.describe(tables.identifier(stream.name), plan.rules)
+    return Proofs(rows, (first or 0, last), differences, said, answers)
 
 
 def _add_earlier(rows: list[Proof], earlier: Mapping[str, int]) -> list[Proof]:
@@ -191,10 +215,11 @@ def _find_last_written(tables: Tables, stream: Stream) -> int:
 
 
 def _make_plan(
-    changes: Sequence[RuleChange], stream: Stream, streams: Mapping[str, Stream], logged: Iterable[LogRow], last: int
-) -> Plan:
+    changes: Sequence[RuleChange], declarations: Declarations, streams: Mapping[str, Stream], logged: Iterable[LogRow],
+    last: int,
+) -> Plan:  # fmt: skip
     """Plans that each change of the rules takes effect at the arrival that the log has; those without one never do."""
-    schedule = Schedule.from_log(changes, logged, stream, streams, None)
+    schedule = Schedule.from_log(changes, logged, declarations.last, streams, None, declarations=declarations)
     first, waiting = list[RuleChange](), list[WaitingChange]()
     for change in map(schedule.restore_gate, changes):
         if change.commit not in schedule.arrivals:
@@ -204,9 +229,8 @@ def _make_plan(
             first.append(change)
         elif after < last:
             waiting.append(WaitingChange(change, after))
-    return Plan(
-        _compile_all([*first, *(each.change for each in waiting)], stream), first, waiting, streams, erases=True
-    )
+    rules = _compile_all([*first, *(each.change for each in waiting)], declarations.widest)
+    return Plan(rules, first, waiting, streams, erases=True, declarations=declarations)
 
 
 def _compile_all(changes: Iterable[RuleChange], stream: Stream) -> list[CompiledRule]:
@@ -260,15 +284,18 @@ def _find_broken(logged: Iterable[LogRow], changes: Iterable[RuleChange]) -> lis
     return [f"{row.rule_id} {named.get((row.rule_id, row.version)) or (row.version or 0) - 1}" for row in rows]
 
 
-def _excuse(rows: DataFrame, gone: DataFrame, deleted_through: int, broken: list[str], cut: Sequence[int]) -> DataFrame:
+def _excuse(
+    rows: DataFrame, gone: DataFrame, deleted_through: int, broken: list[str], cut: Sequence[int], unreached: Column
+) -> DataFrame:
     """Marks the rows whose difference is explained.
 
     gone: the ids of events that were deleted; deleted_through: the last arrival of the rows that retention deleted; broken:
-    the versions that were quarantined; cut: the commits that were judged in pieces.
+    the versions that were quarantined; cut: the commits that were judged in pieces; unreached: whether a row depends on events
+    whose history is gone.
     """
     marked = rows.join(F.broadcast(gone), F.col("event_id") == F.col("_deleted_id"), "left")
     by_retention = (F.col(_RECORDED) == 0) & (F.col("arrival") <= deleted_through)
-    excused = F.col("_deleted_id").isNotNull() | by_retention | F.col("arrival").isin(cut)
+    excused = F.col("_deleted_id").isNotNull() | by_retention | F.col("arrival").isin(cut) | unreached
     if broken:
         excused = excused | F.concat_ws(" ", "rule_id", "rule_version").isin(broken)
     return marked.withColumn("is_excused", excused).drop("_deleted_id")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.core.values.pages import PAGE_VERSION
 
 if TYPE_CHECKING:
@@ -23,25 +24,29 @@ _DOCUMENT, _PAGES = "state.json", "pages"
 
 @dataclass(frozen=True)
 class SavedState:
-    """The state of all shards after a commit of the events. folder: that of the state itself."""
+    """The state of all shards after a commit of the events. folder: that of the state itself.
+
+    reach: the attributes of the `Reach` of the replay that it was made by; None if that read the first commit.
+    """
 
     folder: Path
     through: int
     shards: int
+    reach: Mapping[str, int | None] | None = None
 
     @classmethod
-    def find(cls, place: Path, stream: Stream, begun_at: object = None) -> SavedState | None:
+    def find(cls, place: Path, declarations: Declarations, begun_at: object = None) -> SavedState | None:
         """Finds the last complete state in a folder; None if none can be gone on from.
 
-        begun_at: when the evaluation began that is proved, if another one was before it.
+        declarations: those of the stream, which must be the same up to the state. begun_at: when the evaluation began that is proved, if another one was before it.
         """
         for folder in sorted(place.glob("[0-9]*"), reverse=True):
             try:
                 document = json.loads((folder / _DOCUMENT).read_text(encoding="utf-8"))
-                state = cls(folder, int(document["through"]), int(document["shards"]))
+                state = cls(folder, int(document["through"]), int(document["shards"]), document.get("reach"))
             except (OSError, ValueError, LookupError, TypeError):
                 continue  # it was not written to its end
-            if document.get("fits") == _describe_fit(stream, begun_at):
+            if document.get("fits") == _describe_fit(declarations, state.through, begun_at):
                 return state
         return None
 
@@ -50,14 +55,18 @@ class SavedState:
         return spark.read.parquet(str(self.folder / _PAGES))
 
     @classmethod
-    def write(cls, place: Path, stream: Stream, begun_at: object, through: int, shards: int, pages: DataFrame) -> None:
+    def write(
+        cls, place: Path, declarations: Declarations, begun_at: object, through: int, shards: int, pages: DataFrame,
+        reach: Mapping[str, int | None] | None = None,
+    ) -> None:  # fmt: skip
         """Writes the state that a replay has reached, then removes every other one of the folder."""
         folder = place / f"{through:020}"
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
         pages.write.parquet(str(folder / _PAGES))
-        document = {"through": through, "shards": shards, "fits": _describe_fit(stream, begun_at)}
+        fits = _describe_fit(declarations, through, begun_at)
+        document = {"through": through, "shards": shards, "fits": fits, "reach": reach}
         draft = folder / f"{_DOCUMENT}.draft"
         draft.write_text(json.dumps(document), encoding="utf-8")
         draft.replace(folder / _DOCUMENT)
@@ -66,10 +75,13 @@ class SavedState:
                 shutil.rmtree(other)
 
 
-def _describe_fit(stream: Stream, begun_at: object) -> dict[str, Any]:
-    """Returns all that must be the same where a state is gone on from."""
-    return {
+def _describe_fit(declarations: Declarations, through: int, begun_at: object) -> dict[str, Any]:
+    """Returns all that must be the same where the state after a commit is gone on from."""
+    document = declarations.last.to_dict()
+    fit = {
         "begun_at": str(begun_at),
         "layout": PAGE_VERSION,
-        "stream": json.loads(json.dumps(stream.to_dict(), default=str)),
+        "stream": {name: document[name] for name in ("stream", "event_id", "event_time", "fields")},
+        "declared": declarations.describe(through),
     }
+    return dict(json.loads(json.dumps(fit, default=str)))

@@ -42,6 +42,7 @@ from lookback.core.streams.blocks import (
     unpack_table,
 )
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.times import parse_time
@@ -114,7 +115,9 @@ class Plan:
     first: the changes before the first commit; waiting: those after a later one. streams: every declared stream by name.
     erases False: deleted events count nowhere, and have moved the watermark; True: they count until they are deleted, as
     in the stream. tried: by the id under which a candidate of a backtest is judged its number and the id of its rule;
-    empty: all rules are judged under their own ids. flagging, max_evidence: see `Evaluator`. keeps_state: whether the answers have the state that was reached.
+    empty: all rules are judged under their own ids. flagging, max_evidence: see `Evaluator`. keeps_state: whether the answers
+    have the state that was reached. declarations: by which the stream was judged; None: that of today. high: the highest event
+    time of the commits before those that are read, in microseconds; None for none.
     """
 
     rules: Sequence[CompiledRule]
@@ -126,6 +129,8 @@ class Plan:
     flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
     max_evidence: int = MAX_EVIDENCE_IDS
     keeps_state: bool = False
+    declarations: Declarations | None = None
+    high: int | None = None
 
 
 class Tried(NamedTuple):
@@ -216,8 +221,9 @@ def judge(
     spark = rows.sparkSession
     shards = count_shards(events, count_cores(spark)) if saved is None else saved.shards
     labels, coverage = tuple(find_shard_labels(spark, shards)), find_coverage(plan.rules)
-    dispatch = _SpanDispatch(BlockBuilder(stream, labels), coverage, tuple(spans), plan.erases)
-    sent = select_changes(rows, stream, coverage.fields)
+    declarations = plan.declarations or Declarations.of(stream)
+    dispatch = _SpanDispatch(BlockBuilder(declarations, labels), coverage, tuple(spans), plan.erases)
+    sent = select_changes(rows, declarations, coverage.fields)
     blocks = sent.mapInArrow(dispatch, _SPAN_BLOCKS)
     if saved is not None:
         blocks = blocks.unionByName(saved.read(spark).withColumn(_SPAN, F.lit(_BEFORE)))
@@ -302,10 +308,11 @@ class _Shard:
     """The keys of one shard, with their state in memory."""
 
     def __init__(self, stream: Stream, labels: Sequence[str], label: str, plan: Plan) -> None:
-        self._stream, self._tried = stream, plan.tried
+        self._stream, self._tried, self._declarations = stream, plan.tried, plan.declarations
         number = list(labels).index(label)
         self._evaluator = Evaluator(stream, number, len(labels), flagging=plan.flagging, max_evidence=plan.max_evidence)
         self._state = ShardState(RuleBook(stream, plan.streams))
+        self._state.high = plan.high
         self._changes, self._waiting = list(plan.first), list(plan.waiting)
         # Every block names the events that are too far in the future, so one shard tells of them.
         self._is_first = label == labels[0]
@@ -346,7 +353,7 @@ class _Shard:
         events, gone = Events.concat(inserted, self._stream), Events.concat(deleted, self._stream)
         batch = Batch(events, gone, merge_marks(marks), self._changes)
         self._changes = []
-        output, self._waiting = judge_batch(self._evaluator, self._state, batch, self._waiting)
+        output, self._waiting = judge_batch(self._evaluator, self._state, batch, self._waiting, self._declarations)
         self._state.drop_old()
         output.late += future
         return list(_pack(output, self._tried))

@@ -15,10 +15,13 @@ from lookback.core.rules.rulebook import RuleChange
 from lookback.core.rules.variants import Variant
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.limits import LIMITS
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Plan, Tried
+from lookback.spark.stream.declared import read_declared
+from lookback.spark.stream.rebuild import find_begun_at
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
@@ -62,13 +65,20 @@ def read_commands(tables: Tables, stream: Stream, history: History) -> list[Plac
     return commands
 
 
+def read_declarations(tables: Tables, stream: Stream, history: History) -> Declarations:
+    """Reads by which declarations the commits of a history were judged."""
+    logged = read_declared(tables, stream, find_begun_at(tables, stream))
+    rows = [(history.find_place(tables, after, logged_at), text) for after, text, logged_at in logged]
+    return Declarations.from_rows(stream, rows)
+
+
 def make_plan(
     trials: Mapping[int, Trial], stream: Stream, commands: Sequence[PlacedCommand], since_commit: int | None = None, *,
-    flagging: Mapping[int, FlagPlace], paused: Collection[int] = (), max_evidence: int = MAX_EVIDENCE_IDS,
+    declarations: Declarations, flagging: Mapping[int, FlagPlace], paused: Collection[int] = (), max_evidence: int = MAX_EVIDENCE_IDS,
 ) -> Plan:  # fmt: skip
     """Plans that trials, by number, are in force from the beginning, and that commands come as they came to the stream.
 
-    since_commit: the first commit whose events may raise alerts; None: the first of all. flagging, max_evidence: see
+    since_commit: the first commit whose events may raise alerts; None: the first of all. declarations: of the stream. flagging, max_evidence: see
     `Evaluator`. paused: the trials that only gather state.
     """
     first, waiting = list[RuleChange](), list[WaitingChange]()
@@ -83,10 +93,11 @@ def make_plan(
     first += [command.change for command in commands if command.after is None]
     waiting += [WaitingChange(change, after) for change, after in commands if after is not None]
     # A stream may have fewer rules in force at a time.
-    streams = {stream.name: replace(stream, limits=replace(stream.limits, rules=MAX_TRIALS))}
+    widened = replace(stream, limits=replace(stream.limits, rules=MAX_TRIALS))
     ids = {at: trial.rule.spec.rule_id for at, trial in trials.items()}
     return Plan(
-        [trial.rule for trial in trials.values()], first, waiting, streams,
+        [trial.rule for trial in trials.values()], first, waiting, {stream.name: widened},
+        declarations=declarations.with_limits(widened),
         tried={rule_id: Tried(at, trials[at].rule_id) for at, rule_id in ids.items()},
         flagging={ids[at]: place for at, place in flagging.items()}, max_evidence=max_evidence,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ class Plan:
     stream's declaration that state depends on; empty in checkpoints of earlier releases. starts: the first commit that
     is read of each source. spark: the version of Spark that plans the query; empty in checkpoints of earlier releases.
     gates: what an enforced gate asks of active rows, by the commit of the rules from which on it does (see `RuleChange`).
+    settings: the rows of the `Declarations` by which the query judges; none in checkpoints of earlier releases.
     """
 
     shards: int
@@ -57,6 +58,7 @@ class Plan:
     starts: Mapping[str, int] = field(default_factory=dict)
     spark: str = ""
     gates: Mapping[int, str] = field(default_factory=dict)
+    settings: Sequence[tuple[int | None, str]] = ()
 
     def first_commit(self, source: str) -> int:
         """Returns the first commit of a source that the query reads."""
@@ -140,6 +142,16 @@ class Checkpoint:
             return self.read_last_judged()
         return None
 
+    def find_unfinished(self) -> int | None:
+        """Returns the last commit of the events that a begun batch reads, which is repeated at the start; None without one."""
+        planned, finished = _list_batches(self.folder / "offsets"), _list_batches(self.folder / "commits")
+        if not planned or planned[-1] in finished:
+            return None
+        with contextlib.suppress(SetupError):
+            offset = _read_offsets(self.folder / "offsets" / str(planned[-1]))[EVENTS]
+            return None if offset is None else offset - 1
+        return None
+
     def read_last_batch_time(self) -> float | None:
         """Returns the time at which the last batch finished, in seconds from the epoch; None before the first."""
         finished = _list_batches(self.folder / "commits")
@@ -190,8 +202,11 @@ class Checkpoint:
             shards, coverage = int(document["shards"]), Coverage.from_dict(document)
             starts = {str(name): int(start) for name, start in document.get("starts", {}).items()}
             gates = {int(commit): str(asked) for commit, asked in document.get("gates", {}).items()}
+            settings = tuple(
+                (None if after is None else int(after), str(text)) for after, text in document.get("settings", [])
+            )
             declared, spark = dict(document.get("declared", {})), str(document.get("spark", ""))
-            return Plan(shards, coverage, declared, starts, spark, gates)
+            return Plan(shards, coverage, declared, starts, spark, gates, settings)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(f"{file} is damaged ({error}); start with a new checkpoint: evaluate --rebuild") from error
 
@@ -200,6 +215,8 @@ class Checkpoint:
         document = {"shards": plan.shards, **plan.coverage.to_dict()}
         more: dict[str, Any] = {"declared": dict(plan.declared), "starts": dict(plan.starts), "spark": plan.spark}
         more["gates"] = dict(plan.gates)
+        if plan.settings:
+            more["settings"] = [list(row) for row in plan.settings]
         self.write_json(_PLAN, {**document, **more})
 
     def read_rebuild(self) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from lookback.core.rules.quarantine import NOT_THE_RULES
 from lookback.core.streams.arrival import find_marks, split_future
 from lookback.core.streams.blocks import COMMIT, narrow_columns, pack_events
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask, from_arrow
 from lookback.core.values.keys import Int64s
@@ -72,19 +73,21 @@ def find_shard_labels(spark: SparkSession, shards: int) -> list[str]:
 
 
 def build_event_blocks(
-    changes: DataFrame, stream: Stream, plan: Plan, labels: list[str], checkpoint: Checkpoint
+    changes: DataFrame, declarations: Declarations, plan: Plan, labels: list[str], checkpoint: Checkpoint
 ) -> DataFrame:
     """Packs the events of a change feed into blocks. The result has no watermark column, so Spark drops no late row."""
+    stream = declarations.last
     fields = stream.fields if len(stream.fields) <= _FEW_FIELDS else plan.coverage.fields
-    rows = select_changes(changes, stream, fields)
-    blocks = rows.mapInArrow(Dispatch(stream, plan.coverage, tuple(labels), checkpoint), _WAKING_BLOCKS)
+    rows = select_changes(changes, declarations, fields)
+    blocks = rows.mapInArrow(Dispatch(declarations, plan.coverage, tuple(labels), checkpoint), _WAKING_BLOCKS)
     # Spark's watermark serves only to fire timers.
     woken = blocks.withWatermark(_WAKES, f"{stream.max_out_of_orderness} microseconds")
     return woken.select(*BLOCKS.names)
 
 
-def select_changes(changes: DataFrame, stream: Stream, fields: Iterable[str]) -> DataFrame:
+def select_changes(changes: DataFrame, declarations: Declarations, fields: Iterable[str]) -> DataFrame:
     """Selects what `BlockBuilder` takes of a change feed. fields: those that rules read."""
+    stream = declarations.last
     committed = F.col("_commit_timestamp")
     ahead = F.unix_micros(stream.event_time) - F.unix_micros(committed)
     # To Python numbers cost less than texts, and NULL costs less than a time.
@@ -92,7 +95,7 @@ def select_changes(changes: DataFrame, stream: Stream, fields: Iterable[str]) ->
         *sorted({stream.event_id, stream.event_time, *fields}),
         F.ascii("_change_type").cast("tinyint").alias(KIND),
         COMMIT,
-        F.when(ahead > stream.max_future, committed).alias(_COMMITTED),
+        F.when(ahead > declarations.least_future, committed).alias(_COMMITTED),
     )
 
 
@@ -134,7 +137,7 @@ class Dispatch:
     Each block carries its coverage, and the shards check whether that is enough.
     """
 
-    stream: Stream
+    declarations: Declarations
     coverage: Coverage
     labels: tuple[str, ...]
     checkpoint: Checkpoint
@@ -142,7 +145,7 @@ class Dispatch:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the blocks of `batches`; called by Spark's mapInArrow."""
         coverage: Coverage | None = None
-        builder = BlockBuilder(self.stream, self.labels)
+        builder = BlockBuilder(self.declarations, self.labels)
         for chunk in merge_batches(batches):
             coverage = coverage or self._read_coverage(frozenset(chunk.schema.names))
             kinds = chunk.column(KIND).to_numpy()
@@ -163,12 +166,13 @@ class Dispatch:
 class BlockBuilder:
     """Builds the blocks of all shards. labels: those of the shards."""
 
-    stream: Stream
+    declarations: Declarations
     labels: tuple[str, ...]
 
     def build(self, chunk: pa.RecordBatch, kind: int, coverage: Coverage) -> pa.RecordBatch:
         """Builds a block for each shard. chunk: rows of `select_changes`, all of one kind, which is INSERTED or DELETED."""
-        stream, routing = self.stream, _Routing(self.stream, coverage)
+        stream = self.declarations.last
+        routing = _Routing(stream, coverage)
         # The bytes of a block are copied a dozen times on their way through the JVM.
         sent = narrow_columns(chunk.select([*sorted({stream.event_id, stream.event_time, *coverage.fields}), COMMIT]))
         commits = chunk.column(COMMIT).to_numpy()
@@ -182,8 +186,9 @@ class BlockBuilder:
             if ahead.null_count < len(ahead):
                 committed = from_arrow(ahead, stream.fields[stream.event_time])
                 bounds = np.where(committed.is_known(), committed.values, NEVER_DUE)
-                sent = sent.filter(pa.array(events.times - stream.max_future <= bounds))
-                events, future = split_future(events, bounds, stream)
+                most = self.declarations.list_max_future(commits)
+                sent = sent.filter(pa.array(events.times - most <= bounds))
+                events, future = split_future(events, bounds, stream, most)
             header["marks"] = list(find_marks(events, commits).items())
             wakes = int(events.times.max()) if len(events) else None
         else:

@@ -33,6 +33,7 @@ from lookback.spark.platform.session import (
 )
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, snapshot_declaration
+from lookback.spark.stream.declared import plan_start
 from lookback.spark.stream.dispatch import BLOCKS, build_event_blocks, build_rule_blocks, find_shard_labels
 from lookback.spark.stream.processor import ShardProcessor
 from lookback.spark.stream.quarantine import Quarantines
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from lookback.core.rules.gate import Gate
+    from lookback.core.streams.declarations import Declarations
     from lookback.spark.tables.lakehouse import Tables
 
 _LOG = logging.getLogger("lookback")
@@ -246,21 +248,26 @@ class Evaluation:
         spark = self.tables.spark
         shards = before.shards if before else self._shards or self._default_shards or choose_default_shards(spark)
         gates = self.checkpoint.plan_gates("" if self._gate is None else self._gate.enforced)
-        plan = Plan(shards, coverage, snapshot_declaration(self.stream), self._beginning.starts, spark.version, gates)
+        rebuild = self._beginning.rebuild
+        declarations = plan_start(self.stream, self.checkpoint, None if rebuild is None else rebuild.schedule)
+        plan = Plan(
+            shards, coverage, snapshot_declaration(self.stream), self._beginning.starts, spark.version,
+            gates, declarations.to_rows(),
+        )  # fmt: skip
         self.checkpoint.write_plan(plan)
         self._required = None
-        self._query = self._start_query(plan)
+        self._query = self._start_query(plan, declarations)
 
-    def _start_query(self, plan: Plan) -> StreamingQuery:
+    def _start_query(self, plan: Plan, declarations: Declarations) -> StreamingQuery:
         labels = self._find_labels(plan.shards)
         rebuild = self._beginning.rebuild
         events = self.tables.stream_changes(self.stream.name, plan.first_commit(EVENTS), self._admission)
         rules = self.tables.stream_changes("rules", plan.first_commit(RULES), _ALL_FILES if rebuild else None)
-        blocks = build_event_blocks(events, self.stream, plan, labels, self.checkpoint).union(
+        blocks = build_event_blocks(events, declarations, plan, labels, self.checkpoint).union(
             build_rule_blocks(rules, labels, plan.gates)
         )
         schedule = None if rebuild is None else rebuild.schedule.to_dict()
-        processor = ShardProcessor(self.stream, self.streams, labels, str(self.checkpoint.folder), schedule)
+        processor = ShardProcessor(declarations, self.streams, labels, str(self.checkpoint.folder), schedule)
         answers = blocks.groupBy("shard").transformWithStateInPandas(
             processor, BLOCKS, outputMode="Append", timeMode="EventTime"
         )

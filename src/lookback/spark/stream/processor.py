@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessorHandle, TimerValues
 
     from lookback.core.streams.declaration import Stream
+    from lookback.core.streams.declarations import Declarations
     from lookback.spark.stream.shard import Shard
 
 PAGES = "pages"
@@ -25,13 +26,13 @@ class ShardProcessor(StatefulProcessor):
 
     def __init__(
         self,
-        stream: Stream,
+        declarations: Declarations,
         streams: dict[str, Stream],
         labels: list[str],
         query: str,
         schedule: dict[str, Any] | None = None,
     ) -> None:
-        self._stream, self._streams, self._labels, self._query = stream, streams, labels, query
+        self._declarations, self._streams, self._labels, self._query = declarations, streams, labels, query
         self._schedule = schedule
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -67,5 +68,12 @@ class ShardProcessor(StatefulProcessor):
 
         schedule = None if self._schedule is None else Schedule.from_dict(self._schedule)
         return Shard(
-            self._stream, self._streams, self._labels, self._query, str(key[0]), self._handle, self._pages, schedule
+            self._declarations,
+            self._streams,
+            self._labels,
+            self._query,
+            str(key[0]),
+            self._handle,
+            self._pages,
+            schedule,
         )

@@ -16,7 +16,9 @@ from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed
 from lookback.core.errors import SetupError
 from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulebook import LogRow, RuleChange
+from lookback.core.streams.declarations import Declared
 from lookback.spark.stream.checkpoint import EVENTS, RULES
+from lookback.spark.stream.declared import read_declarations, read_release
 from lookback.spark.stream.dispatch import select_rule_changes
 
 if TYPE_CHECKING:
@@ -82,7 +84,10 @@ class Rebuild:
         logged = read_log(tables, stream)
         seed = _make_seed(tables, stream, starts[EVENTS]) if starts[EVENTS] else None
         changes = read_rule_changes(tables, starts[RULES])
-        schedule = Schedule.from_log(changes, logged, stream, streams, None if through < 0 else through, seed)
+        last = None if through < 0 else through
+        declarations = read_declarations(tables, stream, find_begun_at(tables, stream))
+        declarations = declarations.then(Declared.now(stream, read_release(), last))
+        schedule = Schedule.from_log(changes, logged, stream, streams, last, seed, declarations)
         deleted = find_deletions(logged)
         return cls(schedule, known, not _has_removals(tables, stream.name), deleted)
 
@@ -184,11 +189,17 @@ def find_new_beginning(tables: Tables, stream: Stream) -> Row | None:
     return tables.read("rule_log").where(own).orderBy(F.col("logged_at").desc()).select("arrival", "logged_at").head()
 
 
+def find_begun_at(tables: Tables, stream: Stream) -> dt.datetime | None:
+    """Returns when the stream's evaluation began, if another one was before it."""
+    begun = find_new_beginning(tables, stream) if tables.exists("rule_log") else None
+    return None if begun is None else begun["logged_at"]
+
+
 def read_log(tables: Tables, stream: Stream) -> list[LogRow]:
     """Reads the rows that the stream's evaluation wrote into rule_log, in their order, without their messages."""
-    own, begun = tables.read("rule_log").where(F.col("stream") == stream.name), find_new_beginning(tables, stream)
-    if begun is not None:
-        own = own.where(F.col("logged_at") > F.lit(begun["logged_at"]))
+    own, begun_at = tables.read("rule_log").where(F.col("stream") == stream.name), find_begun_at(tables, stream)
+    if begun_at is not None:
+        own = own.where(F.col("logged_at") > F.lit(begun_at))
     rows = own.orderBy("logged_at", "batch_id").select("rule_id", "version", "action", "arrival").collect()
     return [LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"]) for row in rows]
 
@@ -202,8 +213,11 @@ def find_last_arrival(tables: Tables, name: str, stream: Stream, column: str = "
     return None if row is None or row[0] is None else int(row[0])
 
 
-def _make_seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
-    """Makes the seed of the state from the commits before `start`; None if they had no event."""
+def find_highest_before(tables: Tables, stream: Stream, start: int) -> int | None:
+    """Finds the highest event time of the commits before `start`, by the table as it is then; None if they had no event.
+
+    Events beyond max_future are left out. One that was deleted before `start` is not known any more.
+    """
     time_ = F.unix_micros(F.col(stream.event_time))
     own = F.col("stream") == stream.name
     future = tables.read("late_events").where(own & (F.col("late_by_us") < 0)).select("event_id")
@@ -212,14 +226,21 @@ def _make_seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
     old = at_start.join(new, [stream.event_id, stream.event_time], "left_anti")
     old = old.join(future, F.col(stream.event_id).cast("string") == F.col("event_id"), "left_anti")
     row = old.agg(F.max(time_)).head()
-    if row is None or row[0] is None:
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def _make_seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
+    """Makes the seed of the state from the commits before `start`; None if they had no event."""
+    high = find_highest_before(tables, stream, start)
+    if high is None:
         return None
+    own = F.col("stream") == stream.name
     raised = tables.read("alerts").where(own & (F.col("arrival") < start) & (F.col("verdict") == "raised"))
     by_key = raised.groupBy("rule_id", "mode", F.array_sort(F.map_entries("key")).alias("entries"))
     last = by_key.agg(F.max_by(F.unix_micros("event_time"), F.struct("arrival", "event_time")).alias("at"))
     listed = last.collect()
     return Seed(
-        int(row[0]), [(name_role(each["rule_id"], each["mode"]), dict(each["entries"]), each["at"]) for each in listed]
+        high, [(name_role(each["rule_id"], each["mode"]), dict(each["entries"]), each["at"]) for each in listed]
     )
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch, pack_waiting, unpack_waiting
+from lookback.core.engine.schedule import Schedule, WaitingChange, declare, judge_batch, pack_waiting, unpack_waiting
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.rulebook import RuleBook, RuleChange
@@ -29,6 +29,7 @@ from lookback.core.streams.alerts import LateEvent
 from lookback.core.streams.arrival import merge_marks
 from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, unpack_events
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
 from lookback.spark.stream.dispatch import EVENTS
 from lookback.spark.stream.pages import ShardPages
@@ -68,12 +69,12 @@ class Shard:
     """
 
     def __init__(
-        self, stream: Stream, streams: dict[str, Stream], labels: Sequence[str], query: str, label: str,
+        self, declarations: Declarations, streams: dict[str, Stream], labels: Sequence[str], query: str, label: str,
         handle: StatefulProcessorHandle, pages: MapState, schedule: Schedule | None = None,
     ) -> None:  # fmt: skip
-        self._schedule = schedule
-        self._stream, self._streams, self._query, self._label = stream, streams, query, label
-        self._evaluator = Evaluator(stream, list(labels).index(label), len(labels))
+        self._schedule, self._declarations = schedule, declarations
+        self._stream, self._streams, self._query, self._label = declarations.last, streams, query, label
+        self._evaluator = Evaluator(self._stream, list(labels).index(label), len(labels))
         self._first = label == labels[0]
         self._handle, self._pages = handle, ShardPages(pages, query, label)
 
@@ -111,13 +112,17 @@ class Shard:
     def _process(self, state: ShardState, batch: Batch) -> tuple[Output, list[WaitingChange]]:
         """Judges a batch. During a rebuild, rule changes wait until the commit after which they took effect."""
         if self._schedule is None:
-            return self._evaluator.process(state, batch), []
+            output = Output()
+            # A batch that is repeated ends before the others begin, so it has one declaration.
+            judged = min(batch.marks) - 1 if batch.marks else state.last_commit
+            evaluator = declare(self._evaluator, state, self._declarations.after(judged), output)
+            return evaluator.process(state, batch, output), []
         text = self._pages.get_text(WAITING)
         waiting = unpack_waiting(text) if text else []
         bound = [(self._schedule.restore_gate(change), self._schedule.after(change.commit)) for change in batch.changes]
         waiting += [WaitingChange(change, after) for change, after in bound if after is not None]
         batch = replace(batch, changes=[change for change, after in bound if after is None])
-        output, waiting = judge_batch(self._evaluator, state, batch, waiting)
+        output, waiting = judge_batch(self._evaluator, state, batch, waiting, self._declarations)
         output.rows = self._schedule.drop_known(state, output.rows)
         return output, waiting
 
@@ -207,7 +212,7 @@ class Shard:
         return {
             "shard": self._label,
             "events": offered,
-            "watermark": state.watermark(self._stream.max_out_of_orderness),
+            "watermark": state.watermark(state.book.stream.max_out_of_orderness),
             "arrival": state.last_commit,
             "state_rows": held.rows,
             "remembered": held.remembered,

@@ -129,7 +129,7 @@ RULE_LOG = StructType(
         _make_column(
             "action",
             _STRING,
-            "activated, paused, retired, rejected, failed, quarantined, advance, session_closed, commit_cut, begun_afresh ...",
+            "activated, paused, retired, rejected, failed, quarantined, advance, declared, session_closed, commit_cut, begun_afresh ...",
             required=True,
         ),
         _make_column("message", _STRING, "What happened and what to do"),

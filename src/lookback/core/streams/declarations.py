@@ -1,0 +1,169 @@
+"""Knows by which lateness and limits a stream was judged, one declaration after another, as a restart may bring another one."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lookback.core.errors import StreamError
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.keys import Int64s
+from lookback.core.values.limits import WIDEST_LIMITS
+
+# The part of a declaration by which events are judged. What ingest alone reads is none of it.
+SETTINGS = (
+    "max_out_of_orderness", "allowed_lateness", "max_future", "max_session", "max_revisions", "max_failures", "limits",
+)  # fmt: skip
+
+
+class Declared(NamedTuple):
+    """A declaration of a stream, as rule_log has it. after: the last commit judged before it; None for the first.
+
+    text: the settings and the release of Lookback, as JSON.
+    """
+
+    after: int | None
+    stream: Stream
+    text: str
+
+    @property
+    def mark(self) -> str:
+        """A short text that two declarations share only if they are alike; empty for one that is not to be logged."""
+        return sha256(self.text.encode()).hexdigest()[:16] if self.text else ""
+
+    @classmethod
+    def now(cls, stream: Stream, release: str, after: int | None = None) -> Declared:
+        """Makes the declaration of a stream under a release of Lookback."""
+        return cls(after, stream, json.dumps({**list_settings(stream), "release": release}))
+
+    @classmethod
+    def from_text(cls, stream: Stream, text: str, after: int | None) -> Declared | None:
+        """Reads a declaration that rule_log has. stream: gives all but the settings. None for a text that is none."""
+        try:
+            settings = {name: value for name, value in json.loads(text).items() if name in SETTINGS}
+            return cls(after, Stream.from_dict({**stream.to_dict(), **settings}), text)
+        except (ValueError, AttributeError, StreamError):
+            return None
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """The declarations of a stream in the order in which they held; the first counts for all commits before the second."""
+
+    listed: tuple[Declared, ...]
+
+    @classmethod
+    def of(cls, stream: Stream) -> Declarations:
+        """Makes the declarations of a stream that never had another one, or none that rule_log has."""
+        return cls((Declared(None, stream, ""),))
+
+    @classmethod
+    def from_rows(cls, stream: Stream, rows: Iterable[tuple[int | None, str]]) -> Declarations:
+        """Reads the rows of rule_log in the order in which they were written: arrival and message.
+
+        Unreadable ones are passed over. Without any, the stream counts as it is declared.
+        """
+        read = (Declared.from_text(stream, text, after) for after, text in rows)
+        listed = _drop_replaced(each for each in read if each is not None)
+        return cls(listed) if listed else cls.of(stream)
+
+    def to_rows(self) -> list[tuple[int | None, str]]:
+        """Returns what `from_rows` reads."""
+        return [(each.after, each.text) for each in self.listed]
+
+    def after(self, judged: int | None) -> Declared:
+        """Returns the declaration that holds once all commits up to `judged` have been judged."""
+        places = [_number(each.after) for each in self.listed]
+        return self.listed[max(0, bisect_right(places, _number(judged)) - 1)]
+
+    @property
+    def cuts(self) -> list[int]:
+        """The last commit judged before each change."""
+        return [each.after for each in self.listed[1:] if each.after is not None]
+
+    def then(self, declared: Declared) -> Declarations:
+        """Adds a declaration, unless it is like the last one."""
+        if declared.text == self.listed[-1].text:
+            return self
+        return Declarations(_drop_replaced([*self.listed, declared]))
+
+    def with_limits(self, stream: Stream) -> Declarations:
+        """Returns the same declarations with the limits of `stream`, which say only what rules may come into force."""
+        return Declarations(
+            tuple(each._replace(stream=replace(each.stream, limits=stream.limits)) for each in self.listed)
+        )
+
+    def describe(self, through: int) -> list[tuple[int | None, dict[str, Any]]]:
+        """Lists the settings that counted for the commits up to `through`, each with the commit after which it began."""
+        known = list[tuple[int | None, dict[str, Any]]]()
+        for each in self.listed:
+            settings = list_settings(each.stream)
+            if not known:
+                known.append((None, settings))
+            elif _number(each.after) < through and settings != known[-1][1]:
+                known.append((each.after, settings))
+        return known
+
+    @property
+    def last(self) -> Stream:
+        """The stream as it is declared last."""
+        return self.listed[-1].stream
+
+    @property
+    def widest(self) -> Stream:
+        """A declaration that accepts every rule which one of these accepts."""
+        lateness = max(each.stream.allowed_lateness for each in self.listed)
+        return replace(self.last, allowed_lateness=lateness, limits=WIDEST_LIMITS)
+
+    @property
+    def least_future(self) -> int:
+        """The least `max_future` of all."""
+        return min(each.stream.max_future for each in self.listed)
+
+    def list_max_future(self, commits: Int64s) -> int | Int64s:
+        """Lists the `max_future` that counts for events of these commits; one number if it is the same for all."""
+        values = [each.stream.max_future for each in self.listed]
+        if len(set(values)) == 1:
+            return values[0]
+        # An event of commit c is judged after commit c - 1.
+        places = np.searchsorted(np.array(self.cuts), commits - 1, side="right")
+        return np.array(values, dtype=np.int64)[places]
+
+
+def list_settings(stream: Stream) -> dict[str, Any]:
+    """Lists the settings of a declaration by which events are judged, as a stream's YAML has them."""
+    document = stream.to_dict()
+    return {name: document[name] for name in SETTINGS}
+
+
+def plan_declarations(
+    before: Sequence[tuple[int | None, str]], unfinished: int | None, declared: Declared
+) -> Declarations:
+    """Plans by which declaration a stream goes on: a batch that was begun and is repeated is judged as it was the first time.
+
+    before: the rows of the plan that began the batch; unfinished: the last commit of that batch, None if there is none.
+    """
+    known = Declarations.from_rows(declared.stream, before)
+    if not before or unfinished is None:
+        return Declarations((declared,))
+    repeated = known.after(unfinished - 1)._replace(after=None)
+    return Declarations((repeated,)).then(declared._replace(after=unfinished))
+
+
+def _drop_replaced(listed: Iterable[Declared]) -> tuple[Declared, ...]:
+    """Drops the declarations by which nothing was judged, since a later one of the same arrival replaced them."""
+    kept = list[Declared]()
+    for declared in listed:
+        kept = [each for each in kept if _number(each.after) < _number(declared.after)]
+        kept.append(declared)
+    return tuple(kept)
+
+
+def _number(after: int | None) -> int:
+    return -1 if after is None else after

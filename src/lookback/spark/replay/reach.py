@@ -1,0 +1,94 @@
+"""Finds from which commit on a replay that lacks the first events gives what the stream gave, and for which rules never."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.streams.blocks import COMMIT
+from lookback.core.streams.declarations import Declarations
+from lookback.core.values.windows import SESSION
+from lookback.spark.stream.rebuild import find_highest_before
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from lookback.spark.replay.history import History
+    from lookback.spark.tables.lakehouse import Tables
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a replay that begins after events that are gone can prove.
+
+    begins: the first commit that it reads. high: the highest event time before it, in microseconds. exact_from: the first
+    commit by which all that windows keep is younger than that; None if there is none yet.
+    """
+
+    begins: int
+    high: int
+    exact_from: int | None = None
+
+    @classmethod
+    def find(cls, tables: Tables, history: History) -> Reach | None:
+        """Finds what is gone before a history; None if no event is."""
+        high = find_highest_before(tables, history.stream, history.first) if history.first else None
+        return None if high is None else cls(history.first, high)
+
+    def follow(
+        self, tables: Tables, history: History, declarations: Declarations, rules: Iterable[CompiledRule]
+    ) -> Reach:
+        """Returns the same, with the first exact commit if the history has come so far."""
+        if self.exact_from is not None:
+            return self
+        stream = history.stream
+        time, committed = F.unix_micros(stream.event_time), F.unix_micros("_commit_timestamp")
+        inserted = (F.col("_change_type") == "insert") & (time - F.lit(declarations.least_future) <= committed)
+        rows = history.read_changes(tables).where(inserted).groupBy(COMMIT).agg(F.max(time).alias("high"))
+        commits = [(row[COMMIT], row["high"]) for row in rows.orderBy(COMMIT).collect()]
+        behind = max(each.stream.max_out_of_orderness for each in declarations.listed)
+        wanted = self.high + behind + max(map(_find_width, rules), default=0)
+        highest = accumulate((high for _, high in commits), max)
+        reached = (commit for (commit, _), high in zip(commits, highest, strict=True) if high > wanted)
+        after = next(reached, None)
+        return self if after is None else Reach(self.begins, self.high, after + 1)
+
+    def excuse(self, rules: Iterable[CompiledRule], *, late: bool = False) -> Column:
+        """Returns the condition of the rows that cannot be proved. late: of late_events, whose sessions decide who took them."""
+        chained = [rule.spec for rule in rules if _is_chained(rule)]
+        if self.exact_from is None or (late and any(spec.kind == SESSION for spec in chained)):
+            return F.lit(True)
+        early = F.col("arrival") < self.exact_from
+        return early if late else early | F.col("rule_id").isin(sorted({spec.rule_id for spec in chained}))
+
+    def describe(self, name: str, rules: Iterable[CompiledRule]) -> str:
+        """Says in a sentence what cannot be proved. name: of the events table."""
+        said = f"the change feed of {name} begins at commit {self.begins}, and windows hold events from before it"
+        if self.exact_from is None:
+            return f"{said} up to the last commit: no row can be proved to differ yet"
+        chained = sorted({rule.spec.rule_id for rule in rules if _is_chained(rule)})
+        said = f"{said} up to commit {self.exact_from - 1}: rows of these commits cannot be proved to differ"
+        return f"{said}, nor those of {', '.join(chained)}, whose alerts depend on earlier ones" if chained else said
+
+
+def _find_width(rule: CompiledRule) -> int:
+    """Returns how far below the watermark a rule may keep what it needs, in microseconds."""
+    absent = None if rule.sequence is None else rule.sequence.absent
+    wait = 0 if absent is None else absent.step.within or 0
+    return max(rule.needs.values(), default=0) + wait + rule.allowed_lateness
+
+
+def _is_chained(rule: CompiledRule) -> bool:
+    """Returns whether what a rule concludes may depend on what it concluded any time before."""
+    spec = rule.spec
+    return (
+        spec.suppress is not None
+        or spec.reset_on_alert
+        or spec.kind == SESSION
+        or (spec.sequence is not None and spec.sequence.expiry == "fixed")
+    )
