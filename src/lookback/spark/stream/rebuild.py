@@ -214,18 +214,25 @@ def find_last_arrival(tables: Tables, name: str, stream: Stream, column: str = "
 
 
 def find_highest_before(tables: Tables, stream: Stream, start: int) -> int | None:
-    """Finds the highest event time of the commits before `start`, by the table as it is then; None if they had no event.
+    """Finds the highest event time of the commits before `start`, by the table as it was then; None if they had no event.
 
-    Events beyond max_future are left out. One that was deleted before `start` is not known any more.
+    Where the files of then are gone, after OPTIMIZE and VACUUM, the table as it is now tells. Events beyond max_future are left
+    out. One that was deleted meanwhile is not known any more.
     """
-    time_ = F.unix_micros(F.col(stream.event_time))
+    try:
+        return _find_highest(tables, stream, start, start)
+    except WRITE_ERRORS:
+        return _find_highest(tables, stream, start, None)
+
+
+def _find_highest(tables: Tables, stream: Stream, start: int, version: int | None) -> int | None:
+    """Finds the highest time of the events that the table has at a version (None: now) and had before commit `start`."""
     own = F.col("stream") == stream.name
     future = tables.read("late_events").where(own & (F.col("late_by_us") < 0)).select("event_id")
-    at_start = tables.read(stream.name, version=start)
-    new = tables.read_changes(stream.name, start, start).where(F.col("_change_type") == "insert")
-    old = at_start.join(new, [stream.event_id, stream.event_time], "left_anti")
+    new = tables.read_changes(stream.name, start, version).where(F.col("_change_type") == "insert")
+    old = tables.read(stream.name, version=version).join(new, [stream.event_id, stream.event_time], "left_anti")
     old = old.join(future, F.col(stream.event_id).cast("string") == F.col("event_id"), "left_anti")
-    row = old.agg(F.max(time_)).head()
+    row = old.agg(F.max(F.unix_micros(F.col(stream.event_time)))).head()
     return None if row is None or row[0] is None else int(row[0])
 
 
