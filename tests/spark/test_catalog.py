@@ -23,7 +23,7 @@ from lookback.spark.operations.grants import Roles
 from lookback.spark.operations.maintenance import maintain
 from lookback.spark.review import record_review
 from lookback.spark.stream.pipeline import Evaluation
-from lookback.spark.tables.lakehouse import STATISTICS, WRITE_ERRORS, Tables
+from lookback.spark.tables.lakehouse import SPARK_ERRORS, STATISTICS, Tables
 from lookback.spark.tables.schemas import ALERTS, COMMENTS, PRODUCT_TABLES, make_events_schema
 from lookback.upkeep import forget as forgetting
 from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, rule, stored_alerts
@@ -260,7 +260,7 @@ def test_the_dispositions_that_reviews_of_an_earlier_release_take_are_widened_by
     assert done(tables)["reviews"] == "its check disposition_known"
     assert done(tables)["reviews"] == AS_IT_SHOULD_BE
     record_review(tables, "b", "benign", "kim")
-    with pytest.raises(WRITE_ERRORS, match="disposition_known"):
+    with pytest.raises(SPARK_ERRORS, match="disposition_known"):
         tables.spark.sql(f"insert into {reviews} select 'b', 'harmless', 0, 'kim', '', current_timestamp()")
 
 

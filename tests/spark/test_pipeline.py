@@ -147,7 +147,7 @@ def test_c3_7_changes_of_rules_between_runs_equal_replay_at_logged_arrivals(
     log = [
         (r["rule_id"], r["version"], r["action"], r["arrival"])
         for r in ready.read("rule_log").collect()
-        if r["action"] != "failed"
+        if r["action"] not in ("failed", "declared")
     ]
     assert sorted(log, key=repr) == sorted(
         [

@@ -16,7 +16,7 @@ from lookback.core.values.texts import count_noun
 from lookback.core.values.times import to_utc
 from lookback.spark.explaining.explanations import explain, explain_event, find_revision, read_alert_rows
 from lookback.spark.snoozes import ACTIVE, leave_out_snoozed, list_snoozes
-from lookback.spark.tables.lakehouse import WRITE_ERRORS
+from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -204,7 +204,7 @@ def record_review(
         now = dt.datetime.now(dt.timezone.utc)
         try:
             tables.append_rows([(alert_id, disposition, seen["revision"], reviewer, note, now)], "reviews")
-        except WRITE_ERRORS as error:
+        except SPARK_ERRORS as error:
             if "disposition_known" not in str(error):
                 raise
             raise SetupError(

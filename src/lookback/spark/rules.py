@@ -27,7 +27,7 @@ from lookback.core.values.columns import to_text
 from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.windows import Lookback, Session, Window
-from lookback.spark.tables.lakehouse import WRITE_ERRORS, is_conflict
+from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict
 from lookback.spark.tables.schemas import RULES
 from lookback.testing.rule_tests import check_rule
 
@@ -388,7 +388,7 @@ class RulesTable:
         row = counts.select(*(values[field.name].cast(field.dataType).alias(field.name) for field in fields))
         try:
             self.tables.append(row, "rules")
-        except WRITE_ERRORS as error:
+        except SPARK_ERRORS as error:
             if _CONFLICT not in str(error) and not is_conflict(error):
                 raise
             return False

@@ -21,7 +21,7 @@ from lookback.spark.operations.status import read_stream_figures
 from lookback.spark.review import OlderAlerts, count_older
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.resume import require_sources
-from lookback.spark.tables.lakehouse import WRITE_ERRORS, is_conflict, parse_file_retention
+from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict, parse_file_retention
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:
     for _ in range(_ATTEMPTS):
         try:
             row = tables.spark.sql(f"OPTIMIZE {table}").collect()[0]
-        except WRITE_ERRORS as error:
+        except SPARK_ERRORS as error:
             if is_conflict(error):
                 continue
             raise

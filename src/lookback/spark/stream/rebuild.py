@@ -20,6 +20,7 @@ from lookback.core.streams.declarations import Declared
 from lookback.spark.stream.checkpoint import EVENTS, RULES
 from lookback.spark.stream.declared import read_declarations, read_release
 from lookback.spark.stream.dispatch import select_rule_changes
+from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -221,7 +222,7 @@ def find_highest_before(tables: Tables, stream: Stream, start: int) -> int | Non
     """
     try:
         return _find_highest(tables, stream, start, start)
-    except WRITE_ERRORS:
+    except SPARK_ERRORS:
         return _find_highest(tables, stream, start, None)
 
 

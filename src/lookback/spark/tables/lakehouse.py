@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from lookback.config import Settings
     from lookback.core.streams.declaration import Stream
 
-# The errors of a failed write: Spark's own, or Java's where Spark has no class for it.
-WRITE_ERRORS = (PySparkException, Py4JJavaError)
+# The errors of a failed read or write: Spark's own, or Java's where Spark has no class for it.
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
 # A write that conflicts with another one may be tried again. The Python class of such an error differs between versions of
 # Delta, and over Spark Connect; its name does not.
 _CONFLICT = re.compile(
@@ -483,7 +483,7 @@ def _succeeds(act: Callable[[], object]) -> bool:
     """Makes a change. Returns whether it was made, and no other came first."""
     try:
         act()
-    except WRITE_ERRORS as error:
+    except SPARK_ERRORS as error:
         if not is_conflict(error):
             raise
         return False
