@@ -781,9 +781,9 @@ SAMPLE = {
 # What a query is told by -> the rows of its answer.
 ROWS: dict[str, list[dict[str, str | None]]] = {
     "`metrics`": [SAMPLE],
-    "`rules`": [{"rule_id": "big", "status": "active", "document": '{"stream": "payments"}'},
-                {"rule_id": "odd", "status": "active", "document": "no JSON"},
-                {"rule_id": "other", "status": "active", "document": '{"stream": "logins"}'}],
+    "`rules`": [{"rule_id": "big", "version": "1", "status": "active", "document": '{"stream": "payments"}'},
+                {"rule_id": "odd", "version": "1", "status": "active", "document": "no JSON"},
+                {"rule_id": "other", "version": "1", "status": "active", "document": '{"stream": "logins"}'}],
     "DESCRIBE HISTORY": [
         {"version": "8", "timestamp": "2026-03-01T09:59:58.000Z", "operation": "OPTIMIZE", "operationMetrics": "{}"},
         {"version": "7", "timestamp": "2026-03-01T09:59:50Z", "operation": "WRITE", "operationMetrics": '{"numOutputRows":"9"}'},

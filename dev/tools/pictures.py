@@ -94,6 +94,7 @@ def _prepare(conf: Path, root: Path) -> None:
     for part in range(PREPARED):
         pq.write_table(sample.slice(part * size, size), conf.parent / f"part-{part}.parquet")
         notebook.ingest_files(workspace, str(conf.parent / f"part-{part}.parquet"))
+    notebook.import_labels(workspace, str(conf / SAMPLE), positive="is_fraud")
     for name in RULES:
         document = yaml.safe_load((conf / "rules" / f"{name}.yml").read_text())
         workspace.rules.push(document, status="active", author="kim")
