@@ -609,7 +609,7 @@ class RowRange(Sequence[Row]):
 
 
 class LinkedStep:
-    """What a step takes whose condition reads earlier steps, as far as somebody reads it.
+    """The events taken by a step whose condition reads earlier steps, as far as somebody reads them.
 
     rows: those that the step may take, in order, of which those from `begin` on count; before: what the steps before took.
     """

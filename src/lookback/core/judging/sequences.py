@@ -274,7 +274,7 @@ class _Arrival(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What was found out about the rows of a batch, without making them: two masks, then by the positions of rows.
+    """The findings about the rows of a batch, without making them: two masks, then by the positions of rows.
 
     is_candidate: those that may complete the steps; is_needed: those that may count for one of them; begins: the first row
     that each step took, of rows that complete them.

@@ -37,7 +37,7 @@ class Gate:
 
     @property
     def enforced(self) -> str:
-        """What the stream asks of an active row: EVIDENCE, APPROVAL, or nothing."""
+        """The demand of the stream on an active row: EVIDENCE, APPROVAL, or nothing."""
         return "" if not self.enforce else APPROVAL if self.approval else EVIDENCE
 
 
