@@ -6,10 +6,24 @@ import gc
 from collections.abc import Callable
 
 # The machine may be busy with other things in one of the attempts.
-_ATTEMPTS = 8
+_ATTEMPTS = 12
 
 
-def least_seconds(*measured: Callable[[], float], turns: int = 4) -> list[float]:
+def takes_at_most(times: float, few: Callable[[], float], many: Callable[[], float], turns: int = 4) -> bool:
+    """Whether the second takes at most so many times the processor time of the first. Each does its work and returns its time."""
+    for _ in range(_ATTEMPTS):
+        least, most = _find_least_seconds(few, many, turns=turns)
+        if most <= times * least:
+            return True
+    return False
+
+
+def grows_in_proportion(seconds_for: Callable[[int], float], size: int) -> bool:
+    """Whether twice the size takes at most 2.2 times the time. seconds_for: does the work of a size, and returns its time."""
+    return takes_at_most(2.2, lambda: seconds_for(size), lambda: seconds_for(2 * size))
+
+
+def _find_least_seconds(*measured: Callable[[], float], turns: int) -> list[float]:
     """The least processor time of each, of turns that alternate; without the garbage collector, as timeit."""
     gc.collect()
     gc.disable()
@@ -18,12 +32,3 @@ def least_seconds(*measured: Callable[[], float], turns: int = 4) -> list[float]
     finally:
         gc.enable()
     return [min(seconds) for seconds in zip(*found, strict=True)]
-
-
-def grows_in_proportion(seconds_for: Callable[[int], float], size: int) -> bool:
-    """Whether twice the size takes at most 2.2 times the time. seconds_for: does the work of a size, and returns its time."""
-    for _ in range(_ATTEMPTS):
-        few, many = least_seconds(lambda: seconds_for(size), lambda: seconds_for(2 * size))
-        if many <= 2.2 * few:
-            return True
-    return False

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_equals_oracle import DictStore
 
-from growth import least_seconds
+from growth import takes_at_most
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
@@ -74,15 +74,10 @@ def judge(batch: Batch) -> int:
     return sum(map(len, store.pages.values()))
 
 
-def seconds_of(*batches: Batch) -> list[float]:
-    """The least processor time that each batch takes."""
-
-    def measure(batch: Batch) -> float:
-        start = time.process_time()
-        judge(batch)
-        return time.process_time() - start
-
-    return least_seconds(*(functools.partial(measure, batch) for batch in batches), turns=5)
+def seconds_for(batch: Batch) -> float:
+    start = time.process_time()
+    judge(batch)
+    return time.process_time() - start
 
 
 def memory_of(batch: Batch) -> int:
@@ -100,8 +95,8 @@ def test_an_early_session_costs_what_its_events_cost(order: Any) -> None:
     grown = {
         "bytes": (judge(small), judge(large)),
         "memory": (memory_of(small), memory_of(large)),
-        "seconds": seconds_of(small, large),
     }
     assert {name: pair for name, pair in grown.items() if pair[1] > MOST_GROWTH * pair[0]} == {}
+    assert takes_at_most(MOST_GROWTH, functools.partial(seconds_for, small), functools.partial(seconds_for, large))
     # 490 MB before results shared their rows.
     assert grown["memory"][1] < 20_000_000
