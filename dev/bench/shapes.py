@@ -293,7 +293,7 @@ SHAPES = (
     Shape("the same, every event alerts", 2_000, lambda: _judge_sequence(
         2_000, "n = 0 and amount <> element_at(a.amount, 1)", span=2 * HOUR), 4_000),
     Shape("the same, the last one of the step before", 2_000, lambda: _judge_sequence(
-        2_000, "n = 0 and amount = element_at(a.amount, -1)", span=2 * HOUR), 400),
+        2_000, "n = 0 and amount = element_at(a.amount, -1)", span=2 * HOUR), 1_100),
     Shape("the same, the number of the step before", 2_000, lambda: _judge_sequence(
         2_000, "n = 0 and a.count > 2000", span=2 * HOUR), 100),
     Shape("sequence, one key, own conditions, every event alerts", 4_000, lambda: _judge_sequence(
