@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Activation:
-    """The result of an attempt. candidate: the version that was checked. version: the published one; None: not all is met."""
+    """The result of an attempt.
+
+    candidate: the version that was checked. version: the published one; None: not all is met.
+    """
 
     candidate: int
     conditions: list[Condition]
@@ -43,9 +46,9 @@ def activate(
 ) -> Activation:  # fmt: skip
     """Checks the version of a rule that is to become active, and publishes it if it meets the gate.
 
-    That is the last draft, else the version in shadow, else the one that is active, paused or quarantined. rules: the table.
-    gate: the conditions. approver: who activates it; default: the current user. progress: called with lines for people. Raises
-    RuleError for an unknown or retired rule, and if its document fails its check.
+    That is the last draft, else the version in shadow, else the one that is active, paused or quarantined. rules: the
+    table. gate: the conditions. approver: who activates it; default: the current user. progress: called with lines for
+    people. Raises RuleError for an unknown or retired rule, and if its document fails its check.
     """
     approver = approver or rules.tables.current_user
     row = find_candidate(rules, rule_id)
@@ -66,7 +69,8 @@ def find_conditions(
 ) -> list[Condition]:
     """Finds the conditions of a gate, each met or not by a row, which need not be in the table yet.
 
-    rules: the table. approver: who would activate it; default: the current user. progress: called with lines for people. Raises RuleError if the row's document fails its check.
+    rules: the table. approver: who would activate it; default: the current user. progress: called with lines for people.
+    Raises RuleError if the row's document fails its check.
     """
     document = row.document or {}
     compiled, tables = rules.check(document), rules.tables

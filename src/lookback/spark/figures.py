@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.values.times import parse_time
-from lookback.spark.explaining.counted import find_counted_events
+from lookback.spark.explaining.counted import find_counted_events, list_named_events
 from lookback.spark.labels import read_labels
 from lookback.spark.tables.lakehouse import to_timestamp
 
@@ -197,8 +197,9 @@ class RuleFigures:
     def _read_flagged(self) -> DataFrame:
         """Finds the events that each standing alert flagged; event_id NULL for an alert whose events are not known."""
         is_whole = F.col("event_id").isNotNull() & (F.coalesce(F.size("evidence"), F.lit(0)) < MAX_EVIDENCE_IDS)
-        named = F.array_union(F.array("event_id"), F.coalesce("evidence", F.array().cast("array<string>")))
-        whole = self._alerts.where(is_whole).select("rule_id", "alert_id", F.explode(named).alias("event_id"))
+        whole = self._alerts.where(is_whole).select(
+            "rule_id", "alert_id", F.explode(list_named_events()).alias("event_id")
+        )
         others = self._alerts.where(~is_whole)
         if others.isEmpty():
             return whole

@@ -27,10 +27,10 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.texts import quote_identifier
 from lookback.core.values.times import parse_time
 from lookback.core.values.types import BOOLEAN, STRING, TIMESTAMP
-from lookback.spark.explaining.counted import find_counted_events
+from lookback.spark.explaining.counted import find_counted_events, list_named_events
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
 from lookback.spark.ingest.rejected import Rejection, count_rejections
-from lookback.spark.ingest.sources import Source
+from lookback.spark.ingest.sources import Files, Source
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ TABLE = "labels"
 _EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE = "event_id", "positive", "label", "labelled_at", "source"
 _COLUMNS = (_EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE)
 _REVIEW = "review"
-_FATE = "__fate"
+# What becomes of a row of a file, in a column of its own.
+_OUTCOME = "__outcome"
 _UNKNOWN, _DUPLICATE, _REJECTED, _NEW = "unknown", "duplicate", "rejected", "new"
 
 
@@ -53,8 +54,8 @@ def read_labels(tables: Tables, stream: Stream, as_of: dt.datetime | None = None
     as_of: an aware time; None: now. Columns: event_id (exact text), positive, label, labelled_at, source. Of the rows of
     `labels` known by then the last by labelled_at counts; of rows of one time a positive one. An event without such a row has
     the label of a review: the last one of each alert by then, of its triggering event and all events that its sequence
-    matched, also beyond those that `evidence` names. confirmed is positive, false_positive and benign are negative; unclear is no label. A
-    review of a window labels no event.
+    matched, also beyond those that `evidence` names. confirmed is positive, false_positive and benign are negative;
+    unclear is no label. A review of a window labels no event.
     """
     moment = to_timestamp(parse_time(as_of or dt.datetime.now(dt.timezone.utc)))
     known = _read_reviews(tables, stream, moment)
@@ -81,9 +82,8 @@ def _read_reviews(tables: Tables, stream: Stream, moment: Column) -> DataFrame:
     seen = seen & (F.col("revision").isNotNull() | (F.col("decided_at") <= F.col("reviewed_at")))
     row = F.max_by(F.struct("event_id", "evidence", "number"), "number").alias("row")
     reviewed = alerts.join(reviews, "alert_id").where(seen).groupBy("alert_id", "reviewed_at", "disposition").agg(row)
-    named = F.array_union(F.array("row.event_id"), F.coalesce("row.evidence", F.array().cast("array<string>")))
     reviewed = reviewed.select(
-        "alert_id", "reviewed_at", "disposition", "row.number", F.explode(named).alias(_EVENT_ID)
+        "alert_id", "reviewed_at", "disposition", "row.number", F.explode(list_named_events("row")).alias(_EVENT_ID)
     )
     reviewed = _add_unnamed(tables, stream, reviewed)
     positive = reduce(
@@ -177,37 +177,45 @@ def import_labels(
     bare = _make_file_stream(stream, _FileColumns(_EVENT_ID, _POSITIVE, None, None, None))
     source = Source.find(tables.spark, bare, str(path), format, options)
     columns = _find_columns(tables, source, stream, {"--event-id": event_id, "--positive": positive, "--at": at})
-    files = source.select_files(tables.spark, _make_file_stream(stream, columns))
+    checked, offered = _read_rows(source.select_files(tables.spark, _make_file_stream(stream, columns)))
+    judged = keep(_add_outcomes(tables, stream, _select_columns(checked, columns), now))
     try:
-        checked = keep(files.read_together())
-        offered = checked.count()
-    except Exception as error:
-        if not files.may_succeed_apart(error):
-            raise
-        checked = keep(files.read_apart())
-        offered = checked.count()
-    judged = keep(_judge(tables, stream, _select_columns(checked, columns), now))
-    try:
-        counts = {row[_FATE]: row["count"] for row in judged.groupBy(_FATE).count().collect()}
+        counts = {row[_OUTCOME]: row["count"] for row in judged.groupBy(_OUTCOME).count().collect()}
         rejections: tuple[Rejection, ...] = ()
         if counts.get(_REJECTED):
-            refused = judged.where(F.col(_FATE) == _REJECTED)
+            refused = judged.where(F.col(_OUTCOME) == _REJECTED)
             rejections = count_rejections(refused, F.col(REASON), F.col(RAW), F.col(FILE))
         if counts.get(_NEW):
             author = tables.current_user if author is None else author
-            added = judged.where(F.col(_FATE) == _NEW).select(
-                F.lit(stream.name).alias("stream"), _EVENT_ID, _POSITIVE, _LABEL,
-                F.coalesce(_AT, to_timestamp(now)).alias(_AT), F.coalesce(_SOURCE, F.regexp_extract(FILE, "[^/]*$", 0)).alias(_SOURCE),
-                F.lit(author).alias("author"),
-            )  # fmt: skip
-            tables.append(added, TABLE)
+            tables.append(_make_rows(judged.where(F.col(_OUTCOME) == _NEW), stream, author, now), TABLE)
     finally:
         with suppress(PySparkException):
             judged.unpersist()
             checked.unpersist()
-    new, unknown, duplicates, rejected = (counts.get(fate, 0) for fate in (_NEW, _UNKNOWN, _DUPLICATE, _REJECTED))
+    new, unknown, duplicates, rejected = (counts.get(each, 0) for each in (_NEW, _UNKNOWN, _DUPLICATE, _REJECTED))
     seconds = time.monotonic() - started
     return LabelReport(stream.name, offered, new, unknown, duplicates, rejected, seconds, rejections)
+
+
+def _read_rows(files: Files) -> tuple[DataFrame, int]:
+    """Reads the rows of files, together if that is possible, and counts them."""
+    try:
+        rows = keep(files.read_together())
+        return rows, rows.count()
+    except Exception as error:
+        if not files.may_succeed_apart(error):
+            raise
+    rows = keep(files.read_apart())
+    return rows, rows.count()
+
+
+def _make_rows(new: DataFrame, stream: Stream, author: str, now: int) -> DataFrame:
+    """Makes rows of the table `labels`. now: the time of a label that has none, in microseconds."""
+    file_name = F.regexp_extract(FILE, "[^/]*$", 0)
+    return new.select(
+        F.lit(stream.name).alias("stream"), _EVENT_ID, _POSITIVE, _LABEL, F.coalesce(_AT, to_timestamp(now)).alias(_AT),
+        F.coalesce(_SOURCE, file_name).alias(_SOURCE), F.lit(author).alias("author"),
+    )  # fmt: skip
 
 
 def keep(rows: DataFrame) -> DataFrame:
@@ -256,15 +264,15 @@ def _select_columns(checked: DataFrame, columns: _FileColumns) -> DataFrame:
     return rows.withColumn(REASON, reason)
 
 
-def _judge(tables: Tables, stream: Stream, rows: DataFrame, now: int) -> DataFrame:
+def _add_outcomes(tables: Tables, stream: Stream, rows: DataFrame, now: int) -> DataFrame:
     """Adds to each row what becomes of it: stored, of an unknown event, a duplicate, or rejected, with the REASON.
 
     now: the time of the import in microseconds.
     """
     usable = F.col(REASON).isNull()
-    said = F.to_json(F.struct(_POSITIVE, _LABEL))
+    label = F.to_json(F.struct(_POSITIVE, _LABEL))
     same_time = Window.partitionBy(usable, _EVENT_ID, _AT)
-    rows = rows.withColumn("__differ", F.size(F.collect_set(said).over(same_time)) > 1)
+    rows = rows.withColumn("__differ", F.size(F.collect_set(label).over(same_time)) > 1)
     contradicts = F.concat(
         F.lit("event '"), F.col(_EVENT_ID), F.lit("' has two different labels of one time; leave one of them")
     )
@@ -285,6 +293,6 @@ def _judge(tables: Tables, stream: Stream, rows: DataFrame, now: int) -> DataFra
         (F.col("__last")[_POSITIVE] == F.col(_POSITIVE)) & F.col("__last")[_LABEL].eqNullSafe(F.col(_LABEL)),
     ).otherwise(F.array_contains("__all", F.struct(_AT, _POSITIVE, _LABEL)))
     is_duplicate = reduce(or_, [F.col("__nth") > 1, F.coalesce(repeats, F.lit(False))])
-    fate = F.when(F.col(REASON).isNotNull(), _REJECTED).when(F.col("__known").isNull(), _UNKNOWN)
-    fate = fate.when(is_duplicate, _DUPLICATE).otherwise(_NEW)
-    return rows.select(*_COLUMNS, REASON, RAW, FILE, fate.alias(_FATE))
+    outcome = F.when(F.col(REASON).isNotNull(), _REJECTED).when(F.col("__known").isNull(), _UNKNOWN)
+    outcome = outcome.when(is_duplicate, _DUPLICATE).otherwise(_NEW)
+    return rows.select(*_COLUMNS, REASON, RAW, FILE, outcome.alias(_OUTCOME))

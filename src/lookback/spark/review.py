@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 __all__ = [
-    "Decision", "OlderAlerts", "count_older", "decisions", "explain", "explain_event", "note_on_older", "note_on_snoozed", "open_queue",
-    "queue_begins", "record_review", "show_snoozes",
+    "Decision", "OlderAlerts", "count_older", "decisions", "explain", "explain_event", "note_on_older", "note_on_snoozed",
+    "open_queue", "queue_begins", "record_review", "show_snoozes",
 ]  # fmt: skip
 
 # How far back the queue goes: older files of alerts are not read.
@@ -46,8 +46,8 @@ def open_queue(
     """Reads the alerts of one rule or stream, or of all, that wait for a person.
 
     Critical alerts come first, then high, medium, low; within a severity the newest event comes first. There is one row
-    per alert, its last revision. Alerts in shadow, retracted, suppressed, reviewed or snoozed ones are left out. days: the greatest
-    age of an alert, since it was decided; see `note_on_older`. Columns: severity, event_time, rule_id, rule_version,
+    per alert, its last revision. Alerts in shadow, retracted, suppressed, reviewed or snoozed ones are left out. days: the
+    greatest age of an alert, since it was decided; see `note_on_older`. Columns: severity, event_time, rule_id, rule_version,
     stream, key, message, measures, alert_id, revision, event_id, window_start, window_end, window_complete, arrival,
     decided_at. Raises ReviewError if `days` is no number of days.
     """
@@ -179,11 +179,11 @@ def record_review(
 ) -> Decision:
     """Records a person's decision about an alert, which removes the alert from the queue.
 
-    disposition: confirmed, false_positive, benign (true but harmless) or unclear. reviewer: a name; None: the current user.
-    note: the reasons. revision: the one that the person has seen; None: the last. A further review of the same alert is one more row, unless
-    it repeats the reviewer's last one. Raises ReviewError if there is no such alert or revision, the disposition is none
-    of these, or the reviewer's name is empty, and SetupError if the table of an earlier release lacks a column or refuses
-    the disposition.
+    disposition: confirmed, false_positive, benign (true but harmless) or unclear. reviewer: a name; None: the current
+    user. note: the reasons. revision: the one that the person has seen; None: the last. A further review of the same
+    alert is one more row, unless it repeats the reviewer's last one. Raises ReviewError if there is no such alert or
+    revision, the disposition is none of these, or the reviewer's name is empty, and SetupError if the table of an earlier
+    release lacks a column or refuses the disposition.
     """
     if disposition not in DISPOSITIONS:
         raise ReviewError(f"a disposition is one of {', '.join(DISPOSITIONS)}, got {disposition!r}")

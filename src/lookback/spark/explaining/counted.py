@@ -41,6 +41,15 @@ _KEY = "__key"
 _COUNTED_ROWS = "alert_id string, event_id string"
 
 
+def list_named_events(row: str = "") -> Column:
+    """Lists in a column the ids of the events that a row of `alerts` names: the triggering event, and those in `evidence`.
+
+    row: the name of a struct with the columns of `alerts`; default: they are columns themselves.
+    """
+    event_id, evidence = (f"{row}.{name}" if row else name for name in ("event_id", "evidence"))
+    return F.array_union(F.array(event_id), F.coalesce(evidence, F.array().cast("array<string>")))
+
+
 def find_counted_events(tables: Tables, stream: Stream, alerts: DataFrame) -> DataFrame:
     """Finds the events behind alerts of windows and of sequences, more than `evidence` names: alert_id, event_id.
 

@@ -37,6 +37,7 @@ from lookback.core.expressions.compiling import Expression, compile_expression
 from lookback.core.values.texts import first_line
 from lookback.core.values.times import to_utc
 from lookback.core.values.types import BOOLEAN
+from lookback.spark.explaining.counted import list_named_events
 from lookback.spark.ingest.fields import RAW, REASON
 from lookback.spark.ingest.rejected import RejectedRows
 from lookback.spark.stream.checkpoint import Checkpoint
@@ -300,8 +301,7 @@ class _Request:
 
     def _find_alerts(self) -> DataFrame:
         alerts = self._read_own("alerts")
-        named = F.array_union(F.array("event_id"), F.coalesce("evidence", F.array().cast("array<string>")))
-        by_event = alerts.select("alert_id", F.explode(named).alias("event_id")).join(
+        by_event = alerts.select("alert_id", F.explode(list_named_events()).alias("event_id")).join(
             self._ids, "event_id", "left_semi"
         )
         by_key = self._select_by_key(alerts, F.col("alert_id"))

@@ -20,6 +20,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.windows import SEQUENCE, Session, TiledWindow
+from lookback.spark.explaining.counted import list_named_events
 from lookback.spark.replay.counting import find_last_rows, list_flagged
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Answers, judge
@@ -55,9 +56,8 @@ class Rejudging:
 
 def find_named_events(last: DataFrame) -> DataFrame:
     """Lists the events that standing alerts name. last: of `find_last_rows`. Columns: tried, alert_id, event_id."""
-    named = F.array_union(F.array("event_id"), F.coalesce("evidence", F.array().cast("array<string>")))
     rows = last.where(_STANDS).where(F.col("event_id").isNotNull())
-    return rows.select(TRIED, "alert_id", F.explode(named).alias("event_id"))
+    return rows.select(TRIED, "alert_id", F.explode(list_named_events()).alias("event_id"))
 
 
 def find_events_behind(
@@ -67,8 +67,8 @@ def find_events_behind(
 ) -> tuple[DataFrame, Answers | None]:  # fmt: skip
     """Finds all events behind the standing alerts. Columns: tried, alert_id, event_id.
 
-    last: of `find_last_rows`. commands, declarations, since_commit: see `make_plan`. The answers, if there are any, are read whenever the
-    events are.
+    last: of `find_last_rows`. commands, declarations, since_commit: see `make_plan`. The answers, if there are any, are
+    read whenever the events are.
     """
     writes_alerts = any(trial.place is None for trial in trials)
     rejudging = _plan_rejudging(trials, last) if writes_alerts else Rejudging()

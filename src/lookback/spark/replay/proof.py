@@ -6,6 +6,7 @@ So a row that somebody changed, deleted or inserted is found and named.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from lookback.spark.stream.rebuild import (
 from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
     from lookback.spark.tables.lakehouse import Tables
 
@@ -112,87 +113,120 @@ def prove(
         raise SetupError("a proof that goes on from its saved state begins after it: leave out the first commit")
     tables = replace(tables.holding(*streams.values()), spark=open_own_session(tables.spark))
     tables.require(stream)
-    if last is None:
-        judged = None if saved is None else find_last_arrival(tables, "metrics", stream, "judged")
-        last = _find_last_written(tables, stream) if judged is None else judged
+    last = _find_last_written(tables, stream, nightly=saved is not None) if last is None else last
     begun = find_new_beginning(tables, stream)
     begun_at = None if begun is None else begun["logged_at"]
     declarations = read_declarations(tables, stream, begun_at)
-    before = None if saved is None else SavedState.find(saved, declarations, begun_at)
-    if before is not None:
-        first = before.through + 1
+    start = _Start.find(tables, stream, declarations, begun_at, saved, first, last)
+    if start.history is None:
+        return _prove_nothing(tables, (start.first, last))
+    history, logged, changes = start.history, read_log(tables, stream, begun_at), _read_rule_changes(tables)
+    plan = _make_plan(changes, declarations, streams, logged, last)
+    plan = plan if start.saved is None else _go_on(plan, start.saved)
+    reach = None if start.reach is None else start.reach.follow(tables, history, declarations, plan.rules)
+    plan = replace(plan, keeps_state=saved is not None, high=None if reach is None else reach.high)
+    answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress, start.saved)
+    never = F.lit(False)
+    excuses = _Excuses(
+        _find_deleted_events(tables, stream, history), find_deletions(logged), _find_broken(logged, changes),
+        sorted({row.arrival for row in logged if row.action == "commit_cut" and row.arrival is not None}),
+        never if reach is None else reach.excuse(plan.rules),
+        never if reach is None else reach.excuse(plan.rules, late=True),
+    )  # fmt: skip
+    between = (F.col("arrival") >= start.first) & (F.col("arrival") <= last)
+    alerts, earlier = _compare_alerts(tables, stream, answers, between, begun_at)
+    alerts = excuses.mark_alerts(alerts)
+    late = excuses.mark_late(_compare_late(tables, stream, answers, between), begun)
+    rows = [
+        *_add_earlier(_count(alerts, F.col("rule_id")), earlier),
+        *(_count(late, F.lit(None).cast("string")) or [Proof(None, 0, 0, 0, 0)]),
+    ]
+    if saved is not None and (accept or all(row.holds for row in rows)):
+        reached = None if reach is None else vars(reach)
+        SavedState.write(
+            saved, declarations, begun_at, history.last, answers.shards, answers.read_state(), reached
+        )  # fmt: skip
+    gone = "" if reach is None else reach.describe(tables.identifier(stream.name), plan.rules)
+    return Proofs(rows, (start.first, last), _list_differences(alerts), gone, answers)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The beginning of a replay: the first commit that can be read, or the one after the state that the last proof kept.
+
+    first: the first commit that is compared. history: the commits that are judged; None if there are no new ones. saved: the
+    state that is gone on from. reach: what the events that are gone leave to prove; None if none is.
+    """
+
+    first: int
+    history: History | None
+    saved: SavedState | None = None
+    reach: Reach | None = None
+
+    @classmethod
+    def find(
+        cls, tables: Tables, stream: Stream, declarations: Declarations, begun_at: dt.datetime | None,
+        saved: Path | None, first: int | None, last: int,
+    ) -> _Start:  # fmt: skip
+        """Finds where a proof begins. The arguments are those of `prove`; begun_at: see `find_begun_at`."""
+        state = None if saved is None else SavedState.find(saved, declarations, begun_at)
+        if state is None:
+            history = History.read(tables, stream, last)
+            return cls(first or 0, history, reach=Reach.find(tables, history))
+        first = state.through + 1
         if first > min(last, tables.version(stream.name)):
-            nothing = (
-                tables.read("alerts")
-                .where("false")
-                .select(F.lit("").alias("side"), F.lit(0).alias("times"), *ALERTS_SCHEMA.names)
-            )
-            return Proofs([Proof(None, 0, 0, 0, 0)], (first, last), nothing)
-    history = History.read(tables, stream, last, first if before is not None else None)
+            return cls(first, None)
+        history = History.read(tables, stream, last, first)
+        if history.first > first:
+            # The commits between are gone, so the state is of no use.
+            return cls(first, history, reach=Reach.find(tables, history))
+        return cls(first, history, state, None if state.reach is None else Reach(**state.reach))  # type: ignore[arg-type]
+
+
+def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
+    """Makes the result where no commit came since the last proof."""
+    columns = (F.lit("").alias("side"), F.lit(0).alias("times"), *ALERTS_SCHEMA.names)
+    return Proofs([Proof(None, 0, 0, 0, 0)], commits, tables.read("alerts").where("false").select(*columns))
+
+
+def _read_rule_changes(tables: Tables) -> list[RuleChange]:
+    """Reads all changes of the rules table. Raises SetupError if the first are gone."""
     if find_first_readable(tables, "rules"):
         raise SetupError(
             f"the first commits of {tables.identifier('rules')} cannot be read any more, and without them nothing can be judged "
             "anew; keep its log and files for as long as you want to prove"
         )
-    if before is not None and history.first > before.through + 1:
-        before = None  # commits between are gone
-    logged = read_log(tables, stream)
-    changes = read_rule_changes(tables, 0)
-    plan = _make_plan(changes, declarations, streams, logged, last)
-    if before is not None:
-        waiting = [each for each in plan.waiting if each.after >= before.through]
-        plan = replace(plan, first=[], waiting=waiting)
-    if before is None:
-        reach = Reach.find(tables, history)
-    else:
-        reach = None if before.reach is None else Reach(**before.reach)  # type: ignore[arg-type]
-    if reach is not None:
-        reach = reach.follow(tables, history, declarations, plan.rules)
-    plan = replace(plan, keeps_state=saved is not None, high=None if reach is None else reach.high)
-    answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress, before)
-    between = (F.col("arrival") >= (first or 0)) & (F.col("arrival") <= last)
-    deleted = find_deletions(logged)
-    gone = _find_deleted_events(tables, stream, history)
-    cut = sorted({row.arrival for row in logged if row.action == "commit_cut" and row.arrival is not None})
-    own = F.col("stream") == stream.name
-    recorded, earlier = tables.read("alerts").where(own & between), dict[str, int]()
-    if begun is not None:
+    return read_rule_changes(tables, 0)
+
+
+def _go_on(plan: Plan, state: SavedState) -> Plan:
+    """Leaves the changes of rules to a plan that a saved state has not seen."""
+    return replace(plan, first=[], waiting=[each for each in plan.waiting if each.after >= state.through])
+
+
+def _compare_alerts(
+    tables: Tables, stream: Stream, answers: Answers, between: Column, begun_at: dt.datetime | None
+) -> tuple[DataFrame, dict[str, int]]:
+    """Compares the alerts; returns also by rule how many rows an earlier evaluation wrote, which are left out."""
+    recorded, earlier = tables.read("alerts").where((F.col("stream") == stream.name) & between), dict[str, int]()
+    if begun_at is not None:
         older = recorded.where(F.col("decided_at") < F.lit(begun_at)).groupBy("rule_id").count()
         earlier = {row["rule_id"]: int(row["count"]) for row in older.collect()}
         recorded = recorded.where(F.col("decided_at") >= F.lit(begun_at))
-    alerts = _compare(recorded, answers.read_alerts().where(between), ALERTS_SCHEMA.names)
-    unreached = [F.lit(False)] * 2 if reach is None else [reach.excuse(plan.rules, late=late) for late in (False, True)]
-    alerts = _excuse(alerts, gone, deleted["alerts"], _find_broken(logged, changes), cut, unreached[0])
-    late = _compare(
-        tables.read("late_events").where(own & between),
-        _merge_late(answers.read_late()).where(between),
-        LATE_SCHEMA.names,
-    )
-    late = _excuse(late, gone, deleted["late_events"], [], cut, unreached[1])
-    if begun is not None and begun["arrival"] is not None:
-        # A late event has no time at which it was written.
-        older_late = (F.col(_RECORDED) > F.col(_REPLAYED)) & (F.col("arrival") <= begun["arrival"])
-        late = late.withColumn("is_excused", F.col("is_excused") | older_late)
-    rows = [
-        *_add_earlier(_count(alerts, F.col("rule_id")), earlier),
-        *(_count(late, F.lit(None).cast("string")) or [Proof(None, 0, 0, 0, 0)]),
-    ]
+    return _compare(recorded, answers.read_alerts().where(between), ALERTS_SCHEMA.names), earlier
+
+
+def _compare_late(tables: Tables, stream: Stream, answers: Answers, between: Column) -> DataFrame:
+    recorded = tables.read("late_events").where((F.col("stream") == stream.name) & between)
+    return _compare(recorded, _merge_late(answers.read_late()).where(between), LATE_SCHEMA.names)
+
+
+def _list_differences(alerts: DataFrame) -> DataFrame:
+    """Lists the alerts that differ; see `Proofs.differences`."""
     differs = ~F.col("is_excused") & (F.col(_RECORDED) != F.col(_REPLAYED))
     more = F.col(_RECORDED) - F.col(_REPLAYED)
     side = F.when(more > 0, F.lit(_RECORDED)).otherwise(F.lit(_REPLAYED)).alias("side")
-    differences = alerts.where(differs).select(side, F.abs(more).alias("times"), *ALERTS_SCHEMA.names)
-    if saved is not None and (accept or all(row.holds for row in rows)):
-        SavedState.write(
-            saved,
-            declarations,
-            begun_at,
-            history.last,
-            answers.shards,
-            answers.read_state(),
-            None if reach is None else vars(reach),
-        )
-    said = "" if reach is None else reach.describe(tables.identifier(stream.name), plan.rules)
-    return Proofs(rows, (first or 0, last), differences, said, answers)
+    return alerts.where(differs).select(side, F.abs(more).alias("times"), *ALERTS_SCHEMA.names)
 
 
 def _add_earlier(rows: list[Proof], earlier: Mapping[str, int]) -> list[Proof]:
@@ -209,8 +243,11 @@ def proof_folder(tables: Tables, stream: Stream) -> Path:
     return Path(f"{tables.files}/_proofs/{stream.name}")
 
 
-def _find_last_written(tables: Tables, stream: Stream) -> int:
-    """Finds the last commit that an output names."""
+def _find_last_written(tables: Tables, stream: Stream, *, nightly: bool) -> int:
+    """Finds the last commit that an output names; of a nightly proof the last that `metrics` counts as judged."""
+    judged = find_last_arrival(tables, "metrics", stream, "judged") if nightly else None
+    if judged is not None:
+        return judged
     return max(0, *(find_last_arrival(tables, name, stream) or 0 for name in ("alerts", "late_events", "rule_log")))
 
 
@@ -284,21 +321,41 @@ def _find_broken(logged: Iterable[LogRow], changes: Iterable[RuleChange]) -> lis
     return [f"{row.rule_id} {named.get((row.rule_id, row.version)) or (row.version or 0) - 1}" for row in rows]
 
 
-def _excuse(
-    rows: DataFrame, gone: DataFrame, deleted_through: int, broken: list[str], cut: Sequence[int], unreached: Column
-) -> DataFrame:
-    """Marks the rows whose difference is explained.
+@dataclass(frozen=True)
+class _Excuses:
+    """The reasons for which a row that only one side has is no difference.
 
-    gone: the ids of events that were deleted; deleted_through: the last arrival of the rows that retention deleted; broken:
-    the versions that were quarantined; cut: the commits that were judged in pieces; unreached: whether a row depends on events
-    whose history is gone.
+    gone: the ids of events that were deleted; deleted: by table the last arrival of the rows that retention deleted; broken:
+    the versions that were quarantined; cut: the commits that were judged in pieces; unreached, late_unreached: whether a row of
+    `alerts` or `late_events` depends on events whose history is gone.
     """
-    marked = rows.join(F.broadcast(gone), F.col("event_id") == F.col("_deleted_id"), "left")
-    by_retention = (F.col(_RECORDED) == 0) & (F.col("arrival") <= deleted_through)
-    excused = F.col("_deleted_id").isNotNull() | by_retention | F.col("arrival").isin(cut) | unreached
-    if broken:
-        excused = excused | F.concat_ws(" ", "rule_id", "rule_version").isin(broken)
-    return marked.withColumn("is_excused", excused).drop("_deleted_id")
+
+    gone: DataFrame
+    deleted: Mapping[str, int]
+    broken: Sequence[str]
+    cut: Sequence[int]
+    unreached: Column
+    late_unreached: Column
+
+    def mark_alerts(self, rows: DataFrame) -> DataFrame:
+        """Marks, as `is_excused`, the alerts whose difference is explained."""
+        is_broken = F.concat_ws(" ", "rule_id", "rule_version").isin(list(self.broken)) if self.broken else F.lit(False)
+        return self._mark(rows, self.deleted["alerts"], self.unreached | is_broken)
+
+    def mark_late(self, rows: DataFrame, begun: Row | None) -> DataFrame:
+        """Marks late events likewise. begun: see `find_new_beginning`."""
+        is_older = F.lit(False)
+        if begun is not None and begun["arrival"] is not None:
+            # A late event has no time at which it was written.
+            is_older = (F.col(_RECORDED) > F.col(_REPLAYED)) & (F.col("arrival") <= begun["arrival"])
+        return self._mark(rows, self.deleted["late_events"], self.late_unreached | is_older)
+
+    def _mark(self, rows: DataFrame, deleted_through: int, others: Column) -> DataFrame:
+        marked = rows.join(F.broadcast(self.gone), F.col("event_id") == F.col("_deleted_id"), "left")
+        by_retention = (F.col(_RECORDED) == 0) & (F.col("arrival") <= deleted_through)
+        is_deleted = F.col("_deleted_id").isNotNull()
+        excused = is_deleted | by_retention | F.col("arrival").isin(list(self.cut)) | others
+        return marked.withColumn("is_excused", excused).drop("_deleted_id")
 
 
 def _count(rows: DataFrame, rule_id: Column) -> list[Proof]:

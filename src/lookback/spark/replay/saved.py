@@ -38,7 +38,8 @@ class SavedState:
     def find(cls, place: Path, declarations: Declarations, begun_at: object = None) -> SavedState | None:
         """Finds the last complete state in a folder; None if none can be gone on from.
 
-        declarations: those of the stream, which must be the same up to the state. begun_at: when the evaluation began that is proved, if another one was before it.
+        declarations: those of the stream, which must be the same up to the state. begun_at: when the evaluation began that
+        is proved, if another one was before it.
         """
         for folder in sorted(place.glob("[0-9]*"), reverse=True):
             try:

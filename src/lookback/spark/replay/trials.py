@@ -74,12 +74,13 @@ def read_declarations(tables: Tables, stream: Stream, history: History) -> Decla
 
 def make_plan(
     trials: Mapping[int, Trial], stream: Stream, commands: Sequence[PlacedCommand], since_commit: int | None = None, *,
-    declarations: Declarations, flagging: Mapping[int, FlagPlace], paused: Collection[int] = (), max_evidence: int = MAX_EVIDENCE_IDS,
+    declarations: Declarations, flagging: Mapping[int, FlagPlace], paused: Collection[int] = (),
+    max_evidence: int = MAX_EVIDENCE_IDS,
 ) -> Plan:  # fmt: skip
     """Plans that trials, by number, are in force from the beginning, and that commands come as they came to the stream.
 
-    since_commit: the first commit whose events may raise alerts; None: the first of all. declarations: of the stream. flagging, max_evidence: see
-    `Evaluator`. paused: the trials that only gather state.
+    since_commit: the first commit whose events may raise alerts; None: the first of all. declarations: of the stream.
+    flagging, max_evidence: see `Evaluator`. paused: the trials that only gather state.
     """
     first, waiting = list[RuleChange](), list[WaitingChange]()
     for at, trial in trials.items():

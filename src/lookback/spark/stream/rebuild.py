@@ -82,11 +82,12 @@ class Rebuild:
         if judged_through is not None and max(through, starts[EVENTS] - 1) < judged_through <= last_commit:
             first = max(through + 1, starts[EVENTS])
             through = max(through, _find_last_change(tables, stream, first, judged_through))
-        logged = read_log(tables, stream)
+        begun_at = find_begun_at(tables, stream)
+        logged = read_log(tables, stream, begun_at)
         seed = _make_seed(tables, stream, starts[EVENTS]) if starts[EVENTS] else None
         changes = read_rule_changes(tables, starts[RULES])
         last = None if through < 0 else through
-        declarations = read_declarations(tables, stream, find_begun_at(tables, stream))
+        declarations = read_declarations(tables, stream, begun_at)
         declarations = declarations.then(Declared.now(stream, read_release(), last))
         schedule = Schedule.from_log(changes, logged, stream, streams, last, seed, declarations)
         deleted = find_deletions(logged)
@@ -196,9 +197,12 @@ def find_begun_at(tables: Tables, stream: Stream) -> dt.datetime | None:
     return None if begun is None else begun["logged_at"]
 
 
-def read_log(tables: Tables, stream: Stream) -> list[LogRow]:
-    """Reads the rows that the stream's evaluation wrote into rule_log, in their order, without their messages."""
-    own, begun_at = tables.read("rule_log").where(F.col("stream") == stream.name), find_begun_at(tables, stream)
+def read_log(tables: Tables, stream: Stream, begun_at: dt.datetime | None) -> list[LogRow]:
+    """Reads the rows that the stream's evaluation wrote into rule_log, in their order, without their messages.
+
+    begun_at: see `find_begun_at`; what was logged until then is of another evaluation.
+    """
+    own = tables.read("rule_log").where(F.col("stream") == stream.name)
     if begun_at is not None:
         own = own.where(F.col("logged_at") > F.lit(begun_at))
     rows = own.orderBy("logged_at", "batch_id").select("rule_id", "version", "action", "arrival").collect()
