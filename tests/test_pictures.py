@@ -22,6 +22,7 @@ from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import read_events
 from lookback.core.values.columns import to_text
 from lookback.testing.trial import run_trial
@@ -100,7 +101,7 @@ def explanation(document: dict[str, Any] = RULE, number: int = -1) -> Explanatio
     mine = [at for at, row in enumerate(rows()) if row["customer"] == alert.key["customer"] and at < alert.arrival]
     rule = compile_rule(document, STREAM)
     own = events.take(np.array(mine))
-    evidence = Evidence(rule, own, Clock(STREAM, highs))
+    evidence = Evidence(rule, own, Clock(Declarations.of(STREAM), highs))
     return explain_alert(evidence, row, {"document": document}, picture_span(rule, STREAM, row, None)[0])
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.streams.declarations import list_settings
+from lookback.spark.explaining.counted import find_counted_events
+from lookback.spark.explaining.explanations import explain, explain_event
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
@@ -96,6 +99,39 @@ def test_c10_2_a_rebuild_and_a_backtest_take_the_declarations_of_then(ready: Tab
     own = ready.read("alerts").where(f"rule_id = '{document['rule_id']}'").collect()
     assert tried == {(row["alert_id"], row["revision"], row["verdict"]) for row in own}
     assert len(tried) > 10
+
+
+@pytest.mark.long
+def test_c10_9_alerts_are_explained_and_their_events_counted_by_the_declarations_of_then(ready: Tables) -> None:
+    judge_parts(ready)
+    alerts = ready.read("alerts")
+    raised = alerts.where("verdict = 'raised'")
+    unnamed = raised.where("rule_id in ('minutes', 'tens', 'sessions', 'large-small', 'fixed')")
+    last = (
+        unnamed.groupBy("alert_id").agg(F.max_by(F.struct(*unnamed.columns), "revision").alias("row")).select("row.*")
+    )
+    counted = (
+        find_counted_events(ready, LAX, last)
+        .groupBy("alert_id")
+        .agg(F.count("event_id").alias("counted"), F.count_if(F.col("event_id").isNull()).alias("unknown"))
+    )
+    rows = last.join(counted, "alert_id").collect()
+    assert len(rows) == last.count() > 40
+    assert not [row["alert_id"] for row in rows if row["unknown"]]
+    for row in rows:
+        if row["rule_id"] in ("minutes", "tens"):
+            assert int(row["measures"]["n"]) == row["counted"], row
+    for rule_id in (RULES[0]["rule_id"], "revised"):
+        for first in (1, 5, 9):
+            own = raised.where(f"rule_id = '{rule_id}' and arrival between {first} and {first + 3}")
+            row = own.orderBy(F.col("arrival").desc(), "event_time").first()
+            assert row is not None
+            assert explain(ready, {LAX.name: LAX}, row["alert_id"], revision=row["revision"]).consistent, row
+    # An event that STREAM would take, and STRICT discarded.
+    late = ready.read("late_events").where("action = 'discarded' and arrival between 5 and 8").first()
+    assert late is not None
+    found = explain_event(ready, {LAX.name: LAX}, RULES[0]["rule_id"], late["event_id"])
+    assert any("so the rule discarded it" in reason.text for reason in found.reasons), found.reasons
 
 
 @pytest.mark.long

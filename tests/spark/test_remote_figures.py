@@ -54,6 +54,8 @@ def test_c10_7_figures_of_a_workspace_are_those_of_local_status_with_both_roles_
     rules = RulesTable(tables, {"payments": STREAM})
     rules.push(RULE)
     rules.push({**RULE, "rule_id": "set-aside"})
+    # Active by its row alone: the stream rejected it.
+    rules.push({**RULE, "rule_id": "worse"})
     rules.set_status("set-aside", "quarantined")
     # A challenger beside the active version, one that was quarantined, and one that took the place of another.
     rules.push(RULE, status="shadow")
@@ -78,7 +80,11 @@ def test_c10_7_figures_of_a_workspace_are_those_of_local_status_with_both_roles_
     ]  # fmt: skip
     tables.append(spark.createDataFrame(samples, METRICS).coalesce(1), "metrics")
     spark.sql(
-        f"INSERT INTO {log} VALUES ('payments', 'often', 1, 'failed', 'division by 0', 3, 1, current_timestamp()), "
+        f"INSERT INTO {log} VALUES ('payments', 'often', 1, 'activated', '', 1, 1, current_timestamp() - interval 4 hours), "
+        # What was in force goes on after a change of it that was rejected.
+        "('payments', 'often', 1, 'rejected', 'no window', 2, 1, current_timestamp() - interval 3 hours), "
+        "('payments', 'often', 2, 'shadowed', '', 2, 1, current_timestamp() - interval 2 hours), "
+        "('payments', 'often', 1, 'failed', 'division by 0', 3, 1, current_timestamp()), "
         "('payments', 'worse', 1, 'rejected', 'no window', 3, 1, current_timestamp()), "
         "('payments', 'mended', 1, 'rejected', 'no window', 3, 1, current_timestamp() - interval 2 hours), "
         "('payments', 'mended', 2, 'activated', '', 4, 1, current_timestamp())"

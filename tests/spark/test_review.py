@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import random
 from decimal import Decimal
 from pathlib import Path
@@ -378,6 +379,31 @@ def test_c10_9_why_an_event_raised_nothing_is_said_with_its_values(tables: Table
     assert "deleted" not in names(2)
     tables.spark.sql(f"DELETE FROM {tables.identifier(STREAM.name)} WHERE id = 2")
     assert "deleted" in names(2)
+
+
+@pytest.mark.long
+def test_c10_9_a_document_that_was_rejected_or_obeyed_later_explains_no_earlier_alert(tables: Tables):
+    document = {**ANY, "group_by": ["customer"], "when": "n >= 2"}
+
+    def update(changed: dict[str, Any]) -> None:
+        name = tables.identifier("rules")
+        tables.spark.sql(f"UPDATE {name} SET document = '{json.dumps(changed)}' WHERE rule_id = 'any-spend'")
+
+    commit(tables, [event(1, 0), event(2, 10)])
+    evaluate(tables, document)
+    # The stream rejects a document of another rule, and goes on with the one before.
+    update({**document, "rule_id": "other", "window": "5 seconds"})
+    commit(tables, [event(3, 20)])
+    evaluate(tables)
+    update({**document, "window": "15 seconds"})
+    commit(tables, [event(4, 30)])
+    evaluate(tables)
+    explained = {row["event_id"]: explain(tables, STREAMS, row["alert_id"]) for row in alerts_of(tables, "any-spend")}
+    assert all(each.consistent for each in explained.values())
+    assert {name: ids(each, "n") for name, each in explained.items()} == {"2": {1, 2}, "3": {1, 2, 3}, "4": {3, 4}}
+    windows = [each.rule["document"]["window"] for _, each in sorted(explained.items())]
+    assert windows == ["10 minutes", "10 minutes", "15 seconds"]
+    assert explain_event(tables, STREAMS, "any-spend", "3").windows[0].measures == {"n": "3"}
 
 
 def test_a_timeline_goes_back_as_many_days_as_asked(tables: Tables):

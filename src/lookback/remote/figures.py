@@ -24,7 +24,7 @@ from lookback.core.operations.backlog import Commit, measure_backlog
 from lookback.core.operations.health import RECENT, Figures, Sample
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import find_roles
-from lookback.core.rules.rulebook import EVALUATED
+from lookback.core.rules.rulebook import ACTIONS, EVALUATED
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.texts import collapse_spaces
 from lookback.core.values.times import parse_time, to_utc
@@ -35,6 +35,8 @@ Row = Mapping[str, "str | None"]
 Execute = Callable[["Query"], Sequence[Row]]
 # The length to which a message of the log is cut.
 _MAX_CHARACTERS = 200
+# The actions of rule_log that say what became of a row of the rules table.
+_DECISIONS = ", ".join(f"'{action}'" for action in ("rejected", *ACTIONS.values()))
 
 
 class Query(NamedTuple):
@@ -102,13 +104,20 @@ class _Reader:
         return [_parse_sample(row) for row in rows if row["recent"] == "true"], rows[-1] if rows else None
 
     def read_statuses(self) -> list[tuple[str, str]]:
-        """Returns rule_id and status of each version of the stream's rules that counts: a rule may have one in each role."""
+        """Returns rule_id and status of each version of the stream's rules that counts: a rule may have one in each role.
+
+        Versions that the stream rejected and never obeyed are left out.
+        """
         # A table that an earlier release made may lack the column `evidence`, and only some versions' documents are read.
         rows = self._query(
-            "SELECT rule_id, version, status, named AS evidence, CASE WHEN row_number() OVER (PARTITION BY rule_id, status, "
+            "WITH refused AS (SELECT rule_id, version FROM (SELECT rule_id, version, bool_and(action = 'rejected') AS is_refused "
+            f"FROM {self.tables.quote('rule_log')} WHERE stream = :stream AND action IN ({_DECISIONS}) GROUP BY rule_id, version) "
+            "WHERE is_refused) SELECT rule_id, version, status, named AS evidence, CASE WHEN row_number() OVER (PARTITION BY rule_id, status, "
             "named ORDER BY coalesce(version, 0) DESC) = 1 THEN document END AS document FROM (SELECT rule_id, version, "
             "status, document, CASE WHEN status = 'quarantined' THEN get_json_object(to_json(struct(*)), '$.evidence') END "
-            f"AS named FROM {self.tables.quote('rules')} WHERE rule_id <> '*') ORDER BY rule_id, version"
+            f"AS named FROM {self.tables.quote('rules')} LEFT ANTI JOIN refused USING (rule_id, version) WHERE rule_id <> '*') "
+            "ORDER BY rule_id, version",
+            stream=self.tables.stream,
         )
         by_rule: dict[str, list[dict[str, Any]]] = {}
         for row in rows:

@@ -7,7 +7,7 @@ import datetime as dt
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -246,15 +246,15 @@ class RulesTable:
                     kept |= set(_find_spans(compile_rule(row.document, self.streams[stream])).values())
         return [span.name for span, state in spans.items() if state not in kept]
 
-    def rows(self) -> list[RuleRow]:
+    def rows(self, without: Container[tuple[str, int | None]] = ()) -> list[RuleRow]:
         """Returns the versions that count, by rule_id; commands and rows without an id are left out.
 
         These are of each rule the last version that is active, paused, retired or quarantined, the one in shadow beside it,
-        and a draft that is later than both.
+        and a draft that is later than both. without: versions that are no part of it, by rule_id and number.
         """
         by_rule: dict[str, list[Row]] = {}
         for row in self._show_refused_as_drafts(self.tables.query("rules", _select_columns)):
-            if row["rule_id"] not in (None, "*"):
+            if row["rule_id"] not in (None, "*") and (row["rule_id"], row["version"]) not in without:
                 by_rule.setdefault(row["rule_id"], []).append(row)
         return [_make_rule_row(row) for _, rows in sorted(by_rule.items()) for row in find_roles(rows).listed]
 

@@ -172,13 +172,13 @@ def test_c3_2_an_event_is_too_far_ahead_by_the_max_future_of_its_commit() -> Non
     rows = [{"id": f"{n}", "at": 105, "arrival": n, "committed_at": 100} for n in (1, 2, 3)]
     events, committed = read_events(rows, TX, 1)
     assert committed is not None
-    most = declarations.list_max_future(events.commits)
+    most = declarations.list_values("max_future", events.commits)
     assert np.array_equal(most, [10, 10, 3])
     assert declarations.least_future == 3
     kept, future = split_future(events, committed, TX, most)
     assert list(kept.commits) == [1, 2]
     assert [row.arrival for row in future] == [3]
-    assert declared(TX).list_max_future(events.commits) == TX.max_future
+    assert declared(TX).list_values("max_future", events.commits) == TX.max_future
 
 
 @pytest.mark.parametrize(

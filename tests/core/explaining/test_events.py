@@ -12,6 +12,7 @@ from lookback.core.explaining.events import EventExplanation, Standing, explain_
 from lookback.core.explaining.evidence import Activation, Clock, Evidence, Reset
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.streams.arrival import find_marks
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import read_events
 from lookback.core.values.times import parse_time
 from lookback.core.values.windows import TiledWindow
@@ -39,7 +40,7 @@ def explain_all(
     )
     everything = read_events(given, STREAM, 1)[0].in_order_of_arrival()
     highs = {commit: high for commit, high in find_marks(everything, everything.commits).items() if high is not None}
-    return [_explain(rule, row, given, alerts, Clock(STREAM, highs), status) for row in given]
+    return [_explain(rule, row, given, alerts, Clock(Declarations.of(STREAM), highs), status) for row in given]
 
 
 def _explain(

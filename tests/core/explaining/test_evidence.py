@@ -5,16 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import cases as generated
 import numpy as np
 import pytest
 from hypothesis import assume, given
-from test_equals_oracle import changes_after, run_engine
+from hypothesis import strategies as st
+from test_equals_oracle import changes_after, new_state, run_engine
 
 import lookback
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.schedule import WaitingChange, judge_batch
 from lookback.core.explaining.evidence import (
     NOT_DELETED,
     Activation,
@@ -30,6 +33,7 @@ from lookback.core.rules.wording import describe_measure, describe_rule, find_me
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations, Declared
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_time
@@ -113,7 +117,7 @@ def found(
         own = read_events(mine, STREAM, 1)[0].in_order_of_arrival()
         before = [row for row in alerts[: at + 1] if row["key"] == alert["key"] and row["revision"] == 0]
         evidence = Evidence(
-            rule, own, Clock(STREAM, highs), activations,
+            rule, own, Clock(Declarations.of(STREAM), highs), activations,
             resets=[reset_by(row, rule) for row in before] if rule.spec.reset_on_alert else [],
         )  # fmt: skip
         listed.append((evidence, alert, since))
@@ -296,7 +300,7 @@ def test_every_row_comes_out_the_same_where_events_were_deleted_in_between(kind:
         own = np.flatnonzero(of_key & (events.commits <= alert["arrival"]))
         before = [row for row in alerts[: at + 1] if row["key"] == alert["key"] and row["revision"] == 0]
         resets = [reset_by(row, rule) for row in before] if rule.spec.reset_on_alert else []
-        evidence = Evidence(rule, events.take(own), Clock(STREAM, highs), (), resets, gone_at[own])
+        evidence = Evidence(rule, events.take(own), Clock(Declarations.of(STREAM), highs), (), resets, gone_at[own])
 
         explanation = explain_alert(evidence, alert, {}, picture_span(rule, STREAM, alert, None)[0])
 
@@ -334,16 +338,56 @@ def test_a_measure_that_no_rule_used_for_a_commit_starts_anew(gap: list[tuple[in
 
 @given(generated.cases(updates=False))
 def test_every_row_of_generated_rules_and_changes_comes_out_the_same(case: dict[str, Any]) -> None:
-    stream = generated.STREAMS[case["stream"]]
     output = run_engine(case)
     assume(not any(failure.reason for failure in output.failures))
-    history = History(case, stream)
+    explain_rows(case, output, Declarations.of(generated.STREAMS[case["stream"]]))
+
+
+SPANS = st.sampled_from([1, 3, 6, 11])
+CHANGES = st.lists(st.tuples(st.integers(1, 12), SPANS, SPANS), min_size=1, max_size=2, unique_by=lambda each: each[0])
+
+
+@given(generated.cases(updates=False), CHANGES)
+def test_c10_9_every_row_comes_out_the_same_where_the_lateness_was_declared_anew(
+    case: dict[str, Any], changes: list[tuple[int, int, int]]
+) -> None:
+    stream = generated.STREAMS[case["stream"]]
+    declarations, commits = Declarations.of(stream), sorted({row["arrival"] for row in case["rows"]})
+    for after, disorder, lateness in sorted(changes):
+        # rule_log names the last commit that was judged.
+        judged = max((commit for commit in commits if commit <= after), default=None)
+        settings = {"max_out_of_orderness": disorder, "allowed_lateness": lateness}
+        declarations = declarations.then(Declared.now(replace(stream, **settings), "1", judged))
+    output = run_declared(case, declarations)
+    assume(not any(failure.reason for failure in output.failures))
+    explain_rows(case, output, declarations)
+
+
+def run_declared(case: dict[str, Any], declarations: Declarations) -> Output:
+    """Judges a case in one batch, within which rules and declarations change."""
+    stream, total = generated.STREAMS[case["stream"]], Output()
+    events, _ = read_events(case["rows"], stream, 1)
+    marks, first = find_marks(events, events.commits), changes_after(case, 0)
+    afters = sorted({each["after"] for each in case["changes"]} - {0})
+    waiting = [WaitingChange(change, after) for after in afters for change in changes_after(case, after)]
+    for shard in range(case["shards"]):
+        evaluator = Evaluator(stream, shard, case["shards"])
+        output, _ = judge_batch(evaluator, new_state(stream), Batch(events, None, marks, first), waiting, declarations)
+        total.rows += output.rows
+        total.failures += output.failures
+    total.rows.sort(key=lambda row: row[0])
+    return total
+
+
+def explain_rows(case: dict[str, Any], output: Output, declarations: Declarations) -> None:
+    """Explains every row that a case gave; all of them come out the same."""
+    stream, history = generated.STREAMS[case["stream"]], History(case, declarations)
     events = read_events(case["rows"], stream, 1)[0].in_order_of_arrival()
     highs = {commit: high for commit, high in find_marks(events, events.commits).items() if high is not None}
     alerts = as_rows(output.alerts)
     for alert in alerts:
         slot = alert["rule_id"], alert["rule_version"]
-        rule = compile_rule(history.rules[slot], stream)
+        rule = compile_rule(history.rules[slot], declarations.after(alert["arrival"] - 1).stream)
         of_key = events.commits <= alert["arrival"]
         for name in rule.group_by:
             of_key &= np.array([to_text(value) == alert["key"][name] for value in events.columns[name].to_list()])
@@ -355,12 +399,12 @@ def test_every_row_of_generated_rules_and_changes_comes_out_the_same(case: dict[
         evidence = Evidence(
             rule,
             events.take(np.flatnonzero(of_key)),
-            Clock(stream, highs, history.advances),
+            Clock(declarations, highs, history.advances),
             history.activations(*slot),
             [reset_by(row, owner) for row, owner in owners if owner.spec.reset_on_alert],
         )
 
-        explanation = explain_alert(evidence, alert, {}, picture_span(rule, stream, alert, None)[0])
+        explanation = explain_alert(evidence, alert, {}, picture_span(rule, declarations.widest, alert, None)[0])
 
         assert explanation.consistent, (alert, explanation.measures, explanation.steps)
 
@@ -368,16 +412,20 @@ def test_every_row_of_generated_rules_and_changes_comes_out_the_same(case: dict[
 class History:
     """The changes of a case, as rule_log and the rules table tell them."""
 
-    def __init__(self, case: dict[str, Any], stream: Stream) -> None:
-        book, commits = RuleBook(stream, {stream.name: stream}), sorted({row["arrival"] for row in case["rows"]})
-        self.stream = stream
+    def __init__(self, case: dict[str, Any], declarations: Declarations) -> None:
+        stream, commits = declarations.last, sorted({row["arrival"] for row in case["rows"]})
+        book = RuleBook(stream, {stream.name: stream})
+        self.declarations = declarations
         self.rules: dict[tuple[str, int], dict[str, Any]] = {}
         self.lanes: dict[tuple[str, int], int] = {}
         # Arrival, rule_id, lane, and the version that the lane has from then on.
         self.changes: list[tuple[int | None, str, int, int | None]] = []
         self.advances: list[tuple[int | None, int]] = []
-        for after in sorted({change["after"] for change in case["changes"]}):
+        for after in sorted({*(change["after"] for change in case["changes"]), *declarations.cuts}):
             arrival = max((commit for commit in commits if commit <= after), default=None)
+            book.declare(declarations.after(after).stream)
+            if after in declarations.cuts:
+                self.changes += [(after, *slot, version) for slot, version in sorted(self._versions(book).items())]
             for change in sorted(changes_after(case, after), key=lambda each: each.order):
                 before = self._versions(book)
                 log, commands = book.apply([change], arrival)
@@ -402,7 +450,8 @@ class History:
         for arrival, name, real, number in self.changes:
             lane = real ^ own if name == rule_id else real
             document = None if number is None else self.rules[name, number]
-            rule = None if document is None else compile_rule(document, self.stream, lane=lane)
+            declared = self.declarations.after(arrival).stream
+            rule = None if document is None else compile_rule(document, declared, lane=lane)
             listed.append(Activation(arrival, f"{name} beside" if lane else name, rule))
         return listed
 

@@ -15,6 +15,7 @@ from lookback.core.rules.compiled import CompiledRule
 from lookback.core.streams.alerts import BY_EVENT, AlertOrder, sortable_id
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Int64s
@@ -32,7 +33,8 @@ class Activation:
     """A change of the rules in force, after commit `arrival` (None: before the first).
 
     rule None: the rule keeps no state from then on. rule_id `*`: all state was cleared. A version beside the rule that is
-    explained has a name of its own in place of rule_id, and another lane.
+    explained has a name of its own in place of rule_id, and another lane. A rule that another declaration of the stream
+    changes, since it allows for more lateness, comes into force anew.
     """
 
     arrival: int | None
@@ -44,13 +46,22 @@ class Activation:
 class Clock:
     """The commits and commands that move the watermark of a stream.
 
-    highs: commit -> its highest event time; commits that move nothing may be left out. advances: (arrival, time) of
-    the `advance` commands. All in microseconds.
+    declarations: those by which the stream was judged. highs: commit -> its highest event time; commits that move nothing
+    may be left out. advances: (arrival, time) of the `advance` commands. All in microseconds.
     """
 
-    stream: Stream
+    declarations: Declarations
     highs: Mapping[int, int]
     advances: Sequence[tuple[int | None, int]] = ()
+
+    @property
+    def stream(self) -> Stream:
+        """The stream as it is declared last."""
+        return self.declarations.last
+
+    def declared_for(self, commit: int) -> Stream:
+        """Returns the stream as it was declared when the events of a commit were judged."""
+        return self.declarations.after(commit - 1).stream
 
     def highs_until(self, commit: int) -> dict[int, int]:
         """Returns the highest event times of the commits up to this one."""
@@ -62,9 +73,21 @@ class Clock:
 
     def watermark_before(self, commit: int) -> int:
         """Returns the watermark that events of a commit are judged against; NEVER if there is none."""
-        highs = [high - self.stream.max_out_of_orderness for at, high in self.highs.items() if at < commit]
-        advances = [time for arrival, time in self.advances if arrival is None or arrival < commit]
-        return max([*highs, *advances], default=NEVER)
+        commits, highest, reached = self._passed
+        bounds = [time for arrival, time in self.advances if arrival is None or arrival < commit]
+        if before := int(np.searchsorted(commits, commit)):
+            # It rises where less disorder is declared, and never falls.
+            own = int(highest[before - 1]) - self.declared_for(commit).max_out_of_orderness
+            bounds += [own, int(reached[before - 1])]
+        return max(bounds, default=NEVER)
+
+    @cached_property
+    def _passed(self) -> tuple[Int64s, Int64s, Int64s]:
+        """The commits, ascending, the highest event time up to each, and the watermark that it brought."""
+        commits = np.array(sorted(self.highs), dtype=np.int64)
+        highest = np.maximum.accumulate(np.array([self.highs[at] for at in commits.tolist()], dtype=np.int64))
+        disorder = self.declarations.list_values("max_out_of_orderness", commits)
+        return commits, highest, np.maximum.accumulate(highest - disorder)
 
 
 @dataclass(frozen=True)
@@ -123,7 +146,7 @@ class StepEvidence:
 class Explanation:
     """Explains why a row of an alert was written, by the events as they were then.
 
-    alert: the row. rule: the row of the rules table that was in force. sentence: that rule in words. limits: the numbers
+    alert: the row. rule: the row of the rules table that was in force, without comment and time. sentence: that rule in words. limits: the numbers
     that its condition compares measures with. kind: of the rule. notes: sentences about this row, such as why it was
     retracted. missing: how many events that counted have been deleted since.
 
@@ -214,7 +237,7 @@ class Evidence:
 
     @property
     def stream(self) -> Stream:
-        """The stream of the events."""
+        """The stream of the events, as it is declared last."""
         return self.clock.stream
 
     @cached_property

@@ -324,7 +324,7 @@ def _explain_session(evidence: Evidence, alert: Mapping[str, Any], since: int) -
     notes = []
     if is_retracted:
         notes.append(f"Retracted: with what came in commit {commit} the condition holds no more.")
-    if end == start + evidence.stream.max_session:
+    if end == start + evidence.clock.declared_for(commit).max_session:
         notes.append("The session was closed since it had become as long as the stream allows (max_session).")
     if is_retracted and own and own[-1].is_retraction:
         merged = [

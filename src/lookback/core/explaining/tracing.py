@@ -82,27 +82,26 @@ def replay(
     """
     until, collected = None if last is None else last + 1, _Collect()
     same = {"suppress": None, "reset_on_alert": False, "effective_from": first, "effective_until": until}
-    rule = _trace_rule(evidence.rule, collected, **{**same, **changes})
     if positions is None:
         positions = np.arange(len(evidence.events), dtype=np.int64)
-    rows = _Replay(evidence, rule, commit, positions, collected).rows()
+    rows = _Replay(evidence, {**same, **changes}, commit, positions, collected).rows()
     return [TracedRow(place, alert, collected) for place, alert in rows]
 
 
 class _Replay:
-    """A run of the engine over some events of a key, up to a commit."""
+    """A run of the engine over some events of a key, up to a commit. changes: of the rule's document, see `replay`."""
 
     def __init__(
-        self, evidence: Evidence, rule: CompiledRule, commit: int, positions: Int64s, collected: _Collect
+        self, evidence: Evidence, changes: Mapping[str, Any], commit: int, positions: Int64s, collected: _Collect
     ) -> None:
-        self._evidence, self._rule, self._commit, self._collected = evidence, rule, commit, collected
-        self._rule_id, self._document = rule.spec.rule_id, evidence.rule.fingerprint
+        self._evidence, self._changes, self._commit, self._collected = evidence, changes, commit, collected
+        self._rule_id, self._document = evidence.rule.spec.rule_id, evidence.rule.fingerprint
         self._clock, stream = evidence.clock, evidence.stream
         rules = [evidence.rule, *(each.rule for each in self._activations if each.rule is not None)]
         self._features = {measure.feature.feature_id: measure.feature for each in rules for measure in each.measures}
         added = dict.fromkeys([_POSITION, *(_COUNTED + feature_id for feature_id in self._features)], BIGINT)
         self._stream = replace(stream, fields={**stream.fields, **added})
-        self._evaluator = Evaluator(self._stream)
+        self._evaluator = self._make_evaluator(None)
         self._book = _Book(self._stream, {stream.name: self._stream})
         self._state = ShardState(self._book)
         self._events = self._add_positions(positions)
@@ -118,10 +117,11 @@ class _Replay:
         """The activations before the last commit that matter to the states of the rule."""
         rule = self._evidence.rule
         known = [each for each in self._evidence.activations if arrival_number(each.arrival) < self._commit]
+        # Its state has other names where it was compiled for another declaration of the stream.
+        needs = set(rule.needs).union(*(each.rule.needs for each in known if each.rule and self._is_own(each)))
         # A version without a state in common with the rule is no more to it than one that was retired.
         known = [
-            each if each.rule is None or each.rule.needs.keys() & rule.needs.keys() else replace(each, rule=None)
-            for each in known
+            each if each.rule is None or each.rule.needs.keys() & needs else replace(each, rule=None) for each in known
         ]
         sharing = {each.rule_id for each in known if each.rule is not None}
         shared = [each for each in known if each.rule_id in {*sharing, "*"}]
@@ -129,6 +129,11 @@ class _Replay:
             return shared
         # It is not known since when the rule was in force.
         return [Activation(None, rule.spec.rule_id, rule), *shared]
+
+    def _make_evaluator(self, judged: int | None) -> Evaluator:
+        """Makes the evaluator that goes on once all commits up to `judged` have been judged, by the declaration of then."""
+        declared = self._clock.declarations.after(judged).stream
+        return Evaluator(replace(declared, fields=self._stream.fields))
 
     def _add_positions(self, positions: Int64s) -> Events:
         """Returns the events with their positions, and for every feature the positions of the events that it keeps."""
@@ -147,13 +152,15 @@ class _Replay:
         return Events(columns, gone_at[gone], self._stream.event_id, self._stream.event_time)
 
     def rows(self) -> Iterator[tuple[AlertOrder, Alert]]:
-        """Judges all events, with activations and advances where they took effect."""
+        """Judges all events, with declarations, activations and advances where they took effect."""
         # One after the last commit brings rows that name this commit.
         advances = self._clock.advances_until(self._commit)
         reached: int | None = None
-        arrivals = {each.arrival for each in self._activations} | {arrival for arrival, _ in advances}
+        cuts = [cut for cut in self._clock.declarations.cuts if cut < self._commit]
+        arrivals = {*(each.arrival for each in self._activations), *(arrival for arrival, _ in advances), *cuts}
         for arrival in sorted(arrivals, key=arrival_number):
             yield from self._judge(reached, arrival)
+            self._evaluator = self._make_evaluator(arrival)
             for activation in self._activations:
                 if activation.arrival == arrival:
                     self._activate(activation)
@@ -182,7 +189,7 @@ class _Replay:
             self._book.remove(activation.rule_id)
         else:
             is_own = self._is_own(activation)
-            rule = self._rule if is_own else _trace_rule(activation.rule, self._collected)
+            rule = _trace_rule(activation.rule, self._collected, **(self._changes if is_own else {}))
             self._book.put(activation.rule_id, rule, is_own)
         # Opens the states that are new.
         self._evaluator.process(self._state, Batch(empty_events(self._stream, ()), changes=changes))

@@ -117,18 +117,19 @@ class Declarations:
 
     @property
     def widest(self) -> Stream:
-        """A declaration that accepts every rule which one of these accepts."""
-        lateness = max(each.stream.allowed_lateness for each in self.listed)
-        return replace(self.last, allowed_lateness=lateness, limits=WIDEST_LIMITS)
+        """A declaration that accepts every rule and every event which one of these accepts, and keeps what any of them keeps."""
+        names = ("allowed_lateness", "max_session", "max_future")
+        most = {name: max(getattr(each.stream, name) for each in self.listed) for name in names}
+        return replace(self.last, limits=WIDEST_LIMITS, **most)
 
     @property
     def least_future(self) -> int:
         """The least `max_future` of all."""
         return min(each.stream.max_future for each in self.listed)
 
-    def list_max_future(self, commits: Int64s) -> int | Int64s:
-        """Lists the `max_future` that counts for events of these commits; one number if it is the same for all."""
-        values = [each.stream.max_future for each in self.listed]
+    def list_values(self, setting: str, commits: Int64s) -> int | Int64s:
+        """Lists the values of a setting, such as `max_future`, that count for events of these commits; one number if all are equal."""
+        values: list[int] = [getattr(each.stream, setting) for each in self.listed]
         if len(set(values)) == 1:
             return values[0]
         # An event of commit c is judged after commit c - 1.

@@ -18,17 +18,16 @@ from lookback.core.explaining.evidence import (
     Reset,
 )
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.streams.arrival import split_future
-from lookback.core.streams.events import read_events
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.explaining.evidence import (
     find_deleting_commits,
     make_reset,
+    read_counted_events,
     read_deletions,
     read_highs,
     select_changes,
 )
-from lookback.spark.explaining.history import Lanes, RuleHistory, read_feed, read_log
+from lookback.spark.explaining.history import Lanes, RuleHistory, find_advances, read_feed, read_obeyed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -63,7 +62,7 @@ def find_counted_events(tables: Tables, stream: Stream, alerts: DataFrame) -> Da
     for rule_id, number, arrival in sorted(map(tuple, versions)):
         own = alerts.where((F.col("rule_id") == F.lit(rule_id)) & (F.col("rule_version") == F.lit(number)))
         try:
-            rule = history.find_version(rule_id, number).rule
+            rule = history.find_version(rule_id, number, int(arrival) - 1).rule
         except ReviewError:
             found = found.unionByName(own.select("alert_id", F.lit(None).cast("string").alias("event_id")))
             continue
@@ -83,7 +82,7 @@ def _find_by_key(
         text = F.to_json(F.struct(*texts), {"ignoreNullFields": "false"}) if texts else F.lit("")
         return rows.withColumn(_KEY, text)
 
-    feed, log = read_feed(tables, stream.name), read_log(tables, stream, arrival)
+    feed, log = read_feed(tables, stream.name), read_obeyed(tables, stream, arrival)
     lanes = Lanes(log, history, {"rule_id": rule_id, "rule_version": version})
     columns = (
         "alert_id", "revision", "verdict", "rule_version", "event_id", "event_time", "window_start", "window_end",
@@ -94,7 +93,7 @@ def _find_by_key(
     if rule.spec.kind == SEQUENCE:
         others = tables.read("alerts").where((F.col("revision") == 0) & (F.col("rule_id") == F.lit(rule_id)))
         for (number,) in others.select("rule_version").distinct().collect():
-            other = history.find_kept(rule_id, number)
+            other = history.find_kept(rule_id, number, arrival)
             if other is not None and other.spec.reset_on_alert and lanes.is_own(number):
                 resetting[number] = other.sequence is not None and other.sequence.absent is not None
         resets = others.where(F.col("rule_version").isin(*resetting) & (F.col("stream") == stream.name))
@@ -106,7 +105,7 @@ def _find_by_key(
         *stream.fields, "_change_type", F.col("_commit_version").alias("arrival"),
         F.unix_micros("_commit_timestamp").alias("committed_at"), _KEY,
     )  # fmt: skip
-    clock = Clock(stream, read_highs(feed, stream, arrival), history.find_advances(log))
+    clock = Clock(history.declarations, read_highs(feed, history.declarations, arrival), find_advances(log))
     count = _CountKey(rule, clock, lanes.activations, resetting)
 
     def count_key(alerts: pa.Table, changes: pa.Table) -> pa.Table:
@@ -136,9 +135,7 @@ class _CountKey:
             return found
         changes = changes.drop_columns([_KEY])
         inserted, deleted = select_changes(changes, "insert"), select_changes(changes, "delete")
-        events, committed = read_events(inserted, stream, 0)
-        assert committed is not None
-        own = split_future(events, committed, stream)[0].in_order_of_arrival()
+        own = read_counted_events(inserted, stream, self.clock.declarations).in_order_of_arrival()
         evidence = Evidence(
             rule=self.rule, events=own, clock=self.clock, activations=self.activations, resets=self._list_resets(rows),
             gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)),

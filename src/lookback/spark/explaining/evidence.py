@@ -19,11 +19,12 @@ from lookback.core.explaining.evidence import (
 )
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.streams.arrival import split_future
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.keys import Int64s
 from lookback.core.values.times import parse_time
 from lookback.core.values.windows import SEQUENCE
-from lookback.spark.explaining.history import Lanes, RuleHistory, read_feed, read_log, read_or_refuse
+from lookback.spark.explaining.history import Lanes, RuleHistory, find_advances, read_feed, read_obeyed, read_or_refuse
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
@@ -40,24 +41,30 @@ def read_evidence(
     arrival = int(alert["arrival"])
     within = F.col(stream.event_time) >= to_timestamp(earliest)
     # An earlier commit can contain such events only beyond max_future, and those do not count.
-    feed = read_feed(tables, stream.name, earliest - stream.max_future).where(within)
+    declarations = history.declarations
+    feed = read_feed(tables, stream.name, earliest - declarations.widest.max_future).where(within)
     table = to_arrow(feed.where(_has_key(stream, rule, alert["key"])), stream)
     inserted, deleted = select_changes(table, "insert"), select_changes(table, "delete")
-    events, committed = read_events(inserted, stream, 0)
-    assert committed is not None
-    order = split_future(events, committed, stream)[0].in_order_of_arrival()
+    order = read_counted_events(inserted, stream, declarations).in_order_of_arrival()
     own = order.take(np.flatnonzero(order.commits <= arrival))
-    log = read_log(tables, stream, arrival)
+    log = read_obeyed(tables, stream, arrival)
     lanes = Lanes(log, history, alert)
     return Evidence(
         rule=rule,
         events=own,
-        clock=Clock(stream, read_highs(feed, stream, arrival), history.find_advances(log)),
+        clock=Clock(declarations, read_highs(feed, declarations, arrival), find_advances(log)),
         activations=lanes.activations,
         resets=_read_resets(tables, stream, rule, alert, history, lanes),
         gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)),
         earliest=earliest,
     )
+
+
+def read_counted_events(inserted: pa.Table, stream: Stream, declarations: Declarations) -> Events:
+    """Reads inserted rows (see `to_arrow`) as events, without those that came too far ahead of their commit."""
+    events, committed = read_events(inserted, stream, 0)
+    assert committed is not None
+    return split_future(events, committed, stream, declarations.list_values("max_future", events.commits))[0]
 
 
 def _read_resets(
@@ -76,7 +83,7 @@ def _read_resets(
     columns = ("rule_version", "arrival", "event_id", "event_time", "window_start")
     resets = []
     for row in before.select(*columns).toArrow().to_pylist():
-        other = history.find_kept(alert["rule_id"], row["rule_version"])
+        other = history.find_kept(alert["rule_id"], row["rule_version"], row["arrival"] - 1)
         if other is None or not other.spec.reset_on_alert or not lanes.is_own(row["rule_version"]):
             continue
         waits = other.sequence is not None and other.sequence.absent is not None
@@ -119,13 +126,16 @@ def find_deleting_commits(
     return deleting
 
 
-def read_highs(feed: DataFrame, stream: Stream, arrival: int) -> dict[int, int]:
+def read_highs(feed: DataFrame, declarations: Declarations, arrival: int) -> dict[int, int]:
     """Reads the highest event time of each commit up to `arrival`; events beyond max_future are left out.
 
     Events before the feed's first time cannot make later ones late.
     """
-    micros = F.unix_micros(stream.event_time)
-    counted = micros - F.lit(stream.max_future) <= F.unix_micros("_commit_timestamp")
+    micros = F.unix_micros(declarations.last.event_time)
+    most = F.lit(declarations.listed[0].stream.max_future)
+    for cut, each in zip(declarations.cuts, declarations.listed[1:], strict=True):
+        most = F.when(F.col("_commit_version") > cut, each.stream.max_future).otherwise(most)
+    counted = micros - most <= F.unix_micros("_commit_timestamp")
     rows = feed.where((F.col("_change_type") == "insert") & (F.col("_commit_version") <= arrival) & counted)
     highs = rows.groupBy("_commit_version").agg(F.max(micros)).collect()
     return {int(row[0]): int(row[1]) for row in highs}

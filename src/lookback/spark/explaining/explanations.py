@@ -24,7 +24,7 @@ from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import to_utc
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
 from lookback.spark.explaining.evidence import read_evidence, to_arrow
-from lookback.spark.explaining.history import STATUS_BY_ACTION, Lanes, RuleHistory, rank_version, read_feed, read_log
+from lookback.spark.explaining.history import STATUS_BY_ACTION, Lanes, RuleHistory, rank_version, read_feed, read_obeyed
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def explain(
     alert = find_revision(read_alert_rows(tables, alert_id), alert_id, revision)
     stream = _find_stream(streams, alert["stream"])
     history = RuleHistory(tables, stream)
-    version = history.find_version(alert["rule_id"], alert["rule_version"])
-    since, earliest = picture_span(version.rule, stream, alert, days)
+    version = history.find_version(alert["rule_id"], alert["rule_version"], int(alert["arrival"]) - 1)
+    since, earliest = picture_span(version.rule, history.declarations.widest, alert, days)
     evidence = read_evidence(tables, stream, version.rule, alert, earliest, history)
     return explain_alert(evidence, alert, version.row, since)
 
@@ -74,22 +74,22 @@ def explain_event(
     stream = _find_stream_of_rule(tables, streams, rule_id)
     history = RuleHistory(tables, stream)
     place = _find_event(tables, stream, event_id)
-    log = read_log(tables, stream, tables.version(stream.name) + 1)
+    log = read_obeyed(tables, stream, tables.version(stream.name) + 1)
     standing = _find_standing(log, history, rule_id, version, place.arrival)
-    found = history.find_version(rule_id, standing.version)
+    found = history.find_version(rule_id, standing.version, place.arrival - 1)
     rule, event = found.rule, place.event
     commit = place.arrival if rule.spec.kind == LOOKBACK else tables.version(stream.name)
     key = {name: to_text(event.columns[name].item(0)) for name in rule.group_by}
     start = time = int(event.times[0])
     if rule.spec.kind == SESSION:
-        start = time - stream.max_session
+        start = time - history.declarations.widest.max_session
     elif isinstance(rule.window, TiledWindow):
         start = rule.window.last_start(time) - rule.window.size
     row = {
         "rule_id": rule_id, "rule_version": standing.version, "key": key, "arrival": commit, "event_time": to_utc(time),
         "window_start": to_utc(start), "window_end": to_utc(time),
     }  # fmt: skip
-    since, earliest = picture_span(rule, stream, row, days)
+    since, earliest = picture_span(rule, history.declarations.widest, row, days)
     evidence = read_evidence(tables, stream, rule, row, earliest, history)
     at = evidence.find_position(event_id, time, place.arrival)
     if at is None:

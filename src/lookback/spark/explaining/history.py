@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
+from lookback.core.engine.schedule import Schedule
 from lookback.core.errors import ReviewError, RuleError
-from lookback.core.explaining.evidence import (
-    Activation,
-)
+from lookback.core.explaining.evidence import Activation
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
-from lookback.core.rules.rulebook import ACTIONS, Entry, fill_role
+from lookback.core.rules.rulebook import ACTIONS, Entry, RuleBook, RuleChange, fill_role, order_changes
+from lookback.core.streams.arrival import arrival_number
+from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import first_line
 from lookback.core.values.times import parse_time, to_utc
+from lookback.spark.stream.declared import read_declarations
+from lookback.spark.stream.rebuild import find_begun_at, read_log, read_rule_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -29,89 +33,133 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
+# Later than any commit.
+_NOT_JUDGED = 2**62
 STATUS_BY_ACTION = {action: status for status, action in ACTIONS.items()}
 
 
 class RuleVersion(NamedTuple):
-    """A version of a rule: its row in the rules table, with the document parsed, and the rule."""
+    """A version of a rule: its row in the rules table, with the document parsed, without comment and time, and the rule."""
 
     row: dict[str, Any]
     rule: CompiledRule
 
 
+class _Document(NamedTuple):
+    """A row of a rule's version, and the last commit that was judged before the stream obeyed it; None for none."""
+
+    change: RuleChange
+    judged: int | None
+
+
 class RuleHistory:
-    """Every row that the rules table ever held, in the order in which rows apply. Its rules are those of one stream."""
+    """The versions of rules as a stream obeyed them: a row that it rejected, or that came later, is none of them.
+
+    declarations: by which the stream was judged. Rules are compiled for the declaration that held.
+    """
 
     def __init__(self, tables: Tables, stream: Stream) -> None:
-        feed = read_feed(tables, "rules").where(F.col("_change_type").isin("insert", "update_postimage"))
-        self._rows = sorted(feed.collect(), key=lambda row: (row["_commit_version"], rank_version(row)))
+        begun_at = find_begun_at(tables, stream)
+        self.declarations = read_declarations(tables, stream, begun_at)
         self._stream = stream
-        self._kept: dict[tuple[str, int, int], CompiledRule | None] = {}
+        self._changes = order_changes(read_or_refuse(lambda: read_rule_changes(tables, 0), "rules"))
+        self._logged = read_log(tables, stream, begun_at)
+        self._documents: dict[str, dict[int, list[_Document]]] = {}
+        self._compiled: dict[tuple[str, int, int], CompiledRule | None] = {}
 
-    def find_version(self, rule_id: str, version: int) -> RuleVersion:
-        """Finds a version of a rule, as inserted first or as updated since. A NULL version is the highest so far + 1.
+    def find_version(self, rule_id: str, version: int, judged: int | None) -> RuleVersion:
+        """Finds a version of a rule as it was once all commits up to `judged` had been judged, else as it came first.
 
+        Of one that the stream never obeyed, such as a draft, the last row counts. A NULL version is the highest so far + 1.
         Raises ReviewError if it is neither in the table nor in its history.
         """
-        highest, found = 0, None
-        for row in self._rows:
-            rule = _compile_accepted(row, self._stream) if row["rule_id"] == rule_id else None
-            if rule is None:
-                continue
-            number = highest + 1 if row["version"] is None else int(row["version"])
-            highest = max(highest, number)
-            if number == version and (found is None or row["_change_type"] != "insert"):
-                found = row, rule
-        if found is None:
+        change = self._find_change(rule_id, version, judged)
+        rule = None if change is None else self._compile(change, judged) or self._compile_widely(change)
+        if change is None or rule is None:
             raise ReviewError(f"version {version} of rule {rule_id!r} is not in the rules table, nor in its history")
-        row, rule = found
-        columns = {name: value for name, value in row.asDict().items() if not name.startswith("_")}
+        names = ("rule_id", "status", "author", "approved_by", "evidence")
+        columns = {name: getattr(change, name) for name in names}
         return RuleVersion({**columns, "version": version, "document": dict(rule.spec.document)}, rule)
 
     def find_last(self, rule_id: str) -> int:
         """Finds the highest version of a rule. Raises ReviewError if no row of it is a rule of the stream."""
-        highest = 0
-        for row in self._rows:
-            if row["rule_id"] == rule_id and _compile_accepted(row, self._stream) is not None:
-                highest = max(highest, highest + 1 if row["version"] is None else int(row["version"]))
-        if not highest:
-            raise ReviewError(f"no version of rule {rule_id!r} is a rule of stream {self._stream.name!r}")
-        return highest
+        for version, documents in sorted(self._find_documents(rule_id).items(), reverse=True):
+            if self._compile_widely(documents[-1].change) is not None:
+                return version
+        raise ReviewError(f"no version of rule {rule_id!r} is a rule of stream {self._stream.name!r}")
 
-    def find_kept(self, rule_id: str, version: int, lane: int = 0) -> CompiledRule | None:
-        """Finds a version that kept state; None if it was changed by hand since, so that its rows are not known any more."""
-        slot = (rule_id, version, lane)
-        if slot not in self._kept:
-            try:
-                rule = self.find_version(rule_id, version).rule
-                self._kept[slot] = compile_rule(rule.spec, self._stream, lane=lane) if lane else rule
-            except ReviewError:
-                self._kept[slot] = None
-        return self._kept[slot]
+    def find_kept(self, rule_id: str, version: int, judged: int | None, lane: int = 0) -> CompiledRule | None:
+        """Finds a version that kept state; None if its row is not known any more, or was none under the declaration of then."""
+        change = self._find_change(rule_id, version, judged)
+        return None if change is None else self._compile(change, judged, lane)
 
     def find_quarantined(self, rule_id: str, version: int) -> Any:
         """Finds the version that a quarantined row took out of service; None if the row does not name it."""
-        rows = [row for row in self._rows if (row["rule_id"], row["version"]) == (rule_id, version)]
-        named = [read_quarantined(row["evidence"]) for row in rows if "evidence" in row]
+        rows = [each for each in self._changes if (each.rule_id, each.version) == (rule_id, version)]
+        named = (read_quarantined(each.evidence) for each in rows)
         return next((each for each in named if each is not None), None)
 
-    def find_advances(self, log: list[Row]) -> list[tuple[int | None, int]]:
-        """Finds the `advance` commands in rule_log: (arrival, time in microseconds)."""
-        rows = [row for row in self._rows if row["rule_id"] == "*" and row["status"] == "advance"]
-        times = {row["version"]: parse_time(read_document(row["document"])["time"]) for row in rows}
-        return [(row["arrival"], times[row["version"]]) for row in log if row["action"] == "advance"]
+    def _find_change(self, rule_id: str, version: int, judged: int | None) -> RuleChange | None:
+        documents = self._find_documents(rule_id).get(version, [])
+        before = [each for each in documents if arrival_number(each.judged) <= arrival_number(judged)]
+        return (before or documents[:1])[-1].change if documents else None
+
+    def _find_documents(self, rule_id: str) -> dict[int, list[_Document]]:
+        """Finds the rows of each version of a rule that the stream obeyed, in their order; of others the last one."""
+        if rule_id not in self._documents:
+            self._documents[rule_id] = self._list_documents(rule_id)
+        return self._documents[rule_id]
+
+    def _list_documents(self, rule_id: str) -> dict[int, list[_Document]]:
+        own = [each for each in self._changes if each.rule_id == rule_id]
+        logged = [row for row in self._logged if row.rule_id == rule_id]
+        streams = {self._stream.name: self._stream}
+        schedule = Schedule.from_log(own, logged, self._stream, streams, None, declarations=self.declarations)
+        known = {(row.version, row.action) for row in logged if row.action in STATUS_BY_ACTION}
+        book = RuleBook(self._stream, streams)
+        obeyed, others = dict[int, list[_Document]](), dict[int, list[_Document]]()
+        for change in map(schedule.restore_gate, own):
+            judged = schedule.arrivals.get(change.commit, _NOT_JUDGED)
+            book.declare(self.declarations.after(judged).stream)
+            log, _ = book.apply([change], None)
+            number = max([0, *obeyed, *others]) + 1 if change.version is None else change.version
+            if change.change == "delete":
+                continue
+            others[number] = [_Document(change, judged)]
+            for row in log:
+                if (row.version, row.action) in known and change.status != "draft" and row.version is not None:
+                    obeyed.setdefault(row.version, []).append(_Document(change, judged))
+        return {**others, **obeyed}
+
+    def _compile(self, change: RuleChange, judged: int | None, lane: int = 0) -> CompiledRule | None:
+        """Compiles a row for the declaration that held; a rule in force stays valid where limits were lowered."""
+        declared = self.declarations.after(judged)
+        slot = (str(change.document), lane, arrival_number(declared.after))
+        if slot not in self._compiled:
+            self._compiled[slot] = _compile(change, replace(declared.stream, limits=WIDEST_LIMITS), lane)
+        return self._compiled[slot]
+
+    def _compile_widely(self, change: RuleChange) -> CompiledRule | None:
+        return _compile(change, self.declarations.widest)
+
+
+def _compile(change: RuleChange, stream: Stream, lane: int = 0) -> CompiledRule | None:
+    try:
+        rule = compile_rule(read_document(change.document, WIDEST_LIMITS), stream, lane=lane)
+    except RuleError:
+        return None
+    return rule
+
+
+def find_advances(log: list[Row]) -> list[tuple[int | None, int]]:
+    """Finds the `advance` commands in rule_log: (arrival, time in microseconds)."""
+    rows = [row for row in log if row["action"] == "advance"]
+    return [(row["arrival"], parse_time(row["message"].removeprefix("to "))) for row in rows]
 
 
 def rank_version(row: Row) -> int:
     """Returns the version of a row of the rules table; NULL, which becomes the highest, comes last."""
     return 2**63 if row["version"] is None else int(row["version"])
-
-
-def _compile_accepted(row: Row, stream: Stream) -> CompiledRule | None:
-    try:
-        return compile_rule(read_document(row["document"]), stream)
-    except RuleError:
-        return None
 
 
 def read_feed(tables: Tables, name: str, since: int | None = None) -> DataFrame:
@@ -133,8 +181,8 @@ def read_or_refuse(read: Callable[[], _Result], name: str) -> _Result:
         ) from error
 
 
-def read_log(tables: Tables, stream: Stream, arrival: int) -> list[Row]:
-    """Reads the changes of rules up to the alert's commit from rule_log, in the order in which they took effect."""
+def read_obeyed(tables: Tables, stream: Stream, arrival: int) -> list[Row]:
+    """Reads the changes of rules and the commands up to the alert's commit from rule_log, in the order in which they took effect."""
     actions = [*STATUS_BY_ACTION, "clear_state", "advance"]
     log = tables.read("rule_log").where((F.col("stream") == stream.name) & F.col("action").isin(actions))
     # The rows that an advance brings name the last commit before it.
@@ -155,21 +203,16 @@ class Lanes:
         self._history, self._rule_id = history, alert["rule_id"]
         self._roles: dict[str, list[Entry]] = {}
         self._lanes: dict[int, int] = {}
-        changes: list[tuple[int | None, str, int, int | None]] = []
+        changes: list[_LaneChange] = []
+        cuts = history.declarations.cuts
         for row in log:
-            status = STATUS_BY_ACTION.get(row["action"], "")
-            if status == "draft" or row["action"] == "advance":
-                continue
-            if row["rule_id"] == "*":
-                changes.append((row["arrival"], "*", 0, None))
-                continue
-            before = {each.lane: each.version for each in self._roles.get(row["rule_id"], ())}
-            self._change_roles(row, status)
-            after = {each.lane: each.version for each in self._roles[row["rule_id"]]}
-            lanes = sorted(lane for lane in before | after if before.get(lane) != after.get(lane))
-            changes += [(row["arrival"], row["rule_id"], lane, after.get(lane)) for lane in lanes]
+            while cuts and cuts[0] <= arrival_number(row["arrival"]):
+                changes += self._list_declared_anew(cuts.pop(0))
+            changes += self._list_changes(row)
+        for cut in cuts:
+            changes += self._list_declared_anew(cut)
         self._own = self._lanes.get(alert["rule_version"], 0)
-        self.activations = [self._activate(*change) for change in changes]
+        self.activations = list(self._activate_all(changes))
 
     def list_roles(self, rule_id: str) -> list[Entry]:
         """Lists the versions of a rule that are in force in the end, the one in shadow last."""
@@ -178,6 +221,31 @@ class Lanes:
     def is_own(self, version: int) -> bool:
         """Returns whether a version of the alert's rule shared the state of the alert's version."""
         return self._lanes.get(version, self._own) == self._own
+
+    def _list_changes(self, row: Row) -> list[_LaneChange]:
+        """Lists what a row of rule_log changes."""
+        status = STATUS_BY_ACTION.get(row["action"], "")
+        if status == "draft" or row["action"] == "advance":
+            return []
+        if row["rule_id"] == "*":
+            return [_LaneChange(row["arrival"], "*", 0, None)]
+        before = {each.lane: each.version for each in self._roles.get(row["rule_id"], ())}
+        self._change_roles(row, status)
+        after = {each.lane: each.version for each in self._roles[row["rule_id"]]}
+        changed = {lane for lane in before | after if before.get(lane) != after.get(lane)}
+        # An UPDATE may have given a version another document.
+        updated = {lane for lane, version in after.items() if version == row["version"]} - changed
+        return [
+            _LaneChange(row["arrival"], row["rule_id"], lane, after.get(lane), is_same=lane in updated)
+            for lane in sorted(changed | updated)
+        ]
+
+    def _list_declared_anew(self, cut: int) -> list[_LaneChange]:
+        """Lists all versions in force, which another declaration of the stream may change."""
+        return [
+            _LaneChange(cut, rule_id, each.lane, each.version, is_same=True)
+            for rule_id, roles in sorted(self._roles.items()) for each in roles
+        ]  # fmt: skip
 
     def _change_roles(self, row: Row, status: str) -> None:
         rule_id, version = row["rule_id"], row["version"]
@@ -194,7 +262,37 @@ class Lanes:
         if rule_id == self._rule_id:
             self._lanes.update({each.version: each.lane for each in self._roles[rule_id]})
 
-    def _activate(self, arrival: int | None, rule_id: str, lane: int, version: int | None) -> Activation:
-        lane = lane ^ self._own if rule_id == self._rule_id else lane
-        rule = None if version is None else self._history.find_kept(rule_id, version, lane)
-        return Activation(arrival, f"{rule_id} beside" if lane else rule_id, rule)
+    def _activate_all(self, changes: list[_LaneChange]) -> Iterator[Activation]:
+        """Yields the activations, without those that leave a rule as it is."""
+        known: dict[str, CompiledRule | None] = {}
+        for change in changes:
+            lane = change.lane ^ self._own if change.rule_id == self._rule_id else change.lane
+            name = f"{change.rule_id} beside" if lane else change.rule_id
+            rule = None
+            if change.version is not None:
+                rule = self._history.find_kept(change.rule_id, change.version, change.arrival, lane)
+            if not (change.is_same and _are_alike(known.get(name), rule)):
+                yield Activation(change.arrival, name, rule)
+            known[name] = rule
+
+
+class _LaneChange(NamedTuple):
+    """A change of the version that a lane of a rule has, after a commit. version None: none.
+
+    rule_id `*`: all state was cleared. is_same: the lane has that version already, and only its document or the declaration
+    of the stream may have changed.
+    """
+
+    arrival: int | None
+    rule_id: str
+    lane: int
+    version: int | None
+    is_same: bool = False
+
+
+def _are_alike(one: CompiledRule | None, other: CompiledRule | None) -> bool:
+    """Returns whether two compiled forms of a rule have the same document, and keep the same state for as long."""
+    if one is None or other is None:
+        return one is other
+    parts = [(each.fingerprint, each.needs, each.allowed_lateness) for each in (one, other)]
+    return parts[0] == parts[1]

@@ -186,7 +186,7 @@ class BlockBuilder:
             if ahead.null_count < len(ahead):
                 committed = from_arrow(ahead, stream.fields[stream.event_time])
                 bounds = np.where(committed.is_known(), committed.values, NEVER_DUE)
-                most = self.declarations.list_max_future(commits)
+                most = self.declarations.list_values("max_future", commits)
                 sent = sent.filter(pa.array(events.times - most <= bounds))
                 events, future = split_future(events, bounds, stream, most)
             header["marks"] = list(find_marks(events, commits).items())
