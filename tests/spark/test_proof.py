@@ -202,13 +202,13 @@ def test_c10_6_what_was_written_before_a_fresh_beginning_cannot_be_proved_and_is
     assert (found[None].alike, found[None].unprovable) == (late, late)
 
 
-def lose_first_files(tables: Tables, last: int) -> None:
-    """Rewrites the table and removes the files of its first commits, as OPTIMIZE and VACUUM do in time."""
-    folder = Path(str(tables.root)) / STREAM.name
-    tables.spark.sql(f"OPTIMIZE {tables.identifier(STREAM.name)}")
+def lose_first_files(tables: Tables, last: int, name: str = STREAM.name) -> None:
+    """Rewrites a table and removes the files of its first commits, as OPTIMIZE and VACUUM do in time."""
+    folder = Path(str(tables.root)) / name
+    tables.spark.sql(f"OPTIMIZE {tables.identifier(name)}")
     for commit in range(1, last + 1):
         actions = map(json.loads, (folder / "_delta_log" / f"{commit:020}.json").read_text().splitlines())
-        for path in [action["add"]["path"] for action in actions if "add" in action]:
+        for path in [action[kind]["path"] for action in actions for kind in ("add", "cdc") if kind in action]:
             (folder / path).unlink()
 
 
@@ -263,3 +263,56 @@ def test_c10_6_where_the_first_events_are_gone_what_depends_on_them_is_unprovabl
     with prove(ready, STREAM, STREAMS, last=10) as proofs:
         assert "no row can be proved to differ yet" in proofs.gone
         assert all(row.holds for row in proofs.rows)
+
+
+@pytest.mark.long
+def test_c10_6_where_the_first_rules_are_gone_their_rows_of_now_are_taken_and_the_rest_is_unprovable(
+    ready: Tables,
+) -> None:
+    rules, name = RulesTable(ready, STREAMS), ready.identifier("rules")
+    documents = [
+        rule("kept"),
+        rule("paused"),
+        rule("deleted", group_by=["shop"]),
+        window("minutes", {"tumbling": "1 minute"}),
+    ]
+    publish(ready, documents)
+    events = make_events(300, seed=8)
+    append(ready, [row for row in events if row["arrival"] <= 3])
+    evaluate(ready)
+    rules.push({**documents[0], "when": "n >= 2"})
+    rules.push({**rule("beside"), "group_by": ["shop"]})
+    ready.spark.sql(f"UPDATE {name} SET status = 'paused' WHERE rule_id = 'paused'")
+    append(ready, [row for row in events if 3 < row["arrival"] <= 6])
+    evaluate(ready)
+    ready.spark.sql(f"UPDATE {name} SET status = 'active' WHERE rule_id = 'paused'")
+    ready.spark.sql(f"DELETE FROM {name} WHERE rule_id = 'deleted'")
+    append(ready, [row for row in events if 6 < row["arrival"] <= 9])
+    evaluate(ready)
+    lose_first_files(ready, ready.version("rules"), "rules")
+    rules.push({**documents[0], "when": "n >= 3"})
+    append(ready, [row for row in events if row["arrival"] > 9])
+    evaluate(ready)
+
+    with prove(ready, STREAM, STREAMS) as proofs:
+        found = {row.rule_id: row for row in proofs.rows}
+        assert all(row.holds for row in found.values()), found
+        assert re.search(
+            r"begins at commit \d+: versions from before it count as the table has them. Some versions of deleted, paused are not "
+            r"there: their rows cannot be proved to differ, nor those of beside, kept, which began beside them, nor those of "
+            r"late_events$",
+            proofs.gone,
+        )
+    counts = {row["rule_id"]: row["count"] for row in ready.read("alerts").groupBy("rule_id").count().collect()}
+    assert {rule_id: row.alike for rule_id, row in found.items() if rule_id in ("kept", "minutes")} == {
+        rule_id: counts[rule_id] for rule_id in ("kept", "minutes")
+    }
+    assert {rule_id: row.unprovable for rule_id, row in found.items() if rule_id in ("paused", "deleted")} == {
+        rule_id: counts[rule_id] for rule_id in ("paused", "deleted")
+    }
+    assert min(counts.values()) > 0
+
+    alerts = ready.identifier("alerts")
+    ready.spark.sql(f"UPDATE {alerts} SET message = 'nothing' WHERE rule_id in ('minutes', 'paused') AND arrival = 5")
+    changed = proofs_of(ready)
+    assert {rule_id for rule_id, row in changed.items() if not row.holds} == {"minutes"}

@@ -24,7 +24,14 @@ from test_equals_oracle import (
 
 from growth import grows_in_proportion
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch, pack_waiting, unpack_waiting
+from lookback.core.engine.schedule import (
+    Schedule,
+    WaitingChange,
+    judge_batch,
+    pack_waiting,
+    restore_changes,
+    unpack_waiting,
+)
 from lookback.core.rules.gate import APPROVAL, write_evidence
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.streams.arrival import find_marks
@@ -76,6 +83,7 @@ def test_c3_7_changes_bound_to_their_logged_arrivals_give_what_they_gave(case: d
     stream = generated.STREAMS[case["stream"]]
     through = max((row["arrival"] for row in case["rows"]), default=0)
     schedule = Schedule.from_log(all_changes(case), first.log, stream, {stream.name: stream}, through)
+    assert not schedule.unexplained
     assert Schedule.from_dict(schedule.to_dict()) == schedule
     again = run_rebuilt(case, schedule, sorted(case["cuts"]) if case["reload"] else [])
     assert list(map(plain, again.alerts)) == oracle.alerts
@@ -112,6 +120,53 @@ def test_c3_7_the_schedule_reads_the_log(
     schedule = Schedule.from_log(changes, rows, STREAM, STREAMS, 9)
     assert dict(schedule.arrivals) == arrivals
     assert schedule.after(100) == 9
+
+
+def row(rule_id: str, version: int | None = 1, status: str = "active") -> RuleChange:
+    return dataclasses.replace(change(0, rule_id, version, status), change="")
+
+
+@pytest.mark.parametrize(
+    ("rows", "rows_of_log", "arrivals", "unexplained"),
+    {
+        "in the order of the log": (
+            [row("b"), row("a", 2), row("a")],
+            [log("a", 1, "activated", None), log("b", 1, "activated", 3), log("a", 2, "activated", 6)],
+            [("a", 1, None), ("b", 1, 3), ("a", 2, 6)], set(),
+        ),
+        "never read, or drafts": (
+            [row("a"), row("b"), row("c", status="draft")], [log("a", 1, "activated", 2), log("c", 1, "drafted", 2)],
+            [("a", 1, 2)], set(),
+        ),
+        "a row that was deleted": (
+            [row("a")], [log("a", 1, "activated", 2), log("b", 1, "activated", 2), log("b", 1, "retired", 4)],
+            [("a", 1, 2)], {"b"},
+        ),
+        "a row that was updated": (
+            [row("a")], [log("a", 1, "activated", 2), log("a", 1, "paused", 3), log("a", 1, "activated", 4)],
+            [("a", 1, 2)], {"a"},
+        ),
+        "a draft that was made active": (
+            [row("a")], [log("a", 1, "drafted", 1), log("a", 1, "activated", 4)], [("a", 1, 4)], set(),
+        ),
+        "rejected for what is not there any more": (
+            [row("a", 2)], [log("a", 3, "activated", 2), log("a", 2, "rejected", 4)], [("a", 2, 4)], {"a"},
+        ),
+        "a command": ([row("a")], [log("a", 1, "activated", 2), log("*", None, "clear_state", 5)], [("a", 1, 2)], {"*"}),
+    }.values(),
+)  # fmt: skip
+def test_c10_6_rows_whose_commits_are_gone_come_in_the_order_of_the_log_and_what_is_missing_is_named(
+    rows: list[RuleChange],
+    rows_of_log: list[LogRow],
+    arrivals: list[tuple[str, int, int | None]],
+    unexplained: set[str],
+) -> None:
+    restored = restore_changes(rows, rows_of_log)
+    schedule = Schedule.from_log(restored, rows_of_log, STREAM, STREAMS, None)
+    placed = [(each.rule_id, each.version, schedule.arrivals.get(each.commit)) for each in restored]
+    assert placed == arrivals
+    assert all(each.commit < 0 and each.change == "insert" for each in restored)
+    assert schedule.unexplained == unexplained
 
 
 def gated(commit: int, evidence: str | None = None, kind: str = "insert") -> RuleChange:

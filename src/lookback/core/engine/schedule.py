@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from math import inf
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.rules.gate import APPROVAL
 from lookback.core.rules.roles import name_role
-from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange, order_changes
+from lookback.core.rules.rulebook import ACTIONS, COMMANDS, LogRow, RuleBook, RuleChange, order_changes
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
@@ -27,6 +27,8 @@ from lookback.core.values.types import DataType
 
 # Actions of rule_log that no row of the rules table brings.
 NO_CHANGES = frozenset({"failed", "commit_cut", "session_closed", "revisions_limited", "delete_unmatched"})
+# Actions of rule_log by which a version or a command took effect.
+_OBEYED = frozenset(ACTIONS.values()) - {ACTIONS["draft"]} | frozenset(COMMANDS)
 # By table: the action by which rule_log records through which commit the retention of settings has deleted rows of it.
 DELETED = {"alerts": "alerts_deleted", "late_events": "late_events_deleted", "rule_log": "log_deleted"}
 # The rule_id, version and action of a row of rule_log.
@@ -82,7 +84,8 @@ class Schedule:
     arrivals: per commit of the rules table, the last commit of the events that was judged before it; None for before the
     first. through: the last arrival in the output tables, None for none; changes of all other commits wait until it is
     judged. seed: None where the events are read from their first commit on. refused: the rows that the gate rejected, by
-    `RuleChange.slot`. declared: the rows of `Declarations`.
+    `RuleChange.slot`. declared: the rows of `Declarations`. unexplained: the rules, `*` for commands, whose logged changes
+    are not those that the rows give: some rows are gone (see `restore_changes`).
     """
 
     through: int | None
@@ -90,6 +93,7 @@ class Schedule:
     seed: Seed | None = None
     refused: frozenset[_Slot] = frozenset()
     declared: Sequence[tuple[int | None, str]] = ()
+    unexplained: frozenset[str] = field(default=frozenset(), compare=False)
 
     def after(self, commit: int) -> int | None:
         """Returns the commit of the events after which the changes of a commit of the rules take effect."""
@@ -147,7 +151,7 @@ class Schedule:
         book, reached = RuleBook(stream, streams), arrival_number(None)
         arrivals: dict[int, int | None] = {}
         unlogged: list[int] = []
-        refused = set[_Slot]()
+        refused, unexplained = set[_Slot](), set[str]()
         for change in order_changes(replace(each, gate="") for each in changes):
             # What is accepted depends on the declaration that held when the row was read.
             book.declare(declarations.after(_find_read(reads, change, reached)).stream)
@@ -156,12 +160,37 @@ class Schedule:
                 change = replace(change, gate=APPROVAL)  # noqa: PLW2901 - the same row, as the stream saw it
             log, _ = book.apply([change], None)
             at = [_take_first(times.get((row.rule_id, row.version, row.action)), reached) for row in log]
+            if change.commit < 0:
+                unlike = zip(log, at, strict=True)
+                unexplained |= {str(row.rule_id) for row, time in unlike if time is None and row.action in _OBEYED}
             unlogged.append(change.commit)
             if known := [each for each in at if each is not None]:
                 reached = max(reached, *known)
                 arrivals.update(dict.fromkeys(unlogged, None if reached == arrival_number(None) else reached))
                 unlogged = []
-        return cls(through, arrivals, seed, frozenset(refused), declarations.to_rows())
+        unexplained |= {str(rule_id) for (rule_id, _, action), left in times.items() if left and action in _OBEYED}
+        return cls(through, arrivals, seed, frozenset(refused), declarations.to_rows(), frozenset(unexplained))
+
+
+def restore_changes(rows: Iterable[RuleChange], logged: Iterable[LogRow]) -> list[RuleChange]:
+    """Makes insertions of rows of the rules table whose commits are gone, in the order in which the log has them.
+
+    Each gets a negative commit of its own. A row that the log does not name was never read, and is left out.
+    `Schedule.unexplained` then names the rules that had other rows too: one that was deleted, or updated later.
+    """
+    first: dict[tuple[str | None, int | None], int] = {}
+    for row in logged:
+        if row.action in _OBEYED or row.action == "rejected":
+            slot, arrival = (row.rule_id, row.version), arrival_number(row.arrival)
+            first[slot] = min(arrival, first.get(slot, arrival))
+
+    def rank(row: RuleChange) -> tuple[float, float]:
+        return first.get((row.rule_id, row.version), -inf), inf if row.version is None else row.version
+
+    ids = {rule_id for rule_id, _ in first}
+    read = (row for row in rows if (row.rule_id, row.version) in first or (row.version is None and row.rule_id in ids))
+    ordered = sorted(read, key=rank)
+    return [replace(row, change="insert", commit=at - len(ordered)) for at, row in enumerate(ordered)]
 
 
 @dataclass(frozen=True)

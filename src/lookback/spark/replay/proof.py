@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.engine.schedule import Schedule, WaitingChange
+from lookback.core.engine.schedule import Schedule, WaitingChange, restore_changes
 from lookback.core.errors import LookbackError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
@@ -26,7 +26,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.spark.platform.session import open_own_session
 from lookback.spark.replay.history import History
-from lookback.spark.replay.reach import Reach
+from lookback.spark.replay.reach import LostRules, Reach
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
 from lookback.spark.stream.declared import read_declarations
@@ -36,6 +36,7 @@ from lookback.spark.stream.rebuild import (
     find_new_beginning,
     read_log,
     read_rule_changes,
+    read_rules_before,
 )
 from lookback.spark.tables.history import find_first_readable
 
@@ -54,7 +55,7 @@ class Proof:
 
     unprovable: rows that only one has, for a known reason: they are about events that were deleted later, of a version that was
     quarantined, or of a commit that was judged in pieces, an evaluation before the last `--fresh` wrote them, the
-    settings' retention deleted them, or they depend on events whose history is gone (see `Reach`).
+    settings' retention deleted them, or they depend on events or rules whose history is gone (see `Reach`, `LostRules`).
     """
 
     rule_id: str | None
@@ -73,7 +74,7 @@ class Proof:
 class Proofs:
     """The result of a proof. rows: by rule, late_events last. commits: the first and the last that were compared.
 
-    gone: for people, what cannot be proved since the first events cannot be read any more; empty if they can.
+    gone: for people, what cannot be proved since the first events or rules cannot be read any more; empty if they can.
     differences: the rows that differ, with the columns of `alerts` (decided_at left out), `side` (recorded or replayed) and
     `times`, how often more than the other side.
     """
@@ -106,8 +107,8 @@ def prove(
     saved: a folder for the state that was reached; the next proof with it goes on after this one and reads only new commits,
     by default up to the last that `metrics` counts as judged, whose outputs are whole also while the stream goes on.
     Where rows differ, nothing is saved, so that the next proof finds them too, unless `accept` is true. Where the first commits
-    of the events cannot be read any more, rows that may depend on them are no difference (see `Reach`).
-    Raises SetupError if the table or the first commits of the rules are missing, or for `first` beside `saved`.
+    of the events or the rules cannot be read any more, rows that may depend on them are no difference (see `Reach` and
+    `LostRules`). Raises SetupError if the table is missing, or for `first` beside `saved`.
     """
     if saved is not None and first is not None:
         raise SetupError("a proof that goes on from its saved state begins after it: leave out the first commit")
@@ -120,8 +121,9 @@ def prove(
     start = _Start.find(tables, stream, declarations, begun_at, saved, first, last)
     if start.history is None:
         return _prove_nothing(tables, (start.first, last))
-    history, logged, changes = start.history, read_log(tables, stream, begun_at), _read_rule_changes(tables)
-    plan = _make_plan(changes, declarations, streams, logged, last)
+    history, logged, begins = start.history, read_log(tables, stream, begun_at), find_first_readable(tables, "rules")
+    changes = _read_rule_changes(tables, begins, logged)
+    plan, lost = _make_plan(changes, begins, declarations, streams, logged, last)
     plan = plan if start.saved is None else _go_on(plan, start.saved)
     reach = None if start.reach is None else start.reach.follow(tables, history, declarations, plan.rules)
     plan = replace(plan, keeps_state=saved is not None, high=None if reach is None else reach.high)
@@ -130,8 +132,8 @@ def prove(
     excuses = _Excuses(
         _find_deleted_events(tables, stream, history), find_deletions(logged), _find_broken(logged, changes),
         sorted({row.arrival for row in logged if row.action == "commit_cut" and row.arrival is not None}),
-        never if reach is None else reach.excuse(plan.rules),
-        never if reach is None else reach.excuse(plan.rules, late=True),
+        lost.excuse() | (never if reach is None else reach.excuse(plan.rules)),
+        lost.excuse(late=True) | (never if reach is None else reach.excuse(plan.rules, late=True)),
     )  # fmt: skip
     between = (F.col("arrival") >= start.first) & (F.col("arrival") <= last)
     alerts, earlier = _compare_alerts(tables, stream, answers, between, begun_at)
@@ -146,8 +148,9 @@ def prove(
         SavedState.write(
             saved, declarations, begun_at, history.last, answers.shards, answers.read_state(), reached
         )  # fmt: skip
-    gone = "" if reach is None else reach.describe(tables.identifier(stream.name), plan.rules)
-    return Proofs(rows, (start.first, last), _list_differences(alerts), gone, answers)
+    gone = [] if reach is None else [reach.describe(tables.identifier(stream.name), plan.rules)]
+    gone += [lost.describe(tables.identifier("rules"))] if lost.begins else []
+    return Proofs(rows, (start.first, last), _list_differences(alerts), ". ".join(gone), answers)
 
 
 @dataclass(frozen=True)
@@ -189,14 +192,10 @@ def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
     return Proofs([Proof(None, 0, 0, 0, 0)], commits, tables.read("alerts").where("false").select(*columns))
 
 
-def _read_rule_changes(tables: Tables) -> list[RuleChange]:
-    """Reads all changes of the rules table. Raises SetupError if the first are gone."""
-    if find_first_readable(tables, "rules"):
-        raise SetupError(
-            f"the first commits of {tables.identifier('rules')} cannot be read any more, and without them nothing can be judged "
-            "anew; keep its log and files for as long as you want to prove"
-        )
-    return read_rule_changes(tables, 0)
+def _read_rule_changes(tables: Tables, begins: int, logged: Sequence[LogRow]) -> list[RuleChange]:
+    """Reads all changes of the rules table; those before commit `begins`, which are gone, are made from its rows."""
+    before = restore_changes(read_rules_before(tables, begins), logged) if begins else []
+    return [*before, *read_rule_changes(tables, begins)]
 
 
 def _go_on(plan: Plan, state: SavedState) -> Plan:
@@ -252,14 +251,18 @@ def _find_last_written(tables: Tables, stream: Stream, *, nightly: bool) -> int:
 
 
 def _make_plan(
-    changes: Sequence[RuleChange], declarations: Declarations, streams: Mapping[str, Stream], logged: Iterable[LogRow],
-    last: int,
-) -> Plan:  # fmt: skip
-    """Plans that each change of the rules takes effect at the arrival that the log has; those without one never do."""
+    changes: Sequence[RuleChange], begins: int, declarations: Declarations, streams: Mapping[str, Stream],
+    logged: Sequence[LogRow], last: int,
+) -> tuple[Plan, LostRules]:  # fmt: skip
+    """Plans that each change of the rules takes effect at the arrival that the log has; those without one never do.
+
+    begins: the first commit of the rules that can be read. Rules of which versions are not known are left out.
+    """
     schedule = Schedule.from_log(changes, logged, declarations.last, streams, None, declarations=declarations)
     first, waiting = list[RuleChange](), list[WaitingChange]()
+    unknown = schedule.unexplained if begins else frozenset[str]()
     for change in map(schedule.restore_gate, changes):
-        if change.commit not in schedule.arrivals:
+        if change.commit not in schedule.arrivals or change.rule_id in unknown:
             continue
         after = schedule.arrivals[change.commit]
         if after is None:
@@ -267,7 +270,8 @@ def _make_plan(
         elif after < last:
             waiting.append(WaitingChange(change, after))
     rules = _compile_all([*first, *(each.change for each in waiting)], declarations.widest)
-    return Plan(rules, first, waiting, streams, erases=True, declarations=declarations)
+    plan = Plan(rules, first, waiting, streams, erases=True, declarations=declarations)
+    return plan, LostRules.find(begins, unknown, logged, waiting)
 
 
 def _compile_all(changes: Iterable[RuleChange], stream: Stream) -> list[CompiledRule]:

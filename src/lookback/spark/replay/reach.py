@@ -1,4 +1,7 @@
-"""Finds from which commit on a replay that lacks the first events gives what the stream gave, and for which rules never."""
+"""Finds what a replay that lacks the first events, or some rows of the rules, can prove.
+
+That is from which commit on it gives what the stream gave, and for which rules it never does.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from lookback.core.engine.schedule import WaitingChange
 from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.rulebook import WITH_STATE, LogRow
+from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declarations import Declarations
 from lookback.core.values.windows import SESSION
@@ -74,6 +80,51 @@ class Reach:
         chained = sorted({rule.spec.rule_id for rule in rules if _is_chained(rule)})
         said = f"{said} up to commit {self.exact_from - 1}: rows of these commits cannot be proved to differ"
         return f"{said}, nor those of {', '.join(chained)}, whose alerts depend on earlier ones" if chained else said
+
+
+@dataclass(frozen=True)
+class LostRules:
+    """The rules of which not all rows are known, since the first commits of the rules table are gone.
+
+    begins: the first commit that can be read; 0 if all can. unknown: these rules, `*` for commands. beside: rules that came
+    into force after one of these, whose state they may share.
+    """
+
+    begins: int = 0
+    unknown: frozenset[str] = frozenset()
+    beside: frozenset[str] = frozenset()
+
+    @classmethod
+    def find(
+        cls, begins: int, unknown: frozenset[str], logged: Iterable[LogRow], waiting: Iterable[WaitingChange]
+    ) -> LostRules:
+        """Finds what cannot be proved without them. waiting: the changes of rules after a commit of the events."""
+        began = (arrival_number(row.arrival) for row in logged if row.rule_id in unknown and row.action != "rejected")
+        since = min(began, default=None)
+        later = [each.change for each in waiting if since is not None and each.after > since]
+        beside = {str(each.rule_id) for each in later if each.status in WITH_STATE} - unknown
+        return cls(begins, unknown, frozenset(beside))
+
+    def excuse(self, *, late: bool = False) -> Column:
+        """Returns the condition of the rows that cannot be proved. late: of late_events, which name no rule."""
+        if late or "*" in self.unknown:
+            return F.lit(bool(self.unknown))
+        return F.col("rule_id").isin(sorted(self.unknown | self.beside))
+
+    def describe(self, name: str) -> str:
+        """Says in a sentence what cannot be proved; empty if everything can. name: of the rules table."""
+        if not self.begins:
+            return ""
+        said = f"the change feed of {name} begins at commit {self.begins}: versions from before it count as the table has them"
+        if not self.unknown:
+            return said
+        if "*" in self.unknown:
+            return f"{said}, and some commands are not there: no row can be proved to differ"
+        said += (
+            f". Some versions of {', '.join(sorted(self.unknown))} are not there: their rows cannot be proved to differ"
+        )
+        beside = f"those of {', '.join(sorted(self.beside))}, which began beside them, " if self.beside else ""
+        return f"{said}, nor {beside}{'nor ' if beside else ''}those of late_events"
 
 
 def _find_width(rule: CompiledRule) -> int:

@@ -16,6 +16,7 @@ from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed
 from lookback.core.errors import SetupError
 from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulebook import LogRow, RuleChange
+from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declarations import Declared
 from lookback.spark.stream.checkpoint import EVENTS, RULES
 from lookback.spark.stream.declared import read_declarations, read_release
@@ -173,6 +174,21 @@ def has_outputs(tables: Tables, stream: Stream) -> bool:
 def read_rule_changes(tables: Tables, start: int) -> list[RuleChange]:
     """Reads all changes of the rules table from a commit on."""
     return [RuleChange(**row.asDict()) for row in select_rule_changes(tables.read_changes("rules", start)).collect()]
+
+
+def read_rules_before(tables: Tables, start: int) -> list[RuleChange]:
+    """Returns the rows that the rules table had before its commit `start`: those of now, without what was written since."""
+    last = tables.version("rules")
+    columns = {"_change_type": F.lit("insert"), COMMIT: F.lit(0).cast("bigint")}
+    now = select_rule_changes(tables.read("rules", version=last).withColumns(columns))
+    rows = Counter(_drop_place(row) for row in now.collect())
+    for row in select_rule_changes(tables.read_changes("rules", start, last)).collect():
+        rows[_drop_place(row)] += -1 if row["change"] in ("insert", "update") else 1
+    return list((+rows).elements())
+
+
+def _drop_place(row: Row) -> RuleChange:
+    return RuleChange(**{**row.asDict(), "change": "", "commit": 0})
 
 
 def log_new_beginning(tables: Tables, stream: Stream) -> None:
