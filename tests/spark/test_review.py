@@ -339,7 +339,14 @@ def test_a_row_of_every_kind_of_rule_is_explained_by_the_events_behind_it(tables
 @pytest.mark.long
 def test_c10_9_why_an_event_raised_nothing_is_said_with_its_values(tables: Tables):
     commit(tables, [event(1, 0), event(2, 60, 20), event(3, 120, 0), event(9, 60, 100, "b")])
-    evaluate(tables, SPEND)
+    steps = [{"name": "large", "where": "amount = 100"}, {"name": "small", "where": "amount = 20"}]
+    pair = {
+        "rule_id": "pair",
+        "stream": "spends",
+        "group_by": ["customer"],
+        "sequence": {"within": "40 seconds", "steps": steps},
+    }
+    evaluate(tables, SPEND, pair)
     commit(tables, [event(4, 1800, 250), event(5, 86_000, 20)])
     commit(tables, [event(6, 3, 500)])
     evaluate(tables)
@@ -361,6 +368,10 @@ def test_c10_9_why_an_event_raised_nothing_is_said_with_its_values(tables: Table
     assert first.windows[0].measures == {"total": "120.00", "large": "1", "usual": None}
     assert first.picture is not None
     assert list(first.picture.timeline["event_id"]) == ["1", "2"]
+    apart = explain_event(tables, STREAMS, "pair", "2").progress
+    assert apart is not None
+    assert [step.event_ids for step in apart.steps] == [(), ()]
+    assert ([step.event_ids for step in apart.untimed], apart.gap) == ([("1",), ("2",)], 60_000_000)
     assert names(3) == ["where"]
     assert names(4) == ["raised"]
     assert names(6) == ["late"]

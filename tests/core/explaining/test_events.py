@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from test_evidence import RULE, STREAM, as_rows, moment, rows
 
 import lookback
+from growth import grows_in_proportion
 from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
 from lookback.core.explaining.evidence import Activation, Clock, Evidence, Reset
+from lookback.core.explaining.progress import find_progress
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declarations import Declarations
@@ -165,3 +168,127 @@ def test_c10_9_a_sequence_says_which_step_an_event_fits_and_which_match_took_it(
     assert "it fits no step" in found["c"].reasons[0].text
     assert "it fits small alone" in found["e"].reasons[0].text
     assert [part.step for part in found["d"].steps if part.holds] == ["large"]
+
+
+FAILURES: dict[str, Any] = {
+    **BASE,
+    "sequence": {
+        "within": "10 seconds",
+        "steps": [
+            {"name": "small", "where": "amount = 1", "at_least": 3},
+            {"name": "mid", "where": "amount = 2", "at_most": 2},
+            {"name": "large", "where": "amount > 2 and amount > element_at(mid.amount, -1)"},
+        ],
+        "until": "amount = 9",
+    },
+}  # fmt: skip
+
+
+def list_events(*pairs: tuple[int, int]) -> list[dict[str, Any]]:
+    """Events of one key, by second and amount, each a commit; they are named by their order."""
+    return [
+        {"id": name, "at": moment(second), "k": "a", "amount": amount, "arrival": 1 + at}
+        for at, (name, (second, amount)) in enumerate(zip("abcdefghij", pairs, strict=False))
+    ]
+
+
+# within 10 s; small at least 3 (1), mid at most 2 (2), large (3 or more), 9 ends a match; the last event is asked about
+@pytest.mark.parametrize(
+    ("pairs", "ids", "words"),
+    {
+        "a step lacks events": (
+            [(0, 1), (1, 1), (5, 3)], [["a", "b"], [], []],
+            "In the 10 seconds up to it step small has 2 of at least 3 (a, b), step mid has no event and step large has no event.",
+        ),
+        "a step is missing": ([(0, 1), (1, 1), (2, 1), (5, 3)], [["a", "b", "c"], [], []], "step small has 3 (a, b, c), step mid has"),
+        "a step has too many": (
+            [(0, 1), (1, 1), (2, 1), (3, 2), (3, 2), (4, 2), (5, 3)], [["a", "b", "c"], ["d", "e", "f"], []],
+            "step mid has 3 of at most 2 (d, e, f)",
+        ),
+        "both ends are in time": ([(0, 1), (1, 1), (2, 1), (10, 2)], [["a", "b", "c"], ["d"], []], "step mid has 1 (d)"),
+        "one is out of time": (
+            [(0, 1), (1, 1), (2, 1), (11, 2)], [["b", "c"], [], []],
+            "Had the steps more time, step small has 3 (a, b, c), step mid has 1 (d) and step large has no event, the first of them 11 s",
+        ),
+        "an event ended it": ([(0, 1), (1, 1), (2, 1), (3, 9), (5, 2)], [[], [], []], "step small has no event, step mid has"),
+        "one that was too late does not count": (
+            [(0, 1), (1, 1), (100, 5), (2, 1), (5, 2)], [["a", "b"], [], []], "step small has 2 of at least 3 (a, b)",
+        ),
+        "many are named by the last": (
+            [(at, 1) for at in range(7)], [list("abcdefg"), [], []], "step small has 7 (..., c, d, e, f, g)",
+        ),
+    }.values(),
+)  # fmt: skip
+def test_c10_9_a_sequence_that_did_not_match_says_how_far_it_came(
+    pairs: list[tuple[int, int]], ids: list[list[str]], words: str
+) -> None:
+    found = explain_all(FAILURES, list_events(*pairs))[-1]
+    assert found.progress is not None
+    assert [list(step.event_ids) for step in found.progress.steps] == ids
+    (text,) = [reason.text for reason in found.reasons if reason.name == "sequence"]
+    assert words in text
+    assert bool(found.progress.untimed) == ("Had the steps more time" in text)
+    listed = found.to_dict()["progress"]["steps"][0]
+    assert (listed["name"], listed["at_least"], list(listed["event_ids"])) == ("small", 3, ids[0])
+
+
+def test_c10_9_what_came_before_the_rule_is_no_step_of_it() -> None:
+    given = list_events((0, 1), (1, 1), (2, 1), (5, 2))
+    rule = compile_rule(FAILURES, STREAM)
+    own = read_events(given, STREAM, 1)[0].in_order_of_arrival()
+    clock = Clock(Declarations.of(STREAM), {})
+    cases = {
+        "from the start": [Activation(None, "r", rule)],
+        "after b": [Activation(2, "r", rule)],
+        "another version goes on": [Activation(None, "r", rule), Activation(2, "r", rule)],
+        "it was retired meanwhile": [Activation(None, "r", rule), Activation(1, "r", None), Activation(2, "r", rule)],
+        "all state was cleared": [Activation(None, "r", rule), Activation(2, "*", None)],
+    }
+    counted = {
+        name: find_progress(Evidence(rule, own, clock, activations), 3).steps[0].event_ids
+        for name, activations in cases.items()
+    }
+    assert counted == {
+        "from the start": ("a", "b", "c"), "after b": ("c",), "another version goes on": ("a", "b", "c"),
+        "it was retired meanwhile": ("c",), "all state was cleared": ("c",),
+    }  # fmt: skip
+
+
+def test_c10_9_a_wait_that_ended_or_is_not_over_is_said() -> None:
+    wait = {"name": "silent", "absent": "amount = 4", "within": "20 seconds"}
+    document = {**BASE, "sequence": {"within": "10 seconds", "steps": [{"name": "seen", "where": "amount = 1"}, wait]}}
+    came = explain_all(document, list_events((0, 1), (5, 4), (60, 2)))[0]
+    assert "Of step silent, what was not to come by 2024-03-04 00:00:20 UTC came." in came.reasons[-1].text
+    waits = explain_all(document, list_events((0, 1), (5, 2)))[0]
+    assert "Of step silent, the wait lasts until 2024-03-04 00:00:20 UTC." in waits.reasons[-1].text
+
+
+def test_c10_9_a_match_with_a_fixed_time_that_is_over_is_out_of_time() -> None:
+    steps = [{"name": "small", "where": "amount = 1"}, {"name": "large", "where": "amount > 2"}]
+    document = {**BASE, "sequence": {"within": "10 seconds", "expiry": "fixed", "steps": steps}}
+    found = explain_all(document, list_events((0, 1), (11, 3)))[-1]
+    assert found.progress is not None
+    assert [step.event_ids for step in found.progress.steps] == [(), ()]
+    assert [step.event_ids for step in found.progress.untimed] == [("a",), ("b",)]
+    assert found.progress.gap == 11_000_000
+
+
+def test_c10_9_the_time_to_find_how_far_a_sequence_came_is_in_proportion_to_the_events_of_its_key() -> None:
+    rule = compile_rule({**FAILURES, "sequence": {**FAILURES["sequence"], "within": "1 day"}}, STREAM)
+
+    def seconds_for(size: int) -> float:
+        given = [
+            {"id": f"{at:06}", "at": moment(at), "k": "a", "amount": 1 + (at == size - 2), "arrival": 1 + at}
+            for at in range(size)
+        ]
+        own = read_events(given, STREAM, 1)[0].in_order_of_arrival()
+        highs = {int(commit): int(time) for commit, time in zip(own.commits, own.times, strict=True)}
+        evidence = Evidence(rule, own, Clock(Declarations.of(STREAM), highs), [Activation(None, "r", rule)])
+        started = time.process_time()
+        progress = find_progress(evidence, size - 1)
+        seconds = time.process_time() - started
+        assert len(progress.steps[0].event_ids) == size - 2
+        return seconds
+
+    seconds_for(200)
+    assert grows_in_proportion(seconds_for, 2_000)

@@ -13,11 +13,13 @@ import numpy as np
 
 from lookback.core.explaining.evidence import NOT_DELETED, Evidence, Explanation
 from lookback.core.explaining.explanation import explain_alert, find_clean_start, list_last_rows
+from lookback.core.explaining.progress import Progress, find_progress
 from lookback.core.explaining.tracing import TracedRow, replay
 from lookback.core.expressions.compiling import Expression, split_condition
 from lookback.core.judging.lateness import find_in_time, find_late
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.values.columns import Column, from_values, to_stored, to_text, to_texts
+from lookback.core.values.durations import format_duration
 from lookback.core.values.texts import join_words
 from lookback.core.values.times import format_time, parse_time, to_utc
 from lookback.core.values.types import BOOLEAN
@@ -94,7 +96,7 @@ class EventExplanation:
     """Explains how a rule judged an event, as of commit `arrival` for a lookback rule, else as of the last commit.
 
     event: its fields as exact text. where: the parts of the rule's `where`; is_seen: whether it holds. alerts: rows of
-    `alerts` with alert_id, revision, verdict. picture: the explanation that the key's time line is drawn from; None for an
+    `alerts` with alert_id, revision, verdict. progress: of a sequence that did not match, how far it came. picture: the explanation that the key's time line is drawn from; None for an
     event that the rule does not see.
     """
 
@@ -111,6 +113,7 @@ class EventExplanation:
     steps: tuple[Part, ...] = ()
     reasons: tuple[Reason, ...] = ()
     alerts: tuple[Mapping[str, Any], ...] = ()
+    progress: Progress | None = None
     picture: Explanation | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,7 +129,8 @@ class EventExplanation:
             "windows": [
                 {**vars(each), "parts": list_parts(each.parts), "holds": each.holds} for each in self.windows
             ],
-            "steps": list_parts(self.steps), "reasons": [dict(vars(each)) for each in self.reasons],
+            "steps": list_parts(self.steps), "progress": None if self.progress is None else self.progress.to_dict(),
+            "reasons": [dict(vars(each)) for each in self.reasons],
             "alerts": [dict(each) for each in self.alerts],
         }  # fmt: skip
 
@@ -159,6 +163,8 @@ def explain_event_at(
         span = (windows[0].window_start, windows[0].window_end) if windows else (found.event_time, found.event_time)
         picture = explain_alert(evidence, _make_row(found, span, commit), rule_row, since)
         found = replace(found, windows=tuple(windows), steps=tuple(_judge_steps(rule, one)), picture=picture)
+        if rule.spec.kind == SEQUENCE and not windows:
+            found = replace(found, progress=find_progress(evidence, at))
     return replace(found, reasons=tuple(_find_reasons(evidence, at, commit, found)))
 
 
@@ -288,10 +294,13 @@ def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanat
         yield Reason(
             "open", f"{_name_window(rule, open_[0])}nothing is judged yet: the watermark has not passed its end."
         )
-    if spec.kind == SEQUENCE and not found.windows:
+    if found.progress is not None:
         fits = [part.step for part in found.steps if part.holds or part.holds is None]
         words = f"it fits {join_words(fits)} alone" if fits else "it fits no step"
-        yield Reason("sequence", f"No match that is complete took the event; {words}.")
+        came = " ".join(
+            _describe_progress(evidence, found, found.progress, evidence.clock.watermark_before(commit + 1))
+        )
+        yield Reason("sequence", f"No match that is complete took the event; {words}. {came}")
     if spec.kind == LOOKBACK and evidence.first_counted(at + 1):
         yield Reason(
             "reset",
@@ -305,6 +314,29 @@ def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanat
         yield Reason("deleted", f"The event was deleted with commit {evidence.gone_at[at]}.")
     if spec.suppress is not None and not found.alerts and any(each.holds for each in judged):
         yield Reason("suppress", "The rule suppresses alerts of a key for a time after one of them.")
+
+
+def _describe_progress(
+    evidence: Evidence, found: EventExplanation, progress: Progress, watermark: int
+) -> Iterator[str]:
+    """Yields sentences that say how far the steps had come, and whether a wait for an absence is over."""
+    sequence, spec = evidence.rule.sequence, evidence.rule.spec.sequence
+    assert sequence is not None
+    assert spec is not None
+    within = format_duration(spec.within)
+    span = f"In the {within} up to it" if spec.expiry != "fixed" else f"In a match of {within}"
+    yield f"{span} {join_words([str(step) for step in progress.steps])}."
+    if progress.untimed:
+        steps, gap = join_words([str(step) for step in progress.untimed]), format_duration(progress.gap)
+        yield f"Had the steps more time, {steps}, the first of them {gap} before the event."
+    if sequence.absent is not None and all(step.is_met for step in progress.steps):
+        due = parse_time(found.event_time) + (sequence.absent.step.within or 0)
+        over = (
+            f"what was not to come by {format_time(due)} came"
+            if due < watermark
+            else f"the wait lasts until {format_time(due)}"
+        )
+        yield f"Of step {sequence.absent.step.name}, {over}."
 
 
 def _find_standing_reasons(evidence: Evidence, at: int, found: EventExplanation) -> Iterator[Reason]:

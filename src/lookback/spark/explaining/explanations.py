@@ -83,6 +83,9 @@ def explain_event(
     start = time = int(event.times[0])
     if rule.spec.kind == SESSION:
         start = time - history.declarations.widest.max_session
+    elif rule.sequence is not None:
+        # What came too early shows how near the steps came.
+        start = time - rule.sequence.within
     elif isinstance(rule.window, TiledWindow):
         start = rule.window.last_start(time) - rule.window.size
     row = {

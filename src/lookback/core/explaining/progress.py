@@ -1,0 +1,164 @@
+"""Says how far the steps of a sequence had come when an event came: which had their events, and which lacked some.
+
+The engine judges the events that counted, by a rule of the first steps alone; the last of these needs one event only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lookback.core.explaining.evidence import Clock, Evidence
+from lookback.core.explaining.tracing import replay
+from lookback.core.judging.lateness import find_in_time
+from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.streams.arrival import arrival_number
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
+from lookback.core.streams.events import Events
+from lookback.core.values.keys import Int64s
+from lookback.core.values.limits import WIDEST_LIMITS
+
+# A sentence names at most so many events of a step, the last ones.
+_MOST_NAMED = 5
+# Parts of a document that read steps which are cut off, or say only what is done with an alert.
+_DROPPED = ("message", "tests", "suppress", "reset_on_alert", "effective_from", "effective_until")
+
+
+@dataclass(frozen=True)
+class StepProgress:
+    """The events that a step had taken, in the order of their times, and how many it needs. at_most None: no bound."""
+
+    name: str
+    at_least: int
+    at_most: int | None
+    event_ids: tuple[str, ...]
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the step had as many events as it needs."""
+        return self.at_least <= len(self.event_ids) and (self.at_most is None or len(self.event_ids) <= self.at_most)
+
+    def __str__(self) -> str:
+        """The step with its events, the last of which are named."""
+        count = len(self.event_ids)
+        if not count:
+            return f"step {self.name} has no event"
+        bound = f"at least {self.at_least:,}" if count < self.at_least else f"at most {self.at_most or 0:,}"
+        ids = ", ".join([*(["..."] if count > _MOST_NAMED else []), *self.event_ids[-_MOST_NAMED:]])
+        return f"step {self.name} has {count:,}{'' if self.is_met else f' of {bound}'} ({ids})"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the steps of a sequence had come with an event. A wait for an absence is none of the steps.
+
+    steps: by the events that count. untimed: were `within` no limit, if the steps come further then; else empty. gap: of
+    these, the microseconds from the first event to the event.
+    """
+
+    steps: tuple[StepProgress, ...]
+    untimed: tuple[StepProgress, ...] = ()
+    gap: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values, for JSON."""
+        parts = {"steps": self.steps, "untimed": self.untimed}
+        return {name: [dict(vars(step)) for step in steps] for name, steps in parts.items()}
+
+
+def find_progress(evidence: Evidence, at: int) -> Progress:
+    """Finds how far the steps of the rule had come with the event at a position, by what had arrived with it."""
+    times, spec = evidence.events.times, evidence.rule.spec.sequence
+    assert spec is not None
+    counted, time = _list_counted(evidence, at), int(times[at])
+    in_time = counted if spec.expiry == "fixed" else counted[times[counted] >= time - spec.within]
+    steps = _describe_steps(evidence, _follow_steps(evidence, in_time, spec.within))
+    taken = _follow_steps(evidence, counted, time - int(times[counted].min()) + 1)
+    untimed = _describe_steps(evidence, taken)
+    return (
+        Progress(steps, untimed, time - int(times[taken[0][0]])) if _rank(untimed) > _rank(steps) else Progress(steps)
+    )
+
+
+def _describe_steps(evidence: Evidence, taken: Sequence[Sequence[int]]) -> tuple[StepProgress, ...]:
+    """Describes all steps. taken: the positions of the events of those that have any."""
+    assert evidence.rule.sequence is not None
+    steps = [each.step for each in evidence.rule.sequence.steps]
+    listed = [*taken, *[()] * (len(steps) - len(taken))]
+    return tuple(
+        StepProgress(step.name, step.at_least, step.at_most, tuple(evidence.events.id_text(at) for at in positions))
+        for step, positions in zip(steps, listed, strict=True)
+    )
+
+
+def _rank(steps: Sequence[StepProgress]) -> list[tuple[bool, int]]:
+    """Orders how far steps have come: a step that is met comes further than any number of events that is not enough."""
+    return [(step.is_met, 0 if step.is_met else len(step.event_ids)) for step in steps]
+
+
+def _list_counted(evidence: Evidence, at: int) -> Int64s:
+    """Lists the positions of the events that count for a match with the event, whenever they were, in time order.
+
+    They are wanted, came with it or before, were not too late then, and come after the last one that satisfies `until`.
+    """
+    events, commit = evidence.events, int(evidence.events.commits[at])
+    first = max(evidence.first_counted(at + 1), _count_before_rule(evidence, commit))
+    before = np.arange(min(first, at), at, dtype=np.int64)
+    commits, places = np.unique(events.commits[before], return_inverse=True)
+    watermarks = np.array([evidence.clock.watermark_before(each) for each in commits.tolist()], dtype=np.int64)
+    counts = find_in_time(events.times[before], watermarks[places], evidence.rule.allowed_lateness)
+    counts &= (evidence.is_wanted & evidence.is_kept_after(commit))[before] & (events.times[before] <= events.times[at])
+    listed = before[counts]
+    listed = listed[np.argsort(events.times[listed], kind="stable")]
+    ends = np.flatnonzero(evidence.ends_sequence[listed])
+    return np.append(listed[ends[-1] + 1 :] if len(ends) else listed, at)
+
+
+def _count_before_rule(evidence: Evidence, commit: int) -> int:
+    """Returns how many of the key's events came before the rule kept the state that it had at a commit."""
+    rule, count, has_state = evidence.rule, 0, False
+    for each in evidence.activations:
+        if arrival_number(each.arrival) >= commit or each.rule_id not in ("*", rule.spec.rule_id):
+            continue
+        is_own = each.rule is not None and each.rule.store == rule.store
+        if each.rule_id == "*" or (is_own and not has_state):
+            count = evidence.count_arrived(arrival_number(each.arrival))
+        if each.rule_id != "*":
+            has_state = is_own
+    return count
+
+
+def _follow_steps(evidence: Evidence, positions: Int64s, within: int) -> list[list[int]]:
+    """Returns the positions of the events that each step had taken with the last event, of as many steps as had any.
+
+    positions: of the events that count, in order; within: how long the steps may take, in microseconds.
+    """
+    # As one commit, in which nothing is late, events are judged in the order of their times.
+    stream = replace(evidence.stream, limits=WIDEST_LIMITS)
+    events = evidence.events.take(positions)
+    events = Events(events.columns, np.ones(len(events), dtype=np.int64), stream.event_id, stream.event_time)
+    first, last = int(events.times[0]), int(events.times[-1])
+    assert evidence.rule.sequence is not None
+    for count in range(len(evidence.rule.sequence.steps), 0, -1):
+        rule = _cut_steps(evidence.rule, count, within, stream)
+        rows = replay(Evidence(rule, events, Clock(Declarations.of(stream), {})), 1, first=first, last=last)
+        # With fixed expiry a match that began too early is over.
+        rows = [row for row in rows if int(events.times[row.taken[0][0]]) + within >= last]
+        if rows:
+            return [[int(positions[place]) for place in places] for places in rows[-1].taken]
+    return []
+
+
+def _cut_steps(rule: CompiledRule, count: int, within: int, stream: Stream) -> CompiledRule:
+    """Makes a rule of the first steps of another one, which alerts as soon as the last of them has one event."""
+    document = {name: value for name, value in rule.spec.document.items() if name not in _DROPPED}
+    sequence = document["sequence"]
+    steps = list(sequence["steps"])[:count]
+    steps[-1] = {**{name: value for name, value in steps[-1].items() if name != "at_most"}, "at_least": 1}
+    return compile_rule(
+        {**document, "sequence": {**sequence, "steps": steps, "within": f"{within} microseconds"}}, stream
+    )
