@@ -152,6 +152,24 @@ def test_c10_2_a_declaration_is_logged_once_and_again_when_one_of_its_settings_c
     assert all((row.rule_id, row.version) == (None, None) for row in listed)
 
 
+def test_c10_2_what_a_shard_and_a_checkpoint_keep_of_declarations_does_not_grow_with_their_number() -> None:
+    def save_after(times: int) -> int:
+        state, output, evaluator, rows = new_state(TX), Output(), Evaluator(TX), list[tuple[int | None, str]]()
+        state.begin(DictStore())
+        for at in range(times):
+            # Each is declared while the batch before it waits to be repeated.
+            now = Declared.now(replace(TX, max_revisions=100 + at), "1", at)
+            evaluator = declare(evaluator, state, now, output)
+            rows = plan_declarations(rows, at, now).to_rows()
+            assert len(rows) <= 2
+        state.save()
+        assert len(output.log) == times
+        return len(state.manifest)
+
+    # Its page is compressed, and marks differ.
+    assert save_after(300) <= save_after(2) + 16
+
+
 def test_c10_2_a_log_without_declarations_means_todays_and_an_unreadable_row_is_passed_over() -> None:
     assert Declarations.from_rows(TX, []).after(5).stream == TX
     text = Declared.now(replace(TX, max_future=5), "1").text
