@@ -25,10 +25,11 @@ from lookback.core.streams.alerts import (
     MAX_EVIDENCE_IDS,
     Alert,
     AlertOrder,
+    EncodedKey,
     Failure,
     LateEvent,
+    encode_key,
     sortable_id,
-    sortable_key,
 )
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
@@ -267,6 +268,7 @@ class RuleRun:
         self.writer = AlertWriter(entry, rule, segment.stream.name, segment.state)
         self.is_evaluated, self.max_evidence = entry.status in EVALUATED, segment.max_evidence
         self._segment, self._gathered = segment, segment.gathered
+        self._encoded: dict[Key, EncodedKey] = {}
         self.wanted: Mask = self.grouping.mine.copy()
         self.failed: Mask = np.zeros(len(self.events), dtype=bool)
         if rule.where is not None:
@@ -391,9 +393,15 @@ class RuleRun:
         """Returns the texts of an event's key."""
         return {name: to_text(self.events.columns[name].item(at)) for name in self.rule.group_by}
 
+    def list_keys(self, positions: Int64s) -> list[Key]:
+        """Returns the keys of events, as tables know them."""
+        return self.grouping.distinct.take(self.grouping.numbers[positions]).list_pairs()
+
     def list_key_texts(self, positions: Int64s) -> list[dict[str, str | None]]:
-        """Returns the texts of the keys of events."""
-        return list_key_texts(self.events, self.rule.group_by, positions)
+        """Returns the texts of the keys of events; events of one key have one dictionary."""
+        numbers, of_key = np.unique(self.grouping.numbers[positions], return_inverse=True)
+        texts = list_key_texts(self.events, self.rule.group_by, self.grouping.first_positions[numbers])
+        return [texts[at] for at in of_key.tolist()]
 
     def stored_key(self, at: int) -> list[Any]:
         """Returns the stored values of an event's key, for a table to keep."""
@@ -455,10 +463,10 @@ class RuleRun:
         values: Mapping[str, Any],
     ) -> None:
         """Writes a row of alerts. measures: typed values; values: what else the message may name."""
-        arrival = self.arrival_of(order)
-        self._add_alert(
-            order, self.writer.make_alert(subject, verdict, revision, arrival, measures, is_complete, values)
-        )
+        arrival, key = self.arrival_of(order), self._encode_key(subject)
+        make, begin = self.writer.make_alert, key.id_begin
+        alert = make(subject, verdict, revision, arrival, measures, is_complete, values, begin)
+        self._add_alert(order, key, alert)
 
     def revise(
         self, order: Order, memory: Memory | None, subject: Subject, judgement: Judgement, values: Mapping[str, Any]
@@ -467,19 +475,27 @@ class RuleRun:
 
         memory: of the row before; values: what else the message may name. Returns the memory of the row; None if no row is written.
         """
-        memory, alert = self.writer.revise(memory, subject, judgement, self.arrival_of(order), values)
+        arrival, key = self.arrival_of(order), self._encode_key(subject)
+        memory, alert = self.writer.revise(memory, subject, judgement, arrival, values, key.id_begin)
         if alert is None:
             return None
-        self._add_alert(order, alert)
+        self._add_alert(order, key, alert)
         return memory
 
-    def _add_alert(self, order: Order, alert: Alert) -> None:
+    def _encode_key(self, subject: Subject) -> EncodedKey:
+        """Encodes the key of a subject, once for all its alerts."""
+        encoded = self._encoded.get(subject.key)
+        if encoded is None:
+            encoded = encode_key(self.entry.rule_id, self.entry.version, tuple(subject.key_texts.items()))
+            self._encoded[subject.key] = encoded
+        return encoded
+
+    def _add_alert(self, order: Order, key: EncodedKey, alert: Alert) -> None:
         time, event_id = order.cause, ""
         if order.phase == BY_EVENT:
             time, event_id = self.events.times.item(order.cause), sortable_id(self.events.id_value(order.cause))
-        key = sortable_key(tuple(alert.key.values()))
         place = AlertOrder(
-            alert.arrival, order.phase, time, event_id, alert.rule_id, alert.rule_version, key, order.rank
+            alert.arrival, order.phase, time, event_id, alert.rule_id, alert.rule_version, key.sort_text, order.rank
         )
         self._gathered.alerts.append((place, alert))
 

@@ -10,7 +10,7 @@ from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.rules.rulebook import Entry
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState, raised_wake
-from lookback.core.streams.alerts import Alert, compute_alert_id
+from lookback.core.streams.alerts import Alert, complete_alert_id
 from lookback.core.values.columns import Column, Mask
 from lookback.core.values.times import to_utc
 
@@ -108,17 +108,25 @@ class AlertWriter:
         return memory if memory is not None and memory.version == self._entry.version else None
 
     def revise(
-        self, memory: Memory | None, subject: Subject, judgement: Judgement, arrival: int, values: Mapping[str, Any]
+        self,
+        memory: Memory | None,
+        subject: Subject,
+        judgement: Judgement,
+        arrival: int,
+        values: Mapping[str, Any],
+        id_begin: str,
     ) -> tuple[Memory | None, Alert | None]:
         """Judges a subject, perhaps again. Returns its memory, and the row to write; None for no row.
 
-        memory: of the row before; values: what else the message may name.
+        memory: of the row before; values: what else the message may name; id_begin: see `EncodedKey`.
         """
         memory, verdict = self._decide(self.keep_own(memory), subject, judgement)
         if memory is None or verdict is None:
             return memory, None
         measures, is_complete = dict(judgement.measures), judgement.is_complete
-        return memory, self.make_alert(subject, verdict, memory.revision, arrival, measures, is_complete, values)
+        return memory, self.make_alert(
+            subject, verdict, memory.revision, arrival, measures, is_complete, values, id_begin
+        )
 
     def _decide(
         self, memory: Memory | None, subject: Subject, judgement: Judgement
@@ -146,28 +154,33 @@ class AlertWriter:
         measures: Mapping[str, Any],
         is_complete: bool,
         values: Mapping[str, Any],
+        id_begin: str,
     ) -> Alert:
-        """Makes the row of a verdict. measures: typed values; values: what else the message may name."""
+        """Makes the row of a verdict. measures: typed values; values: what else the message may name; id_begin: see `EncodedKey`."""
         entry, rule = self._entry, self._rule
         event_time, window_end = to_utc(subject.event_time), subject.window_end
         named = subject.event_id if subject.event_id is not None else subject.window_start
+        message = rule.spec.message
+        if rule.message_names:
+            message = rule.message({**values, **measures, WINDOW_COMPLETE: is_complete})
+        # By position: a call with so many names takes twice as long, and a rule may alert on every event.
         return Alert(
-            alert_id=compute_alert_id(entry.rule_id, entry.version, subject.key_texts, named),
-            revision=revision,
-            verdict=verdict,
-            rule_id=entry.rule_id,
-            rule_version=entry.version,
-            mode=entry.status,
-            severity=rule.spec.severity,
-            stream=self._stream,
-            key=subject.key_texts,
-            event_id=subject.event_id,
-            event_time=event_time,
-            window_start=to_utc(subject.window_start),
-            window_end=event_time if window_end == subject.event_time else to_utc(window_end),
-            window_complete=is_complete,
-            measures=measures,
-            message=rule.message({**values, **measures, WINDOW_COMPLETE: is_complete}),
-            evidence=subject.evidence,
-            arrival=arrival,
+            complete_alert_id(id_begin, named),
+            revision,
+            verdict,
+            entry.rule_id,
+            entry.version,
+            entry.status,
+            rule.spec.severity,
+            self._stream,
+            subject.key_texts,
+            subject.event_id,
+            event_time,
+            to_utc(subject.window_start),
+            event_time if window_end == subject.event_time else to_utc(window_end),
+            is_complete,
+            measures,
+            message,
+            subject.evidence,
+            arrival,
         )

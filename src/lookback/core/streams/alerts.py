@@ -107,22 +107,29 @@ def compute_alert_id(rule_id: str, version: int, key: Mapping[str, str | None], 
     subject: the event id as text, or a window's start in microseconds. In canonical JSON the key's names are sorted, and
     there are no spaces; it is encoded as UTF-8.
     """
-    text = f"{_encode_begin(rule_id, version, tuple(key.items()))}{_CANONICAL(subject)}]"
+    return complete_alert_id(encode_key(rule_id, version, tuple(key.items())).id_begin, subject)
+
+
+def complete_alert_id(begin: str, subject: str | int) -> str:
+    """Computes what `compute_alert_id` does. begin: see `EncodedKey`."""
+    text = f"{begin}{_CANONICAL(subject) if isinstance(subject, str) else subject}]"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-@lru_cache(maxsize=4096)
-def _encode_begin(rule_id: str, version: int, key: tuple[tuple[str, str | None], ...]) -> str:
-    """Encodes what the ids of a key's alerts have in common: their JSON up to the subject."""
-    return _CANONICAL([rule_id, version, dict(key)])[:-1] + ","
+class EncodedKey(NamedTuple):
+    """The encodings of a key that its alerts have in common: the begin of their ids, and the text by which they are sorted."""
+
+    id_begin: str
+    sort_text: str
 
 
 @lru_cache(maxsize=4096)
-def sortable_key(texts: tuple[str | None, ...]) -> str:
-    """Writes the texts of a key as JSON, by which alerts are sorted."""
-    return _TO_JSON(texts)
+def encode_key(rule_id: str, version: int, key: tuple[tuple[str, str | None], ...]) -> EncodedKey:
+    """Encodes the names and texts of a key for the alerts of a rule."""
+    begin = _CANONICAL([rule_id, version, dict(key)])[:-1] + ","
+    return EncodedKey(begin, _TO_JSON([text for _, text in key]))
 
 
 def sortable_id(event_id: int | str) -> str:
     """Writes an event id as a text that sorts like ids of its type: integers by value, strings by code point."""
-    return f"{event_id + 2**63:020d}" if isinstance(event_id, int) else event_id
+    return str(event_id + 2**63).zfill(20) if isinstance(event_id, int) else event_id

@@ -85,10 +85,10 @@ class Column:
         stored, type_ = self.to_stored_list(), self.type
         if type_.is_decimal:
             # The conversion of `to_decimal` in place: a batch may have millions of measures.
-            exponent = -type_.scale
+            exponent, scale = -type_.scale, _EXACT.scaleb
             return [
                 None if value is None
-                else Decimal(value).scaleb(exponent, _EXACT) if -_EXACT_LIMIT < value < _EXACT_LIMIT
+                else scale(value, exponent) if -_EXACT_LIMIT < value < _EXACT_LIMIT
                 else to_decimal(value, type_.scale)
                 for value in stored
             ]  # fmt: skip
@@ -141,7 +141,7 @@ def replace_nan(value: Any) -> Any:
 def to_decimal(value: int, scale: int) -> Decimal:
     """Returns value * 10^-scale exactly; Decimal's own arithmetic would round to 28 digits."""
     if -_EXACT_LIMIT < value < _EXACT_LIMIT:
-        return Decimal(value).scaleb(-scale, _EXACT)
+        return _EXACT.scaleb(value, -scale)
     digits = tuple(int(digit) for digit in str(abs(value)))
     return Decimal((int(value < 0), digits, -scale))
 

@@ -9,9 +9,10 @@ import re
 NEVER_DUE, NEVER = 2**62, -(2**62)
 DAY_US = 86_400_000_000
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_MICROSECOND = dt.timedelta(microseconds=1)
 # The years 1 to 9999, beyond which Python has no dates.
 FIRST_TIME_US, LAST_TIME_US = (
-    (time - EPOCH) // dt.timedelta(microseconds=1)
+    (time - EPOCH) // _MICROSECOND
     for time in (
         dt.datetime(1, 1, 1, tzinfo=dt.timezone.utc),
         dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.timezone.utc),
@@ -51,14 +52,15 @@ def parse_time(value: object) -> int:
             raise ValueError(f"{value!r} is not a time")
         value = dt.datetime(value.year, value.month, value.day, tzinfo=dt.timezone.utc)
     aware = value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
-    return (aware - EPOCH) // dt.timedelta(microseconds=1)
+    return (aware - EPOCH) // _MICROSECOND
 
 
 def to_utc(microseconds: int) -> dt.datetime:
     """Converts microseconds since 1970 to an aware UTC time; beyond the years 1 to 9999, to the nearest one within."""
-    if not FIRST_TIME_US <= microseconds <= LAST_TIME_US:
-        microseconds = FIRST_TIME_US if microseconds < 0 else LAST_TIME_US
-    return EPOCH + dt.timedelta(0, 0, int(microseconds))
+    try:
+        return EPOCH + int(microseconds) * _MICROSECOND
+    except OverflowError:
+        return EPOCH + (FIRST_TIME_US if microseconds < 0 else LAST_TIME_US) * _MICROSECOND
 
 
 def format_time(time: dt.datetime | int) -> str:
