@@ -190,12 +190,22 @@ def _sequence(steps: list[dict[str, Any]], message: str = "") -> dict[str, Any]:
 
 
 def _judge_sequence(
-    events: int, where: str, message: str = "", span: int = 50 * MINUTE, absent: str = ""
+    events: int, where: str, message: str = "", span: int = 50 * MINUTE, absent: str = "", **more: Any
 ) -> Iterator[float]:
-    """Judges events of one key. absent: the condition of a last step that waits a minute."""
+    """Judges events of one key. absent: the condition of a last step that waits a minute; more: of the rule."""
     steps: list[dict[str, Any]] = [{"name": "a", "where": "n = 0", "at_least": 2}, {"name": "b", "where": where}]
     steps += [{"name": "silent", "absent": absent, "within": "1 minute"}] if absent else []
-    return _judge_once([_sequence(steps, message)], _spread_times(events, span), np.zeros(events))
+    return _judge_once([{**_sequence(steps, message), **more}], _spread_times(events, span), np.zeros(events))
+
+
+def _judge_steps(events: int, *steps: dict[str, Any], late_by: int = 0) -> Iterator[float]:
+    """Judges events of one key, of which a window sees half. late_by: of 5 % of the events, at most, in many commits."""
+    random = np.random.default_rng(3)
+    late = (random.random(events) < _LATE_SHARE) * random.integers(0, late_by + 1, events)
+    times = _spread_times(events, 2 * HOUR) - late
+    rule = _sequence([{"name": "a", "where": "n = 0", "at_least": 2}, *steps])
+    for _ in range(_REPEATS):
+        yield Shard(rule).judge(times, np.zeros(events), commits=_COMMITS if late_by else 1)
 
 
 def _judge_logins(events: int) -> Iterator[float]:
@@ -296,6 +306,15 @@ SHAPES = (
         2_000, "n = 0 and amount = element_at(a.amount, -1)", span=2 * HOUR), 1_100),
     Shape("the same, the number of the step before", 2_000, lambda: _judge_sequence(
         2_000, "n = 0 and a.count > 2000", span=2 * HOUR), 100),
+    Shape("the same, it is no event's last step but one in between", 2_000, lambda: _judge_steps(
+        2_000, {"name": "b", "where": "n = 0 and amount = element_at(a.amount, -1)"},
+        {"name": "c", "where": "n = 0"}), 600),
+    Shape("the same, at least three that satisfy it", 2_000, lambda: _judge_steps(
+        2_000, {"name": "b", "where": "n = 0 and amount <> element_at(a.amount, 1)", "at_least": 3}), 5_500),
+    Shape("the same, reset_on_alert", 2_000, lambda: _judge_sequence(
+        2_000, "n = 0 and amount < element_at(a.amount, 1) - 1000000", span=2 * HOUR, reset_on_alert=True), 150),
+    Shape("the same, 5 % late", 2_000, lambda: _judge_steps(
+        2_000, {"name": "b", "where": "n = 0 and amount < element_at(a.amount, 1) - 1000000"}, late_by=5 * MINUTE), 400),
     Shape("sequence, one key, own conditions, every event alerts", 4_000, lambda: _judge_sequence(
         4_000, "n = 0", "{a.count} and {b.count}"), 300),
     Shape("absence, one key, every event waits for one", 4_000, lambda: _judge_sequence(
@@ -318,5 +337,5 @@ SHAPES = (
           1.1, against="state of one aggregate, 50,000 rows", unit="bytes a row"),
     Shape("every event alerts with 12 measures", 4_000, lambda: _judge_once(
         [{**_rule("1 hour", "m0 > 0"), "measures": {f"m{at}": f"sum(amount + {at})" for at in range(12)}}],
-        _spread_times(4_000, HOUR), np.arange(4_000) % 100), 420),
+        _spread_times(4_000, HOUR), np.arange(4_000) % 100), 300),
 )  # fmt: skip

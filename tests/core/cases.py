@@ -186,11 +186,12 @@ def sequences(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def linked_cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Cases as of `cases` about sequences whose last condition reads earlier steps, with most events of one key in a window."""
+    """Cases as of `cases` about sequences with a step that reads earlier ones, with most events of one key in a window."""
     pace = draw(st.sampled_from([1, 1, 2, 3]))
-    # Events of one key, nearly all of them in order.
+    # Events of one key, nearly all of them in order, or many of them late.
+    late = draw(st.sampled_from([[0] * 25 + [1, 3], [0] * 25 + [1, 3], [0, 0, 0, 0, 1, 3, 5]]))
     events = [
-        row | {"k": draw(st.sampled_from("xxxxxxxy")), "at": at // pace - draw(st.sampled_from([0] * 25 + [1, 3]))}
+        row | {"k": draw(st.sampled_from("xxxxxxxy")), "at": at // pace - draw(st.sampled_from(late))}
         for at, row in enumerate(draw(rows()))
     ]
     last = max(row["arrival"] for row in events)
@@ -208,17 +209,25 @@ def linked_cases(draw: st.DrawFn) -> dict[str, Any]:
         for _ in range(2)
     ]
     where = draw(st.sampled_from(["{0}", "{0}", "n >= 0 and {0}", "{0} and {1}", "{0} or {1}", "not ({0})"]))
-    steps.append({"name": f"s{most}", "where": where.format(*parts), "at_least": draw(st.sampled_from([1, 1, 1, 2]))})
+    least = draw(st.sampled_from([1, 1, 1, 1, 2, 3, 4]))
+    steps.append({"name": f"s{most}", "where": where.format(*parts), "at_least": least})
+    if draw(st.integers(0, 4)) == 0:
+        steps[-1]["at_most"] = least + draw(st.sampled_from([0, 1, 2]))
+    for at in range(most + 1, most + 1 + draw(st.sampled_from([0, 0, 0, 1, 2]))):
+        where = draw(st.sampled_from(_OFTEN)) if draw(st.booleans()) else draw(conditions(at))
+        steps.append({"name": f"s{at}", "where": where, "at_least": draw(st.sampled_from([1, 1, 2]))})
+        if draw(st.integers(0, 5)) == 0:
+            steps[-1]["at_most"] = steps[-1]["at_least"]
     if draw(st.booleans()):
         steps.append(
-            {"name": "silent", "absent": draw(conditions(most + 1)), "within": _microseconds(draw(st.integers(1, 6)))}
+            {"name": "silent", "absent": draw(conditions(len(steps))), "within": _microseconds(draw(st.integers(1, 6)))}
         )
     sequence: dict[str, Any] = {"within": _microseconds(draw(st.sampled_from([5, 8, 3, 12]))), "steps": steps}
     until = draw(st.sampled_from([None, None, None, "n = 3"]))
     document = {
         "rule_id": "r1", "stream": "tx", "group_by": ["k"],
         "sequence": sequence if until is None else sequence | {"until": until},
-        "reset_on_alert": draw(st.sampled_from([False, False, False, True])),
+        "reset_on_alert": draw(st.sampled_from([False, False, True])),
         "message": draw(st.sampled_from(["", f"{{s0.count}} {{s{most}.count}} {{s{most}.n}} {{s0.n}}"])),
     }  # fmt: skip
     return {

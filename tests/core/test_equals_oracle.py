@@ -122,6 +122,7 @@ def small_pages() -> Iterator[None]:
         patch.setattr(candidates, "_MOST_ROWS", 2)
         patch.setattr(candidates, "_MOST_SEARCHED", 0)
         patch.setattr(candidates, "_MOST_PAIRS", 5)
+        patch.setattr(candidates, "_ROWS_OF_A_STRETCH", 0)
         patch.setattr(tiled, "_MAX_WINDOWS", 3)
         patch.setattr(lookbacks, "_MOST_CANDIDATES", 2)
         yield

@@ -107,11 +107,15 @@ def judged(
     events: int, steps: list[dict[str, Any]], message: str = "", minutes: int = 50, **sequence: Any
 ) -> tuple[int, int, float]:
     """Bytes of pages, characters of values, and seconds, for so many events of one key in these minutes."""
-    rows = [row(at, minutes * at / events, 1) for at in range(events)]
+    return judged_rows([row(at, minutes * at / events, 1) for at in range(events)], rule(steps, message, **sequence))
+
+
+def judged_rows(rows: list[dict[str, Any]], document: dict[str, Any]) -> tuple[int, int, float]:
+    """What `judged` returns, for these rows, each a commit unless it has an `arrival`, and this rule."""
     listed, _ = read_events(rows, STREAM, 1)
     state, store = ShardState(RuleBook(STREAM, {"s": STREAM})), DictStore()
     state.begin(store)
-    change = RuleChange("insert", 0, "r", 1, "active", json.dumps(rule(steps, message, **sequence)))
+    change = RuleChange("insert", 0, "r", 1, "active", json.dumps(document))
     started = time.process_time()
     Evaluator(STREAM).process(state, Batch(listed, None, find_marks(listed, listed.commits), [change]))
     state.save()
@@ -180,6 +184,51 @@ def test_c8_a_window_that_slides_past_events_takes_time_in_proportion_to_them(la
 def test_c8_a_window_that_slides_past_events_which_all_alert_takes_time_in_proportion_to_them(last: str) -> None:
     steps = [{"name": "a", "where": "n = 1", "at_least": 2}, {"name": "b", "where": f"n = 1 and {last}"}]
     assert grows_in_proportion(lambda count: judged(count, steps, "{a.count}", minutes=120)[2], 400)
+
+
+_NEVER, _ALWAYS = "n = 1 and ip <> element_at(a.ip, 1)", "n = 1 and ip = element_at(a.ip, 1)"
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # A step in between that no event satisfies, whatever the last one reads.
+        [{"name": "b", "where": _NEVER}, {"name": "c", "where": "n = 1"}],
+        [{"name": "b", "where": _NEVER, "at_least": 2}, {"name": "c", "where": "n = 1 and array_contains(b.ip, ip)"}],
+        [{"name": "b", "where": _ALWAYS}, {"name": "c", "where": "n = 1"}],
+        [{"name": "b", "where": _NEVER, "at_least": 3}],
+        [{"name": "b", "where": _ALWAYS, "at_least": 30}],
+        [{"name": "b", "where": _NEVER, "at_most": 2}],
+        [{"name": "b", "where": _ALWAYS, "at_most": 2}],
+    ],
+)
+@pytest.mark.parametrize("resets", [False, True])
+def test_c8_a_window_that_slides_past_events_takes_time_in_proportion_whatever_the_steps_count(
+    steps: list[dict[str, Any]], resets: bool
+) -> None:
+    """The window begins with another event at each, and sees half as many as there are."""
+    listed = [{"name": "a", "where": "n = 1", "at_least": 2}, *steps]
+    document = {**rule(listed), "reset_on_alert": resets}
+
+    def seconds_for(events: int) -> float:
+        return judged_rows([row(at, 120 * at / events, 1) for at in range(events)], document)[2]
+
+    assert grows_in_proportion(seconds_for, 1_000)
+
+
+@pytest.mark.parametrize("last", [_NEVER, _ALWAYS, "n = 1 and not array_contains(a.ip, ip)"])
+@pytest.mark.parametrize("resets", [False, True])
+def test_c8_events_of_many_commits_that_come_late_take_time_in_proportion_to_them(last: str, resets: bool) -> None:
+    """Every tenth event comes two minutes late, in commits of half a minute; the window sees half of the events."""
+    steps = [{"name": "a", "where": "n = 1", "at_least": 2}, {"name": "b", "where": last}]
+    document = {**rule(steps), "reset_on_alert": resets}
+
+    def seconds_for(events: int) -> float:
+        minutes = [120 * at / events - 2 * (at % 10 == 9) for at in range(events)]
+        rows = [{**row(at, minute, 1), "arrival": 1 + 240 * at // events} for at, minute in enumerate(minutes)]
+        return judged_rows(rows, document)[2]
+
+    assert grows_in_proportion(seconds_for, 1_000)
 
 
 @pytest.mark.parametrize("expiry", ["sliding", "fixed"])

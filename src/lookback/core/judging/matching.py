@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -70,10 +71,13 @@ class Array:
         # The places of each value among the first `_indexed` values.
         self._places: dict[Any, list[int]] = {}
         self._indexed = 0
+        # For each place the last one up to which all values are the same; empty until it is needed.
+        self._same: list[int] = []
 
     def extend(self, values: Iterable[Any]) -> None:
         """Adds values at the end."""
         self.values.extend(values)
+        self._same = []
 
     def cut(self, count: int) -> None:
         """Keeps the first `count` values."""
@@ -81,6 +85,7 @@ class Array:
             self._places[replace_nan(value)].pop()
         self._indexed = min(self._indexed, count)
         del self.values[count:]
+        self._same = []
 
     def find_first(self, value: Any, begin: int, end: int) -> int | None:
         """Finds the first place of a value in [begin, end)."""
@@ -96,6 +101,15 @@ class Array:
         places = self._find_places(value)
         at = bisect_left(places, end) - 1
         return places[at] if at >= 0 and places[at] >= begin else None
+
+    def find_same(self, place: int) -> int:
+        """Finds the last place up to which all values are the one at a place."""
+        if not self._same:
+            values, last = self.values, len(self.values) - 1
+            self._same = [last] * len(values)
+            for at in range(last - 1, -1, -1):
+                self._same[at] = self._same[at + 1] if values[at] == values[at + 1] else at
+        return self._same[place]
 
     def _find_places(self, value: Any) -> list[int]:
         for at in range(self._indexed, len(self.values)):
@@ -198,9 +212,23 @@ class KeyedRows:
     @cached_property
     def is_in_order(self) -> Mask:
         """Marks the rows that arrived after all rows of their key that are before them."""
-        arrived = self.keys * len(self.keys) + self.arrivals
+        arrived = self.keys * (int(self.arrivals.max(initial=0)) + 1) + self.arrivals
         is_in_order: Mask = np.maximum.accumulate(arrived) == arrived
         return is_in_order
+
+    def take(self, index: Int64s) -> KeyedRows:
+        """Returns the rows at positions, ascending."""
+        _, keys = np.unique(self.keys[index], return_inverse=True)
+        return KeyedRows(keys, self.times[index], self.bits[index], self.arrivals[index], self.read)
+
+    def number_stretches(self) -> Int64s:
+        """Numbers the stretches of each key, from 0: rows that arrived one after another in order of time."""
+        arrived = np.lexsort((self.arrivals, self.keys))
+        begun = np.cumsum(np.diff(arrived, prepend=-1) < 0)
+        stretches = np.empty(len(arrived), dtype=np.int64)
+        stretches[arrived] = begun
+        # Keys come one after another, so the first row of the next key goes on with the last stretch of the one before.
+        return stretches - begun[np.searchsorted(self.keys, self.keys)]
 
 
 @dataclass(frozen=True)
@@ -208,27 +236,66 @@ class Candidates:
     """Rows that may complete the steps; all arrays have shape (candidates,).
 
     at: their positions; starts: that of the first row that may count for each. able: for each step the positions of the rows
-    that satisfy its gate; first: for each step the place among these of the row with which the step is reached. last: that
-    of the first row that the last step took, where it is known that the candidate completes the steps; else -1. failed: the
-    positions of rows that complete no steps, because of an error in the last condition.
+    that satisfy its gate; first: for each step the place among these of the row with which the step is reached.
     """
 
     at: Int64s
     starts: Int64s
     able: list[Int64s]
     first: list[Int64s]
-    last: Int64s
-    failed: Int64s
 
     def take(self, index: Mask | Int64s) -> Candidates:
         """Returns the candidates at positions or of a mask."""
-        first = [each[index] for each in self.first]
-        return Candidates(self.at[index], self.starts[index], self.able, first, self.last[index], self.failed)
+        return Candidates(self.at[index], self.starts[index], self.able, [each[index] for each in self.first])
 
-    def find_begins(self) -> Int64s:
-        """Finds the positions of the first rows that the steps took, shape (candidates, steps), of candidates with `last`."""
-        firsts = [*self.first[:-1], self.last]
-        return np.stack([able[first] for able, first in zip(self.able, firsts, strict=True)], axis=1)
+    @property
+    def needed(self) -> Int64s:
+        """The positions of the rows that may count for one of them."""
+        return _list_between(self.starts, self.at)
+
+    @property
+    def unsettled(self) -> Settlement:
+        """The settlement that leaves all of them open."""
+        none = np.empty(0, dtype=np.int64)
+        return Settlement(self.at, self.starts, none, none.reshape(0, len(self.able)), none)
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """The findings about rows that may complete the steps; all arrays have positions of rows.
+
+    open, starts: those that are to be judged one by one, and the first row that may count for each; shape (open,).
+    complete: those that complete the steps; begins: the first rows that each step took, shape (complete, steps). failed:
+    those that complete no steps because of an error in the last condition.
+    """
+
+    open: Int64s
+    starts: Int64s
+    complete: Int64s
+    begins: Int64s
+    failed: Int64s
+
+    @property
+    def needed(self) -> Int64s:
+        """The positions of the rows that may count for one of the candidates that complete the steps, or may."""
+        return _list_between(np.append(self.starts, self.begins[:, 0]), np.append(self.open, self.complete))
+
+    @classmethod
+    def join(cls, parts: Sequence[Settlement]) -> Settlement:
+        """Returns that of all candidates of some parts."""
+        fields = ([getattr(part, each.name) for part in parts] for each in dataclass_fields(cls))
+        return cls(*(np.concatenate(each) for each in fields))
+
+    def move(self, places: Int64s) -> Settlement:
+        """Returns the same about other positions: `places` has that of each row."""
+        return Settlement(*(places[getattr(self, each.name)] for each in dataclass_fields(self)))
+
+
+def _list_between(first: Int64s, last: Int64s) -> Int64s:
+    """Lists the positions that lie in some range, ascending; the last one of each is in it."""
+    rows = int(last.max(initial=-1)) + 1
+    edges = np.bincount(first, minlength=rows + 1) - np.bincount(last + 1, minlength=rows + 1)
+    return np.flatnonzero(np.cumsum(edges) > 0)
 
 
 class Steps:
@@ -405,8 +472,7 @@ def find_candidates(
     """
     first = rows.times[judged] - within if floor is None else np.maximum(rows.times[judged] - within, floor)
     lows = TimeSearch(rows.keys, rows.times).find_first(rows.keys[judged], first)
-    unknown, none = np.full(len(judged), -1), np.empty(0, dtype=np.int64)
-    found = Candidates(judged, lows, [], [], unknown, none)
+    found = Candidates(judged, lows, [], [])
     untils = np.flatnonzero(rows.bits >> steps.until & 1)
     if until_ends and len(untils):
         before = np.searchsorted(untils, judged) - 1
@@ -517,6 +583,8 @@ class Index:
         self._steps = steps
         self.rows = [TakenRows() for _ in range(steps.until + 1)]
         self.sort_keys: list[list[SortKey]] = [[] for _ in self.rows]
+        # What `_find_spans` last found.
+        self._spans: list[tuple[int, int]] | None = None
         for row in rows:
             for condition, listed in enumerate(self.rows):
                 if row.bits >> condition & 1:
@@ -533,7 +601,7 @@ class Index:
                 sort_keys.append(key)
                 self.rows[condition].append(row)
             else:
-                at = bisect_left(sort_keys, key)
+                at, self._spans = bisect_left(sort_keys, key), None
                 sort_keys.insert(at, key)
                 self.rows[condition].put_in(at, row)
 
@@ -557,26 +625,36 @@ class Index:
 
         For steps whose conditions read the event alone. The last row may satisfy the last step.
         """
-        at = bisect_left(self.sort_keys[0], low)
-        taken: list[RowRange] = []
-        for number, each in enumerate(self._steps.steps):
-            sort_keys, spec = self.sort_keys[number], each.step
-            enough = at + spec.at_least - 1
-            if enough >= len(sort_keys) or sort_keys[enough] > last:
+        at, number = bisect_left(self.sort_keys[0], low), self._steps.last
+        if self._spans is None or self._spans[0][0] != at:
+            self._spans = self._find_spans(at)
+        if self._spans is None:
+            return None
+        sort_keys, spec, begin = self.sort_keys[number], self._steps.steps[number].step, self._spans[number][0]
+        end = len(sort_keys) if sort_keys[-1] <= last else bisect_right(sort_keys, last)
+        if end - begin < spec.at_least or (spec.at_most is not None and end - begin > spec.at_most):
+            return None
+        before = [RowRange(rows, *span) for rows, span in zip(self.rows[:number], self._spans, strict=False)]
+        return [*before, RowRange(self.rows[number], begin, end)]
+
+    def _find_spans(self, at: int) -> list[tuple[int, int]] | None:
+        """Finds the places that each step but the last takes, and where the last begins; None if some step is not reached.
+
+        at: the place with which step one begins. Rows that come after all others change nothing about it.
+        """
+        spans: list[tuple[int, int]] = []
+        for number, each in enumerate(self._steps.steps[:-1]):
+            sort_keys, following = self.sort_keys[number], self.sort_keys[number + 1]
+            enough = at + each.step.at_least - 1
+            after = bisect_right(following, sort_keys[enough]) if enough < len(sort_keys) else len(following)
+            if after == len(following):
                 return None
-            if number < self._steps.last:
-                following = self.sort_keys[number + 1]
-                after = bisect_right(following, sort_keys[enough])
-                if after == len(following):
-                    return None
-                end, following_at = bisect_left(sort_keys, following[after]), after
-            else:
-                end, following_at = bisect_right(sort_keys, last), 0
-            if spec.at_most is not None and end - at > spec.at_most:
+            end = bisect_left(sort_keys, following[after])
+            if each.step.at_most is not None and end - at > each.step.at_most:
                 return None
-            taken.append(RowRange(self.rows[number], at, end))
-            at = following_at
-        return taken
+            spans.append((at, end))
+            at = after
+        return [*spans, (at, at)]
 
 
 class RowRange(Sequence[Row]):

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress, islice
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from lookback.core.judging.candidates import settle_candidates
 from lookback.core.judging.matching import (
+    Candidates,
     Computation,
     Index,
     KeyedRows,
@@ -42,6 +44,7 @@ from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask, from_values, to_texts
 from lookback.core.values.keycolumns import KeyColumns
 from lookback.core.values.keys import Int64s, Keys, find_keys, order_by_group, order_by_number
+from lookback.core.values.times import NEVER
 from lookback.core.values.types import BIGINT
 
 # The conditions of so many keys are evaluated together.
@@ -260,28 +263,34 @@ def delete_from_sequences(state: ShardState, rule: CompiledRule, keys: Keys, del
             table.change(key, key_state.to_value())
 
 
-class _Arrival(NamedTuple):
-    """A row as its event arrives.
+class _Settled(NamedTuple):
+    """What is known of a row unless an alert has emptied rows of its window.
 
-    at: the event's position; may_complete: whether it may complete the steps; begins: the sort key of the first row that each
-    step took, if it is known that the row completes them.
+    begins: the sort key of the first row that each step took; None if the row does not complete the steps. has_failed:
+    whether the last condition has an error for it.
     """
 
-    row: Row
-    at: int
-    may_complete: bool
     begins: list[SortKey] | None
+    has_failed: bool
+
+
+# A row as its event arrives: the row, the position of the event, whether it may complete the steps, and what is known of it;
+# None if it has still to be judged. A plain tuple, since there are as many as events.
+_Arrival = tuple[Row, int, bool, _Settled | None]
 
 
 class _Found(NamedTuple):
-    """The findings about the rows of a batch, without making them: two masks, then by the positions of rows.
+    """The findings about the rows of a batch, without making them: masks, then by the positions of rows.
 
-    is_candidate: those that may complete the steps; is_needed: those that may count for one of them; begins: the first row
-    that each step took, of rows that complete them.
+    is_candidate: those that may complete the steps; is_needed: those that may count for one of them; is_settled: those that
+    complete no steps unless an alert has emptied their key; has_failed: those with an error in the last condition. begins:
+    the first row that each step took, of rows that complete them.
     """
 
     is_candidate: Mask
     is_needed: Mask
+    is_settled: Mask
+    has_failed: Mask
     begins: dict[int, list[int]]
 
 
@@ -416,8 +425,8 @@ class _KeyedBatch:
         rows, places = [self._rows[place] for place in at.tolist()], at.tolist()
         # Rows of the state have no position among the events.
         positions = np.append(np.full(self._count, -1), self._positions)[at].tolist()
-        may_complete = found.is_candidate[at].tolist()
-        begins = self._find_begins(found, places)
+        may_complete = (found.is_candidate | found.is_settled)[at].tolist()
+        settled = self._list_settled(found, places)
         followed = np.flatnonzero(is_followed)
         grouping = self._rule_run.grouping
         own = followed[followed < len(grouping.distinct)]
@@ -442,18 +451,21 @@ class _KeyedBatch:
             yield (
                 self.keys.pair(number),
                 state,
-                list(map(_Arrival, rows[at_own], positions[at_own], may_complete[at_own], begins[at_own])),
+                list(zip(rows[at_own], positions[at_own], may_complete[at_own], settled[at_own], strict=True)),
             )
 
-    def _find_begins(self, found: _Found, places: Sequence[int]) -> list[list[SortKey] | None]:
-        """Finds the sort keys of the first rows that each step took, of the rows at places that complete the steps."""
-        if not found.begins:
-            return [None] * len(places)
-        numbers = np.append(self._stored.values[_NUMBER], self._row_numbers)
-        listed = np.array(list(found.begins.values()))
-        keys = zip(self.times[listed].tolist(), numbers[listed].tolist(), strict=True)
-        begins = {place: list(zip(*each, strict=True)) for place, each in zip(found.begins, keys, strict=True)}
-        return list(map(begins.get, places))
+    def _list_settled(self, found: _Found, places: Sequence[int]) -> list[_Settled | None]:
+        """Lists what is known of the rows at places."""
+        settled: dict[int, _Settled] = {}
+        for place in np.flatnonzero(found.is_settled).tolist():
+            settled[place] = _Settled(None, bool(found.has_failed[place]))
+        if found.begins:
+            numbers = np.append(self._stored.values[_NUMBER], self._row_numbers)
+            listed = np.array(list(found.begins.values()))
+            keys = zip(self.times[listed].tolist(), numbers[listed].tolist(), strict=True)
+            for place, each in zip(found.begins, keys, strict=True):
+                settled[place] = _Settled(list(zip(*each, strict=True)), False)
+        return list(map(settled.get, places))
 
     def save(
         self, is_kept: Mask, is_followed: Mask, rows_wake_after: int, forget: Callable[[KeyState], int | None]
@@ -524,6 +536,7 @@ class _Judge:
         self.wait = 0 if self.absent is None else self.absent.step.within
         self.floor = rule_run.state.features[rule_run.rule.store].floor
         self.complete_from = rule_run.complete_from
+        self._resets = rule_run.spec.reset_on_alert
         self._oldest = rule_run.earliest_in_time(rule_run.timeline.end)
         # The names in the message that are of earlier steps, and those of the event itself.
         self.step_names = sorted(name for name in rule_run.rule.message_names if "." in name)
@@ -555,7 +568,12 @@ class _Judge:
         is_kept = batch.times >= self._oldest - self.spec.within
         found = self._find_candidates(batch, batch.mark_events(may_complete))
         is_followed = self._find_followed(batch, found.is_candidate, is_kept)
-        found.is_needed[is_followed[batch.numbers]] = True
+        of_followed = is_followed[batch.numbers]
+        found.is_needed[of_followed] = True
+        # In a key that is followed an error counts when its row arrives: an alert may have emptied the rows before.
+        found.is_settled[~of_followed] = False
+        failed = batch.find_positions(np.flatnonzero(found.has_failed & ~found.is_settled))
+        self.rule_run.failed[failed] |= self.alerting[failed]
         batch.make_rows(found.is_needed, is_kept)
         judges = (
             _KeyJudge(self, key, state).run(arrivals) for key, state, arrivals in batch.list_judged(found, is_followed)
@@ -572,29 +590,30 @@ class _Judge:
         """Finds the rows that may complete the steps, and counts the errors of others."""
         order = batch.order
         rows = KeyedRows(batch.numbers[order], batch.times[order], batch.bits[order], order, batch.read_field)
-        # With fixed expiry, or after a reset, a row that came before `until` may lie in a match that began since.
-        until_ends = not (self.is_fixed or self.rule_run.spec.reset_on_alert)
-        judged = np.flatnonzero(may_complete[order])
-        found = find_candidates(self.steps, rows, judged, self.spec.within, self.floor, until_ends)
-        if until_ends and not self.steps.reads_event_alone:
-            found = settle_candidates(self.steps, rows, found)
-        failed = batch.find_positions(order[found.failed])
-        self.rule_run.failed[failed] |= self.alerting[failed]
-        edges = np.bincount(found.starts, minlength=len(order) + 1)
-        edges -= np.bincount(found.at + 1, minlength=len(order) + 1)
-        is_candidate, is_needed = np.zeros(len(order), dtype=bool), np.zeros(len(order), dtype=bool)
-        is_candidate[order[found.at]] = True
-        is_needed[order] = np.cumsum(edges[:-1]) > 0
-        known = np.flatnonzero(found.last >= 0)
-        begins = order[found.take(known).find_begins()].tolist() if len(known) else []
-        return _Found(is_candidate, is_needed, dict(zip(order[found.at[known]].tolist(), begins, strict=True)))
+        judged, own, resets = np.flatnonzero(may_complete[order]), self.steps.reads_event_alone, self._resets
+        if self.is_fixed or own:
+            # With fixed expiry, or after a reset, a row that came before `until` may lie in a match that began since.
+            found = self._find(rows, judged, until_ends=not (self.is_fixed or resets)).unsettled
+        else:
+            found = settle_candidates(self.steps, rows, judged, partial(self._find, until_ends=True))
+        is_settled, is_candidate, is_needed, has_failed = (np.zeros(len(order), dtype=bool) for _ in range(4))
+        if resets and not (self.is_fixed or own):
+            is_settled[order[self._find(rows, judged, until_ends=False).at]] = True
+        for each in (found.open, found.complete):
+            is_candidate[order[each]] = True
+        is_needed[order[found.needed]], has_failed[order[found.failed]] = True, True
+        begins = dict(zip(order[found.complete].tolist(), order[found.begins].tolist(), strict=True))
+        return _Found(is_candidate, is_needed, is_settled & ~is_candidate, has_failed, begins)
+
+    def _find(self, rows: KeyedRows, judged: Int64s, until_ends: bool) -> Candidates:
+        return find_candidates(self.steps, rows, judged, self.spec.within, self.floor, until_ends)
 
     def _find_followed(self, batch: _KeyedBatch, is_candidate: Mask, is_kept: Mask) -> Mask:
         """Marks the keys that are followed event by event, shape (keys,)."""
         is_followed: Mask = np.zeros(len(batch.keys), dtype=bool)
         if self.is_fixed:
             is_followed = batch.mark_keys(is_candidate | is_kept)
-        elif self.absent is not None or self.rule_run.spec.reset_on_alert:
+        elif self.absent is not None or self._resets:
             is_followed = batch.mark_keys(is_candidate)
         is_followed[list(batch.states)] = True
         return is_followed
@@ -608,6 +627,8 @@ class _KeyJudge:
         self._key, self._state, self._rank = key, state, 0
         self._absent, self._wait = judge.absent, judge.wait
         self._key_texts: dict[str, str | None] | None = None
+        # The latest time of a row that an alert has emptied.
+        self._emptied = NEVER
         # The rows of the batch in order of arrival, and how many of them have come.
         self._arrivals: Sequence[_Arrival] = ()
         self._coming = 0
@@ -621,7 +642,7 @@ class _KeyJudge:
     def run(self, arrivals: Sequence[_Arrival]) -> Computation[None]:
         """Judges the events of the key."""
         rule_run, self._arrivals = self._rule_run, arrivals
-        for self._coming, (row, at, may_complete, begins) in enumerate(arrivals, 1):
+        for self._coming, (row, at, may_complete, settled) in enumerate(arrivals, 1):
             if self._absent is not None:
                 self._pass_time(int(rule_run.watermarks[at]))
                 self._rank = 0
@@ -630,12 +651,19 @@ class _KeyJudge:
             self._add_row(row)
             if self._judge.is_fixed:
                 yield from self._judge_fixed(row, at, may_complete)
-            elif begins is not None:
-                self._complete_steps(row, at, self._state.since, self._list_taken(begins, row))
+            elif settled is not None and self._emptied < row.time - self._spec.within:
+                self._conclude(row, at, settled)
             elif may_complete:
                 yield from self._judge_sliding(row, at)
         if self._absent is not None:
             self._pass_time(rule_run.timeline.end)
+
+    def _conclude(self, row: Row, at: int, settled: _Settled) -> None:
+        """Concludes about an event what is known of it."""
+        if settled.has_failed and self._judge.alerting[at]:
+            self._rule_run.failed[at] = True
+        if settled.begins is not None:
+            self._complete_steps(row, at, self._state.since, self._list_taken(settled.begins, row))
 
     def _add_row(self, row: Row) -> None:
         rows = self._state.rows
@@ -779,6 +807,7 @@ class _KeyJudge:
     def _reset_rows(self) -> None:
         """After an alert of a rule that resets, lets nothing count that has arrived."""
         if self._rule_run.spec.reset_on_alert:
+            self._emptied = max([self._emptied, *(row.time for row in self._state.rows[-1:])])
             self._state.empty()
             self._index_rows()
 
