@@ -8,7 +8,7 @@ import pytest
 from cases import STREAMS
 from test_equals_oracle import assert_engine_equals_oracle, regression, run_engine
 
-from lookback.core.expressions.compiling import find_rising
+from lookback.core.expressions.compiling import Expression, find_rising
 from lookback.core.judging import lookbacks
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.streams.declaration import Stream
@@ -130,18 +130,37 @@ def test_rules_are_judged_in_an_order_whatever_digits_their_texts_have() -> None
 @pytest.mark.parametrize(
     ("condition", "names"),
     [
-        ("m0 >= 3", {"m0"}),
-        ("3 < m0", {"m0"}),
-        ("m0 > 2.5 and (m1 >= 1 or `order` > 9)", {"m0", "m1", "order"}),
+        ("m0 >= 3", {"m0": 3}),
+        ("3 < m0", {"m0": 3}),
+        ("m0 > 2.5 and (m1 >= 1 or `order` > 9)", {"m0": 2, "m1": 1, "order": 9}),
+        ("m0 >= 7 or m0 > 4", {"m0": 4}),
+        # A number of another kind, or with more digits than a double has.
+        ("m0 >= 1e3 and m1 > 12345678901234567", {"m0": 0, "m1": 0}),
         ("m0 < 3", None),
         ("m0 >= n", None),
         ("not m0 >= 3", None),
         ("m0 >= 3 or m1 is null", None),
         ("m0 * 2 >= 3", None),
         ("m0 = 3", None),
-        (" and ".join(["m0 >= 3"] * 2_000), {"m0"}),
+        (" and ".join(["m0 >= 3"] * 2_000), {"m0": 3}),
         ("m0 >= (3", None),
     ],
 )
-def test_conditions_that_hold_no_more_often_for_lower_values(condition: str, names: set[str] | None) -> None:
+def test_conditions_that_hold_no_more_often_for_lower_values(condition: str, names: dict[str, int] | None) -> None:
     assert find_rising(condition) == names
+
+
+@pytest.mark.parametrize(("limit", "is_evaluated"), [("24", True), ("25", False), ("24.5", True), ("25.5", False)])
+def test_a_condition_that_the_most_in_any_larger_window_is_far_below_is_not_evaluated(
+    limit: str, is_evaluated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The larger window has 24 events at most; a number is compared rounded down, and one less."""
+    evaluate, texts = Expression.evaluate, list[str]()
+
+    def note(self: Expression, *arguments: Any) -> Any:
+        texts.append(self.sql)
+        return evaluate(self, *arguments)
+
+    monkeypatch.setattr(Expression, "evaluate", note)
+    run_engine(regression("", [rule(25, "count(*)", "m0 >= 1"), rule(8, "count(*)", f"m0 >= {limit}")], MANY))
+    assert (f"m0 >= {limit}" in texts) == is_evaluated

@@ -150,17 +150,18 @@ def find_names(text: str) -> list[str]:
     return [".".join(part.name for part in column.parts) for column in parse(text).find_all(exp.Column)]
 
 
-def find_rising(text: str) -> frozenset[str] | None:
+def find_rising(text: str) -> dict[str, int] | None:
     """Returns the names that a condition compares with numbers, if it holds no more often when any of them is lower.
 
-    It then consists of comparisons such as `total >= 100`, joined by `and` or `or`; None for any other condition, and for one
+    Each has the lowest of its numbers, rounded down; the condition does not hold where every name is below its own by one or
+    more, however either is rounded to be compared. It then consists of comparisons such as `total >= 100`, joined by `and` or `or`; None for any other condition, and for one
     that cannot be read again.
     """
     try:
         parts = [parse(text, _CANONICAL)]
     except ExpressionError:
         return None
-    names = set()
+    lowest: dict[str, int] = {}
     while parts:
         tree = unwrap(parts.pop())
         if isinstance(tree, (exp.And, exp.Or)):
@@ -175,8 +176,10 @@ def find_rising(text: str) -> frozenset[str] | None:
         is_number = isinstance(number, exp.Literal) and not number.is_string
         if not is_number or not isinstance(name, exp.Column) or len(name.parts) != 1:
             return None
-        names.add(name.name)
-    return frozenset(names)
+        whole = number.name.partition(".")[0]
+        limit = int(whole) if whole.isdigit() and len(whole) <= _EXACT_DIGITS else 0
+        lowest[name.name] = min(limit, lowest.get(name.name, limit))
+    return lowest
 
 
 def find_thresholds(text: str, count: str) -> frozenset[int] | None:
@@ -202,6 +205,8 @@ def find_thresholds(text: str, count: str) -> frozenset[int] | None:
     return frozenset(found)
 
 
+# A double holds every whole number of so many digits.
+_EXACT_DIGITS = 15
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
 _TEACHING = (
     "a measure is one aggregate such as sum(amount) or count(*) filter (where amount > 1000); "

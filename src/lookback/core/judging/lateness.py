@@ -64,6 +64,8 @@ class LateEvents:
     def record(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
         """Notes what a rule did with the late events among those that it wants."""
         at = self._positions
+        if not len(at):
+            return
         action = np.where(judged[at], _EVALUATED, np.where(taken[at], _RECORDED, _DISCARDED))
         self._actions = np.maximum(self._actions, np.where(wanted[at], action, _UNWANTED)).astype(np.int8)
 

@@ -101,6 +101,8 @@ def _find_candidates(
     columns = {name: ceiling.column for name, window, ceiling in ceilings if ceiling.column and ceiling.covers(window)}
     if not ceilings or len(columns) < len(ceilings):
         return None
+    if all(ceiling.is_below(rule_run.rule.rising[name]) for name, _, ceiling in ceilings):
+        return np.empty(0, dtype=np.int64)
     assert rule_run.rule.when is not None
     when = rule_run.rule.when.evaluate(columns, len(counted))
     may_hold = when.is_true()
@@ -154,10 +156,11 @@ def _raise_alerts(rule_run: RuleRun, verdicts: Verdicts, at_counted: Int64s, hit
     shown = [name for name in rule.fields if name in rule.message_names]
     values = _list_rows({name: events.columns[name].take(at_hits) for name in shown}, hits)
     is_complete, times = verdicts.is_complete[hits].tolist(), events.times[at_hits].tolist()
-    key_texts, ids = rule_run.list_key_texts(at_hits), events.list_ids(at_hits)
+    key_texts, keys = rule_run.list_key_texts(at_hits), rule_run.list_keys(at_hits)
+    ids = list(map(str, events.list_ids(at_hits)))
     for row, (at, time) in enumerate(zip(at_hits.tolist(), times, strict=True)):
         first, last = window.bounds(time)
-        subject = Subject(key_texts[row], rule_run.key_at(at), str(ids[row]), time, first, last)
+        subject = Subject(key_texts[row], keys[row], ids[row], time, first, last)
         verdict, order = rule_run.writer.decide_first(subject), rule_run.order_by_event(at)
         rule_run.write_alert(order, subject, verdict, 0, measures[row], is_complete[row], values[row])
 

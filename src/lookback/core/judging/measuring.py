@@ -60,21 +60,33 @@ class Ceiling:
         self.column: Column | None = None
         self.widest: tuple[int, Column | None] = -1, None
         self._is_own = False
+        # The highest value, None where a value is an error; nothing until it is asked for.
+        self._most: list[int | None] = []
 
     def covers(self, window: Lookback) -> bool:
         """Returns whether it holds for windows as large as that."""
         return self.column is not None and window.size <= self.size
 
+    def is_below(self, limit: int) -> bool:
+        """Returns whether every value is below a number by one or more; no value, and no error, is beyond it either."""
+        column = self.column
+        assert column is not None
+        if not self._most:
+            known = column.values if column.null is None else column.values[~column.null]
+            self._most = [None if column.error is not None else int(known.max()) if len(known) else -NEVER_DUE]
+        most = self._most[0]
+        return most is not None and most <= (limit - 1) * 10**column.type.scale
+
     def begin(self, size: int, column: Column) -> None:
         """Begins with what windows of all counted events have, or may have at most; callers must not change the column."""
-        self.size, self.column, self._is_own = size, column, False
+        self.size, self.column, self._is_own, self._most = size, column, False, []
         self.widest = size, column
 
     def lower(self, window: Lookback, at: Int64s, column: Column) -> None:
         """Lowers it to what windows have that it covers. at: the positions of their events among the counted ones."""
         whole, is_widest = self.column, window.size == self.size
         assert whole is not None
-        self.size = window.size
+        self.size, self._most = window.size, []
         if column.values.dtype != whole.values.dtype:
             return
         if not self._is_own:

@@ -252,20 +252,24 @@ class CompiledRule:
         return tuple({feature.feature_id: feature for feature in features}.values())
 
     @cached_property
-    def rising(self) -> frozenset[str]:
+    def rising(self) -> Mapping[str, int]:
         """The measures that the condition reads, if it holds no more often where any of them is lower; else none.
+
+        Each has a number: the condition does not hold where every measure is below its own by one or more.
 
         Where it does not hold with what larger windows have, it does not hold, and nothing about it can be an error but an
         event.
         """
         if self.when is None or not all(isinstance(measure.window, Lookback) for measure in self.measures):
-            return frozenset()
-        names = find_rising(self.when.sql) or frozenset()
+            return {}
+        names = find_rising(self.when.sql) or {}
         by_name = {measure.name: measure for measure in self.measures}
-        if names != self.when.fields or not all(name in by_name and by_name[name].feature.is_rising for name in names):
-            return frozenset()
+        if names.keys() != self.when.fields or not all(
+            name in by_name and by_name[name].feature.is_rising for name in names
+        ):
+            return {}
         is_safe = all(measure.name in names or measure.feature.is_safe for measure in self.measures)
-        return names if is_safe else frozenset()
+        return names if is_safe else {}
 
     @cached_property
     def sharing_key(self) -> tuple[object, ...]:
@@ -293,8 +297,9 @@ class CompiledRule:
 
     def message(self, values: Mapping[str, Any]) -> str:
         """Returns the rule's message with the names in braces replaced by `values`, formatted for people; NULL is `null`."""
-        texts = [format_value(values.get(name)) for name, format_value in self._placeholders]
-        return self._message_template % tuple(["null" if text is None else text for text in texts])
+        return self._message_template % tuple(
+            ["null" if (text := write(values.get(name))) is None else text for name, write in self._placeholders]
+        )
 
     @cached_property
     def _message_template(self) -> str:

@@ -258,9 +258,10 @@ def _place_in_span(times: Int64s, numbered: int) -> _Place | None:
     """
     low, high = (int(times.min()), int(times.max()) + 1) if len(times) else (0, 0)
     span = high - low + 1
-    return (
-        None if numbered * span >= _MOST_PLACES else lambda groups, at: groups * span + (np.clip(at, low, high) - low)
-    )
+    if numbered * span >= _MOST_PLACES:
+        return None
+    # Of few times, `np.clip` takes four times as long.
+    return lambda groups, at: groups * span + (np.minimum(np.maximum(at, low), high) - low)
 
 
 def _place_in_own_spans(groups: Int64s, times: Int64s, numbered: int) -> _Place | None:
