@@ -111,7 +111,7 @@ def compute_alert_id(rule_id: str, version: int, key: Mapping[str, str | None], 
 
 
 def complete_alert_id(begin: str, subject: str | int) -> str:
-    """Computes what `compute_alert_id` does. begin: see `EncodedKey`."""
+    """Computes an alert's id from what those of its key have in common. begin: see `EncodedKey`; subject: see `compute_alert_id`."""
     text = f"{begin}{_CANONICAL(subject) if isinstance(subject, str) else subject}]"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
