@@ -13,6 +13,7 @@ from cases import STREAMS, cases, gate_columns, linked_cases, resolution_cases, 
 from hypothesis import given
 from state_layout import small_runs, state_pages, write_as_before_runs
 
+from lookback.core.engine import evaluation
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.judging import candidates, lookbacks, matching, tiled
 from lookback.core.rules.gate import APPROVAL, REFUSAL
@@ -108,7 +109,7 @@ def as_stored(column: Any, at: int) -> Any:
 def small_pages() -> Iterator[None]:
     """As if a state store took 150 bytes at once, an array of a page no more, a match two rows and few searched ones, and tables were large.
 
-    However many events may meet a condition, only these are measured.
+    However many events may meet a condition, only these are measured. A batch is judged in parts of three events.
     """
     with pytest.MonkeyPatch.context() as patch, small_runs():
         patch.setattr(pieces, "MAX_PIECE_BYTES", 150)
@@ -123,6 +124,7 @@ def small_pages() -> Iterator[None]:
         patch.setattr(candidates, "_MOST_SEARCHED", 0)
         patch.setattr(candidates, "_MOST_PAIRS", 5)
         patch.setattr(candidates, "_ROWS_OF_A_STRETCH", 0)
+        patch.setattr(evaluation, "_MOST_EVENTS", 3)
         patch.setattr(tiled, "_MAX_WINDOWS", 3)
         patch.setattr(lookbacks, "_MOST_CANDIDATES", 2)
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from dev.bench.shapes import DAY, HOUR, MINUTE, SECOND, Shard
 from growth import takes_at_most
+from lookback.core.engine import evaluation
 from lookback.core.values.windows import TiledWindow
 
 SLIDING = {
@@ -31,6 +33,24 @@ def after(rows: int, step: int) -> Callable[[], float]:
 
 def test_c3_a_batch_in_which_no_window_ends_costs_nothing_for_the_rows_that_are_kept() -> None:
     assert takes_at_most(2.2, after(5_000, SECOND), after(80_000, SECOND))
+
+
+def test_c3_of_a_long_batch_one_part_at_a_time_takes_the_memory_of_judging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_MOST_EVENTS", 4_000)
+    few, many = find_peak(40_000), find_peak(80_000)
+    assert many <= 2.2 * few
+    # Beside the events themselves, which take 48 bytes each; 217 where all were judged at once.
+    assert many - few <= 40_000 * 120
+
+
+def find_peak(rows: int) -> int:
+    """The most bytes that are held while so many events of one batch are judged, in commits of 1,000."""
+    shard, times, keys = Shard({**SLIDING, "window": "1 minute"}), DAY + np.arange(rows) * SECOND, np.arange(rows) % 200
+    tracemalloc.start()
+    shard.judge(times, keys, commits=rows // 1_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
 
 
 def once(rules: list[dict[str, Any]], rows: int, keys: int) -> Callable[[], float]:

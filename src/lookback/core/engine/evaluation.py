@@ -34,7 +34,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events
 from lookback.core.streams.flagged import FlaggedEvents, FlagPlace
 from lookback.core.values.columns import Mask
-from lookback.core.values.keys import Keys
+from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.times import NEVER
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING
 
@@ -58,6 +58,8 @@ IS_OWN: dict[str, Callable[[Any], bool]] = {
     SESSION: partial(are_memories, kind=SessionMemory),
 }
 _Rules = Sequence[tuple[Entry, CompiledRule]]
+# A long batch is judged in parts, which bounds what the judges hold beside the events.
+_MOST_EVENTS = 1_000_000
 
 
 @dataclass
@@ -74,6 +76,29 @@ class Batch:
     marks: Mapping[int, int | None] = field(default_factory=dict)
     changes: list[RuleChange] = field(default_factory=list)
     coverage: Coverage | None = None
+
+
+class CommitRanges:
+    """Cuts a batch into ranges of neighbouring commits."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._order = np.argsort(batch.events.commits, kind="stable")
+        self._commits = batch.events.commits[self._order]
+
+    def select(self, start: int, end: int) -> Batch:
+        """Selects the commits from `start` to before `end`, without changes of rules."""
+        batch, (low, high) = self._batch, np.searchsorted(self._commits, (start, end))
+        at = np.sort(self._order[low:high])
+        # In order of arrival the events of a range are neighbours: no copy is made of them.
+        together = len(at) > 0 and at[-1] - at[0] == len(at) - 1
+        events = batch.events.take(slice(at[0], at[-1] + 1) if together else at)
+        deleted = batch.deleted
+        if deleted is not None:
+            here = np.flatnonzero((deleted.commits >= start) & (deleted.commits < end))
+            deleted = deleted.take(here) if len(here) else None
+        marks = {commit: high for commit, high in batch.marks.items() if start <= commit < end}
+        return Batch(events, deleted, marks, coverage=batch.coverage)
 
 
 @dataclass
@@ -138,7 +163,7 @@ class Evaluator:
         _open_memories(state, rules)
         self._note_cut_commit(state, batch, output)
         watermark = None
-        for part in _split_at_deletes(batch):
+        for part in _split_batch(batch):
             self._delete_events(state, rules, part, output)
             segment = self._judge_events(state, rules, part, output)
             watermark = self._pass_time(state, part.marks)
@@ -337,21 +362,28 @@ def _adopt_memories(state: ShardState, rules: _Rules) -> None:
 # Steps of a batch -----------------------------------------------------------------------------------------------------
 
 
-def _split_at_deletes(batch: Batch) -> list[Batch]:
-    """Splits the batch at every commit that deletes rows: they are gone from that commit on."""
-    if batch.deleted is None or not len(batch.deleted):
-        return [Batch(batch.events, None, batch.marks)]
-    commits = sorted(batch.marks)
-    cuts = np.unique(batch.deleted.commits)
-    edges = [commits[0], *(int(cut) for cut in cuts if cut > commits[0]), commits[-1] + 1]
-    parts = []
-    for start, end in pairwise(edges):
-        is_inside = (batch.events.commits >= start) & (batch.events.commits < end)
-        is_deleted = batch.deleted.commits == start
-        marks = {commit: high for commit, high in batch.marks.items() if start <= commit < end}
-        deleted = batch.deleted.take(np.flatnonzero(is_deleted)) if is_deleted.any() else None
-        parts.append(Batch(batch.events.take(np.flatnonzero(is_inside)), deleted, marks))
-    return parts
+def _split_batch(batch: Batch) -> list[Batch]:
+    """Splits the batch at every commit that deletes rows, which are gone from then on, and where a part has enough events."""
+    cuts = set(_find_full_parts(batch.events.commits))
+    if batch.deleted is not None and len(batch.deleted):
+        cuts.update(np.unique(batch.deleted.commits).tolist())
+    if not cuts:
+        return [Batch(batch.events, marks=batch.marks)]
+    commits, ranges = sorted(batch.marks), CommitRanges(batch)
+    edges = [commits[0], *sorted(cut for cut in cuts if cut > commits[0]), commits[-1] + 1]
+    return [ranges.select(start, end) for start, end in pairwise(edges)]
+
+
+def _find_full_parts(commits: Int64s) -> Iterator[int]:
+    """Yields the commits with which parts begin, so that a part has `_MOST_EVENTS` events at most, or one commit."""
+    if len(commits) <= _MOST_EVENTS:
+        return
+    filled = 0
+    for commit, count in zip(*np.unique(commits, return_counts=True), strict=True):
+        if filled and filled + count > _MOST_EVENTS:
+            yield int(commit)
+            filled = 0
+        filled += count
 
 
 def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.evaluation import Batch, CommitRanges, Evaluator, Output
 from lookback.core.rules.gate import APPROVAL
 from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulebook import ACTIONS, COMMANDS, LogRow, RuleBook, RuleChange, order_changes
@@ -214,14 +214,14 @@ def judge_batch(
     ordered = sorted(waiting, key=lambda each: each.after)
     cuts = {bisect_right(commits, after) for after in (*(each.after for each in ordered), *declarations.cuts)}
     edges = sorted({0, *cuts, len(commits)})
-    ranges = _CommitRanges(batch)
+    ranges = CommitRanges(batch)
     evaluator = declare(evaluator, state, declarations.after(state.last_commit), output)
     if batch.changes:
         evaluator.process(state, _without_events(batch, batch.changes), output)
     for start, end in pairwise(edges):
         evaluator, ordered = _apply_due(evaluator, state, batch, ordered, declarations, commits[start] - 1, output)
         if output.covered:
-            evaluator.process(state, ranges.select(commits[start], commits[end - 1]), output)
+            evaluator.process(state, ranges.select(commits[start], commits[end - 1] + 1), output)
     if output.covered and state.last_commit is not None:
         _, ordered = _apply_due(evaluator, state, batch, ordered, declarations, state.last_commit, output)
     return output, ordered
@@ -279,25 +279,6 @@ def _apply_due(
 
 def _without_events(batch: Batch, changes: list[RuleChange]) -> Batch:
     return Batch(batch.events.take(np.empty(0, dtype=np.int64)), changes=changes, coverage=batch.coverage)
-
-
-class _CommitRanges:
-    """Cuts a batch into ranges of neighbouring commits."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self._order = np.argsort(batch.events.commits, kind="stable")
-        self._commits = batch.events.commits[self._order]
-
-    def select(self, first: int, last: int) -> Batch:
-        """Selects the commits from first to last, both included."""
-        batch, (low, high) = self._batch, np.searchsorted(self._commits, (first, last + 1))
-        deleted = batch.deleted
-        if deleted is not None:
-            deleted = deleted.take(np.flatnonzero((deleted.commits >= first) & (deleted.commits <= last)))
-        marks = {commit: highest for commit, highest in batch.marks.items() if first <= commit <= last}
-        events = batch.events.take(np.sort(self._order[low:high]))
-        return Batch(events, deleted, marks, coverage=batch.coverage)
 
 
 def _list_times(logged: Iterable[LogRow]) -> dict[_Logged, list[_Time]]:

@@ -49,8 +49,8 @@ class Events:
     def __len__(self) -> int:
         return len(self.commits)
 
-    def take(self, index: npt.NDArray[Any]) -> Events:
-        """Returns the events at `index` (positions or a mask)."""
+    def take(self, index: npt.NDArray[Any] | slice) -> Events:
+        """Returns the events at `index` (positions, a mask or a slice)."""
         columns = {name: column.take(index) for name, column in self.columns.items()}
         return Events(columns, self.commits[index], self._id, self._time)
 
