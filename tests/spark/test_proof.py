@@ -267,7 +267,7 @@ def test_c10_6_where_the_first_events_are_gone_what_depends_on_them_is_unprovabl
 
 @pytest.mark.long
 def test_c10_6_where_the_first_rules_are_gone_their_rows_of_now_are_taken_and_the_rest_is_unprovable(
-    ready: Tables,
+    ready: Tables, tmp_path: Path
 ) -> None:
     rules, name = RulesTable(ready, STREAMS), ready.identifier("rules")
     documents = [
@@ -289,6 +289,7 @@ def test_c10_6_where_the_first_rules_are_gone_their_rows_of_now_are_taken_and_th
     ready.spark.sql(f"DELETE FROM {name} WHERE rule_id = 'deleted'")
     append(ready, [row for row in events if 6 < row["arrival"] <= 9])
     evaluate(ready)
+    prove(ready, STREAM, STREAMS, saved=tmp_path).close()
     lose_first_files(ready, ready.version("rules"), "rules")
     rules.push({**documents[0], "when": "n >= 3"})
     append(ready, [row for row in events if row["arrival"] > 9])
@@ -311,6 +312,10 @@ def test_c10_6_where_the_first_rules_are_gone_their_rows_of_now_are_taken_and_th
         rule_id: counts[rule_id] for rule_id in ("paused", "deleted")
     }
     assert min(counts.values()) > 0
+    with prove(ready, STREAM, STREAMS, saved=tmp_path) as proofs:
+        assert proofs.commits[0] == 10
+        assert all(row.holds for row in proofs.rows), proofs.rows
+        assert {row.rule_id for row in proofs.rows if row.alike} >= {"kept", "minutes", "beside"}
 
     alerts = ready.identifier("alerts")
     ready.spark.sql(f"UPDATE {alerts} SET message = 'nothing' WHERE rule_id in ('minutes', 'paused') AND arrival = 5")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import random
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from test_equals_oracle import changes_after, new_state, run_engine
+from test_equals_oracle import changes_after, new_state
 
 import lookback
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import WaitingChange, judge_batch
+from lookback.core.errors import RuleError
 from lookback.core.explaining.evidence import (
     NOT_DELETED,
     Activation,
@@ -336,19 +338,12 @@ def test_a_measure_that_no_rule_used_for_a_commit_starts_anew(gap: list[tuple[in
     assert counted[-2:] == [["d"], ["d", "e"]]
 
 
-@given(generated.cases(updates=False))
-def test_every_row_of_generated_rules_and_changes_comes_out_the_same(case: dict[str, Any]) -> None:
-    output = run_engine(case)
-    assume(not any(failure.reason for failure in output.failures))
-    explain_rows(case, output, Declarations.of(generated.STREAMS[case["stream"]]))
-
-
 SPANS = st.sampled_from([1, 3, 6, 11])
-CHANGES = st.lists(st.tuples(st.integers(1, 12), SPANS, SPANS), min_size=1, max_size=2, unique_by=lambda each: each[0])
+CHANGES = st.lists(st.tuples(st.integers(1, 12), SPANS, SPANS), max_size=2, unique_by=lambda each: each[0])
 
 
 @given(generated.cases(updates=False), CHANGES)
-def test_c10_9_every_row_comes_out_the_same_where_the_lateness_was_declared_anew(
+def test_c10_9_every_row_of_generated_rules_changes_and_declarations_comes_out_the_same(
     case: dict[str, Any], changes: list[tuple[int, int, int]]
 ) -> None:
     stream = generated.STREAMS[case["stream"]]
@@ -451,7 +446,10 @@ class History:
             lane = real ^ own if name == rule_id else real
             document = None if number is None else self.rules[name, number]
             declared = self.declarations.after(arrival).stream
-            rule = None if document is None else compile_rule(document, declared, lane=lane)
+            rule = None
+            # A version whose lateness a declaration does not allow is none, until the version that comes with it.
+            with contextlib.suppress(RuleError):
+                rule = None if document is None else compile_rule(document, declared, lane=lane)
             listed.append(Activation(arrival, f"{name} beside" if lane else name, rule))
         return listed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _Result = TypeVar("_Result")
+_Row = TypeVar("_Row")
 
 
 # Later than any commit.
@@ -62,8 +63,9 @@ class RuleHistory:
         begun_at = find_begun_at(tables, stream)
         self.declarations = read_declarations(tables, stream, begun_at)
         self._stream = stream
-        self._changes = order_changes(read_or_refuse(lambda: read_rule_changes(tables, 0), "rules"))
-        self._logged = read_log(tables, stream, begun_at)
+        changes = order_changes(read_or_refuse(lambda: read_rule_changes(tables, 0), "rules"))
+        self._changes = _group_by_rule(changes, lambda change: change.rule_id)
+        self._logged = _group_by_rule(read_log(tables, stream, begun_at), lambda row: row.rule_id)
         self._documents: dict[str, dict[int, list[_Document]]] = {}
         self._compiled: dict[tuple[str, int, int], CompiledRule | None] = {}
 
@@ -95,7 +97,7 @@ class RuleHistory:
 
     def find_quarantined(self, rule_id: str, version: int) -> Any:
         """Finds the version that a quarantined row took out of service; None if the row does not name it."""
-        rows = [each for each in self._changes if (each.rule_id, each.version) == (rule_id, version)]
+        rows = [each for each in self._changes.get(rule_id, []) if each.version == version]
         named = (read_quarantined(each.evidence) for each in rows)
         return next((each for each in named if each is not None), None)
 
@@ -111,8 +113,7 @@ class RuleHistory:
         return self._documents[rule_id]
 
     def _list_documents(self, rule_id: str) -> dict[int, list[_Document]]:
-        own = [each for each in self._changes if each.rule_id == rule_id]
-        logged = [row for row in self._logged if row.rule_id == rule_id]
+        own, logged = self._changes.get(rule_id, []), self._logged.get(rule_id, [])
         streams = {self._stream.name: self._stream}
         schedule = Schedule.from_log(own, logged, self._stream, streams, None, declarations=self.declarations)
         known = {(row.version, row.action) for row in logged if row.action in STATUS_BY_ACTION}
@@ -141,6 +142,13 @@ class RuleHistory:
 
     def _compile_widely(self, change: RuleChange) -> CompiledRule | None:
         return _compile(change, self.declarations.widest)
+
+
+def _group_by_rule(rows: Iterable[_Row], find_rule: Callable[[_Row], str | None]) -> dict[str | None, list[_Row]]:
+    groups: dict[str | None, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(find_rule(row), []).append(row)
+    return groups
 
 
 def _compile(change: RuleChange, stream: Stream, lane: int = 0) -> CompiledRule | None:

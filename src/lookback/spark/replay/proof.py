@@ -128,29 +128,18 @@ def prove(
     reach = None if start.reach is None else start.reach.follow(tables, history, declarations, plan.rules)
     plan = replace(plan, keeps_state=saved is not None, high=None if reach is None else reach.high)
     answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress, start.saved)
-    never = F.lit(False)
-    excuses = _Excuses(
-        _find_deleted_events(tables, stream, history), find_deletions(logged), _find_broken(logged, changes),
-        sorted({row.arrival for row in logged if row.action == "commit_cut" and row.arrival is not None}),
-        lost.excuse() | (never if reach is None else reach.excuse(plan.rules)),
-        lost.excuse(late=True) | (never if reach is None else reach.excuse(plan.rules, late=True)),
-    )  # fmt: skip
+    unreached = _Unreached(plan.rules, lost, reach)
+    excuses = _Excuses.find(tables, stream, history, logged, changes, unreached)
     between = (F.col("arrival") >= start.first) & (F.col("arrival") <= last)
     alerts, earlier = _compare_alerts(tables, stream, answers, between, begun_at)
     alerts = excuses.mark_alerts(alerts)
     late = excuses.mark_late(_compare_late(tables, stream, answers, between), begun)
-    rows = [
-        *_add_earlier(_count(alerts, F.col("rule_id")), earlier),
-        *(_count(late, F.lit(None).cast("string")) or [Proof(None, 0, 0, 0, 0)]),
-    ]
+    rows = [*_add_earlier(_count(alerts, F.col("rule_id")), earlier), *_count(late, F.lit(None).cast("string"))]
+    rows += [] if rows and rows[-1].rule_id is None else [Proof(None, 0, 0, 0, 0)]
     if saved is not None and (accept or all(row.holds for row in rows)):
-        reached = None if reach is None else vars(reach)
-        SavedState.write(
-            saved, declarations, begun_at, history.last, answers.shards, answers.read_state(), reached
-        )  # fmt: skip
-    gone = [] if reach is None else [reach.describe(tables.identifier(stream.name), plan.rules)]
-    gone += [lost.describe(tables.identifier("rules"))] if lost.begins else []
-    return Proofs(rows, (start.first, last), _list_differences(alerts), ". ".join(gone), answers)
+        through, shards, pages = history.last, answers.shards, answers.read_state()
+        SavedState.write(saved, declarations, begun_at, through, shards, pages, None if reach is None else vars(reach))
+    return Proofs(rows, (start.first, last), _list_differences(alerts), unreached.describe(tables, stream), answers)
 
 
 @dataclass(frozen=True)
@@ -184,6 +173,26 @@ class _Start:
             # The commits between are gone, so the state is of no use.
             return cls(first, history, reach=Reach.find(tables, history))
         return cls(first, history, state, None if state.reach is None else Reach(**state.reach))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Unreached:
+    """What events and rules whose history is gone leave unprovable. rules: those that are judged."""
+
+    rules: Sequence[CompiledRule]
+    lost: LostRules
+    reach: Reach | None
+
+    def excuse(self, *, late: bool = False) -> Column:
+        """Returns the condition of the rows that cannot be proved. late: of late_events."""
+        lost = self.lost.excuse(late=late)
+        return lost if self.reach is None else lost | self.reach.excuse(self.rules, late=late)
+
+    def describe(self, tables: Tables, stream: Stream) -> str:
+        """Says for people what it is; empty if nothing is gone."""
+        events = [] if self.reach is None else [self.reach.describe(tables.identifier(stream.name), self.rules)]
+        rules = [self.lost.describe(tables.identifier("rules"))] if self.lost.begins else []
+        return ". ".join([*events, *rules])
 
 
 def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
@@ -340,6 +349,18 @@ class _Excuses:
     cut: Sequence[int]
     unreached: Column
     late_unreached: Column
+
+    @classmethod
+    def find(
+        cls, tables: Tables, stream: Stream, history: History, logged: Sequence[LogRow], changes: Sequence[RuleChange],
+        unreached: _Unreached,
+    ) -> _Excuses:  # fmt: skip
+        """Finds the reasons in the tables. logged, changes: the stream's log, and the changes of rules."""
+        cut = {row.arrival for row in logged if row.action == "commit_cut" and row.arrival is not None}
+        return cls(
+            _find_deleted_events(tables, stream, history), find_deletions(logged), _find_broken(logged, changes), sorted(cut),
+            unreached.excuse(), unreached.excuse(late=True),
+        )  # fmt: skip
 
     def mark_alerts(self, rows: DataFrame) -> DataFrame:
         """Marks, as `is_excused`, the alerts whose difference is explained."""

@@ -112,9 +112,7 @@ class LostRules:
         return F.col("rule_id").isin(sorted(self.unknown | self.beside))
 
     def describe(self, name: str) -> str:
-        """Says in a sentence what cannot be proved; empty if everything can. name: of the rules table."""
-        if not self.begins:
-            return ""
+        """Says in a sentence what cannot be proved. name: of the rules table."""
         said = f"the change feed of {name} begins at commit {self.begins}: versions from before it count as the table has them"
         if not self.unknown:
             return said
