@@ -390,6 +390,8 @@ def explain_rows(case: dict[str, Any], output: Output, declarations: Declaration
         first = [row for row in earlier if row["revision"] == 0 and row["arrival"] <= alert["arrival"]]
         slots = [(row, (row["rule_id"], row["rule_version"])) for row in first]
         slots = [(row, each) for row, each in slots if history.lanes[each] == history.lanes[slot]]
+        # A version without reset_on_alert shares no windows with one that has it.
+        slots = slots if rule.spec.reset_on_alert or rule.sequence is not None else []
         owners = [(row, compile_rule(history.rules[each], stream)) for row, each in slots]
         evidence = Evidence(
             rule,
