@@ -70,6 +70,11 @@ def test_c10_8_the_stream_rejects_a_row_that_was_activated_by_sql_without_eviden
     assert [(row.rule_id, row.version, row.status) for row in rules.rows()] == [
         ("old", 1, "active"), ("old", 2, "draft"), ("tried", 1, "draft"),
     ]  # fmt: skip
+    # Without a gate they are shown as what they are; the version in force stays in the list.
+    listed = RulesTable(ready, STREAMS).list_rows()
+    assert [(row.rule_id, row.version, row.status) for row in listed] == [
+        ("old", 1, "active"), ("old", 2, "rejected"), ("tried", 1, "rejected"),
+    ]  # fmt: skip
     assert activate(rules, "tried", GATE, approver="bob").version == 2
     assert rules.set_status("tried", "paused", author="bob") == 3
     # Who approved it may resume it.

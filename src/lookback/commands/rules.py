@@ -364,7 +364,7 @@ def _diff_versions(options: argparse.Namespace) -> None:
 
 
 def _list_rules(options: argparse.Namespace) -> None:
-    rows = [asdict(row) for row in _open_rules_table(options).rows()]
+    rows = [asdict(row) for row in _open_rules_table(options).list_rows()]
     if wants_json(options):
         print_json(rows)
         return

@@ -20,8 +20,8 @@ from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, re
 from lookback.core.rules.gate import REFUSAL, find_objection, is_proven, is_same_person
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
-from lookback.core.rules.roles import SHADOW, find_roles, write_quarantined
-from lookback.core.rules.rulebook import COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
+from lookback.core.rules.roles import REJECTED, SHADOW, find_roles, write_quarantined
+from lookback.core.rules.rulebook import ACTIONS, COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.durations import MICROSECONDS
@@ -252,11 +252,23 @@ class RulesTable:
         These are of each rule the last version that is active, paused, retired or quarantined, the one in shadow beside it,
         and a draft that is later than both. without: versions that are no part of it, by rule_id and number.
         """
-        by_rule: dict[str, list[Row]] = {}
-        for row in self._show_refused_as_drafts(self.tables.query("rules", _select_columns)):
-            if row["rule_id"] not in (None, "*") and (row["rule_id"], row["version"]) not in without:
-                by_rule.setdefault(row["rule_id"], []).append(row)
-        return [_make_rule_row(row) for _, rows in sorted(by_rule.items()) for row in find_roles(rows).listed]
+        rows = self._read_versions()
+        return _list_by_role(row for row in rows if (row["rule_id"], row["version"]) not in without)
+
+    def list_rows(self) -> list[RuleRow]:
+        """Returns the versions that count, with status rejected for a later one that its stream rejected: it is not in force."""
+        rejected = find_rejected(self.tables) if self.tables.exists("rule_log") else set()
+
+        def show(row: Row) -> Row:
+            is_shown = (row["rule_id"], row["version"]) in rejected and row["status"] != "draft"
+            return Row(**{**row.asDict(), "status": REJECTED}) if is_shown else row
+
+        return _list_by_role(map(show, self._read_versions()))
+
+    def _read_versions(self) -> list[Row]:
+        """Reads all versions of rules; commands and rows without an id are left out."""
+        rows = self._show_refused_as_drafts(self.tables.query("rules", _select_columns))
+        return [row for row in rows if row["rule_id"] not in (None, "*")]
 
     def read_versions(self, rule_id: str) -> list[RuleRow]:
         """Returns all versions of a rule, also those that do not count any more."""
@@ -453,6 +465,28 @@ def _is_objectionable(row: Row) -> bool:
     except LookbackError:
         return False
     return bool(find_objection(document, row["author"], row["approved_by"], row["evidence"]))
+
+
+def find_rejected(tables: Tables, stream: str | None = None) -> set[tuple[str, int]]:
+    """Finds the versions, by rule_id and number, that a stream (None: any) rejected and none obeyed: they are not in force."""
+    is_own = F.lit(True) if stream is None else F.col("stream") == stream
+    is_rejected = F.col("action") == "rejected"
+    is_version = is_own & F.col("rule_id").isNotNull() & F.col("version").isNotNull()
+    decisions = is_version & F.col("action").isin("rejected", *ACTIONS.values())
+
+    def select(rows: DataFrame) -> DataFrame:
+        by_version = rows.where(decisions).groupBy("rule_id", "version")
+        return by_version.agg(F.bool_and(is_rejected).alias("is_rejected")).where("is_rejected")
+
+    return {(row["rule_id"], row["version"]) for row in tables.query("rule_log", select)}
+
+
+def _list_by_role(rows: Iterable[Row]) -> list[RuleRow]:
+    """Lists the rows that count, by rule_id (see `find_roles`)."""
+    by_rule: dict[str, list[Row]] = {}
+    for row in rows:
+        by_rule.setdefault(row["rule_id"], []).append(row)
+    return [_make_rule_row(row) for _, own in sorted(by_rule.items()) for row in find_roles(own).listed]
 
 
 def _find_document_author(rows: list[Row], evidence: str | None) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 SHADOW = "shadow"
+# In place of the status of a row that its stream rejected and never obeyed.
+REJECTED = "rejected"
 # In the evidence of a quarantined row, the version that failed.
 QUARANTINED = "quarantined"
 
@@ -27,7 +29,7 @@ _Row = TypeVar("_Row", bound=TableRow)
 
 @dataclass(frozen=True)
 class Roles(Generic[_Row]):
-    """The rows of a rule that count. main: active, paused, retired or quarantined; draft: later than all others."""
+    """The rows of a rule that count. main: active, paused, retired or quarantined; draft: a draft, or REJECTED, later than all others."""
 
     main: _Row | None = None
     shadow: _Row | None = None
@@ -75,7 +77,7 @@ def find_roles(rows: Iterable[_Row]) -> Roles[_Row]:
     draft: _Row | None = None
     for row in sorted(rows, key=lambda row: row["version"] or 0):
         status = row["status"]
-        if status == "draft":
+        if status in ("draft", REJECTED):
             draft = row
             continue
         draft = None

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.operations.health import RECENT, Figures, Sample, check_health, describe_health, is_healthy
-from lookback.core.rules.rulebook import ACTIONS, EVALUATED
+from lookback.core.rules.rulebook import EVALUATED
 from lookback.core.streams import metrics
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.metrics import RuleCounts
 from lookback.spark.review import open_queue, queue_begins
-from lookback.spark.rules import RulesTable
+from lookback.spark.rules import RulesTable, find_rejected
 from lookback.spark.stream.metrics import read_backlog
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def read_stream_figures(
 ) -> Figures:
     """Reads the figures that decide a stream's health, from its tables, which must exist. now: aware; default: the clock's."""
     now, tables = now or dt.datetime.now(dt.timezone.utc), tables.holding(stream)
-    rows = RulesTable(tables, {stream.name: stream}).rows(_find_refused(tables, stream.name))
+    rows = RulesTable(tables, {stream.name: stream}).rows(find_rejected(tables, stream.name))
     own = [row for row in rows if row.document is not None and row.document.get("stream") == stream.name]
     samples, last = _read_samples(tables, stream.name, now)
     judged = _find_last_judged(tables, stream.name, checkpoint, last)
@@ -254,19 +254,6 @@ def _count_rejected(tables: Tables, name: str, now: dt.datetime) -> tuple[int, s
     for row in tables.query("rejected_events", lambda rows: rows.where(recent).agg(*figures)):
         return row["rows"], (row["reason"] or "")[:_MAX_CHARACTERS]
     return 0, ""
-
-
-def _find_refused(tables: Tables, name: str) -> set[tuple[str, int | None]]:
-    """Finds the versions, by rule_id and number, that a stream rejected and never obeyed: they are not in force."""
-    is_own = (F.col("stream") == name) & F.col("rule_id").isNotNull() & F.col("version").isNotNull()
-    is_rejected = F.col("action") == "rejected"
-    decisions = is_own & F.col("action").isin("rejected", *ACTIONS.values())
-
-    def select(rows: DataFrame) -> DataFrame:
-        by_version = rows.where(decisions).groupBy("rule_id", "version")
-        return by_version.agg(F.bool_and(is_rejected).alias("is_refused")).where("is_refused")
-
-    return {(row["rule_id"], row["version"]) for row in tables.query("rule_log", select)}
 
 
 def _read_failures(tables: Tables, name: str, now: dt.datetime) -> tuple[dict[str, str], dict[str, str]]:
