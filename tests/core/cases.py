@@ -565,6 +565,36 @@ def cases(draw: st.DrawFn, *, updates: bool) -> dict[str, Any]:
 
 
 @st.composite
+def advanced_cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Cases as of `cases` about rules of which versions come in the arrivals of advances, before them and after them."""
+    events = [row | {"k": draw(st.sampled_from("xxxy"))} for row in draw(rows())]
+    commits = sorted({row["arrival"] for row in events})
+    windows = ["tumbling", "tumbling", "sliding", "session"]
+    kinds = [draw(st.sampled_from([*windows, "sequence"])) for _ in range(draw(st.sampled_from([1, 1, 2])))]
+    known = [draw(documents(f"r{at}", kind)) for at, kind in enumerate(kinds, 1)]
+    if kinds[0] == kinds[-1]:
+        known = [known[0], *(_sharing(each, known[0], kinds[0]) for each in known[1:])]
+    found = [_row(0, "insert", each["rule_id"], 1, "active", each) for each in known]
+    versions = [1] * len(known)
+    for after in sorted(draw(st.lists(st.sampled_from(commits), min_size=1, max_size=3, unique=True))):
+        others = ["version", "version", "version", "advance", "paused", "clear_state"]
+        middle = draw(st.lists(st.sampled_from(others), min_size=1, max_size=3))
+        for what in draw(st.permutations(["advance", *middle])):
+            if what in ("advance", "clear_state"):
+                found.append(
+                    _row(after, "insert", "*", None, what, draw(_times(events)) if what == "advance" else None)
+                )
+                continue
+            at = draw(st.integers(0, len(known) - 1))
+            versions[at] += 1
+            if what == "version":
+                known[at] = draw(revised(known[at], kinds[at]))
+            status = "paused" if what == "paused" else "active"
+            found.append(_row(after, "insert", known[at]["rule_id"], versions[at], status, known[at]))
+    return {"stream": "plain", "rows": events, "changes": found, "shards": draw(st.integers(1, 2))}
+
+
+@st.composite
 def rising_cases(draw: st.DrawFn) -> dict[str, Any]:
     """Cases as of `cases` about lookback rules with rising conditions, over windows and events of which many hold others."""
     events = [row | {"c": 1, "k": draw(st.sampled_from("xxxxy"))} for row in draw(rows())]

@@ -16,6 +16,7 @@ import pytest
 from lookback import notebook
 from lookback.core.errors import ReviewError, SetupError
 from lookback.core.streams.declaration import Stream
+from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.review import (
     count_older,
     decisions,
@@ -415,6 +416,33 @@ def test_c10_9_a_document_that_was_rejected_or_obeyed_later_explains_no_earlier_
     windows = [each.rule["document"]["window"] for _, each in sorted(explained.items())]
     assert windows == ["10 minutes", "10 minutes", "15 seconds"]
     assert explain_event(tables, STREAMS, "any-spend", "3").windows[0].measures == {"n": "3"}
+
+
+# 120 s         180 s         240 s     the watermark is at 172, goes to 180, a version with a sum comes, and it goes to 240
+#     1     2      3
+@pytest.mark.long
+def test_c10_9_versions_and_advances_that_came_in_one_batch_explain_alerts_in_their_order(tables: Tables):
+    document = {**ANY, "rule_id": "tiles", "group_by": ["customer"], "window": {"tumbling": "1 minute"}}
+    commit(tables, [event(1, 125), event(2, 150), event(3, 182)])
+    evaluate(tables, document)
+    rules = RulesTable(tables, STREAMS)
+    rules.command("advance", STREAM.name, time="2024-03-04T00:03:00Z")
+    rules.push({**document, "measures": {"n": "count(*)", "total": "sum(amount)"}})
+    rules.command("advance", STREAM.name, time="2024-03-04T00:04:00Z")
+    evaluate(tables)
+
+    log = tables.read("rule_log").where("action = 'advance' or version = 2").collect()
+    assert [len(log), len({(row["arrival"], row["batch_id"]) for row in log})] == [3, 1]
+    alerts = alerts_of(tables, "tiles")
+    # The sum of version 2 begins with it.
+    expected = [(1, {"n": "2"}), (2, {"n": "1", "total": None})]
+    assert [(row["rule_version"], dict(row["measures"])) for row in alerts] == expected
+    explained = [explain(tables, STREAMS, row["alert_id"]) for row in alerts]
+    assert [(each.consistent, ids(each, "n")) for each in explained] == [(True, {1, 2}), (True, {3})]
+    counted = find_counted_events(tables, STREAM, tables.read("alerts")).collect()
+    assert sorted((row["alert_id"] == alerts[0]["alert_id"], row["event_id"]) for row in counted) == [
+        (False, "3"), (True, "1"), (True, "2")
+    ]  # fmt: skip
 
 
 def test_a_timeline_goes_back_as_many_days_as_asked(tables: Tables):

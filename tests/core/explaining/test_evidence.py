@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import json
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 from test_equals_oracle import changes_after, new_state
 
 import lookback
+from growth import takes_at_most
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import WaitingChange, judge_batch
 from lookback.core.errors import RuleError
+from lookback.core.explaining.counted import find_counted
 from lookback.core.explaining.evidence import (
     NOT_DELETED,
     Activation,
@@ -358,6 +361,47 @@ def test_c10_9_every_row_of_generated_rules_changes_and_declarations_comes_out_t
     explain_rows(case, output, declarations)
 
 
+@given(generated.advanced_cases())
+def test_c10_9_every_row_comes_out_the_same_where_versions_come_in_the_arrivals_of_advances(
+    case: dict[str, Any],
+) -> None:
+    declarations = Declarations.of(generated.STREAMS[case["stream"]])
+    output = run_declared(case, declarations)
+    assume(not any(failure.reason for failure in output.failures))
+    explain_rows(case, output, declarations)
+
+
+# 0       8   | 10: the watermark        20 |
+# a       b      c at 12                        with commit 1, in which nothing ends; the sum of version 2 has none of them
+ORDERS = {
+    "version first": (["version", 10], [(2, 1, {"m": "2", "s": None})]),
+    "advance first": ([10, "version"], [(1, 1, {"m": "2"})]),
+    "between": ([10, "version", 20], [(1, 1, {"m": "2"}), (2, 1, {"m": "1", "s": None})]),
+}
+
+
+@pytest.mark.parametrize(("steps", "expected"), ORDERS.values(), ids=ORDERS)
+def test_c10_9_a_version_and_an_advance_of_one_arrival_count_in_the_order_in_which_they_came(
+    steps: list[Any], expected: list[Any]
+) -> None:
+    base = {"rule_id": "r", "stream": "tx", "group_by": [], "window": {"tumbling": "10 microseconds"}}
+    measures = [{"m": "count(*)"}, {"m": "count(*)", "s": "sum(n)"}]
+    first, second = ({"rule_id": "r", "status": "active", "document": {**base, "measures": each}} for each in measures)
+    changes = [{"after": 0, "change": "insert", "version": 1, **first}]
+    for step in steps:
+        row = {"rule_id": "*", "version": None, "status": "advance", "document": {"time": step}}
+        changes.append({"after": 1, "change": "insert", **({"version": 2, **second} if step == "version" else row)})
+    values = {"c": 1, "k": "x", "a": "1.00", "n": 1, "d": 0.0}
+    rows = [{"id": name, "at": at, "arrival": 1, **values} for name, at in (("a", 0), ("b", 8), ("c", 12))]
+    case = {"stream": "plain", "rows": rows, "changes": changes, "shards": 1}
+    declarations = Declarations.of(generated.STREAMS["plain"])
+
+    output = run_declared(case, declarations)
+
+    assert [(row["rule_version"], row["arrival"], row["measures"]) for row in as_rows(output.alerts)] == expected
+    explain_rows(case, output, declarations)
+
+
 def run_declared(case: dict[str, Any], declarations: Declarations) -> Output:
     """Judges a case in one batch, within which rules and declarations change."""
     stream, total = generated.STREAMS[case["stream"]], Output()
@@ -415,23 +459,26 @@ class History:
         self.declarations = declarations
         self.rules: dict[tuple[str, int], dict[str, Any]] = {}
         self.lanes: dict[tuple[str, int], int] = {}
-        # Arrival, rule_id, lane, and the version that the lane has from then on.
-        self.changes: list[tuple[int | None, str, int, int | None]] = []
+        # Arrival, how many advances were before it, rule_id, lane, and the version that the lane has from then on.
+        self.changes: list[tuple[int | None, int, str, int, int | None]] = []
         self.advances: list[tuple[int | None, int]] = []
         for after in sorted({*(change["after"] for change in case["changes"]), *declarations.cuts}):
             arrival = max((commit for commit in commits if commit <= after), default=None)
             book.declare(declarations.after(after).stream)
             if after in declarations.cuts:
-                self.changes += [(after, *slot, version) for slot, version in sorted(self._versions(book).items())]
+                self.changes += [
+                    (after, len(self.advances), *slot, version)
+                    for slot, version in sorted(self._versions(book).items())
+                ]
             for change in sorted(changes_after(case, after), key=lambda each: each.order):
                 before = self._versions(book)
                 log, commands = book.apply([change], arrival)
                 self.advances += [(arrival, command.time) for command in commands if command.action == "advance"]
                 if any(row.action == "clear_state" for row in log):
-                    self.changes.append((arrival, "*", 0, None))
+                    self.changes.append((arrival, len(self.advances), "*", 0, None))
                 now = self._versions(book)
                 changed = sorted(slot for slot in before | now if before.get(slot) != now.get(slot))
-                self.changes += [(arrival, *slot, now.get(slot)) for slot in changed]
+                self.changes += [(arrival, len(self.advances), *slot, now.get(slot)) for slot in changed]
 
     def _versions(self, book: RuleBook) -> dict[tuple[str, int], int]:
         """The version of each rule and lane."""
@@ -444,7 +491,7 @@ class History:
     def activations(self, rule_id: str, version: int) -> list[Activation]:
         """The activations as an explanation of a version needs them: that version has lane 0."""
         own, listed = self.lanes[rule_id, version], list[Activation]()
-        for arrival, name, real, number in self.changes:
+        for arrival, advances, name, real, number in self.changes:
             lane = real ^ own if name == rule_id else real
             document = None if number is None else self.rules[name, number]
             declared = self.declarations.after(arrival).stream
@@ -452,8 +499,50 @@ class History:
             # A version whose lateness a declaration does not allow is none, until the version that comes with it.
             with contextlib.suppress(RuleError):
                 rule = None if document is None else compile_rule(document, declared, lane=lane)
-            listed.append(Activation(arrival, f"{name} beside" if lane else name, rule))
+            listed.append(Activation(arrival, f"{name} beside" if lane else name, rule, advances))
         return listed
+
+
+@pytest.mark.parametrize("kind", ["sequence", "fixed", "absence", "emptied"])
+def test_c10_4_the_events_behind_all_alerts_of_a_key_are_those_behind_each_of_them(kind: str):
+    by_key: dict[str, list[Found]] = {}
+    for each in found([(KINDS[kind], None)], rows(2)):
+        if each[1]["verdict"] != "retracted":
+            by_key.setdefault(str(each[1]["key"]), []).append(each)
+
+    assert max(map(len, by_key.values())) > 3
+    for cases in by_key.values():
+        # The last one has all events of the key that came before it.
+        counted = find_counted(cases[-1][0], [alert for _, alert, _ in cases])
+        taken = [explain_alert(*case[:2], {}, case[2]).steps for case in cases]
+        ids = [[each for step in steps if not step.absent for each in step.events.get("id", [])] for steps in taken]
+        assert counted == ids
+
+
+def long_history(pairs: int) -> tuple[Evidence, list[dict[str, Any]]]:
+    """One key, whose every second event completes a sequence of a few events; each event is a commit."""
+    document = {**BASE, "sequence": {"within": "9 seconds", "steps": [ONE, {"name": "more", "where": "amount = 2"}]}}
+    given = [
+        {"id": f"{at}", "at": moment(at), "k": "x", "amount": 1 + at % 2, "arrival": at} for at in range(2 * pairs)
+    ]
+    events, rule = read_events(given, STREAM, 1)[0].in_order_of_arrival(), compile_rule(document, STREAM)
+    highs = {commit: high for commit, high in find_marks(events, events.commits).items() if high is not None}
+    alerts = as_rows(lookback.replay([document], given, STREAM).alerts)
+    return Evidence(rule, events, Clock(Declarations.of(STREAM), highs), [Activation(None, "r", rule)]), alerts
+
+
+def test_c10_4_naming_the_events_of_a_thousand_sequences_of_a_key_takes_less_than_fifty_times_that_of_one():
+    known, alerts = long_history(1_001)
+
+    def seconds_for(count: int) -> float:
+        evidence, started = replace(known), time.process_time()
+        counted = find_counted(evidence, alerts[-count:])
+        seconds = time.process_time() - started
+        assert [ids and ids[-1] for ids in counted] == [alert["event_id"] for alert in alerts[-count:]]
+        return seconds
+
+    assert len(alerts) == 1_000
+    assert takes_at_most(50, lambda: seconds_for(1), lambda: seconds_for(1_000))
 
 
 def test_a_rule_in_words_and_its_limits():

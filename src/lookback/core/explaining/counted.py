@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lookback.core.explaining.evidence import Evidence
-from lookback.core.explaining.steps import find_taken
+from lookback.core.explaining.steps import find_all_taken
 from lookback.core.explaining.tracing import TracedRow, replay
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_time
@@ -25,7 +25,7 @@ def find_counted(evidence: Evidence, alerts: Sequence[Mapping[str, Any]]) -> lis
     counted, of a sequence those that its steps took.
     """
     if evidence.rule.spec.kind == SEQUENCE:
-        found = [find_taken(evidence, alert) for alert in alerts]
+        found = find_all_taken(evidence, alerts)
         return [None if taken is None else _list_ids(evidence, list(chain.from_iterable(taken))) for taken in found]
     starts = [parse_time(alert["window_start"]) for alert in alerts]
     last = max(int(alert["arrival"]) for alert in alerts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,12 +35,14 @@ class Activation:
 
     rule None: the rule keeps no state from then on. rule_id `*`: all state was cleared. A version beside the rule that is
     explained has a name of its own in place of rule_id, and another lane. A rule that another declaration of the stream
-    changes, since it allows for more lateness, comes into force anew.
+    changes, since it allows for more lateness, comes into force anew. advances: how many of the clock's advances took
+    effect before it; some may name the same commit.
     """
 
     arrival: int | None
     rule_id: str
     rule: CompiledRule | None
+    advances: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Clock:
     """The commits and commands that move the watermark of a stream.
 
     declarations: those by which the stream was judged. highs: commit -> its highest event time; commits that move nothing
-    may be left out. advances: (arrival, time) of the `advance` commands. All in microseconds.
+    may be left out. advances: (arrival, time) of the `advance` commands, in the order in which they took effect. All in
+    microseconds.
     """
 
     declarations: Declarations
@@ -266,10 +270,18 @@ class Evidence:
 
     def find_position(self, event_id: str, time: int | None = None, commit: int | None = None) -> int | None:
         """Returns the position of the first event of that id (and time, and commit); None if it is not there."""
-        here = np.ones(len(self.events), dtype=bool) if time is None else self.events.times == time
-        if commit is not None:
-            here &= self.events.commits == commit
-        return next((at for at in np.flatnonzero(here).tolist() if self.events.id_text(at) == event_id), None)
+        times, commits = self.events.times, self.events.commits
+        named = self._positions_by_id.get(event_id, ())
+        fitting = (at for at in named if time is None or times[at] == time)
+        return next((at for at in fitting if commit is None or commits[at] == commit), None)
+
+    @cached_property
+    def _positions_by_id(self) -> dict[str, list[int]]:
+        """The positions of the events of each id, as text, in order of arrival."""
+        positions: dict[str, list[int]] = {}
+        for at in range(len(self.events)):
+            positions.setdefault(self.events.id_text(at), []).append(at)
+        return positions
 
     def count_arrived(self, commit: int) -> int:
         """Returns how many events had arrived with a commit."""
@@ -277,7 +289,8 @@ class Evidence:
 
     def first_counted(self, arrived: int) -> int:
         """Returns how many of the first `arrived` events do not count because an alert emptied the windows after them."""
-        return max((at for at in self.emptied if at < arrived), default=0)
+        earlier = bisect_left(self.emptied, arrived)
+        return self.emptied[earlier - 1] if earlier else 0
 
     @cached_property
     def emptied(self) -> list[int]:

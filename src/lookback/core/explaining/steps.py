@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,40 @@ def find_taken(evidence: Evidence, alert: Mapping[str, Any]) -> list[list[int]] 
     return None if row is None else row.taken
 
 
+def find_all_taken(evidence: Evidence, alerts: Sequence[Mapping[str, Any]]) -> list[list[list[int]] | None]:
+    """Returns for each of a key's alerts the positions of the events that each step took; None where no replay gives its row.
+
+    evidence: all events of the key. One replay serves all alerts between two resets, so that each costs what it took.
+    """
+    by_begin: dict[int, list[int]] = defaultdict(list)
+    for number, alert in enumerate(alerts):
+        if (at := _find_last_step(evidence, alert)) is not None:
+            by_begin[evidence.first_counted(at + 1)].append(number)
+    found: list[list[list[int]] | None] = [None] * len(alerts)
+    for begin, numbers in by_begin.items():
+        last, dues = (
+            max(int(alerts[each]["arrival"]) for each in numbers),
+            [_find_due(alerts[each]) for each in numbers],
+        )
+        part = np.arange(begin, evidence.count_arrived(last), dtype=np.int64)
+        rows = replay(evidence, last, first=min(dues), last=max(dues), positions=part)
+        by_name = {_name_row(vars(row.alert)): row for row in reversed(rows)}
+        for number in numbers:
+            row = by_name.get(_name_row(alerts[number]))
+            found[number] = find_taken(evidence, alerts[number]) if row is None else row.taken
+    return found
+
+
+def _find_due(alert: Mapping[str, Any]) -> int:
+    return parse_time(alert["event_time"])
+
+
+def _name_row(alert: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Names a row of an alert by what a replay must give again."""
+    is_retracted = alert["verdict"] == "retracted"
+    return alert["event_id"], _find_due(alert), int(alert["arrival"]), tuple(alert["evidence"] or ()), is_retracted
+
+
 def _find_last_step(evidence: Evidence, alert: Mapping[str, Any]) -> int | None:
     """Returns the position of the event that completed the steps; None if it is not there."""
     time = alert["window_start" if is_absence(evidence.rule) else "event_time"]
@@ -71,11 +106,10 @@ def is_absence(rule: CompiledRule) -> bool:
 
 def _find_row(evidence: Evidence, alert: Mapping[str, Any], at: int) -> TracedRow | None:
     """Returns the row of a replay that equals the alert's; None if there is none. at: the event that completed the steps."""
-    due, commit, is_retracted = parse_time(alert["event_time"]), int(alert["arrival"]), alert["verdict"] == "retracted"
+    due, commit, name = _find_due(alert), int(alert["arrival"]), _name_row(alert)
     for positions in _list_histories(evidence, alert, at):
         for row in replay(evidence, commit, first=due, last=due, positions=positions):
-            same = row.alert.event_id == alert["event_id"] and list(row.alert.evidence) == list(alert["evidence"] or [])
-            if same and row.alert.arrival == commit and row.is_retraction == is_retracted:
+            if _name_row(vars(row.alert)) == name:
                 return row
     return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -114,9 +115,9 @@ class _Replay:
 
     @cached_property
     def _activations(self) -> list[Activation]:
-        """The activations before the last commit that matter to the states of the rule."""
+        """The activations that matter to the states of the rule: those before the last commit, and before advances after it."""
         rule = self._evidence.rule
-        known = [each for each in self._evidence.activations if arrival_number(each.arrival) < self._commit]
+        known = [each for each in self._evidence.activations if self._has_rows_after(each)]
         # Its state has other names where it was compiled for another declaration of the stream.
         needs = set(rule.needs).union(*(each.rule.needs for each in known if each.rule and self._is_own(each)))
         # A version without a state in common with the rule is no more to it than one that was retired.
@@ -129,6 +130,12 @@ class _Replay:
             return shared
         # It is not known since when the rule was in force.
         return [Activation(None, rule.spec.rule_id, rule), *shared]
+
+    def _has_rows_after(self, activation: Activation) -> bool:
+        """Returns whether a row up to the last commit may come after an activation: an advance brings rows of that commit."""
+        after = arrival_number(activation.arrival)
+        is_advanced = activation.advances < len(self._clock.advances_until(self._commit))
+        return after < self._commit or (after == self._commit and is_advanced)
 
     def _make_evaluator(self, judged: int | None) -> Evaluator:
         """Makes the evaluator that goes on once all commits up to `judged` have been judged, by the declaration of then."""
@@ -161,14 +168,24 @@ class _Replay:
         for arrival in sorted(arrivals, key=arrival_number):
             yield from self._judge(reached, arrival)
             self._evaluator = self._make_evaluator(arrival)
-            for activation in self._activations:
-                if activation.arrival == arrival:
-                    self._activate(activation)
-            for at, time in advances:
-                if at == arrival:
-                    yield from self._select_own(self._evaluator.advance(self._state, time))
+            for change in self._list_changes(arrival):
+                if isinstance(change, Activation):
+                    self._activate(change)
+                else:
+                    yield from self._select_own(self._evaluator.advance(self._state, change))
             reached = arrival
         yield from self._judge(reached, self._commit)
+
+    def _list_changes(self, arrival: int | None) -> Iterator[Activation | int]:
+        """Yields the activations after a commit, and the times of the advances, in the order in which they took effect."""
+        advances = self._clock.advances_until(self._commit)
+        left = deque((number, time) for number, (at, time) in enumerate(advances) if at == arrival)
+        for activation in self._activations:
+            if activation.arrival == arrival:
+                while left and left[0][0] < activation.advances:
+                    yield left.popleft()[1]
+                yield activation
+        yield from (time for _, time in left)
 
     def _judge(self, after: int | None, last: int | None) -> Iterator[tuple[AlertOrder, Alert]]:
         """Judges the commits after one, up to another."""

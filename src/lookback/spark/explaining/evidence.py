@@ -47,7 +47,7 @@ def read_evidence(
     inserted, deleted = select_changes(table, "insert"), select_changes(table, "delete")
     order = read_counted_events(inserted, stream, declarations).in_order_of_arrival()
     own = order.take(np.flatnonzero(order.commits <= arrival))
-    log = read_obeyed(tables, stream, arrival)
+    log = read_obeyed(tables, stream, arrival, history)
     lanes = Lanes(log, history, alert)
     return Evidence(
         rule=rule,

@@ -74,7 +74,7 @@ def explain_event(
     stream = _find_stream_of_rule(tables, streams, rule_id)
     history = RuleHistory(tables, stream)
     place = _find_event(tables, stream, event_id)
-    log = read_obeyed(tables, stream, tables.version(stream.name) + 1)
+    log = read_obeyed(tables, stream, tables.version(stream.name), history)
     standing = _find_standing(log, history, rule_id, version, place.arrival)
     found = history.find_version(rule_id, standing.version, place.arrival - 1)
     rule, event = found.rule, place.event

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pyspark.errors import PySparkException
@@ -15,7 +17,7 @@ from lookback.core.explaining.evidence import Activation
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
-from lookback.core.rules.rulebook import ACTIONS, Entry, RuleBook, RuleChange, fill_role, order_changes
+from lookback.core.rules.rulebook import ACTIONS, Entry, LogRow, RuleBook, RuleChange, fill_role, order_changes
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import first_line
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _Row = TypeVar("_Row")
+# Of a row of rule_log: its arrival, rule_id, version and action, and of a command its message.
+_LogName = tuple[int | None, str | None, int | None, str, str]
 
 
 # Later than any commit.
@@ -64,6 +68,7 @@ class RuleHistory:
         self.declarations = read_declarations(tables, stream, begun_at)
         self._stream = stream
         changes = order_changes(read_or_refuse(lambda: read_rule_changes(tables, 0), "rules"))
+        changes = [each for each in changes if not _is_command_elsewhere(each, stream)]
         self._changes = _group_by_rule(changes, lambda change: change.rule_id)
         self._logged = _group_by_rule(read_log(tables, stream, begun_at), lambda row: row.rule_id)
         self._documents: dict[str, dict[int, list[_Document]]] = {}
@@ -113,16 +118,10 @@ class RuleHistory:
         return self._documents[rule_id]
 
     def _list_documents(self, rule_id: str) -> dict[int, list[_Document]]:
-        own, logged = self._changes.get(rule_id, []), self._logged.get(rule_id, [])
-        streams = {self._stream.name: self._stream}
-        schedule = Schedule.from_log(own, logged, self._stream, streams, None, declarations=self.declarations)
+        logged = self._logged.get(rule_id, [])
         known = {(row.version, row.action) for row in logged if row.action in STATUS_BY_ACTION}
-        book = RuleBook(self._stream, streams)
         obeyed, others = dict[int, list[_Document]](), dict[int, list[_Document]]()
-        for change in map(schedule.restore_gate, own):
-            judged = schedule.arrivals.get(change.commit, _NOT_JUDGED)
-            book.declare(self.declarations.after(judged).stream)
-            log, _ = book.apply([change], None)
+        for change, judged, log in self._obey([rule_id]):
             number = max([0, *obeyed, *others]) + 1 if change.version is None else change.version
             if change.change == "delete":
                 continue
@@ -131,6 +130,45 @@ class RuleHistory:
                 if (row.version, row.action) in known and change.status != "draft" and row.version is not None:
                     obeyed.setdefault(row.version, []).append(_Document(change, judged))
         return {**others, **obeyed}
+
+    def sort_obeyed(self, log: Sequence[Row]) -> list[Row]:
+        """Sorts rows of rule_log, which are in order of arrival and batch, in the order in which they took effect.
+
+        Those of a batch took effect in the order of the rules table. A row that the table does not explain stays behind the
+        one before it.
+        """
+        mixed: set[str] = set()
+        for _, group in groupby(log, key=lambda row: (row["arrival"], row["batch_id"])):
+            ids = [row["rule_id"] for row in group]
+            mixed.update(ids if "*" in ids or len(set(ids)) < len(ids) else ())
+        places: dict[_LogName, deque[int]] = {}
+        for place, (_, judged, given) in enumerate(self._obey(sorted(mixed))):
+            for each in given:
+                places.setdefault(_name_row(judged, vars(each)), deque()).append(place)
+        placed: list[tuple[int, int, Row]] = []
+        reached = -1
+        for row in log:
+            known = places.get(_name_row(row["arrival"], row.asDict()))
+            place = known.popleft() if known else reached
+            reached = max(reached, place)
+            placed.append((arrival_number(row["arrival"]), place, row))
+        return [row for _, _, row in sorted(placed, key=lambda each: each[:2])]
+
+    def _obey(self, rule_ids: Sequence[str]) -> Iterator[tuple[RuleChange, int | None, list[LogRow]]]:
+        """Applies the changes of some rules as the stream did, and yields each with what it logs.
+
+        The number is the last commit that was judged before it; None for none.
+        """
+        own = sorted((each for name in rule_ids for each in self._changes.get(name, [])), key=lambda each: each.order)
+        logged = [row for name in rule_ids for row in self._logged.get(name, [])]
+        streams = {self._stream.name: self._stream}
+        schedule = Schedule.from_log(own, logged, self._stream, streams, None, declarations=self.declarations)
+        book = RuleBook(self._stream, streams)
+        for change in map(schedule.restore_gate, own):
+            judged = schedule.arrivals.get(change.commit, _NOT_JUDGED)
+            book.declare(self.declarations.after(judged).stream)
+            log, _ = book.apply([change], None)
+            yield change, judged, log
 
     def _compile(self, change: RuleChange, judged: int | None, lane: int = 0) -> CompiledRule | None:
         """Compiles a row for the declaration that held; a rule in force stays valid where limits were lowered."""
@@ -142,6 +180,22 @@ class RuleHistory:
 
     def _compile_widely(self, change: RuleChange) -> CompiledRule | None:
         return _compile(change, self.declarations.widest)
+
+
+def _is_command_elsewhere(change: RuleChange, stream: Stream) -> bool:
+    """Returns whether a change is a command to another stream."""
+    if change.rule_id != "*" or not change.document:
+        return False
+    try:
+        return read_document(change.document).get("stream") not in (None, stream.name)
+    except RuleError:
+        return False
+
+
+def _name_row(arrival: int | None, row: Mapping[str, Any]) -> _LogName:
+    """Names a row of rule_log; rows without a version, such as advances, are told apart by their messages."""
+    message = row["message"] if row["rule_id"] == "*" else ""
+    return arrival, row["rule_id"], row["version"], row["action"], message
 
 
 def _group_by_rule(rows: Iterable[_Row], find_rule: Callable[[_Row], str | None]) -> dict[str | None, list[_Row]]:
@@ -189,15 +243,16 @@ def read_or_refuse(read: Callable[[], _Result], name: str) -> _Result:
         ) from error
 
 
-def read_obeyed(tables: Tables, stream: Stream, arrival: int) -> list[Row]:
-    """Reads the changes of rules and the commands up to the alert's commit from rule_log, in the order in which they took effect."""
+def read_obeyed(tables: Tables, stream: Stream, arrival: int, history: RuleHistory) -> list[Row]:
+    """Reads the changes of rules and the commands up to the alert's commit from rule_log, in the order in which they took effect.
+
+    Those right after that commit are among them, since rows that an advance brings name the last commit before it.
+    """
     actions = [*STATUS_BY_ACTION, "clear_state", "advance"]
     log = tables.read("rule_log").where((F.col("stream") == stream.name) & F.col("action").isin(actions))
-    # The rows that an advance brings name the last commit before it.
-    last = F.col("arrival") < arrival + F.when(F.col("action") == "advance", 1).otherwise(0)
-    log = log.where(F.col("arrival").isNull() | last)
+    log = log.where(F.col("arrival").isNull() | (F.col("arrival") <= arrival))
     in_order = (F.col("arrival").asc_nulls_first(), F.col("batch_id"), F.col("version").asc_nulls_last())
-    return log.orderBy(*in_order).collect()
+    return history.sort_obeyed(log.orderBy(*in_order).collect())
 
 
 class Lanes:
@@ -211,12 +266,14 @@ class Lanes:
         self._history, self._rule_id = history, alert["rule_id"]
         self._roles: dict[str, list[Entry]] = {}
         self._lanes: dict[int, int] = {}
+        self._advances = 0
         changes: list[_LaneChange] = []
         cuts = history.declarations.cuts
         for row in log:
             while cuts and cuts[0] <= arrival_number(row["arrival"]):
                 changes += self._list_declared_anew(cuts.pop(0))
             changes += self._list_changes(row)
+            self._advances += row["action"] == "advance"
         for cut in cuts:
             changes += self._list_declared_anew(cut)
         self._own = self._lanes.get(alert["rule_version"], 0)
@@ -236,7 +293,7 @@ class Lanes:
         if status == "draft" or row["action"] == "advance":
             return []
         if row["rule_id"] == "*":
-            return [_LaneChange(row["arrival"], "*", 0, None)]
+            return [_LaneChange(row["arrival"], "*", 0, None, self._advances)]
         before = {each.lane: each.version for each in self._roles.get(row["rule_id"], ())}
         self._change_roles(row, status)
         after = {each.lane: each.version for each in self._roles[row["rule_id"]]}
@@ -244,14 +301,14 @@ class Lanes:
         # An UPDATE may have given a version another document.
         updated = {lane for lane, version in after.items() if version == row["version"]} - changed
         return [
-            _LaneChange(row["arrival"], row["rule_id"], lane, after.get(lane), is_same=lane in updated)
+            _LaneChange(row["arrival"], row["rule_id"], lane, after.get(lane), self._advances, is_same=lane in updated)
             for lane in sorted(changed | updated)
         ]
 
     def _list_declared_anew(self, cut: int) -> list[_LaneChange]:
         """Lists all versions in force, which another declaration of the stream may change."""
         return [
-            _LaneChange(cut, rule_id, each.lane, each.version, is_same=True)
+            _LaneChange(cut, rule_id, each.lane, each.version, self._advances, is_same=True)
             for rule_id, roles in sorted(self._roles.items()) for each in roles
         ]  # fmt: skip
 
@@ -280,21 +337,22 @@ class Lanes:
             if change.version is not None:
                 rule = self._history.find_kept(change.rule_id, change.version, change.arrival, lane)
             if not (change.is_same and _are_alike(known.get(name), rule)):
-                yield Activation(change.arrival, name, rule)
+                yield Activation(change.arrival, name, rule, change.advances)
             known[name] = rule
 
 
 class _LaneChange(NamedTuple):
     """A change of the version that a lane of a rule has, after a commit. version None: none.
 
-    rule_id `*`: all state was cleared. is_same: the lane has that version already, and only its document or the declaration
-    of the stream may have changed.
+    rule_id `*`: all state was cleared. advances: how many took effect before it. is_same: the lane has that version already,
+    and only its document or the declaration of the stream may have changed.
     """
 
     arrival: int | None
     rule_id: str
     lane: int
     version: int | None
+    advances: int
     is_same: bool = False
 
 
