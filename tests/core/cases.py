@@ -203,7 +203,7 @@ def linked_cases(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 4)) == 0:
         steps[-1]["at_most"] = steps[-1]["at_least"] + 1
     parts = [
-        draw(st.sampled_from([*_LINKED_CONDITIONS, *_OF_LAST_ROWS * 2])).format(
+        draw(st.sampled_from([*_LINKED_CONDITIONS, *_OF_LAST_ROWS * 2, *_OF_FIRST_ROWS])).format(
             f"s{draw(st.sampled_from([most - 1, most - 1, 0]))}"
         )
         for _ in range(2)
@@ -214,7 +214,8 @@ def linked_cases(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 4)) == 0:
         steps[-1]["at_most"] = least + draw(st.sampled_from([0, 1, 2]))
     for at in range(most + 1, most + 1 + draw(st.sampled_from([0, 0, 0, 1, 2]))):
-        where = draw(st.sampled_from(_OFTEN)) if draw(st.booleans()) else draw(conditions(at))
+        linked = draw(st.sampled_from(_OF_FIRST_ROWS)).format(f"s{draw(st.integers(0, at - 1))}")
+        where = draw(st.sampled_from(_OFTEN)) if draw(st.booleans()) else draw(conditions(at) | st.just(linked))
         steps.append({"name": f"s{at}", "where": where, "at_least": draw(st.sampled_from([1, 1, 2]))})
         if draw(st.integers(0, 5)) == 0:
             steps[-1]["at_most"] = steps[-1]["at_least"]
@@ -246,6 +247,15 @@ def linked_cases(draw: st.DrawFn) -> dict[str, Any]:
 _OF_LAST_ROWS = [
     "{0}.count >= 3", "{0}.count = 4", "size({0}.n) between 3 and 4", "element_at({0}.n, -2) < n", "array_contains({0}.n, n)",
     "array_contains({0}.n, 1 - n)", "not array_contains({0}.n, n)", "element_at({0}.n, -1) <> n", "element_at({0}.n, -3) = n",
+]  # fmt: skip
+# Conditions that are another one in each match whose first rows have other values.
+_OF_FIRST_ROWS = [
+    "n = element_at({0}.n, 1)", "n <> element_at({0}.n, 1)", "n < element_at({0}.n, 1)", "element_at({0}.n, 1) >= n",
+    "n > element_at({0}.n, 1) - 1", "n <= element_at({0}.n, 2)", "d = element_at({0}.d, 1)", "d < element_at({0}.d, 1)",
+    "d <> element_at({0}.d, 1)", "a >= element_at({0}.a, 1)", "a = element_at({0}.a, 1) * 1.50", "c = element_at({0}.n, 1)",
+    "k = element_at({0}.k, 1) and n > element_at({0}.n, 1)", "c = element_at({0}.c, 1) and d = element_at({0}.d, 1)",
+    "n <> element_at({0}.n, 1) and d >= element_at({0}.d, 1)", "at > element_at({0}.at, 1) and {0}.count < 4",
+    "10 / element_at({0}.n, 1) > n", "n = element_at({0}.n, -1)", "{0}.count = n", "id < element_at({0}.id, 1)",
 ]  # fmt: skip
 # Conditions of the event alone that most generated events satisfy.
 _OFTEN = ["true", "n >= 0", "n <= 1", "n >= 1", "c = 1", "d >= 0", "k = 'x'"]

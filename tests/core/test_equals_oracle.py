@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -303,6 +304,52 @@ def test_rules_with_rising_conditions_equal_the_oracle(case: dict[str, Any]) -> 
 @given(linked_cases())
 def test_sequences_with_a_linked_last_step_equal_the_oracle(case: dict[str, Any]) -> None:
     assert_engine_equals_oracle(case)
+
+
+@pytest.mark.parametrize(
+    ("second", "third"),
+    [
+        # Known of the step before is its first event alone, whatever it took.
+        ({"where": "n = element_at(s0.n, 1)"}, {"where": "s1.count >= 2 and n > 1"}),
+        ({"where": "n = element_at(s0.n, 1)"}, {"where": "array_contains(s1.c, c) and n > element_at(s1.n, 1)"}),
+        ({"where": "n <> element_at(s0.n, 1)"}, {"where": "n = element_at(s1.n, 1) and c = element_at(s0.c, -1)"}),
+        ({"where": "n > element_at(s0.n, 1)"}, {"where": "c <> element_at(s1.c, 1)", "at_least": 2}),
+        # The last event of the step before and its number change from event to event.
+        ({"where": "n = element_at(s0.n, -1) and c > 1"}, {"where": "c <> element_at(s0.c, 1)"}),
+        ({"where": "n = s0.count and c > 1"}, {"where": "c = 1 and n <> element_at(s0.n, 1)"}),
+        # Too few events or too many, before the first of the next step.
+        ({"where": "n = element_at(s0.n, 1)", "at_most": 1}, {"where": "c = 2"}),
+        ({"where": "n >= element_at(s0.n, 1)", "at_least": 2, "at_most": 3}, {"where": "c = 2 and n > 1"}),
+        ({"where": "n <> element_at(s0.n, 1)", "at_most": 2}, {"where": "c = element_at(s0.c, 1)"}),
+        ({"where": "c = element_at(s0.c, 1)", "at_least": 2}, {"where": "10 / n > element_at(s0.n, 1)", "at_most": 2}),
+    ],
+)
+@pytest.mark.parametrize(
+    "more", [[], [{"where": "n <> element_at(s2.n, 1) and c = 2"}], [{"where": "n > 0", "at_most": 2}]]
+)
+def test_sequences_with_linked_steps_in_between_equal_the_oracle(
+    second: dict[str, Any], third: dict[str, Any], more: list[dict[str, Any]]
+) -> None:
+    """Events of one key in order, of which a window sees some twelve."""
+    steps = [{"name": f"s{at}", **step} for at, step in enumerate([{"where": "c < 3"}, second, third, *more])]
+    document = {
+        "group_by": ["k"],
+        "message": "{s0.count} {s1.count} {s1.n}",
+        "sequence": {"within": "12 microseconds", "steps": steps},
+    }
+    for seed in range(6):
+        random = Random(seed)
+        events = [
+            {
+                "id": str(at),
+                "at": at,
+                "arrival": 1 + at // 20,
+                "n": random.randrange(4),
+                "c": random.choice([1, 2, 2, 3, None]),
+            }
+            for at in range(40)
+        ]
+        assert_engine_equals_oracle(regression("", [document], events) | {"small_pages": seed % 2 > 0})
 
 
 def regression(

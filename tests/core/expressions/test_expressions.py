@@ -16,6 +16,8 @@ from lookback.core.expressions.compiling import (
     Expression,
     compile_aggregate,
     compile_expression,
+    find_comparisons,
+    find_read_first,
     find_thresholds,
     recompile,
 )
@@ -250,6 +252,35 @@ def test_a_condition_changes_with_a_number_of_items_only_at_what_it_is_compared_
     text: str, numbers: set[int] | None
 ) -> None:
     assert find_thresholds(text, "count") == numbers
+
+
+def test_the_comparisons_of_a_condition_are_the_operands_of_its_outermost_and() -> None:
+    condition = compiled(
+        "i < 2 * j and (text = 'a' and not (i = j)) and (i > 1 or j > 1) and i between 3 and j and i <=> 5"
+    )
+    found = [(each.left.sql, each.symbol, each.right.sql) for each in find_comparisons(condition)]
+    assert found == [("i", "<", "2 * j"), ("text", "=", "'a'"), ("i", ">=", "3"), ("i", "<=", "j")]
+    assert [each.turn().symbol for each in find_comparisons(condition)] == [">", "=", "<=", ">="]
+
+
+def test_the_sides_of_a_comparison_have_values_that_can_be_compared() -> None:
+    (comparison,) = find_comparisons(compiled("amount = i"))
+    columns = {"amount": from_values(decimal(18, 2), [150, 200]), "i": from_values(INT, [2, 2])}
+    sides = [side.evaluate(columns, 2).values.tolist() for side in (comparison.left, comparison.right)]
+    assert sides == [[150, 200], [200, 200]]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("element_at(a.ip, 1) = ip and element_at(b.n, 1) > element_at(b.n, 2)", {"a.ip"}),
+        ("element_at(a.ip, -1) = ip", set()),
+        ("array_contains(a.ip, ip) or ip = element_at(a.ip, 1)", set()),
+        ("element_at(a.n, element_at(b.n, 1)) = 1 and a.count > 1", {"b.n"}),
+    ],
+)
+def test_arrays_of_which_the_first_item_alone_is_read(text: str, names: set[str]) -> None:
+    assert find_read_first(text) == names
 
 
 def test_expressions_pickle() -> None:

@@ -216,6 +216,50 @@ def test_c8_a_window_that_slides_past_events_takes_time_in_proportion_whatever_t
     assert grows_in_proportion(seconds_for, 1_000)
 
 
+_SAME, _LOWER = "ip = element_at(a.ip, 1)", "id < element_at(a.id, 1)"
+_LAST = {"name": "c", "where": "n > 0"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "addresses"),
+    [
+        # A step in between whose condition is another one in each match.
+        ([{"name": "b", "where": _SAME}, _LAST], 1),
+        ([{"name": "b", "where": _LOWER}, _LAST], 1),
+        ([{"name": "b", "where": "id <= element_at(a.id, 1) - 1"}, _LAST], 1),
+        ([{"name": "b", "where": "element_at(a.id, 1) > id and n > 0"}, _LAST], 1),
+        ([{"name": "b", "where": f"{_LOWER} and {_SAME}"}, _LAST], 1_000),
+        # Some events satisfy it, and never enough, or too many.
+        ([{"name": "b", "where": _SAME, "at_least": 2}, _LAST], 2),
+        ([{"name": "b", "where": f"{_SAME} and id > element_at(a.id, 1)", "at_least": 3, "at_most": 4}, _LAST], 3),
+        (
+            [
+                {"name": "b", "where": "id > element_at(a.id, 1)", "at_most": 1},
+                {"name": "c", "where": "n = 1 and id % 4 = 0"},
+            ],
+            1,
+        ),
+        # A later step reads earlier ones too.
+        ([{"name": "b", "where": _SAME}, {"name": "c", "where": "ip = element_at(a.ip, 1)"}], 2),
+        ([{"name": "b", "where": _SAME}, {"name": "c", "where": "n > 0 and id < element_at(b.id, 1)"}], 2),
+        ([{"name": "b", "where": _SAME}, {"name": "c", "where": _LOWER}, {"name": "d", "where": "n > 0"}], 2),
+        # It is the last one, and lacks one event.
+        ([{"name": "b", "where": _SAME, "at_least": 2}], 2),
+    ],
+)
+def test_c8_a_condition_that_is_another_one_in_each_match_takes_time_in_proportion_to_the_events(
+    steps: list[dict[str, Any]], addresses: int
+) -> None:
+    """The window begins with another event at each and sees half of them; so many neighbours have one address."""
+    document = rule([{"name": "a", "where": "n = 1"}, *steps])
+
+    def seconds_for(events: int) -> float:
+        rows = [row(at, 120 * at / events, 1 + at % 2, str(at // addresses)) for at in range(events)]
+        return judged_rows(rows, document)[2]
+
+    assert grows_in_proportion(seconds_for, 1_000)
+
+
 @pytest.mark.parametrize("last", [_NEVER, _ALWAYS, "n = 1 and not array_contains(a.ip, ip)"])
 @pytest.mark.parametrize("resets", [False, True])
 def test_c8_events_of_many_commits_that_come_late_take_time_in_proportion_to_them(last: str, resets: bool) -> None:

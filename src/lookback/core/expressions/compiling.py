@@ -8,9 +8,9 @@ No text is ever passed to `eval`, and a construct whose values could differ from
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -145,6 +145,36 @@ def split_condition(condition: Expression) -> list[Expression]:
     return [_compile_tree(tree, schema) for tree in split_conjuncts(parse(condition.sql, _CANONICAL))]
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison with one of `= != < <= > >=` of what two expressions read, whose stored values can be compared."""
+
+    symbol: str
+    left: Expression
+    right: Expression
+
+    def turn(self) -> Comparison:
+        """Returns the same comparison with its sides exchanged."""
+        turned = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+        return Comparison(turned.get(self.symbol, self.symbol), self.right, self.left)
+
+
+def find_comparisons(condition: Expression) -> Sequence[Comparison]:
+    """Finds the comparisons all of which are true where a condition is: operands of its outermost `and`."""
+    return _find_comparisons(condition.sql, condition._schema) if condition.is_readable else ()
+
+
+@lru_cache(maxsize=1_000)
+def _find_comparisons(sql: str, schema: tuple[tuple[str, DataType], ...]) -> Sequence[Comparison]:
+    found = []
+    for part in split_condition(recompile(sql, dict(schema))):
+        if part._node.compared is not None:
+            symbol, *nodes = part._node.compared
+            left, right = (Expression(each.sql, each.type, each.fields, each, schema) for each in nodes)
+            found.append(Comparison(symbol, left, right))
+    return found
+
+
 def find_names(text: str) -> list[str]:
     """Returns the names that a text reads, as they are written, dotted ones in full. Raises ExpressionError."""
     return [".".join(part.name for part in column.parts) for column in parse(text).find_all(exp.Column)]
@@ -182,6 +212,7 @@ def find_rising(text: str) -> dict[str, int] | None:
     return lowest
 
 
+@lru_cache(maxsize=1_000)
 def find_thresholds(text: str, count: str) -> frozenset[int] | None:
     """Returns the numbers of items at which a condition may change: those it compares `size(x.y)` and `x.count` with, and the next.
 
@@ -203,6 +234,18 @@ def find_thresholds(text: str, count: str) -> frozenset[int] | None:
             return None
         found |= {int(each.name) + more for each in numbers for more in (0, 1)}
     return frozenset(found)
+
+
+@lru_cache(maxsize=1_000)
+def find_read_first(text: str) -> frozenset[str]:
+    """Returns the arrays such as `x.y` of which a text reads the first item alone, as `element_at(x.y, 1)`."""
+    first, others = set[str](), set[str]()
+    for column in parse(text, _CANONICAL).find_all(exp.Column):
+        call = column.parent
+        is_item = isinstance(call, exp.Anonymous) and str(call.name).lower() == "element_at"
+        is_first = is_item and call is not None and unwrap(call.expressions[-1]) == exp.Literal.number(1)
+        (first if is_first else others).add(".".join(part.name for part in column.parts))
+    return frozenset(first - others)
 
 
 # A double holds every whole number of so many digits.

@@ -277,12 +277,6 @@ def is_less(a: Values, b: Values) -> Mask:
     return as_mask(a < b)
 
 
-def align_decimals(a: Values, b: Values, scales: tuple[int, int]) -> tuple[Values, Values]:
-    """Brings unscaled values to one scale, for comparing."""
-    scale = max(scales)
-    return scale_up(a, scale - scales[0]), scale_up(b, scale - scales[1])
-
-
 def broadcast(value: Any, dtype: npt.DTypeLike, rows: int) -> Values:
     """Returns a constant as a read-only array of `rows` rows, without copying it."""
     single = np.empty((), dtype=dtype)

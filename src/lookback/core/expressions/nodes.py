@@ -24,6 +24,7 @@ class Node:
     """One operation: its type, its canonical SQL, and a function from columns and number of rows to a column.
 
     literal: the Python value (int, str) of a literal, since types depend on it; fields: the names that it reads.
+    compared: of a comparison its symbol and its operands, whose stored values can be compared; None otherwise.
     """
 
     type: DataType
@@ -32,6 +33,7 @@ class Node:
     level: int = PRIMARY
     literal: Any = None
     fields: frozenset[str] = frozenset()
+    compared: tuple[str, Node, Node] | None = None
 
     def within(self, level: int) -> str:
         """Returns the SQL as an operand of an operator of `level`: in parentheses unless it binds tighter."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from lookback.core.expressions.kernels import (
     KernelResult,
     add_decimals,
     add_integers,
-    align_decimals,
     divide_decimals,
     divide_floats,
     divide_integers,
@@ -38,6 +38,7 @@ from lookback.core.expressions.kernels import (
     remainder_decimals,
     remainder_floats,
     remainder_integers,
+    scale_up,
     subtract_integers,
 )
 from lookback.core.expressions.nodes import (
@@ -177,18 +178,20 @@ _ORDERS: dict[str, _Order] = {
 def make_comparison(symbol: str, a: Node, b: Node) -> Node:
     """Makes a = b, or another comparison; `<=>` is `=` that is never NULL. Raises Refused."""
     sql = f"{a.within(COMPARISON)} {symbol} {b.within(COMPARISON)}"
-    left, right, scales = _cast_to_compare(a, b, sql)
+    left, right = _cast_to_compare(a, b, sql)
     order = _ORDERS["=" if symbol == "<=>" else symbol]
 
     def kernel(x: Values, y: Values) -> KernelResult:
-        return KernelResult(order(*(align_decimals(x, y, scales) if scales else (x, y))))
+        return KernelResult(order(x, y))
 
+    if symbol == "<=>":
+        return _make_null_safe(left, right, kernel, sql)
     node = make_strict(BOOLEAN, sql, [left, right], kernel, COMPARISON)
-    return _make_null_safe(left, right, kernel, sql) if symbol == "<=>" else node
+    return replace(node, compared=(symbol, left, right))
 
 
-def _cast_to_compare(a: Node, b: Node, sql: str) -> tuple[Node, Node, tuple[int, int] | None]:
-    """Casts both operands so that they can be compared, and returns the scales to align if they are decimals."""
+def _cast_to_compare(a: Node, b: Node, sql: str) -> tuple[Node, Node]:
+    """Casts both operands so that their stored values can be compared."""
     types = {a.type.name, b.type.name}
     if "array" in types or (a.type == NULL and b.type == NULL):
         raise Refused(
@@ -198,14 +201,22 @@ def _cast_to_compare(a: Node, b: Node, sql: str) -> tuple[Node, Node, tuple[int,
         left, right = find_operand_types(a, b)
         wide = wider_decimal_type(left, right)
         if wide.scale == max(left.scale, right.scale):
-            return a, b, (left.scale, right.scale)
-        return cast_node(a, wide, a.sql, a.level), cast_node(b, wide, b.sql, b.level), (wide.scale, wide.scale)
+            return _align_decimal(a, left.scale, wide), _align_decimal(b, right.scale, wide)
+        return cast_node(a, wide, a.sql, a.level), cast_node(b, wide, b.sql, b.level)
     if a.type.is_integer and b.type.is_integer:
-        return a, b, None
+        return a, b
     if a.type != b.type and STRING in (a.type, b.type) and (a.type.is_numeric or b.type.is_numeric):
         raise Refused(f"{sql!r} compares {a.type} and {b.type}; cast one of them, or drop the quotes of a number")
     left_node, right_node = cast_to_common([a, b], repr(sql))
-    return left_node, right_node, None
+    return left_node, right_node
+
+
+def _align_decimal(node: Node, scale: int, wide: DataType) -> Node:
+    """Brings exact numbers of a scale to that of a type that holds all of them; the SQL stays the same."""
+    places = wide.scale - scale
+    if places == 0:
+        return node
+    return make_strict(wide, node.sql, [node], lambda values: KernelResult(scale_up(values, places)), node.level)
 
 
 def find_operand_types(a: Node, b: Node) -> tuple[DataType, DataType]:

@@ -1,13 +1,15 @@
 """Finds out which rows complete the steps of a sequence whose conditions read earlier steps, for all keys at once.
 
 A match begins with another event whenever the window slides, so that none can be gone on with. What an event costs does not
-grow with the window nevertheless: for all matches at once the first row of the first step that reads earlier ones is searched from where it can be.
-If it is not near, each row is asked for which matches it satisfies the condition, since what the condition reads of the step
-before (its last rows, whether it has a value, how it compares with a number) is the same for neighbouring matches.
+grow with the window nevertheless: step by step, for all matches at once, the first row of a step is searched from where it can be.
+Rows that a comparison with what is known of a match leaves out (`ip = element_at(a.ip, 1)`) are passed over. If the row is not
+near, each row is asked for which matches it satisfies the condition, since what the condition reads of the step before (its
+last rows, whether it has a value, how it compares with a number) is the same for neighbouring matches.
 
-Two things grow with the window for each match. A condition that compares an event with the *first* rows of a step is another
-one in each match whose first rows have other values, so the rows up to the first that satisfies it are searched; if it is
-that of the last step and rarely satisfied, few matches are left to be searched. And whoever shows what a linked step took (`{b.count}`) is shown what it took in this match alone.
+Two things grow with the window for each match: the rows up to the first that satisfies a condition which no comparison makes
+rare, and which is another one in each match, such as `amount > element_at(a.amount, 1) + n`; and for whoever shows what
+a linked step took (`{b.count}`) the rows that it took in this match alone. A step that reads more of a linked step than its
+first row leaves the candidates to be judged one by one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from lookback.core.expressions.compiling import find_thresholds
+from lookback.core.expressions.compiling import (
+    Comparison,
+    Expression,
+    find_comparisons,
+    find_read_first,
+    find_thresholds,
+)
 from lookback.core.judging.matching import (
     Array,
     Candidates,
@@ -28,8 +36,10 @@ from lookback.core.judging.matching import (
     Part,
     Settlement,
     Steps,
+    list_between,
     to_objects,
 )
+from lookback.core.judging.nextrows import Compared, NextRows
 from lookback.core.rules.compiled import COUNT
 from lookback.core.values.columns import Column, Mask, from_values
 from lookback.core.values.keys import Int64s, list_ranges
@@ -52,7 +62,7 @@ Find = Callable[[KeyedRows, Int64s], Candidates]
 
 
 def settle_candidates(steps: Steps, rows: KeyedRows, judged: Int64s, find: Find) -> Settlement:
-    """Finds out which rows complete the steps, as far as the first linked step can be settled for all of them at once.
+    """Finds out which rows complete the steps, as far as the linked steps can be settled for all of them at once.
 
     judged: positions of rows that satisfy the last gate. find: finds the candidates among them (see `find_candidates`).
     """
@@ -86,58 +96,78 @@ def _settle_others(steps: Steps, rows: KeyedRows, others: Candidates, find: Find
 
 
 def _settle_in_order(steps: Steps, rows: KeyedRows, known: Candidates) -> Settlement:
-    """Settles candidates that came in order.
+    """Settles candidates that came in order, step by step from the first linked one on.
 
-    The rows that each step before the first linked one can have taken are known, but for those of the step just before it,
-    which ends with the first row of the linked step.
+    As long as a step reads nothing of linked steps but their first rows, these are all that has to be known of them.
     """
-    number = next(at for at, step in enumerate(steps.steps) if not step.own)
-    if not len(known.at):
-        return known.unsettled
-    linked = _LinkedStep(steps, rows, known, number)
-    if number == steps.last:
+    for number in range(next(at for at, step in enumerate(steps.steps) if not step.own), len(steps.steps)):
+        if not len(known.at) or not _reads_first_rows(steps, number):
+            return known.unsettled
+        if number < steps.last:
+            known = _settle_step(steps, rows, known, number)
+    failed, first = known.at[:0], known.first
+    if steps.steps[-1].own:
+        is_complete = _mark_complete(steps, rows, known)
+    else:
+        linked = _LinkedStep(steps, rows, known, steps.last)
         is_out, errors = linked.find_unsatisfied()
         is_complete, has_failed, starts = linked.find_complete(~is_out, errors)
-        failed, first = known.at[has_failed], [*known.first[:-1], starts]
-    else:
-        starts, failed = linked.find_reached(), known.at[:0]
-        known, starts = known.take(starts >= 0), starts[starts >= 0]
-        spec = steps.steps[number].step
-        if spec.at_least > 1 or spec.at_most is not None or not all(step.own for step in steps.steps[number + 1 :]):
-            return known.unsettled
-        first, is_complete = _follow_steps(steps, known, [*known.first[:number], starts])
+        failed, first = known.at[has_failed], [*first[:-1], starts]
     begins = [able[each[is_complete]] for able, each in zip(known.able, first, strict=True)]
     none = known.at[:0]
     return Settlement(none, none, known.at[is_complete], np.stack(begins, axis=1), failed)
 
 
-def _follow_steps(steps: Steps, known: Candidates, first: list[Int64s]) -> tuple[list[Int64s], Mask]:
-    """Follows steps that read the event alone. Returns where each step begins, and which candidates complete the last.
+def _reads_first_rows(steps: Steps, number: int) -> bool:
+    """Whether the condition of a step reads no more of linked steps before it than their first rows."""
+    condition = steps.steps[number].condition
+    linked = {step.step.name for step in steps.steps[:number] if not step.own}
+    read = {name for name in condition.fields if name.partition(".")[0] in linked}
+    return not read or read <= find_read_first(condition.sql)
 
-    first: the places of the rows with which the steps up to one of which one row is enough are reached.
+
+def _settle_step(steps: Steps, rows: KeyedRows, known: Candidates, number: int) -> Candidates:
+    """Settles where a step before the last begins, and so from where on the next one may.
+
+    known.first: for the steps before this one where they begin, for this one from where on it may. Returns the candidates
+    before which the step has enough.
     """
-    able, is_complete = known.able, np.ones(len(known.at), dtype=bool)
-    reached = able[len(first) - 1][first[-1]]
-    for number in range(len(first), len(able)):
-        begin = np.searchsorted(able[number], reached, "right")
-        enough = begin + steps.steps[number].step.at_least - 1
-        reached = np.append(able[number], NEVER_DUE)[np.minimum(enough, len(able[number]))]
-        is_complete &= reached <= known.at
-        first = [*first, np.where(is_complete, begin, 0)]
-    is_complete &= _mark_few(steps, able, first)
-    most = steps.steps[-1].step.at_most
-    if most is not None:
-        is_complete &= np.searchsorted(able[-1], known.at, "right") - first[-1] <= most
-    return first, is_complete
+    step, able = steps.steps[number], known.able[number]
+    if step.own:
+        begins, enough = known.first[number], known.first[number] + step.step.at_least - 1
+    else:
+        begins, enough = _LinkedStep(steps, rows, known, number).find_begins()
+    reached = np.append(able, NEVER_DUE)[np.minimum(enough, len(able))]
+    following, ends = (np.searchsorted(known.able[number + 1], each, "right") for each in (reached, known.at))
+    first = [*known.first[:number], begins, following, *known.first[number + 2 :]]
+    return replace(known, first=first).take(following < ends)
 
 
-def _mark_few(steps: Steps, able: Sequence[Int64s], first: Sequence[Int64s]) -> Mask:
-    """Marks where no step but the last takes too many rows. first: for each step the place of its first row."""
-    is_few = np.ones(len(first[0]), dtype=bool)
-    for number, step in enumerate(steps.steps[: len(first) - 1]):
-        if step.step.at_most is not None:
-            end = np.searchsorted(able[number], able[number + 1][first[number + 1]])
-            is_few &= end - first[number] <= step.step.at_most
+def _mark_complete(steps: Steps, rows: KeyedRows, known: Candidates) -> Mask:
+    """Marks the candidates that complete steps of which the last one reads the event alone."""
+    spec = steps.steps[-1].step
+    taken = np.searchsorted(known.able[-1], known.at, "right") - known.first[-1]
+    is_complete: Mask = taken >= spec.at_least
+    if spec.at_most is not None:
+        is_complete &= taken <= spec.at_most
+    known = known.take(is_complete)
+    is_complete[is_complete] = _mark_few(steps, rows, known, known.first[-1])
+    return is_complete
+
+
+def _mark_few(steps: Steps, rows: KeyedRows, known: Candidates, last: Int64s) -> Mask:
+    """Marks where no step but the last takes too many rows. last: the place of the first row of the last step."""
+    is_few, first = np.ones(len(last), dtype=bool), [*known.first[:-1], last]
+    for number, step in enumerate(steps.steps[:-1]):
+        most = step.step.at_most
+        if most is None or not len(last):
+            continue
+        able, end = known.able[number], known.able[number + 1][first[number + 1]]
+        ends = np.searchsorted(able, end)
+        if step.own:
+            is_few &= ends - first[number] <= most
+        else:
+            is_few &= _LinkedStep(steps, rows, known, number).find_taken(first[number], ends, most) >= ends
     return is_few
 
 
@@ -198,6 +228,31 @@ class _Matches:
         return _Matches([each[index] for each in self.first], self.cursor[index], self.limit[index])
 
 
+@dataclass(frozen=True)
+class _Scan:
+    """A search for rows of matches, some of which are left: `pending` has their numbers.
+
+    rows, places: the rows in which it searches, and their places. cursor, limit: where the next row and the last one of each
+    match that is left are among these; size: how many are looked at next.
+    """
+
+    matches: _Matches
+    rows: NextRows
+    places: Int64s
+    pending: Int64s
+    cursor: Int64s
+    limit: Int64s
+    size: int
+
+    def move(self, is_left: Mask, size: int) -> _Scan:
+        """Goes on to the next rows that no comparison leaves out, so many of them at most. is_left: marks matches."""
+        left = is_left[self.pending] & (self.cursor + self.size <= self.limit)
+        pending, limit = self.pending[left], self.limit[left]
+        cursor = self.rows.find_next(pending, self.cursor[left] + self.size)
+        near = cursor <= limit
+        return replace(self, pending=pending[near], cursor=cursor[near], limit=limit[near], size=min(size, _MOST_ROWS))
+
+
 def _group_matches(first: Sequence[Int64s], cursor: Int64s, limit: Int64s) -> tuple[_Matches, Int64s]:
     """Groups candidates by their match: those of which the steps begin alike. Returns the matches, and that of each candidate.
 
@@ -209,7 +264,10 @@ def _group_matches(first: Sequence[Int64s], cursor: Int64s, limit: Int64s) -> tu
 
 
 class _LinkedStep:
-    """The first step of a sequence whose condition reads earlier steps, and candidates that came in order."""
+    """A step of a sequence whose condition reads earlier steps, and candidates that came in order.
+
+    Of linked steps before it, it reads the first rows alone.
+    """
 
     def __init__(self, steps: Steps, rows: KeyedRows, known: Candidates, number: int) -> None:
         self._steps, self._rows, self._known, self._number = steps, rows, known, number
@@ -223,12 +281,15 @@ class _LinkedStep:
         self._arrays: dict[str, Array] = {}
         self._columns: dict[str, Column] = {}
 
-    def find_reached(self) -> Int64s:
-        """Finds for each candidate the place of the row with which the step is reached before it; -1 if it is not."""
-        limit = self._places - 1
-        matches, of_match = _group_matches(self._first, self._known.first[self._number], limit)
+    def find_begins(self) -> tuple[Int64s, Int64s]:
+        """Finds for each candidate the places before it of the first row of the step, and of the one with which it has enough.
+
+        Beyond all rows where there is none.
+        """
+        matches, of_match = _group_matches(self._first, self._known.first[self._number], self._places - 1)
         starts = self._find_starts(matches)[of_match]
-        return np.where(starts <= limit, starts, -1)
+        begins = np.where((starts >= 0) & (starts < self._places), starts, len(self._able))
+        return begins, self.find_taken(begins, self._places, self._step.at_least - 1)
 
     def find_unsatisfied(self) -> tuple[Mask, Mask]:
         """Marks the candidates that satisfy the last condition with nothing that the step before can have taken, and errors.
@@ -272,7 +333,7 @@ class _LinkedStep:
             is_complete[later] = result.is_true()
             has_failed[later] = False if result.error is None else result.error
         self._count_taken(is_complete, has_failed, starts)
-        is_few = _mark_few(self._steps, known.able, [*self._first, np.where(starts >= 0, starts, places)])
+        is_few = _mark_few(self._steps, self._rows, known, np.where(starts >= 0, starts, places))
         return (
             is_complete & is_few,
             has_failed & is_few & (is_left | errors),
@@ -286,40 +347,37 @@ class _LinkedStep:
         if least > 1:
             # The first row and the candidate are two of them.
             is_complete &= later
-            at = np.flatnonzero(is_complete)
-            is_complete[at] = least == 2 or self._find_taken(at, starts[at], least - 2) < places[at]
+            begins = np.where(is_complete, starts, len(self._able))
+            is_complete &= self.find_taken(begins, places, least - 2) < places
         if most is not None:
-            at = np.flatnonzero(is_complete & later)
-            is_complete[at] = self._find_taken(at, starts[at], most - 1) >= places[at]
-            at = np.flatnonzero(has_failed & later & (starts >= 0))
-            has_failed[at] = self._find_taken(at, starts[at], most) >= places[at]
+            begins = np.where(is_complete & later, starts, len(self._able))
+            is_complete &= self.find_taken(begins, places, most - 1) >= places
+            begins = np.where(has_failed & later & (starts >= 0), starts, len(self._able))
+            has_failed &= self.find_taken(begins, places, most) >= places
 
-    def _find_taken(self, at: Int64s, starts: Int64s, number: int) -> Int64s:
-        """Finds the place of the row that the last step takes as so many rows after its first; beyond all if none is.
+    def find_taken(self, begins: Int64s, ends: Int64s, number: int) -> Int64s:
+        """Finds the places of the rows that the step takes as so many rows after its first; beyond all if none is.
 
-        It is searched up to a candidate. at: of candidates; starts: where the last step begins for each.
+        begins: where the step begins for each candidate; beyond all if it does not. ends: the places up to which it is
+        searched.
         """
+        found = begins.copy()
+        at = np.flatnonzero(begins < len(self._able))
         if number == 0 or not len(at):
-            return starts
-        matches, of_match = _group_matches([each[at] for each in self._first], starts + 1, self._places[at] - 1)
-        ends = [*self._find_ends(matches.first)[:-1], self._find_rank(matches.cursor - 1)]
-        found, left, size = (
-            np.full(len(matches.limit), len(self._able)),
-            np.full(len(matches.limit), number),
-            _FIRST_ROWS,
-        )
-        pending: Int64s = np.arange(len(found))
-        while len(pending):
-            for begin, of_some, places in self._evaluate_next(matches, size, ends):
-                owners = pending[begin + of_some]
+            return found
+        matches, of_match = _group_matches([each[at] for each in self._first], begins[at] + 1, ends[at] - 1)
+        known = [*self._find_ends(matches.first)[:-1], self._find_rank(matches.cursor - 1)]
+        taken = np.full(len(matches.limit), len(self._able))
+        left, scan = np.full(len(taken), number), self._scan(matches, known)
+        while len(scan.pending):
+            for owners, places in self._evaluate_next(scan, known):
                 ranks = np.arange(len(owners)) - np.searchsorted(owners, owners) + 1
                 is_last = ranks == left[owners]
-                found[owners[is_last]] = places[is_last]
+                taken[owners[is_last]] = places[is_last]
                 left -= np.bincount(owners, minlength=len(left))
-            is_left = (left[pending] > 0) & (matches.cursor + size <= matches.limit)
-            matches, pending = replace(matches, cursor=matches.cursor + size).take(is_left), pending[is_left]
-            ends, size = [each[is_left] for each in ends], min(2 * size, _MOST_ROWS)
-        return found[of_match]
+            scan = scan.move(left > 0, 2 * scan.size)
+        found[at] = taken[of_match]
+        return found
 
     def _find_ends(self, first: Sequence[Int64s]) -> list[Int64s]:
         """Finds the place at which the rows of each step but the last two end; that of the step before the last is open."""
@@ -337,77 +395,90 @@ class _LinkedStep:
 
     def _find_starts(self, matches: _Matches) -> Int64s:
         """Finds for each match the place of the first row that satisfies the condition; -1 if none does up to the limit."""
-        starts, size = np.full(len(matches.limit), -1), _FIRST_ROWS
-        pending: Int64s = np.arange(len(starts))
+        starts, scan = np.full(len(matches.limit), -1), self._scan(matches)
         searched, can_ask = 0, self._thresholds is not None
-        while len(pending):
+        while len(scan.pending):
             if can_ask and searched >= _MOST_SEARCHED:
-                can_ask, found = False, self._ask_matches(matches)
+                can_ask, found = False, self._ask_matches(matches.take(scan.pending))
                 if found is not None:
-                    starts[pending] = found
+                    starts[scan.pending] = found
                     break
-            found = self._search(matches, size)
-            starts[pending] = found
-            left = (found < 0) & (matches.cursor + size <= matches.limit)
-            matches, pending = replace(matches, cursor=matches.cursor + size).take(left), pending[left]
-            searched, size = searched + size, min(2 * size, _MOST_ROWS)
+            for owners, places in self._evaluate_next(scan):
+                some, at = np.unique(owners, return_index=True)
+                starts[some] = places[at]
+            searched, scan = searched + scan.size, scan.move(starts < 0, 2 * scan.size)
         return starts
 
-    def _search(self, matches: _Matches, size: int) -> Int64s:
-        """Finds the first rows among the next `size` ones."""
-        starts = np.full(len(matches.limit), -1)
-        for begin, of_some, places in self._evaluate_next(matches, size):
-            owners, at = np.unique(of_some, return_index=True)
-            starts[begin + owners] = places[at]
-        return starts
+    def _scan(self, matches: _Matches, ends: Sequence[Int64s] | None = None) -> _Scan:
+        """Begins to search the rows from the cursor up to the limit of each match. ends: as of `_evaluate_next`."""
+        is_open = matches.cursor <= matches.limit
+        places = list_between(matches.cursor[is_open], matches.limit[is_open])
+        compared = self._list_compared(matches, places, ends) if len(places) else []
+        rows = NextRows(compared, len(places), len(is_open))
+        cursor, limit = (np.searchsorted(places, each) for each in (matches.cursor, matches.limit))
+        low, high = rows.find_ranges(cursor, np.where(is_open, limit, cursor - 1))
+        scan = _Scan(matches, rows, places[rows.order], np.arange(len(low)), low, high, 0)
+        # Most rows that no comparison leaves out satisfy the condition.
+        return scan.move(is_open, 1 if compared else _FIRST_ROWS)
 
-    def _evaluate_next(
-        self, matches: _Matches, size: int, ends: Sequence[Int64s] | None = None
-    ) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """Yields which of the next `size` rows satisfy the condition, some matches at a time.
+    def _list_compared(self, matches: _Matches, places: Int64s, ends: Sequence[Int64s] | None) -> list[Compared]:
+        """Lists the comparisons that the condition asks for, of rows at places with what is known of each match."""
+        least, known, compared = None, ends, list[Compared]()
+        if known is None:
+            most = self._find_rank(np.maximum(matches.limit, matches.cursor))
+            known = [*self._find_ends(matches.first)[:-1], most]
+            least = np.minimum(most - matches.first[-1], self._before.at_least)
+        for each in _find_linked(self._condition):
+            if ends is None and f"{self._before.name}.{COUNT}" in each.right.fields:
+                continue
+            others, parts = self._evaluate(matches.cursor, matches.first, known, least, each.right)
+            if not any(part.has_guessed for listed in parts for part in listed):
+                own, _ = self._evaluate(places, (), (), None, each.left)
+                compared.append(Compared(each.symbol, own, others))
+        return compared
+
+    def _evaluate_next(self, scan: _Scan, ends: Sequence[Int64s] | None = None) -> Iterator[tuple[Int64s, Int64s]]:
+        """Yields the numbers of matches and the places of the next rows that satisfy the condition for them, some at a time.
 
         ends: the places at which the rows of the steps before end, of each match; None if that just before ends with the row.
-        Yields the number of the first match, and of each such row the match, counted from that one, and the place.
         """
-        step = max(1, _MOST_PAIRS // size)
-        for begin in range(0, len(matches.limit), step):
+        step = max(1, _MOST_PAIRS // scan.size)
+        for begin in range(0, len(scan.pending), step):
             own = slice(begin, begin + step)
-            cursor = matches.cursor[own]
-            lengths = np.clip(matches.limit[own] - cursor + 1, 0, size)
-            of_match = np.repeat(np.arange(len(lengths)), lengths)
-            if not len(of_match):
-                continue
-            places = list_ranges(cursor, lengths)
-            first = [each[own][of_match] for each in matches.first]
+            lengths = np.clip(scan.limit[own] - scan.cursor[own] + 1, 0, scan.size)
+            of_match = np.repeat(scan.pending[own], lengths)
+            places = scan.places[list_ranges(scan.cursor[own], lengths)]
+            first = [each[of_match] for each in scan.matches.first]
             if ends is None:
                 known = [*self._find_ends(first)[:-1], self._find_rank(places)]
             else:
-                known = [each[own][of_match] for each in ends]
+                known = [each[of_match] for each in ends]
             result, _ = self._evaluate(places, first, known)
-            true = np.flatnonzero(result.is_true())
-            yield begin, of_match[true], places[true]
+            true = result.is_true()
+            yield of_match[true], places[true]
 
     @cached_property
     def _thresholds(self) -> Int64s | None:
         """The numbers of rows of the step before at which the condition may change, sorted.
 
-        None where the condition reads other steps, or uses the number in another way than to compare it with numbers.
+        None where the condition reads other steps, or uses the number in another way than to compare it with numbers, and
+        where matches by their order do not begin one after another.
         """
         name = self._before.name
+        if not all(step.own for step in self._steps.steps[: self._number]):
+            return None
         if any("." in each and each.partition(".")[0] != name for each in self._condition.fields):
             return None
         numbers = find_thresholds(self._condition.sql, COUNT)
         return None if numbers is None else np.array(sorted(numbers), dtype=np.int64)
 
     def _ask_matches(self, matches: _Matches) -> Int64s | None:
-        """Finds what `_search` does, without a search: asks of each row for which matches it satisfies the condition.
+        """Finds what `_find_starts` does, without a search: asks of each row for which matches it satisfies the condition.
 
         For a row the condition reads the same in many matches, since these differ in where the step before begins: its last
         rows are the same until they are left out. None if it may change too often from match to match.
         """
-        begins, number = matches.first[-1], len(self._able)
-        edges = np.bincount(matches.cursor, minlength=number + 1) - np.bincount(matches.limit + 1, minlength=number + 1)
-        places = np.flatnonzero(np.cumsum(edges) > 0)
+        begins, places = matches.first[-1], list_between(matches.cursor, matches.limit)
         low, high = np.searchsorted(matches.limit, places), np.searchsorted(matches.cursor, places, "right") - 1
         ends, found = self._find_rank(places), list[tuple[Int64s, Int64s, Int64s]]()
         for _ in range(_MOST_CHANGES):
@@ -438,19 +509,27 @@ class _LinkedStep:
         return true, np.maximum(begins, np.where(at >= 0, np.minimum(until, ends - kept), until))
 
     def _evaluate(
-        self, places: Int64s, first: Sequence[Int64s], ends: Sequence[Int64s], least: Int64s | None = None
+        self,
+        places: Int64s,
+        first: Sequence[Int64s],
+        ends: Sequence[Int64s],
+        least: Int64s | None = None,
+        condition: Expression | None = None,
     ) -> tuple[Column, list[list[_Most]]]:
         """Evaluates the condition for rows at places, with the rows of the steps before in [first, end).
 
-        least: how many of them the step before has taken at least; None: all. Returns the arrays that were read of that step.
+        least: how many of them the step before has taken at least; None: all. condition: a part of it; None: all of it.
+        Returns the arrays that were read of the steps before.
         """
+        condition = condition or self._condition
         columns, parts = dict[str, Column](), list[list[_Most]]()
-        for name in self._condition.fields:
+        for name in condition.fields:
             before, _, own = name.partition(".")
             if not own:
                 columns[name] = self._read_field(name, places)
                 continue
             number = self._steps.numbers[before]
+            # Of a linked step, of which this counts what it may have taken, the first row is read alone.
             counts = ends[number] - first[number]
             if own == COUNT:
                 columns[name] = Column(BIGINT, counts)
@@ -462,7 +541,7 @@ class _LinkedStep:
             listed = [_Most(values, *each) for each in zip(*figures, strict=True)]
             parts.append(listed)
             columns[name] = Column(array(self._steps.fields[own]), to_objects(listed))
-        return self._condition.evaluate(columns, len(places)), parts
+        return condition.evaluate(columns, len(places)), parts
 
     def _read_field(self, name: str, places: Int64s) -> Column:
         """Reads a field of rows that the last step may take; of all of them if they are many."""
@@ -484,6 +563,16 @@ class _LinkedStep:
             values = Array(self._rows.read(name.partition(".")[2], self._rows.arrivals[able[:most]]))
             self._arrays[name] = values
         return values
+
+
+def _find_linked(condition: Expression) -> list[Comparison]:
+    """Finds the comparisons that a condition asks for: on the left the event, on the right earlier steps."""
+    both = [side for each in find_comparisons(condition) for side in (each, each.turn())]
+    return [each for each in both if _is_of_steps(each.right) and not any("." in name for name in each.left.fields)]
+
+
+def _is_of_steps(part: Expression) -> bool:
+    return bool(part.fields) and all("." in name for name in part.fields)
 
 
 def _sweep(matches: _Matches, found: Sequence[Int64s]) -> Int64s:

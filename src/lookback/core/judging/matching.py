@@ -251,7 +251,7 @@ class Candidates:
     @property
     def needed(self) -> Int64s:
         """The positions of the rows that may count for one of them."""
-        return _list_between(self.starts, self.at)
+        return list_between(self.starts, self.at)
 
     @property
     def unsettled(self) -> Settlement:
@@ -278,7 +278,7 @@ class Settlement:
     @property
     def needed(self) -> Int64s:
         """The positions of the rows that may count for one of the candidates that complete the steps, or may."""
-        return _list_between(np.append(self.starts, self.begins[:, 0]), np.append(self.open, self.complete))
+        return list_between(np.append(self.starts, self.begins[:, 0]), np.append(self.open, self.complete))
 
     @classmethod
     def join(cls, parts: Sequence[Settlement]) -> Settlement:
@@ -291,7 +291,7 @@ class Settlement:
         return Settlement(*(places[getattr(self, each.name)] for each in dataclass_fields(self)))
 
 
-def _list_between(first: Int64s, last: Int64s) -> Int64s:
+def list_between(first: Int64s, last: Int64s) -> Int64s:
     """Lists the positions that lie in some range, ascending; the last one of each is in it."""
     rows = int(last.max(initial=-1)) + 1
     edges = np.bincount(first, minlength=rows + 1) - np.bincount(last + 1, minlength=rows + 1)
