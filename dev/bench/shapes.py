@@ -310,7 +310,7 @@ SHAPES = (
         2_000, {"name": "b", "where": "n = 0 and amount = element_at(a.amount, -1)"},
         {"name": "c", "where": "n = 0"}), 600),
     Shape("the same, compared with the first one, which differs in each match", 2_000, lambda: _judge_steps(
-        2_000, {"name": "b", "where": "amount < element_at(a.amount, 1) - 1000000"}, {"name": "c", "where": "n = 0"}), 600),
+        2_000, {"name": "b", "where": "amount < element_at(a.amount, 1) - 1000000"}, {"name": "c", "where": "n = 0"}), 150),
     Shape("the same, at least three that satisfy it", 2_000, lambda: _judge_steps(
         2_000, {"name": "b", "where": "n = 0 and amount <> element_at(a.amount, 1)", "at_least": 3}), 5_500),
     Shape("the same, reset_on_alert", 2_000, lambda: _judge_sequence(
