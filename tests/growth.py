@@ -19,8 +19,16 @@ def takes_at_most(times: float, few: Callable[[], float], many: Callable[[], flo
 
 
 def grows_in_proportion(seconds_for: Callable[[int], float], size: int) -> bool:
-    """Whether twice the size takes at most 2.2 times the time. seconds_for: does the work of a size, and returns its time."""
-    return takes_at_most(2.2, lambda: seconds_for(size), lambda: seconds_for(2 * size))
+    """
+    Whether time grows at most 2.2 times at each doubling, from half the size to four times it.
+
+    Three doublings are asked at once, since a doubling by itself leaves a tenth for noise and for what grows in
+    steps (numpy's ways through small and large arrays, a processor's caches): in proportion is 8 times the time,
+    what is allowed is 10.6 times, and quadratic is 64 times.
+
+    seconds_for: does the work of a size, and returns its time.
+    """
+    return takes_at_most(2.2**3, lambda: seconds_for(size // 2), lambda: seconds_for(4 * size), turns=2)
 
 
 def _find_least_seconds(*measured: Callable[[], float], turns: int) -> list[float]:

@@ -213,7 +213,7 @@ def test_c10_8_the_schedule_refuses_the_rows_that_the_log_says_the_gate_rejected
 def test_c10_8_the_time_to_read_the_log_is_in_proportion_to_the_rows_that_the_gate_rejected() -> None:
     """Each is tried with and without the gate, beside all rules in force."""
     # Compiled documents are kept, so only what is measured is left.
-    texts = [json.dumps(rule(f"r{at}")) for at in range(800)]
+    texts = [json.dumps(rule(f"r{at}")) for at in range(1_600)]
 
     def seconds_for(size: int) -> float:
         changes = [
@@ -230,5 +230,5 @@ def test_c10_8_the_time_to_read_the_log_is_in_proportion_to_the_rows_that_the_ga
         assert len(schedule.refused) == size
         return seconds
 
-    seconds_for(800)
+    seconds_for(1_600)
     assert grows_in_proportion(seconds_for, 400)

@@ -148,7 +148,7 @@ _OTHER_ADDRESS = "n = 1 and ip <> element_at(a.ip, -1)"
         (500, _OTHER_ADDRESS, ""),
         (500, "n = 1 and not array_contains(a.ip, ip)", ""),
         # Every event alerts.
-        (500, "n = 1 and array_contains(a.ip, ip) and a.count < 1000", "{a.count} {b.count}"),
+        (500, "n = 1 and array_contains(a.ip, ip) and a.count < 10000", "{a.count} {b.count}"),
         (1_500, "n = 1", "{a.count} and {b.count}"),
     ],
 )
@@ -168,8 +168,8 @@ def test_c8_a_sequence_takes_time_in_proportion_to_the_events_of_a_key(
         "n = 1 and array_contains(a.ip, concat(ip, 'x'))",
         # Of these conditions the end of step one decides, which every event would move.
         "n = 1 and ip <> element_at(a.ip, -1)",
-        "n = 1 and size(a.ip) > 2500",
-        "n = 1 and (a.count > 2500 or element_at(a.ip, -2) <> ip)",
+        "n = 1 and size(a.ip) > 5000",
+        "n = 1 and (a.count > 5000 or element_at(a.ip, -2) <> ip)",
     ],
 )
 def test_c8_a_window_that_slides_past_events_takes_time_in_proportion_to_them(last: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 import tracemalloc
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from test_equals_oracle import DictStore
 
-from growth import takes_at_most
+from growth import grows_in_proportion
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
@@ -97,6 +96,6 @@ def test_an_early_session_costs_what_its_events_cost(order: Any) -> None:
         "memory": (memory_of(small), memory_of(large)),
     }
     assert {name: pair for name, pair in grown.items() if pair[1] > MOST_GROWTH * pair[0]} == {}
-    assert takes_at_most(MOST_GROWTH, functools.partial(seconds_for, small), functools.partial(seconds_for, large))
+    assert grows_in_proportion(lambda rows: seconds_for(batch_of(order(rows))), 2_000)
     # 490 MB before results shared their rows.
     assert grown["memory"][1] < 20_000_000

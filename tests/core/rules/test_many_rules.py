@@ -54,7 +54,7 @@ def events(rows: int, commit: int = 1) -> Batch:
 
 
 def grows_linearly(run: Callable[[int], Callable[[], object]], size: int) -> bool:
-    """Whether twice the size takes at most 2.2 times the time. run: prepares, and returns what is timed."""
+    """Whether time grows at most 2.2 times at each doubling. run: prepares, and returns what is timed."""
 
     def seconds_for(rows: int) -> float:
         act = run(rows)
