@@ -154,3 +154,13 @@ def replay_of_tables(tables: Tables) -> lookback.Result:
         (rows[row["rule_id"], row["version"]], row["arrival"]) for row in sorted(log, key=lambda r: r["arrival"] or -1)
     ]
     return lookback.replay(rules, events, STREAM)
+
+
+def lose_first_files(tables: Tables, last: int, name: str = STREAM.name) -> None:
+    """Rewrites a table and removes the files of its first commits, as OPTIMIZE and VACUUM do in time."""
+    folder = Path(str(tables.root)) / name
+    tables.spark.sql(f"OPTIMIZE {tables.identifier(name)}")
+    for commit in range(1, last + 1):
+        actions = map(json.loads, (folder / "_delta_log" / f"{commit:020}.json").read_text().splitlines())
+        for path in [action[kind]["path"] for action in actions for kind in ("add", "cdc") if kind in action]:
+            (folder / path).unlink()

@@ -22,7 +22,19 @@ from lookback.spark.rules import RulesTable
 from lookback.spark.stream.declared import read_declarations
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
-from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish, rule, window
+from payins import (
+    MORE_RULES,
+    RULES,
+    START,
+    STREAM,
+    STREAMS,
+    append,
+    lose_first_files,
+    make_events,
+    publish,
+    rule,
+    window,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -200,16 +212,6 @@ def test_c10_6_what_was_written_before_a_fresh_beginning_cannot_be_proved_and_is
     assert sum(row.alike for rule_id, row in found.items() if rule_id) == written
     assert sum(row.unprovable for rule_id, row in found.items() if rule_id) == written
     assert (found[None].alike, found[None].unprovable) == (late, late)
-
-
-def lose_first_files(tables: Tables, last: int, name: str = STREAM.name) -> None:
-    """Rewrites a table and removes the files of its first commits, as OPTIMIZE and VACUUM do in time."""
-    folder = Path(str(tables.root)) / name
-    tables.spark.sql(f"OPTIMIZE {tables.identifier(name)}")
-    for commit in range(1, last + 1):
-        actions = map(json.loads, (folder / "_delta_log" / f"{commit:020}.json").read_text().splitlines())
-        for path in [action[kind]["path"] for action in actions for kind in ("add", "cdc") if kind in action]:
-            (folder / path).unlink()
 
 
 @pytest.mark.long

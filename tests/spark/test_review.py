@@ -30,7 +30,7 @@ from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.schemas import ALERTS
 from payins import commit as commit_columns
-from payins import publish
+from payins import lose_first_files, publish
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
@@ -443,6 +443,68 @@ def test_c10_9_versions_and_advances_that_came_in_one_batch_explain_alerts_in_th
     assert sorted((row["alert_id"] == alerts[0]["alert_id"], row["event_id"]) for row in counted) == [
         (False, "3"), (True, "1"), (True, "2")
     ]  # fmt: skip
+
+
+@pytest.mark.long
+def test_c10_9_where_the_first_rules_are_gone_their_rows_of_now_explain_alerts_and_what_is_lost_is_said(tables: Tables):
+    document = {**ANY, "group_by": ["customer"], "window": "1 minute"}
+    kept, changed, deleted = ({**document, "rule_id": name} for name in ("kept", "changed", "deleted"))
+    commit(tables, [event(0, 0)])
+    evaluate(tables, kept, changed, deleted)
+    commit(tables, [event(1, 61), event(2, 62)])
+    evaluate(tables)
+    name = tables.identifier("rules")
+    tables.spark.sql(f"DELETE FROM {name} WHERE rule_id = 'deleted'")
+    tables.spark.sql(
+        f"UPDATE {name} SET document = replace(document, '1 minute', '2 minutes') WHERE rule_id = 'changed'"
+    )
+    evaluate(tables, ANY)
+    begins = tables.version("rules") + 1
+    lose_first_files(tables, begins - 1, "rules")
+    evaluate(tables, {**kept, "window": "2 minutes"})
+    commit(tables, [event(3, 150)])
+    evaluate(tables)
+
+    found = {each: explain(tables, STREAMS, alerts_of(tables, each)[1]["alert_id"]) for each in ("kept", "changed")}
+    assert [each.consistent for each in found.values()] == [True, False]
+    (said,) = found["kept"].notes
+    assert said.endswith(
+        f"begins at commit {begins}: versions from before it are taken as the table has them now; rows of 'changed' and "
+        "'deleted' are not there, so state that was theirs first may begin too late."
+    )
+    assert (
+        "rows of 'changed' were updated or deleted, so it may have had another document" in found["changed"].notes[-1]
+    )
+    last = explain(tables, STREAMS, alerts_of(tables, "kept")[-1]["alert_id"])
+    assert (last.alert["rule_version"], ids(last, "n"), last.consistent) == (2, {1, 2, 3}, True)
+    with pytest.raises(ReviewError, match=f"version 1 of rule 'deleted' .* which begins at commit {begins}"):
+        explain(tables, STREAMS, alerts_of(tables, "deleted")[0]["alert_id"])
+    event_found = explain_event(tables, STREAMS, "kept", "2")
+    assert (event_found.windows[0].measures, event_found.notes) == ({"n": "2"}, (said,))
+
+
+# old:    v1 | 1 | v1 retired | 2 | v2 | 3        fresh:    v1, v2 | 1 | 2 | 3
+@pytest.mark.long
+def test_c10_9_an_alert_is_explained_by_what_its_own_evaluation_obeyed(tables: Tables):
+    document, rules = {**ANY, "rule_id": "again"}, RulesTable(tables, STREAMS)
+    commit(tables, [event(1, 0)])
+    evaluate(tables, document)
+    rules.set_status("again", "retired")
+    evaluate(tables)
+    commit(tables, [event(2, 1)])
+    evaluate(tables)
+    evaluate(tables, document)
+    commit(tables, [event(3, 2)])
+    evaluate(tables)
+    folder = f"{checkpoint_folder(tables, STREAM)}-fresh"
+    Evaluation(tables, STREAM, STREAMS, folder, once=True, fresh=True).run()
+
+    rows = alerts_of(tables, "again")
+    explained = [explain(tables, STREAMS, each) for each in sorted({row["alert_id"] for row in rows})]
+    counted = {(each.alert["event_id"], each.alert["rule_version"]): ids(each, "n") for each in explained}
+    assert all(each.consistent for each in explained), counted
+    assert counted == {("1", 1): {1}, ("1", 3): {1}, ("2", 3): {1, 2}, ("3", 3): {1, 2, 3}}
+    assert [each["arrival"] for each in explain_event(tables, STREAMS, "again", "3").alerts] == [rows[-1]["arrival"]]
 
 
 def test_a_timeline_goes_back_as_many_days_as_asked(tables: Tables):

@@ -43,6 +43,7 @@ def describe_event(found: EventExplanation) -> Iterator[str]:
         yield f"And {count_noun(len(found.windows) - _MOST_WINDOWS, 'more window')}: --json has them all."
     for part in (*found.where, *found.steps):
         yield f"  {part}"
+    yield from found.notes
 
 
 def _describe_window(window: JudgedWindow) -> str:

@@ -96,7 +96,8 @@ class EventExplanation:
     """Explains how a rule judged an event, as of commit `arrival` for a lookback rule, else as of the last commit.
 
     event: its fields as exact text. where: the parts of the rule's `where`; is_seen: whether it holds. alerts: rows of
-    `alerts` with alert_id, revision, verdict. progress: of a sequence that did not match, how far it came. picture: the explanation that the key's time line is drawn from; None for an
+    `alerts` with alert_id, revision, verdict. progress: of a sequence that did not match, how far it came.
+    notes: sentences about what is not known any more. picture: the explanation that the key's time line is drawn from; None for an
     event that the rule does not see.
     """
 
@@ -114,6 +115,7 @@ class EventExplanation:
     reasons: tuple[Reason, ...] = ()
     alerts: tuple[Mapping[str, Any], ...] = ()
     progress: Progress | None = None
+    notes: tuple[str, ...] = ()
     picture: Explanation | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,7 +132,7 @@ class EventExplanation:
                 {**vars(each), "parts": list_parts(each.parts), "holds": each.holds} for each in self.windows
             ],
             "steps": list_parts(self.steps), "progress": None if self.progress is None else self.progress.to_dict(),
-            "reasons": [dict(vars(each)) for each in self.reasons],
+            "reasons": [dict(vars(each)) for each in self.reasons], "notes": list(self.notes),
             "alerts": [dict(each) for each in self.alerts],
         }  # fmt: skip
 

@@ -91,7 +91,8 @@ def _find_by_key(
     rows = alerts.select(*columns).withColumn("is_target", F.lit(True))
     resetting: dict[int, bool] = {}
     if rule.spec.kind == SEQUENCE:
-        others = tables.read("alerts").where((F.col("revision") == 0) & (F.col("rule_id") == F.lit(rule_id)))
+        others = history.term.select(tables.read("alerts"), "decided_at")
+        others = others.where((F.col("revision") == 0) & (F.col("rule_id") == F.lit(rule_id)))
         for (number,) in others.select("rule_version").distinct().collect():
             other = history.find_kept(rule_id, number, arrival)
             if other is not None and other.spec.reset_on_alert and lanes.is_own(number):

@@ -79,7 +79,9 @@ def _read_resets(
     key = [F.col("key")[name].eqNullSafe(F.lit(text)) for name, text in alert["key"].items()]
     same = reduce(and_, key, F.size("key") == len(alert["key"]))
     first = (F.col("revision") == 0) & (F.col("rule_id") == F.lit(alert["rule_id"])) & same
-    before = tables.read("alerts").where(first & (F.col("arrival") <= alert["arrival"]))
+    before = history.term.select(tables.read("alerts"), "decided_at").where(
+        first & (F.col("arrival") <= alert["arrival"])
+    )
     columns = ("rule_version", "arrival", "event_id", "event_time", "window_start")
     resets = []
     for row in before.select(*columns).toArrow().to_pylist():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +29,7 @@ from lookback.spark.explaining.history import STATUS_BY_ACTION, Lanes, RuleHisto
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row
+    from pyspark.sql import DataFrame, Row
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
@@ -47,17 +48,19 @@ def explain(
     streams: the declared streams by name. revision: the row of the alert; default: its last, whatever the verdict.
     days: the time before the window that the timeline covers; default: some windows' length, at most 30 days. Measures,
     sessions and sequences are computed again from those events: see `Explanation.consistent`. Events that have been
-    deleted since count there and are not shown. Raises ReviewError if there is no such alert or revision, its rule's
+    deleted since count there and are not shown. After `evaluate --fresh` the row that it wrote is explained, by what was
+    obeyed since. Where the first commits of the rules table are gone, its rows of now are taken, and a note says so. Raises ReviewError if there is no such alert or revision, its rule's
     version cannot be found, or the events' history is gone.
     """
     tables = tables.holding(*streams.values())
     alert = find_revision(read_alert_rows(tables, alert_id), alert_id, revision)
     stream = _find_stream(streams, alert["stream"])
-    history = RuleHistory(tables, stream)
+    history = RuleHistory(tables, stream, alert["decided_at"])
     version = history.find_version(alert["rule_id"], alert["rule_version"], int(alert["arrival"]) - 1)
     since, earliest = picture_span(version.rule, history.declarations.widest, alert, days)
     evidence = read_evidence(tables, stream, version.rule, alert, earliest, history)
-    return explain_alert(evidence, alert, version.row, since)
+    explained = explain_alert(evidence, alert, version.row, since)
+    return replace(explained, notes=(*explained.notes, *_list_lost(history, alert["rule_id"])))
 
 
 def explain_event(
@@ -100,8 +103,15 @@ def explain_event(
             f"event {event_id!r} came more than max_future ahead of its commit {place.arrival}, so it counts nowhere; "
             f"table {tables.identifier('late_events')} has it"
         )
-    alerts = _read_alerts_about(tables, stream, rule, key, event_id, time)
-    return explain_event_at(evidence, at, commit, standing, found.row, since, alerts)
+    about = history.term.select(tables.read("alerts"), "decided_at")
+    alerts = _read_alerts_about(about, stream, rule, key, event_id, time)
+    explained = explain_event_at(evidence, at, commit, standing, found.row, since, alerts)
+    return replace(explained, notes=tuple(_list_lost(history, rule_id)))
+
+
+def _list_lost(history: RuleHistory, rule_id: str) -> list[str]:
+    """Lists what is not known of a rule any more: one sentence, or none."""
+    return [said] if (said := history.describe_lost(rule_id)) else []
 
 
 class _EventPlace(NamedTuple):
@@ -150,10 +160,10 @@ def _find_standing(log: list[Row], history: RuleHistory, rule_id: str, version: 
 
 
 def _read_alerts_about(
-    tables: Tables, stream: Stream, rule: CompiledRule, key: Mapping[str, str | None], event_id: str, time: int
+    alerts: DataFrame, stream: Stream, rule: CompiledRule, key: Mapping[str, str | None], event_id: str, time: int
 ) -> list[dict[str, Any]]:
     """Reads the alerts of a rule about an event: of it, of a window that covers it, or with it as evidence."""
-    alerts = tables.read("alerts").where((F.col("stream") == stream.name) & (F.col("rule_id") == rule.spec.rule_id))
+    alerts = alerts.where((F.col("stream") == stream.name) & (F.col("rule_id") == rule.spec.rule_id))
     if rule.spec.kind == LOOKBACK:
         about = F.col("event_id") == event_id
     elif rule.spec.kind == SEQUENCE:
@@ -168,7 +178,13 @@ def _read_alerts_about(
 
 def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
     """Reads the rows of an alert, in order of revision, as dicts with aware times. Raises ReviewError if there are none."""
-    rows = tables.read("alerts").where(F.col("alert_id") == F.lit(alert_id)).orderBy("revision").toArrow().to_pylist()
+    rows = (
+        tables.read("alerts")
+        .where(F.col("alert_id") == F.lit(alert_id))
+        .orderBy("revision", "decided_at")
+        .toArrow()
+        .to_pylist()
+    )
     if not rows:
         raise ReviewError(f"there is no alert {alert_id!r}; `open_queue` and `lookback alerts` list their ids")
     return [{**row, **{name: dict(row[name] or []) for name in ("key", "measures")}} for row in rows]

@@ -20,12 +20,15 @@ from lookback.core.rules.roles import read_quarantined
 from lookback.core.rules.rulebook import ACTIONS, Entry, LogRow, RuleBook, RuleChange, fill_role, order_changes
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.values.limits import WIDEST_LIMITS
-from lookback.core.values.texts import first_line
+from lookback.core.values.texts import first_line, join_words
 from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.stream.declared import read_declarations
-from lookback.spark.stream.rebuild import find_begun_at, read_log, read_rule_changes
+from lookback.spark.stream.rebuild import Term, read_log, restore_rule_changes
+from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from pyspark.sql import DataFrame, Row
 
     from lookback.core.streams.declaration import Stream
@@ -60,17 +63,22 @@ class _Document(NamedTuple):
 class RuleHistory:
     """The versions of rules as a stream obeyed them: a row that it rejected, or that came later, is none of them.
 
-    declarations: by which the stream was judged. Rules are compiled for the declaration that held.
+    term: the evaluation that is meant. declarations: by which the stream was judged. Rules are compiled for the declaration
+    that held. Where the first commits of the rules table are gone, its rows of now are taken; see `describe_lost`.
     """
 
-    def __init__(self, tables: Tables, stream: Stream) -> None:
-        begun_at = find_begun_at(tables, stream)
-        self.declarations = read_declarations(tables, stream, begun_at)
-        self._stream = stream
-        changes = order_changes(read_or_refuse(lambda: read_rule_changes(tables, 0), "rules"))
+    def __init__(self, tables: Tables, stream: Stream, decided_at: dt.datetime | None = None) -> None:
+        """decided_at: when the row was written that is explained; None: the last evaluation is meant."""
+        self.term = Term.find(tables, stream, decided_at)
+        self.declarations = read_declarations(tables, stream, self.term.begun_at, self.term.ended_at)
+        self._stream, self._streams, self._name = stream, {stream.name: stream}, tables.identifier("rules")
+        logged = read_log(tables, stream, self.term)
+        # The first commit of the rules table that can be read.
+        self._begins = read_or_refuse(lambda: find_first_readable(tables, "rules"), "rules")
+        changes = order_changes(read_or_refuse(lambda: restore_rule_changes(tables, self._begins, logged), "rules"))
         changes = [each for each in changes if not _is_command_elsewhere(each, stream)]
         self._changes = _group_by_rule(changes, lambda change: change.rule_id)
-        self._logged = _group_by_rule(read_log(tables, stream, begun_at), lambda row: row.rule_id)
+        self._logged = _group_by_rule(logged, lambda row: row.rule_id)
         self._documents: dict[str, dict[int, list[_Document]]] = {}
         self._compiled: dict[tuple[str, int, int], CompiledRule | None] = {}
 
@@ -83,7 +91,10 @@ class RuleHistory:
         change = self._find_change(rule_id, version, judged)
         rule = None if change is None else self._compile(change, judged) or self._compile_widely(change)
         if change is None or rule is None:
-            raise ReviewError(f"version {version} of rule {rule_id!r} is not in the rules table, nor in its history")
+            begins = f", which begins at commit {self._begins}" if self._begins else ""
+            raise ReviewError(
+                f"version {version} of rule {rule_id!r} is not in the rules table, nor in its history{begins}"
+            )
         names = ("rule_id", "status", "author", "approved_by", "evidence")
         columns = {name: getattr(change, name) for name in names}
         return RuleVersion({**columns, "version": version, "document": dict(rule.spec.document)}, rule)
@@ -105,6 +116,25 @@ class RuleHistory:
         rows = [each for each in self._changes.get(rule_id, []) if each.version == version]
         named = (read_quarantined(each.evidence) for each in rows)
         return next((each for each in named if each is not None), None)
+
+    def describe_lost(self, rule_id: str) -> str:
+        """Says in sentences what is not known of a rule's versions since the first commits of the rules table are gone.
+
+        Empty if nothing is lost that the rule depends on.
+        """
+        if not self._begins:
+            return ""
+        unexplained = self._make_schedule([name for name in self._logged if name is not None]).unexplained
+        said = []
+        if any(each.commit < 0 for each in self._changes.get(rule_id, [])) or rule_id in unexplained:
+            said.append("versions from before it are taken as the table has them now")
+        if rule_id in unexplained:
+            said.append(f"rows of {rule_id!r} were updated or deleted, so it may have had another document")
+        if beside := [repr(name) for name in sorted(unexplained - {rule_id, "*"})]:
+            said.append(
+                f"rows of {join_words(beside)} are not there, so state that was theirs first may begin too late"
+            )
+        return f"The change feed of {self._name} begins at commit {self._begins}: {'; '.join(said)}." if said else ""
 
     def _find_change(self, rule_id: str, version: int, judged: int | None) -> RuleChange | None:
         documents = self._find_documents(rule_id).get(version, [])
@@ -159,16 +189,23 @@ class RuleHistory:
 
         The number is the last commit that was judged before it; None for none.
         """
-        own = sorted((each for name in rule_ids for each in self._changes.get(name, [])), key=lambda each: each.order)
-        logged = [row for name in rule_ids for row in self._logged.get(name, [])]
-        streams = {self._stream.name: self._stream}
-        schedule = Schedule.from_log(own, logged, self._stream, streams, None, declarations=self.declarations)
-        book = RuleBook(self._stream, streams)
-        for change in map(schedule.restore_gate, own):
+        schedule = self._make_schedule(rule_ids)
+        book = RuleBook(self._stream, self._streams)
+        for change in map(schedule.restore_gate, self._list_changes(rule_ids)):
             judged = schedule.arrivals.get(change.commit, _NOT_JUDGED)
             book.declare(self.declarations.after(judged).stream)
             log, _ = book.apply([change], None)
             yield change, judged, log
+
+    def _make_schedule(self, rule_ids: Sequence[str]) -> Schedule:
+        """Makes the schedule by which the changes of some rules were logged."""
+        own = self._list_changes(rule_ids)
+        logged = [row for name in rule_ids for row in self._logged.get(name, [])]
+        return Schedule.from_log(own, logged, self._stream, self._streams, None, declarations=self.declarations)
+
+    def _list_changes(self, rule_ids: Sequence[str]) -> list[RuleChange]:
+        """Lists the changes of some rules in the order of the rules table."""
+        return sorted((each for name in rule_ids for each in self._changes.get(name, [])), key=lambda each: each.order)
 
     def _compile(self, change: RuleChange, judged: int | None, lane: int = 0) -> CompiledRule | None:
         """Compiles a row for the declaration that held; a rule in force stays valid where limits were lowered."""
@@ -249,7 +286,8 @@ def read_obeyed(tables: Tables, stream: Stream, arrival: int, history: RuleHisto
     Those right after that commit are among them, since rows that an advance brings name the last commit before it.
     """
     actions = [*STATUS_BY_ACTION, "clear_state", "advance"]
-    log = tables.read("rule_log").where((F.col("stream") == stream.name) & F.col("action").isin(actions))
+    log = history.term.select(tables.read("rule_log").where(F.col("stream") == stream.name), "logged_at")
+    log = log.where(F.col("action").isin(actions))
     log = log.where(F.col("arrival").isNull() | (F.col("arrival") <= arrival))
     in_order = (F.col("arrival").asc_nulls_first(), F.col("batch_id"), F.col("version").asc_nulls_last())
     return history.sort_obeyed(log.orderBy(*in_order).collect())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.engine.schedule import Schedule, WaitingChange, restore_changes
+from lookback.core.engine.schedule import Schedule, WaitingChange
 from lookback.core.errors import LookbackError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
@@ -31,12 +31,12 @@ from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
 from lookback.spark.stream.declared import read_declarations
 from lookback.spark.stream.rebuild import (
+    Term,
     find_deletions,
     find_last_arrival,
     find_new_beginning,
     read_log,
-    read_rule_changes,
-    read_rules_before,
+    restore_rule_changes,
 )
 from lookback.spark.tables.history import find_first_readable
 
@@ -121,8 +121,12 @@ def prove(
     start = _Start.find(tables, stream, declarations, begun_at, saved, first, last)
     if start.history is None:
         return _prove_nothing(tables, (start.first, last))
-    history, logged, begins = start.history, read_log(tables, stream, begun_at), find_first_readable(tables, "rules")
-    changes = _read_rule_changes(tables, begins, logged)
+    history, logged, begins = (
+        start.history,
+        read_log(tables, stream, Term(begun_at)),
+        find_first_readable(tables, "rules"),
+    )
+    changes = restore_rule_changes(tables, begins, logged)
     plan, lost = _make_plan(changes, begins, declarations, streams, logged, last)
     plan = plan if start.saved is None else _go_on(plan, start.saved)
     reach = None if start.reach is None else start.reach.follow(tables, history, declarations, plan.rules)
@@ -199,12 +203,6 @@ def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
     """Makes the result where no commit came since the last proof."""
     columns = (F.lit("").alias("side"), F.lit(0).alias("times"), *ALERTS_SCHEMA.names)
     return Proofs([Proof(None, 0, 0, 0, 0)], commits, tables.read("alerts").where("false").select(*columns))
-
-
-def _read_rule_changes(tables: Tables, begins: int, logged: Sequence[LogRow]) -> list[RuleChange]:
-    """Reads all changes of the rules table; those before commit `begins`, which are gone, are made from its rows."""
-    before = restore_changes(read_rules_before(tables, begins), logged) if begins else []
-    return [*before, *read_rule_changes(tables, begins)]
 
 
 def _go_on(plan: Plan, state: SavedState) -> Plan:

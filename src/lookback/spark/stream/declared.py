@@ -27,24 +27,32 @@ def read_release() -> str:
 
 
 def read_declared(
-    tables: Tables, stream: Stream, since: dt.datetime | None = None
+    tables: Tables, stream: Stream, since: dt.datetime | None = None, until: dt.datetime | None = None
 ) -> Sequence[tuple[int | None, str, dt.datetime]]:
     """Reads the declarations that rule_log has of a stream, as they were written: arrival, text, time of the row.
 
-    since: only those that were logged later.
+    since: only those that were logged later; until: only those that were not.
     """
     if not tables.exists("rule_log"):
         return []
     rows = tables.read("rule_log").where((F.col("stream") == stream.name) & (F.col("action") == "declared"))
     if since is not None:
         rows = rows.where(F.col("logged_at") > F.lit(since))
+    if until is not None:
+        rows = rows.where(F.col("logged_at") <= F.lit(until))
     listed = rows.orderBy("logged_at", "batch_id", F.col("arrival").asc_nulls_first()).collect()
     return [(row["arrival"], str(row["message"]), row["logged_at"]) for row in listed]
 
 
-def read_declarations(tables: Tables, stream: Stream, since: dt.datetime | None = None) -> Declarations:
-    """Reads by which declarations a stream was judged; without rows in rule_log, as by earlier releases, by that of today."""
-    return Declarations.from_rows(stream, [(after, text) for after, text, _ in read_declared(tables, stream, since)])
+def read_declarations(
+    tables: Tables, stream: Stream, since: dt.datetime | None = None, until: dt.datetime | None = None
+) -> Declarations:
+    """Reads by which declarations a stream was judged; without rows in rule_log, as by earlier releases, by that of today.
+
+    since, until: see `read_declared`.
+    """
+    rows = read_declared(tables, stream, since, until)
+    return Declarations.from_rows(stream, [(after, text) for after, text, _ in rows])
 
 
 def plan_start(stream: Stream, checkpoint: Checkpoint, schedule: Schedule | None) -> Declarations:

@@ -6,25 +6,26 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed
+from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed, restore_changes
 from lookback.core.errors import SetupError
 from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declarations import Declared
+from lookback.core.values.times import parse_time
 from lookback.spark.stream.checkpoint import EVENTS, RULES
 from lookback.spark.stream.declared import read_declarations, read_release
 from lookback.spark.stream.dispatch import select_rule_changes
-from lookback.spark.tables.lakehouse import SPARK_ERRORS
+from lookback.spark.tables.lakehouse import SPARK_ERRORS, to_timestamp
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row
+    from pyspark.sql import DataFrame, Row
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
@@ -84,7 +85,7 @@ class Rebuild:
             first = max(through + 1, starts[EVENTS])
             through = max(through, _find_last_change(tables, stream, first, judged_through))
         begun_at = find_begun_at(tables, stream)
-        logged = read_log(tables, stream, begun_at)
+        logged = read_log(tables, stream, Term(begun_at))
         seed = _make_seed(tables, stream, starts[EVENTS]) if starts[EVENTS] else None
         changes = read_rule_changes(tables, starts[RULES])
         last = None if through < 0 else through
@@ -187,6 +188,12 @@ def read_rules_before(tables: Tables, start: int) -> list[RuleChange]:
     return list((+rows).elements())
 
 
+def restore_rule_changes(tables: Tables, start: int, logged: Sequence[LogRow]) -> list[RuleChange]:
+    """Reads all changes of the rules table; those before commit `start`, which are gone, are made from its rows of now."""
+    before = restore_changes(read_rules_before(tables, start), logged) if start else []
+    return [*before, *read_rule_changes(tables, start)]
+
+
 def _drop_place(row: Row) -> RuleChange:
     return RuleChange(**{**row.asDict(), "change": "", "commit": 0})
 
@@ -213,14 +220,34 @@ def find_begun_at(tables: Tables, stream: Stream) -> dt.datetime | None:
     return None if begun is None else begun["logged_at"]
 
 
-def read_log(tables: Tables, stream: Stream, begun_at: dt.datetime | None) -> list[LogRow]:
-    """Reads the rows that the stream's evaluation wrote into rule_log, in their order, without their messages.
+class Term(NamedTuple):
+    """The time of one evaluation of a stream, between two beginnings with `--fresh`; None where there is no such beginning."""
 
-    begun_at: see `find_begun_at`; what was logged until then is of another evaluation.
-    """
-    own = tables.read("rule_log").where(F.col("stream") == stream.name)
-    if begun_at is not None:
-        own = own.where(F.col("logged_at") > F.lit(begun_at))
+    begun_at: dt.datetime | None = None
+    ended_at: dt.datetime | None = None
+
+    @classmethod
+    def find(cls, tables: Tables, stream: Stream, decided_at: dt.datetime | None = None) -> Term:
+        """Finds the evaluation that wrote a row at a time; None for the last evaluation."""
+        if not tables.exists("rule_log"):
+            return cls()
+        own = tables.read("rule_log").where((F.col("stream") == stream.name) & (F.col("action") == "begun_afresh"))
+        is_before = F.lit(True) if decided_at is None else F.col("logged_at") <= to_timestamp(parse_time(decided_at))
+        rows = own.orderBy("logged_at").select("logged_at", is_before.alias("is_before")).collect()
+        before = [row["logged_at"] for row in rows if row["is_before"]]
+        after = [row["logged_at"] for row in rows if not row["is_before"]]
+        return cls(before[-1] if before else None, after[0] if after else None)
+
+    def select(self, rows: DataFrame, column: str) -> DataFrame:
+        """Selects the rows that the evaluation wrote. column: of the time at which a row was written."""
+        if self.begun_at is not None:
+            rows = rows.where(F.col(column) > F.lit(self.begun_at))
+        return rows if self.ended_at is None else rows.where(F.col(column) <= F.lit(self.ended_at))
+
+
+def read_log(tables: Tables, stream: Stream, term: Term) -> list[LogRow]:
+    """Reads the rows that an evaluation of the stream wrote into rule_log, in their order, without their messages."""
+    own = term.select(tables.read("rule_log").where(F.col("stream") == stream.name), "logged_at")
     rows = own.orderBy("logged_at", "batch_id").select("rule_id", "version", "action", "arrival").collect()
     return [LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"]) for row in rows]
 
