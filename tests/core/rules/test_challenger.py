@@ -116,6 +116,14 @@ def test_c10_7_a_shadow_for_another_stream_leaves_the_active_version_in_this_one
     assert [[e.version for e, _ in book.in_force()] for book in (here, there)] == [[1], [3]]
 
 
+def test_c4_an_update_that_moves_a_version_to_another_stream_retires_it_in_the_one_that_it_leaves() -> None:
+    here, there = RuleBook(TX, STREAMS), RuleBook(OTHER, STREAMS)
+    changes = [ACTIVE, replace(row(1, "active", stream="other"), change="update", commit=9)]
+    logs = [[(each.version, each.action) for each in book.apply(changes, None)[0]] for book in (here, there)]
+    assert logs == [[(1, "activated"), (1, "retired")], [(1, "activated")]]
+    assert [[e.version for e, _ in book.in_force()] for book in (here, there)] == [[], [1]]
+
+
 def test_c10_7_retire_all_ends_both_and_logs_each() -> None:
     book = RuleBook(TX, STREAMS)
     changes = [ACTIVE, SHADOW, RuleChange("insert", 9, "*", None, "retire_all", None)]

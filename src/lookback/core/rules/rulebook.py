@@ -438,7 +438,8 @@ class RuleBook:
         if name == self.stream.name:
             write(ACTIONS[status], version=version)
         else:
-            left = {each.version for each in self._list_roles(entry.rule_id)}
+            # An UPDATE may move a version that was for this stream.
+            left = {each.version for each in self._list_roles(entry.rule_id) if each.stream == self.stream.name}
             here = [each for each in roles if each.stream == self.stream.name and each.status != "retired"]
             if any(each.version not in left for each in here):
                 write("retired", f"version {version} is for stream {name!r}", version=version)

@@ -55,7 +55,7 @@ def explain(
     tables = tables.holding(*streams.values())
     alert = find_revision(read_alert_rows(tables, alert_id), alert_id, revision)
     stream = _find_stream(streams, alert["stream"])
-    history = RuleHistory(tables, stream, alert["decided_at"])
+    history = RuleHistory(tables, stream, streams, alert["decided_at"])
     version = history.find_version(alert["rule_id"], alert["rule_version"], int(alert["arrival"]) - 1)
     since, earliest = picture_span(version.rule, history.declarations.widest, alert, days)
     evidence = read_evidence(tables, stream, version.rule, alert, earliest, history)
@@ -75,7 +75,7 @@ def explain_event(
     """
     tables = tables.holding(*streams.values())
     stream = _find_stream_of_rule(tables, streams, rule_id)
-    history = RuleHistory(tables, stream)
+    history = RuleHistory(tables, stream, streams)
     place = _find_event(tables, stream, event_id)
     log = read_obeyed(tables, stream, tables.version(stream.name), history)
     standing = _find_standing(log, history, rule_id, version, place.arrival)

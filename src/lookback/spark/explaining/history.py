@@ -67,11 +67,18 @@ class RuleHistory:
     that held. Where the first commits of the rules table are gone, its rows of now are taken; see `describe_lost`.
     """
 
-    def __init__(self, tables: Tables, stream: Stream, decided_at: dt.datetime | None = None) -> None:
-        """decided_at: when the row was written that is explained; None: the last evaluation is meant."""
+    def __init__(
+        self, tables: Tables, stream: Stream, streams: Mapping[str, Stream] | None = None,
+        decided_at: dt.datetime | None = None,
+    ) -> None:  # fmt: skip
+        """decided_at: when the row was written that is explained; None: the last evaluation is meant.
+
+        streams: every declared stream by name, to one of which a version may have moved a rule.
+        """
         self.term = Term.find(tables, stream, decided_at)
         self.declarations = read_declarations(tables, stream, self.term.begun_at, self.term.ended_at)
-        self._stream, self._streams, self._name = stream, {stream.name: stream}, tables.identifier("rules")
+        self._stream, self._streams = stream, {**(streams or {}), stream.name: stream}
+        self._name = tables.identifier("rules")
         logged = read_log(tables, stream, self.term)
         # The first commit of the rules table that can be read.
         self._begins = read_or_refuse(lambda: find_first_readable(tables, "rules"), "rules")
@@ -116,6 +123,11 @@ class RuleHistory:
         rows = [each for each in self._changes.get(rule_id, []) if each.version == version]
         named = (read_quarantined(each.evidence) for each in rows)
         return next((each for each in named if each is not None), None)
+
+    def find_status(self, rule_id: str, version: int, judged: int | None) -> str:
+        """Finds the status of a version's row, also of one that is for another stream; empty if it is not known any more."""
+        change = self._find_change(rule_id, version, judged)
+        return "" if change is None else str(change.status)
 
     def describe_lost(self, rule_id: str) -> str:
         """Says in sentences what is not known of a rule's versions since the first commits of the rules table are gone.
@@ -356,8 +368,11 @@ class Lanes:
         if status == "quarantined" and before:
             failing = self._history.find_quarantined(rule_id, version)
             left = [each for each in before if each.version != (version - 1 if failing is None else failing)]
-        elif status == "retired" and row["message"] and version in {each.version for each in before}:
-            # The log names the version that a deletion or a command ended.
+        elif status == "retired" and row["message"]:
+            # The log names the version that a deletion or a command ended, or the one that is for another stream.
+            if version not in {each.version for each in before}:
+                status = self._history.find_status(rule_id, version, row["arrival"]) or status
+                before = fill_role(before, Entry(rule_id, version, status, "", "", version))
             left = [each for each in before if each.version != version]
         else:
             left = fill_role(before, Entry(rule_id, version, status, "", "", version))
