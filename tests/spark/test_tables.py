@@ -172,3 +172,14 @@ def test_a_log_whose_pointer_cannot_be_read_is_left_to_delta(pointer: bytes, tmp
     (log / "00000000000000000003.json").touch()
     (log / "_last_checkpoint").write_bytes(pointer)
     assert _find_last_commit(tmp_path) is None
+
+
+def test_a_table_without_rows_is_known_by_its_log(tables: Tables) -> None:
+    assert tables.is_unwritten("labels")
+    assert not tables.may_have_rows("labels")
+    assert not tables.may_have_rows("nothing")
+    tables.spark.sql(f"CREATE TABLE delta.`{tables.root}/copied` USING delta AS SELECT 1 AS one")
+    assert not tables.is_unwritten("copied")
+    assert tables.may_have_rows("copied")
+    tables.append(tables.read("labels"), "labels")
+    assert tables.may_have_rows("labels")

@@ -52,7 +52,7 @@ def read_range_labels(
 
     within: the first and the last event time, in microseconds, and the first commit; None for no bound.
     """
-    if not tables.exists("reviews"):
+    if not tables.exists("reviews") or not any(map(tables.may_have_rows, ("reviews", "labels"))):
         return None
     labels = read_labels(tables, stream, as_of).select("event_id", "positive")
     if labels.isEmpty():

@@ -19,7 +19,7 @@ from lookback.core.streams.blocks import TRIED
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.flagged import FlagPlace
-from lookback.core.values.windows import SEQUENCE, Session, TiledWindow
+from lookback.core.values.windows import LOOKBACK, SEQUENCE, Session, TiledWindow
 from lookback.spark.explaining.counted import list_named_events
 from lookback.spark.replay.counting import find_last_rows, list_flagged
 from lookback.spark.replay.history import History
@@ -70,8 +70,9 @@ def find_events_behind(
     last: of `find_last_rows`. commands, declarations, since_commit: see `make_plan`. The answers, if there are any, are
     read whenever the events are.
     """
-    writes_alerts = any(trial.place is None for trial in trials)
-    rejudging = _plan_rejudging(trials, last) if writes_alerts else Rejudging()
+    # An alert of a lookback names its one event.
+    names_all = all(trial.place is not None or trial.rule.spec.kind == LOOKBACK for trial in trials)
+    rejudging = Rejudging() if names_all else _plan_rejudging(trials, last)
     if not rejudging.numbers:
         return find_named_events(last), None
     plan = make_plan(

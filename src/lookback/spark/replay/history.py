@@ -6,24 +6,27 @@ import datetime as dt
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.times import parse_time
-from lookback.spark.tables.history import find_first_readable
+from lookback.spark.tables.history import find_first_readable, list_inserted_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from lookback.spark.tables.lakehouse import Tables
 
 # A task judges the commits of about so many events at a time, of which it holds those of its keys.
 _SPAN_EVENTS = 1_000_000
 # One for all rows of a commit, later than those of every earlier one.
 _STAMP = "ingested_at"
+# So many commits are read for the first and the last event time; where more may have them, all are.
+_MOST_OUTER = 8
+_LOGGED_EXACTLY = 2_000
 
 
 @dataclass(frozen=True)
@@ -85,25 +88,12 @@ class History:
         first, last = find_first_readable(tables, stream.name), tables.version(stream.name)
         first = first if since is None else max(first, since)
         last = last if until is None else max(first, min(last, until))
-        inserted, time = F.col("_change_type") == "insert", F.unix_micros(stream.event_time)
-        counts = (
-            tables.read_changes(stream.name, first, last)
-            .where(F.col("_change_type").isin("insert", "delete"))
-            .groupBy(COMMIT)
-            .agg(
-                F.count_if(inserted).alias("events"),
-                F.count_if(~inserted).alias("deleted"),
-                F.min(F.when(inserted, time)).alias("first"),
-                F.max(F.when(inserted, time)).alias("last"),
-            )
-            .orderBy(COMMIT)
-            .collect()
-        )
-        spans = _find_spans(((row[COMMIT], row["events"]) for row in counts), last)
+        counts = _read_counts(tables, stream, first, last)
         return cls(
-            stream, first, last, sum(row["events"] for row in counts), sum(row["deleted"] > 0 for row in counts),
-            spans, min((row["first"] for row in counts if row["first"] is not None), default=None),
-            max((row["last"] for row in counts if row["last"] is not None), default=None),
+            stream, first, last, sum(row.events for row in counts), sum(row.deleted > 0 for row in counts),
+            _find_spans(((row.commit, row.events) for row in counts), last),
+            min((row.first for row in counts if row.first is not None), default=None),
+            max((row.last for row in counts if row.last is not None), default=None),
         )  # fmt: skip
 
     def read_changes(self, tables: Tables) -> DataFrame:
@@ -118,7 +108,8 @@ class History:
         changes = self.read_changes(tables)
         inserted = changes.where(F.col("_change_type") == "insert")
         if not self.deletes:
-            return inserted
+            # A constant costs less than a column.
+            return inserted.withColumn("_change_type", F.lit("insert"))
         event_id, gone = self.stream.event_id, "_gone_since"
         deleted = changes.where(F.col("_change_type") == "delete").groupBy(event_id).agg(F.max(COMMIT).alias(gone))
         kind = F.when(F.col(gone) > F.col(COMMIT), "delete").otherwise("insert")
@@ -146,6 +137,57 @@ class History:
             ((own,),) = rows.collect()
             stamp = stamp if own is None else own
         return bisect_right(self.stamps, stamp) or None
+
+
+class _CommitCounts(NamedTuple):
+    """The rows of a commit. first, last: the event times of those that it inserted, in microseconds; None without any."""
+
+    commit: int
+    events: int
+    deleted: int
+    first: int | None
+    last: int | None
+
+
+def _read_counts(tables: Tables, stream: Stream, first: int, last: int) -> list[_CommitCounts]:
+    """Counts the rows of the commits from the first to the last: by the log where it says all, else by reading them.
+
+    The first and the last event time of all are exact, those of one commit to a millisecond.
+    """
+    folder = None if first or stream.table else tables.log_folder(stream.name)
+    logged = None if folder is None else list_inserted_rows(folder, last, stream.event_time)
+    if not logged:
+        return _count_changes(tables, stream, [(first, last)])
+    # Statistics have milliseconds, cut or rounded.
+    least, most = (
+        min(each.first for each in logged) + _LOGGED_EXACTLY,
+        max(each.last for each in logged) - _LOGGED_EXACTLY,
+    )
+    outer = {each.commit for each in logged if each.first <= least or each.last >= most}
+    if len(outer) > _MOST_OUTER:
+        return _count_changes(tables, stream, [(first, last)])
+    inner = [
+        _CommitCounts(each.commit, each.rows, 0, each.first, each.last) for each in logged if each.commit not in outer
+    ]
+    return sorted([*inner, *_count_changes(tables, stream, [(commit, commit) for commit in sorted(outer)])])
+
+
+def _count_changes(tables: Tables, stream: Stream, ranges: Sequence[tuple[int, int]]) -> list[_CommitCounts]:
+    """Counts the rows of commits by reading their changes. ranges: each from a commit to a commit."""
+    inserted, time = F.col("_change_type") == "insert", F.unix_micros(stream.event_time)
+    counts = (
+        reduce(DataFrame.unionByName, (tables.read_changes(stream.name, *each) for each in ranges))
+        .where(F.col("_change_type").isin("insert", "delete"))
+        .groupBy(COMMIT)
+        .agg(
+            F.count_if(inserted).alias("events"),
+            F.count_if(~inserted).alias("deleted"),
+            F.min(F.when(inserted, time)).alias("first"),
+            F.max(F.when(inserted, time)).alias("last"),
+        )
+        .orderBy(COMMIT)
+    )
+    return [_CommitCounts(*row) for row in counts.collect()]
 
 
 def _find_spans(commits: Iterable[tuple[int, int]], last: int) -> list[int]:

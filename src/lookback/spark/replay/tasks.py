@@ -146,13 +146,25 @@ class Answers:
     facts: all but alerts, flagged and late events, and the state. shards: how many there are.
     """
 
-    def __init__(self, rows: DataFrame, shards: int, progress: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, blocks: DataFrame, judge: _Judge, shards: int, progress: Callable[[str], None] | None = None
+    ) -> None:
         self.shards = shards
-        spark, self._rows = rows.sparkSession, rows
-        with _bounded_batches(spark), _show_progress(spark, progress):
-            with suppress(PySparkException):  # as on serverless compute, which judges again where rows are read
-                self._rows = rows.persist(StorageLevel.DISK_ONLY)
-            self.facts: list[Row] = self._rows.where(~F.col("kind").isin(ALERTS, LATE, FLAGGED, STATE)).collect()
+        spark = blocks.sparkSession
+        with _show_progress(spark, progress):
+            # Spark measures bounded batches at every row, which takes as long as reading an event. Blocks are few rows.
+            kept = _keep_on_disk(blocks)
+            try:
+                with _bounded_batches(spark):
+                    rows = blocks.mapInArrow(judge, _ANSWERS)
+                    # Serverless compute keeps no rows, and judges again where they are read.
+                    self._rows = rows.persist(StorageLevel.DISK_ONLY) if kept else rows
+                    self.facts: list[Row] = self._rows.where(
+                        ~F.col("kind").isin(ALERTS, LATE, FLAGGED, STATE)
+                    ).collect()
+            finally:
+                if kept:
+                    blocks.unpersist()
 
     def read_alerts(self) -> DataFrame:
         """Reads the rows of alerts, with the columns of the table but decided_at."""
@@ -228,7 +240,7 @@ def judge(
     if saved is not None:
         blocks = blocks.unionByName(saved.read(spark).withColumn(_SPAN, F.lit(_BEFORE)))
     blocks = blocks.repartition(shards, "shard").sortWithinPartitions(_SPAN)
-    return Answers(blocks.mapInArrow(_Judge(stream, labels, plan), _ANSWERS), shards, progress)
+    return Answers(blocks, _Judge(stream, labels, plan), shards, progress)
 
 
 @dataclass(frozen=True)
@@ -382,6 +394,20 @@ def _rename(rows: Sequence[tuple[AlertOrder, Alert]], tried: Mapping[str, Tried]
         alert.alert_id = compute_alert_id(alert.rule_id, alert.rule_version, alert.key, named)
         numbers.append(number)
     return numbers
+
+
+def _keep_on_disk(blocks: DataFrame) -> bool:
+    """Computes blocks and keeps them on Spark's disks. Returns False where Spark keeps no rows, as serverless compute."""
+    try:
+        blocks.persist(StorageLevel.DISK_ONLY)
+    except PySparkException:
+        return False
+    try:
+        blocks.count()
+    except BaseException:
+        blocks.unpersist()
+        raise
+    return True
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def read_declared(
 
     since: only those that were logged later; until: only those that were not.
     """
-    if not tables.exists("rule_log"):
+    if not tables.may_have_rows("rule_log"):
         return []
     rows = tables.read("rule_log").where((F.col("stream") == stream.name) & (F.col("action") == "declared"))
     if since is not None:

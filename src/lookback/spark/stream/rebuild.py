@@ -216,7 +216,7 @@ def find_new_beginning(tables: Tables, stream: Stream) -> Row | None:
 
 def find_begun_at(tables: Tables, stream: Stream) -> dt.datetime | None:
     """Returns when the stream's evaluation began, if another one was before it."""
-    begun = find_new_beginning(tables, stream) if tables.exists("rule_log") else None
+    begun = find_new_beginning(tables, stream) if tables.may_have_rows("rule_log") else None
     return None if begun is None else begun["logged_at"]
 
 

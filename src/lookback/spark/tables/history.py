@@ -5,12 +5,13 @@ Logs are cleaned, files are vacuumed, change feeds are switched on late.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
@@ -19,13 +20,15 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.core.values.columns import to_text
-from lookback.core.values.times import to_utc
+from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.tables.lakehouse import commit_file, read_actions
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
+# Actions of a commit that change no row, or whose rows a file's statistics do not count.
+_COUNTED_ACTIONS = {"add", "commitInfo", "metaData", "protocol", "txn", "domainMetadata"}
 _NOT_RECORDED = re.compile(r"not\s+recorded for version \[(\d+)\]")
 
 
@@ -146,6 +149,55 @@ def _list_change_files(actions: list[dict[str, Any]]) -> list[str]:
     changes = [action["cdc"] for action in actions if "cdc" in action]
     parts = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
     return [unquote(part["path"]) for part in changes or [part for part in parts if part.get("dataChange")]]
+
+
+class InsertedRows(NamedTuple):
+    """The rows that a commit inserted. first, last: the bounds of a column of times in microseconds, exact to a millisecond."""
+
+    commit: int
+    rows: int
+    first: int
+    last: int
+
+
+def list_inserted_rows(folder: Path, last: int, time: str) -> list[InsertedRows] | None:
+    """Counts the rows of each commit up to the last one by the statistics of the files in a table's log.
+
+    time: the column whose bounds are wanted. None if the log does not say it exactly: rows were deleted or updated, files have no
+    statistics, columns have other names in files, or the log begins later. Commits without rows are left out.
+    """
+    counts = []
+    try:
+        for version in range(last + 1):
+            files = _list_counted_files(read_actions(commit_file(folder, version)))
+            if files is None:
+                return None
+            parts = [statistics for each in files if (statistics := json.loads(each["stats"]))["numRecords"]]
+            if parts:
+                firsts, lasts = ([parse_time(part[end][time]) for part in parts] for end in ("minValues", "maxValues"))
+                rows = sum(part["numRecords"] for part in parts)
+                counts.append(InsertedRows(version, rows, min(firsts), max(lasts)))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return counts
+
+
+def _list_counted_files(actions: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Lists the files that a commit adds; None if its rows are not all rows of these files."""
+    files = []
+    for action in actions:
+        kinds = set(action)
+        # A file that is compacted is added and removed, and no row changes.
+        changed = [
+            action[kind] for kind in ("add", "remove") if kind in action and action[kind].get("dataChange", True)
+        ]
+        if "remove" in kinds and not changed:
+            continue
+        mode = action.get("metaData", {}).get("configuration", {}).get("delta.columnMapping.mode", "none")
+        if not kinds <= _COUNTED_ACTIONS or mode != "none" or any(each.get("deletionVector") for each in changed):
+            return None
+        files += changed
+    return files
 
 
 def read_recent_events(tables: Tables, stream: Stream, limit: int) -> Any:

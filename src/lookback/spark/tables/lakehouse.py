@@ -283,11 +283,19 @@ class Tables:
         return None if on_databricks() else self.local_folder(name)
 
     def is_unwritten(self, name: str) -> bool:
-        """Returns whether nothing can have been written to a table since it was created; False if that is not known."""
+        """Returns whether nothing can have been written to a table; False if that is not known."""
         folder = self.local_folder(name)
-        if folder is None:
+        if folder is None or commit_file(folder, 1).exists():
             return False
-        return commit_file(folder, 0).exists() and not commit_file(folder, 1).exists()
+        try:
+            # A copy of another table has its files from the first commit on.
+            return not read_actions(commit_file(folder, 0), "add")
+        except (OSError, ValueError):
+            return False
+
+    def may_have_rows(self, name: str) -> bool:
+        """Returns False if a table is not there, or nothing was ever written to it; no Spark job runs."""
+        return not self.is_unwritten(name) and self.exists(name)
 
     def describe(self, name: str) -> Row:
         """Reads the detail of a table: numFiles, properties, clusteringColumns, description and more."""
