@@ -49,6 +49,7 @@ def test_the_rows_of_a_commit_are_those_of_its_files(tmp_path: Path) -> None:
     [
         REMOVED,
         {"remove": {"path": "0.parquet"}},
+        {"remove": add()["add"]},
         {"cdc": {"path": "_change_data/0.parquet"}},
         {"unheard_of": {}},
         {"metaData": {"configuration": {"delta.columnMapping.mode": "name"}}},
