@@ -136,7 +136,7 @@ def _publish(tables: Tables, documents: list[dict[str, Any]]) -> None:
     now = dt.datetime.now(dt.timezone.utc)
     for document in documents:
         check_rule(document, STREAMS)
-    rows = [(each["rule_id"], 1, "active", json.dumps(each), "load", "", now) for each in documents]
+    rows = [(each["rule_id"], 1, "active", json.dumps(each), "load", "", now, None, None) for each in documents]
     tables.append(tables.spark.createDataFrame(rows, RULES).coalesce(1), "rules")
 
 
