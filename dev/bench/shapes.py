@@ -308,7 +308,7 @@ SHAPES = (
         2_000, "n = 0 and a.count > 2000", span=2 * HOUR), 100),
     Shape("the same, it is no event's last step but one in between", 2_000, lambda: _judge_steps(
         2_000, {"name": "b", "where": "n = 0 and amount = element_at(a.amount, -1)"},
-        {"name": "c", "where": "n = 0"}), 600),
+        {"name": "c", "where": "n = 0"}), 1_100),
     Shape("the same, compared with the first one, which differs in each match", 2_000, lambda: _judge_steps(
         2_000, {"name": "b", "where": "amount < element_at(a.amount, 1) - 1000000"}, {"name": "c", "where": "n = 0"}), 150),
     Shape("the same, at least three that satisfy it", 2_000, lambda: _judge_steps(
