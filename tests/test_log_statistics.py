@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from growth import grows_in_proportion
 from lookback.core.values.times import parse_time
 from lookback.spark.tables.history import list_inserted_rows
 from lookback.spark.tables.lakehouse import commit_file
@@ -71,3 +73,18 @@ def test_a_log_that_begins_later_counts_nothing(tmp_path: Path) -> None:
     (tmp_path / "_delta_log").mkdir()
     commit_file(tmp_path, 1).write_text(json.dumps(add()) + "\n")
     assert list_inserted_rows(tmp_path, 1, "at") is None
+
+
+def test_c10_2_counting_the_rows_of_commits_by_the_log_grows_in_proportion_to_the_commits(tmp_path: Path) -> None:
+    def seconds_for(commits: int) -> float:
+        folder = tmp_path / str(commits)
+        if not folder.exists():
+            folder.mkdir()
+            count(folder, *([add()] for _ in range(commits)))
+        began = time.process_time()
+        found = list_inserted_rows(folder, commits, "at")
+        seconds = time.process_time() - began
+        assert len(found or ()) == commits
+        return seconds
+
+    assert grows_in_proportion(seconds_for, 500)
