@@ -445,6 +445,27 @@ def test_c10_9_versions_and_advances_that_came_in_one_batch_explain_alerts_in_th
     ]  # fmt: skip
 
 
+# As above, but a sum comes into the same version by an UPDATE.
+@pytest.mark.long
+def test_c10_9_a_document_that_changed_between_advances_of_one_batch_explains_what_came_after_it(tables: Tables):
+    document = {**ANY, "rule_id": "tiles", "group_by": ["customer"], "window": {"tumbling": "1 minute"}}
+    commit(tables, [event(1, 125), event(2, 150), event(3, 182)])
+    evaluate(tables, document)
+    rules, name = RulesTable(tables, STREAMS), tables.identifier("rules")
+    updated = json.dumps({**document, "measures": {"n": "count(*)", "total": "sum(amount)"}})
+    rules.command("advance", STREAM.name, time="2024-03-04T00:03:00Z")
+    tables.spark.sql(f"UPDATE {name} SET document = '{updated}' WHERE rule_id = 'tiles'")
+    rules.command("advance", STREAM.name, time="2024-03-04T00:04:00Z")
+    evaluate(tables)
+
+    alerts = alerts_of(tables, "tiles")
+    expected = [(1, {"n": "2"}), (1, {"n": "1", "total": None})]
+    assert [(row["rule_version"], dict(row["measures"])) for row in alerts] == expected
+    explained = [explain(tables, STREAMS, row["alert_id"]) for row in alerts]
+    assert [(each.consistent, ids(each, "n")) for each in explained] == [(True, {1, 2}), (True, {3})]
+    assert [list(each.rule["document"]["measures"]) for each in explained] == [["n"], ["n", "total"]]
+
+
 @pytest.mark.long
 def test_c10_9_where_the_first_rules_are_gone_their_rows_of_now_explain_alerts_and_what_is_lost_is_said(tables: Tables):
     document = {**ANY, "group_by": ["customer"], "window": "1 minute"}

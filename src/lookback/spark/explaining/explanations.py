@@ -56,11 +56,33 @@ def explain(
     alert = find_revision(read_alert_rows(tables, alert_id), alert_id, revision)
     stream = _find_stream(streams, alert["stream"])
     history = RuleHistory(tables, stream, streams, alert["decided_at"])
-    version = history.find_version(alert["rule_id"], alert["rule_version"], int(alert["arrival"]) - 1)
-    since, earliest = picture_span(version.rule, history.declarations.widest, alert, days)
-    evidence = read_evidence(tables, stream, version.rule, alert, earliest, history)
-    explained = explain_alert(evidence, alert, version.row, since)
+    explained = _explain_by_version(tables, stream, history, alert, days)
     return replace(explained, notes=(*explained.notes, *_list_lost(history, alert["rule_id"])))
+
+
+def _explain_by_version(
+    tables: Tables, stream: Stream, history: RuleHistory, alert: dict[str, Any], days: float | None
+) -> Explanation:
+    """Explains a row of an alert by its rule's version, of which an UPDATE may have come between the commit and an advance."""
+    rule_id, number, arrival = alert["rule_id"], alert["rule_version"], int(alert["arrival"])
+    before = history.find_version(rule_id, number, arrival - 1)
+    updated = [each for each in history.list_updated(rule_id, number, arrival) if each.row != before.row]
+    # A document with other measures or another key did not bring the row.
+    fitting = [each for each in (before, *updated) if _has_names_of(each.rule, alert)] or [before]
+    tried: list[Explanation] = []
+    for version in fitting:
+        since, earliest = picture_span(version.rule, history.declarations.widest, alert, days)
+        evidence = read_evidence(tables, stream, version.rule, alert, earliest, history)
+        tried.append(explain_alert(evidence, alert, version.row, since))
+        if tried[-1].consistent:
+            return tried[-1]
+    return tried[0]
+
+
+def _has_names_of(rule: CompiledRule, alert: Mapping[str, Any]) -> bool:
+    """Returns whether a row of an alert has just the measures and the key of a rule."""
+    measures = {each.name for each in rule.measures}
+    return set(alert["measures"]) == measures and set(alert["key"]) == set(rule.group_by)
 
 
 def explain_event(

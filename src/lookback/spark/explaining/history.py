@@ -95,13 +95,24 @@ class RuleHistory:
         Of one that the stream never obeyed, such as a draft, the last row counts. A NULL version is the highest so far + 1.
         Raises ReviewError if it is neither in the table nor in its history.
         """
-        change = self._find_change(rule_id, version, judged)
-        rule = None if change is None else self._compile(change, judged) or self._compile_widely(change)
-        if change is None or rule is None:
+        found = self._make_version(self._find_change(rule_id, version, judged), version, judged)
+        if found is None:
             begins = f", which begins at commit {self._begins}" if self._begins else ""
             raise ReviewError(
                 f"version {version} of rule {rule_id!r} is not in the rules table, nor in its history{begins}"
             )
+        return found
+
+    def list_updated(self, rule_id: str, version: int, arrival: int) -> list[RuleVersion]:
+        """Lists what a version became by changes right after a commit; an advance that came after them brings rows of that commit."""
+        documents = self._find_documents(rule_id).get(version, [])
+        found = (self._make_version(each.change, version, arrival) for each in documents if each.judged == arrival)
+        return [each for each in found if each is not None]
+
+    def _make_version(self, change: RuleChange | None, version: int, judged: int | None) -> RuleVersion | None:
+        rule = None if change is None else self._compile(change, judged) or self._compile_widely(change)
+        if change is None or rule is None:
+            return None
         names = ("rule_id", "status", "author", "approved_by", "evidence")
         columns = {name: getattr(change, name) for name in names}
         return RuleVersion({**columns, "version": version, "document": dict(rule.spec.document)}, rule)
