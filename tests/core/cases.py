@@ -300,6 +300,10 @@ def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
         part = draw(st.sampled_from(["within", None, "until", "steps", "expiry", "within"]))
         new["sequence"] = {key: value for key, value in new["sequence"].items() if key != part}
         new["sequence"] |= {key: value for key, value in other["sequence"].items() if key == part}
+        # A message that names a step of before is refused.
+        names = {step["name"] for step in new["sequence"]["steps"]}
+        if not set(re.findall(r"\{(s\d+)\.", new.get("message", ""))) <= names:
+            new["message"] = ""
     if new.get("late") == "revise":
         new.pop("reset_on_alert", None)
     return _bearing(new) if kind == "lookback" else new
