@@ -93,7 +93,7 @@ def _backtest(options: argparse.Namespace) -> None:
     show = None if wants_json(options) else print_line
     with backtest(
         tables, streams[names[0]], candidates, within, vary=varied, rows=bool(options.out), against=against, as_of=as_of,
-        progress=show,
+        streams=streams, progress=show,
     ) as result:  # fmt: skip
         for warning in result.warnings:
             print(f"warning: {warning}", file=sys.stderr)

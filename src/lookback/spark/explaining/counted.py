@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from lookback.core.explaining.evidence import (
     Reset,
 )
 from lookback.core.rules.compiled import CompiledRule
+from lookback.core.values.times import to_utc
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.explaining.evidence import (
     find_deleting_commits,
@@ -28,15 +31,18 @@ from lookback.spark.explaining.evidence import (
     select_changes,
 )
 from lookback.spark.explaining.history import Lanes, RuleHistory, find_advances, read_feed, read_obeyed
+from lookback.spark.stream.rebuild import Evaluations
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
 
-_KEY = "__key"
+_KEY, _EVALUATION = "__key", "__evaluation"
+# The columns that tell which version of a rule raised an alert, and in which evaluation.
+_VERSION = ("stream", _EVALUATION, "rule_id", "rule_version")
 _COUNTED_ROWS = "alert_id string, event_id string"
 
 
@@ -49,25 +55,43 @@ def list_named_events(row: str = "") -> Column:
     return F.array_union(F.array(event_id), F.coalesce(evidence, F.array().cast("array<string>")))
 
 
-def find_counted_events(tables: Tables, stream: Stream, alerts: DataFrame) -> DataFrame:
+def find_counted_events(tables: Tables, streams: Mapping[str, Stream], alerts: DataFrame) -> DataFrame:
     """Finds the events behind alerts of windows and of sequences, more than `evidence` names: alert_id, event_id.
 
-    alerts: raised rows of the alerts table, at most one revision an alert. The events of their keys are judged anew, as for an
-    explanation, each key in a task of Spark's. event_id is NULL once for an alert that cannot be reproduced: its rule's
-    version is not known any more, or the history of the events is gone.
+    streams: the declared streams by name. alerts: raised rows of the alerts table, of any streams and evaluations, at most
+    one row an alert. The events of their keys are judged anew, as for an explanation, each key in a task of Spark's, by what
+    the evaluation obeyed that wrote the row. event_id is NULL once for an alert that cannot be reproduced: its stream is not
+    declared, or its rule's version is not known any more.
     """
-    versions = alerts.groupBy("rule_id", "rule_version").agg(F.max("arrival").alias("arrival")).collect()
-    history = RuleHistory(tables, stream)
+    tables = tables.holding(*streams.values())
+    alerts = alerts.withColumn(_EVALUATION, Evaluations.read(tables).number())
+    versions = alerts.groupBy(*_VERSION).agg(
+        F.max("arrival").alias("arrival"), F.unix_micros(F.max("decided_at")).alias("decided_at")
+    )
     found = alerts.limit(0).select("alert_id", "event_id")
-    for rule_id, number, arrival in sorted(map(tuple, versions)):
-        own = alerts.where((F.col("rule_id") == F.lit(rule_id)) & (F.col("rule_version") == F.lit(number)))
-        try:
-            rule = history.find_version(rule_id, number, int(arrival) - 1).rule
-        except ReviewError:
-            found = found.unionByName(own.select("alert_id", F.lit(None).cast("string").alias("event_id")))
-            continue
-        found = found.unionByName(_find_by_key(tables, rule, own, history, number, int(arrival), stream))
+    histories: dict[tuple[str, int], RuleHistory] = {}
+    for row in versions.orderBy(*_VERSION).collect():
+        own = alerts.where(reduce(and_, [F.col(name) == F.lit(row[name]) for name in _VERSION]))
+        stream, evaluation = streams.get(row["stream"]), (row["stream"], row[_EVALUATION])
+        if stream is not None and evaluation not in histories:
+            histories[evaluation] = RuleHistory(tables, stream, streams, to_utc(row["decided_at"]))
+        counted = None if stream is None else _find_of_version(tables, stream, histories[evaluation], row, own)
+        if counted is None:
+            counted = own.select("alert_id", F.lit(None).cast("string").alias("event_id"))
+        found = found.unionByName(counted)
     return found
+
+
+def _find_of_version(
+    tables: Tables, stream: Stream, history: RuleHistory, version: Row, alerts: DataFrame
+) -> DataFrame | None:
+    """Finds the events behind the alerts of a version of a rule in one evaluation; None if the version is not known any more."""
+    number, arrival = version["rule_version"], int(version["arrival"])
+    try:
+        rule = history.find_version(version["rule_id"], number, arrival - 1).rule
+    except ReviewError:
+        return None
+    return _find_by_key(tables, rule, alerts, history, number, arrival, stream)
 
 
 def _find_by_key(

@@ -26,6 +26,7 @@ from lookback.core.values.times import to_utc
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
 from lookback.spark.explaining.evidence import read_evidence, to_arrow
 from lookback.spark.explaining.history import STATUS_BY_ACTION, Lanes, RuleHistory, rank_version, read_feed, read_obeyed
+from lookback.spark.stream.rebuild import Evaluations
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
@@ -48,9 +49,10 @@ def explain(
     streams: the declared streams by name. revision: the row of the alert; default: its last, whatever the verdict.
     days: the time before the window that the timeline covers; default: some windows' length, at most 30 days. Measures,
     sessions and sequences are computed again from those events: see `Explanation.consistent`. Events that have been
-    deleted since count there and are not shown. After `evaluate --fresh` the row that it wrote is explained, by what was
-    obeyed since. Where the first commits of the rules table are gone, its rows of now are taken, and a note says so. Raises ReviewError if there is no such alert or revision, its rule's
-    version cannot be found, or the events' history is gone.
+    deleted since count there and are not shown. After `evaluate --fresh` the alert may have rows of several evaluations: the
+    last one that wrote the alert, or that revision of it, is explained, by what it obeyed. Where the first commits of the
+    rules table are gone, its rows of now are taken, and a note says so. Raises ReviewError if there is no such alert or
+    revision, its rule's version cannot be found, or the events' history is gone.
     """
     tables = tables.holding(*streams.values())
     alert = find_revision(read_alert_rows(tables, alert_id), alert_id, revision)
@@ -199,11 +201,16 @@ def _read_alerts_about(
 
 
 def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
-    """Reads the rows of an alert, in order of revision, as dicts with aware times. Raises ReviewError if there are none."""
+    """Reads the rows of an alert as dicts with aware times: evaluations one after another, each in order of revision.
+
+    Raises ReviewError if there are none.
+    """
     rows = (
         tables.read("alerts")
         .where(F.col("alert_id") == F.lit(alert_id))
-        .orderBy("revision", "decided_at")
+        .withColumn("__evaluation", Evaluations.read(tables).number())
+        .orderBy("__evaluation", "revision", "decided_at")
+        .drop("__evaluation")
         .toArrow()
         .to_pylist()
     )
@@ -213,10 +220,13 @@ def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
 
 
 def find_revision(rows: list[dict[str, Any]], alert_id: str, revision: int | None) -> dict[str, Any]:
-    """Finds the row of a revision of an alert; None: the last. Raises ReviewError if there is no such revision."""
+    """Finds the row of a revision of an alert; None: the last. Raises ReviewError if there is no such revision.
+
+    rows: see `read_alert_rows`. Of two evaluations that wrote the alert the last one counts.
+    """
     by_revision = {row["revision"]: row for row in rows}
     if revision is not None and revision not in by_revision:
-        raise ReviewError(f"alert {alert_id!r} has no revision {revision}; there are {list(by_revision)}")
+        raise ReviewError(f"alert {alert_id!r} has no revision {revision}; there are {sorted(by_revision)}")
     return rows[-1] if revision is None else by_revision[revision]
 
 

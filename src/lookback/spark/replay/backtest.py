@@ -186,7 +186,7 @@ class Backtest:
 def backtest(
     tables: Tables, stream: Stream, candidates: Sequence[Candidate], within: Range | None = None, *,
     vary: Mapping[str, Sequence[object]] | None = None, rows: bool = True,
-    against: Candidate | None = None, as_of: dt.datetime | None = None,
+    against: Candidate | None = None, as_of: dt.datetime | None = None, streams: Mapping[str, Stream] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Backtest:  # fmt: skip
     """Judges all events of a stream by rules that were in force from before its first commit on, all in one pass.
@@ -195,8 +195,8 @@ def backtest(
     candidate is judged with every combination of these in place of its own (see `make_variants`). rows False: only figures
     are made, which is much faster where many variants alert. against: a candidate that each of the others is compared with;
     it is not varied, and its alerts are not among the result's. as_of: labels that became known later do not count; None:
-    now. progress: called with lines for people. Raises RuleError for a wrong rule or parameter, and SetupError if the table
-    or its change feed is missing.
+    now. streams: for labels, see `read_labels`. progress: called with lines for people. Raises RuleError for a wrong rule or
+    parameter, and SetupError if the table or its change feed is missing.
     """
     within = within or Range()
     trials = _make_trials(candidates, vary or {}, stream, within, rows=rows)
@@ -224,7 +224,9 @@ def backtest(
     )
     events = keep(events)
     first_time, last_time = _clip(history, within)
-    labels = read_range_labels(tables, stream, history, (within.since, within.until, within.since_commit), as_of)
+    labels = read_range_labels(
+        tables, stream, history, (within.since, within.until, within.since_commit), as_of, streams
+    )
     counts = count_trials(len(trials), last, events, answers.read_flagged(), places, labels)
     figures = _make_figures(trials, counts, _count_failures(answers, plan), (first_time, last_time))
     if history.stamps:

@@ -46,15 +46,16 @@ class Counts:
 
 def read_range_labels(
     tables: Tables, stream: Stream, history: History, within: tuple[int | None, int | None, int | None],
-    as_of: dt.datetime | None,
+    as_of: dt.datetime | None, streams: Mapping[str, Stream] | None = None,
 ) -> DataFrame | None:  # fmt: skip
     """Reads the labels of the events of a range as of a moment: event_id, positive. None if there are none.
 
-    within: the first and the last event time, in microseconds, and the first commit; None for no bound.
+    within: the first and the last event time, in microseconds, and the first commit; None for no bound. streams: see
+    `read_labels`.
     """
     if not tables.exists("reviews") or not any(map(tables.may_have_rows, ("reviews", "labels"))):
         return None
-    labels = read_labels(tables, stream, as_of).select("event_id", "positive")
+    labels = read_labels(tables, stream, as_of, streams=streams).select("event_id", "positive")
     if labels.isEmpty():
         return None
     since, until, since_commit = within
