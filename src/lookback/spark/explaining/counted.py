@@ -9,6 +9,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError
@@ -34,13 +35,13 @@ from lookback.spark.explaining.history import Lanes, RuleHistory, find_advances,
 from lookback.spark.stream.rebuild import Evaluations
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Column, Row
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
 
-_KEY, _EVALUATION = "__key", "__evaluation"
+_KEY, _EVALUATION, _DOCUMENT = "__key", "__evaluation", "__document"
 # The columns that tell which version of a rule raised an alert, and in which evaluation.
 _VERSION = ("stream", _EVALUATION, "rule_id", "rule_version")
 _COUNTED_ROWS = "alert_id string, event_id string"
@@ -66,7 +67,9 @@ def find_counted_events(tables: Tables, streams: Mapping[str, Stream], alerts: D
     tables = tables.holding(*streams.values())
     alerts = alerts.withColumn(_EVALUATION, Evaluations.read(tables).number())
     versions = alerts.groupBy(*_VERSION).agg(
-        F.max("arrival").alias("arrival"), F.unix_micros(F.max("decided_at")).alias("decided_at")
+        F.min("arrival").alias("first"),
+        F.max("arrival").alias("arrival"),
+        F.unix_micros(F.max("decided_at")).alias("decided_at"),
     )
     found = alerts.limit(0).select("alert_id", "event_id")
     histories: dict[tuple[str, int], RuleHistory] = {}
@@ -88,10 +91,35 @@ def _find_of_version(
     """Finds the events behind the alerts of a version of a rule in one evaluation; None if the version is not known any more."""
     number, arrival = version["rule_version"], int(version["arrival"])
     try:
-        rule = history.find_version(version["rule_id"], number, arrival - 1).rule
+        documents = history.list_judged_documents(version["rule_id"], number, int(version["first"]), arrival)
     except ReviewError:
         return None
-    return _find_by_key(tables, rule, alerts, history, number, arrival, stream)
+    if len(documents) == 1:
+        return _find_by_key(tables, documents[0].rule, alerts, history, number, arrival, stream)
+    is_left, found = F.lit(True), list[DataFrame]()
+    for at, each in enumerate(documents):
+        is_own = F.col("arrival").between(each.first, each.last) & _has_names_of(each.rule)
+        counted = _find_by_key(tables, each.rule, alerts.where(is_own), history, number, each.last, stream)
+        found.append(counted.withColumn(_DOCUMENT, F.lit(at)))
+        is_left = is_left & ~is_own
+    left = alerts.where(is_left).select("alert_id", F.lit(None).cast("string").alias("event_id"))
+    counted = reduce(DataFrame.unionByName, found, left.withColumn(_DOCUMENT, F.lit(0)))
+    # Of several documents the first by which an alert comes out.
+    of_alert = Window.partitionBy("alert_id")
+    first = F.min(F.when(F.col("event_id").isNotNull(), F.col(_DOCUMENT))).over(of_alert)
+    chosen = F.coalesce(first, F.min(_DOCUMENT).over(of_alert))
+    return counted.withColumn("__chosen", chosen).where(F.col(_DOCUMENT) == F.col("__chosen")).select(*left.columns)
+
+
+def _has_names_of(rule: CompiledRule) -> Column:
+    """Returns the condition that a row of `alerts` has just the key and the measures of a rule."""
+    measures = {each.name for each in rule.measures}
+    names = {"key": set(rule.group_by), "measures": measures}
+    none = F.array().cast("array<string>")
+    return reduce(and_, (
+        F.array_sort(F.coalesce(F.map_keys(column), none)) == F.array(*map(F.lit, sorted(listed))).cast("array<string>")
+        for column, listed in names.items()
+    ))  # fmt: skip
 
 
 def _find_by_key(
