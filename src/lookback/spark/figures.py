@@ -63,7 +63,7 @@ class Period:
 
 
 class RuleFigures:
-    """The figures of a stream's rules over a period. Its frames are read from the tables once, and then kept.
+    """The figures of a stream's rules over a period. The tables are read once; later changes do not show.
 
     rules: the ids to look at; None: those that have an alert or are active. streams: every declared stream by name, to one
     of which a version may have moved a rule; None: there are no others.

@@ -1,4 +1,4 @@
-"""Labels of events: which were what rules look for, and when that became known. Imports them from files, and reads them.
+"""Labels of events, which say whether an event is what rules look for, and when that became known: imports and reads them.
 
 A label is a row of the table `labels`, or a person's review of an alert. Both are read as of a moment, so that what became
 known later does not leak into an earlier figure.
@@ -46,7 +46,7 @@ _COLUMNS = (_EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE)
 _REVIEW = "review"
 # The number of the evaluation that wrote a row of `alerts`.
 _EVALUATION = "evaluation"
-# What becomes of a row of a file, in a column of its own.
+# The column with the outcome of a row of a file.
 _OUTCOME = "__outcome"
 _UNKNOWN, _DUPLICATE, _REJECTED, _NEW = "unknown", "duplicate", "rejected", "new"
 
@@ -133,10 +133,10 @@ def _add_unnamed(
 
 @dataclass(frozen=True)
 class LabelReport:
-    """Counts of the rows that an import of labels was offered, and what became of them.
+    """The account of an import of labels: the rows that it was offered, and their outcomes.
 
-    unknown_events: rows about events that are not in the stream's table, which are not stored. duplicates: rows that say
-    what is there already.
+    unknown_events: rows about events that are not in the stream's table, which are not stored. duplicates: rows that repeat
+    a stored label.
     """
 
     stream: str
@@ -282,7 +282,7 @@ def _select_columns(checked: DataFrame, columns: _FileColumns) -> DataFrame:
 
 
 def _add_outcomes(tables: Tables, stream: Stream, rows: DataFrame, now: int) -> DataFrame:
-    """Adds to each row what becomes of it: stored, of an unknown event, a duplicate, or rejected, with the REASON.
+    """Adds to each row its outcome: new, of an unknown event, a duplicate, or rejected, with the REASON.
 
     now: the time of the import in microseconds.
     """

@@ -37,7 +37,7 @@ class RuleReport:
 
     @property
     def passes(self) -> bool:
-        """Whether nothing speaks against the rule."""
+        """True if the rule has no problem."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:

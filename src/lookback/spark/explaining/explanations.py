@@ -71,14 +71,14 @@ def _explain_by_version(
     updated = [each for each in history.list_updated(rule_id, number, arrival) if each.row != before.row]
     # A document with other measures or another key did not bring the row.
     fitting = [each for each in (before, *updated) if _has_names_of(each.rule, alert)] or [before]
-    tried: list[Explanation] = []
+    explanations: list[Explanation] = []
     for version in fitting:
         since, earliest = picture_span(version.rule, history.declarations.widest, alert, days)
         evidence = read_evidence(tables, stream, version.rule, alert, earliest, history)
-        tried.append(explain_alert(evidence, alert, version.row, since))
-        if tried[-1].consistent:
-            return tried[-1]
-    return tried[0]
+        explanations.append(explain_alert(evidence, alert, version.row, since))
+        if explanations[-1].consistent:
+            return explanations[-1]
+    return explanations[0]
 
 
 def _has_names_of(rule: CompiledRule, alert: Mapping[str, Any]) -> bool:
@@ -111,7 +111,7 @@ def explain_event(
     if rule.spec.kind == SESSION:
         start = time - history.declarations.widest.max_session
     elif rule.sequence is not None:
-        # What came too early shows how near the steps came.
+        # Events that came too early show how near the steps came.
         start = time - rule.sequence.within
     elif isinstance(rule.window, TiledWindow):
         start = rule.window.last_start(time) - rule.window.size
@@ -134,8 +134,8 @@ def explain_event(
 
 
 def _list_lost(history: RuleHistory, rule_id: str) -> list[str]:
-    """Lists what is not known of a rule any more: one sentence, or none."""
-    return [said] if (said := history.describe_lost(rule_id)) else []
+    """Lists the note on what is lost of a rule's history; empty if nothing is."""
+    return [note] if (note := history.describe_lost(rule_id)) else []
 
 
 class _EventPlace(NamedTuple):

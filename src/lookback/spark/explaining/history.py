@@ -1,4 +1,4 @@
-"""Reads how rules and events came to be: every version of a rule, what was in force after each change, the change feeds."""
+"""Reads the history of rules and events: every version of a rule, the rules in force after each change, the change feeds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _Row = TypeVar("_Row")
-# Of a row of rule_log: its arrival, rule_id, version and action, and of a command its message.
+# The arrival, rule_id, version and action of a row of rule_log, and the message of a command.
 _LogName = tuple[int | None, str | None, int | None, str, str]
 
 
@@ -73,17 +73,17 @@ class _Document(NamedTuple):
 
 
 class RuleHistory:
-    """The versions of rules as a stream obeyed them: a row that it rejected, or that came later, is none of them.
+    """The versions of rules as a stream obeyed them, without rows that it rejected.
 
-    term: the evaluation that is meant. declarations: by which the stream was judged. Rules are compiled for the declaration
-    that held. Where the first commits of the rules table are gone, its rows of now are taken; see `describe_lost`.
+    term: the evaluation. declarations: those by which the stream was judged; rules are compiled for the one that held. Where
+    the first commits of the rules table are gone, its rows of now are taken; see `describe_lost`.
     """
 
     def __init__(
         self, tables: Tables, stream: Stream, streams: Mapping[str, Stream] | None = None,
         decided_at: dt.datetime | None = None,
     ) -> None:  # fmt: skip
-        """decided_at: when the row was written that is explained; None: the last evaluation is meant.
+        """Reads the history. decided_at: when the row that is explained was written; None: the last evaluation.
 
         streams: every declared stream by name, to one of which a version may have moved a rule.
         """
@@ -186,23 +186,23 @@ class RuleHistory:
         return next((each for each in named if each is not None), None)
 
     def describe_lost(self, rule_id: str) -> str:
-        """Says in sentences what is not known of a rule's versions since the first commits of the rules table are gone.
+        """Describes what is not known of a rule's versions because the first commits of the rules table are gone.
 
-        Empty if nothing is lost that the rule depends on.
+        Empty if the rule depends on nothing that is lost.
         """
         if not self._begins:
             return ""
         unexplained = self._make_schedule([name for name in self._logged if name is not None]).unexplained
-        said = []
+        parts = []
         if any(each.commit < 0 for each in self._changes.get(rule_id, [])) or rule_id in unexplained:
-            said.append("versions from before it are taken as the table has them now")
+            parts.append("versions from before it are taken as the table has them now")
         if rule_id in unexplained:
-            said.append(f"rows of {rule_id!r} were updated or deleted, so it may have had another document")
+            parts.append(f"rows of {rule_id!r} were updated or deleted, so it may have had another document")
         if beside := [repr(name) for name in sorted(unexplained - {rule_id, "*"})]:
-            said.append(
+            parts.append(
                 f"rows of {join_words(beside)} are not there, so state that was theirs first may begin too late"
             )
-        return f"The change feed of {self._name} begins at commit {self._begins}: {'; '.join(said)}." if said else ""
+        return f"The change feed of {self._name} begins at commit {self._begins}: {'; '.join(parts)}." if parts else ""
 
     def _find_change(self, rule_id: str, version: int, judged: int | None) -> RuleChange | None:
         documents = self._find_documents(rule_id).get(version, [])

@@ -74,11 +74,11 @@ def count_trials(
     trials: int, last: DataFrame, events: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int],
     labels: DataFrame | None,
 ) -> Counts:  # fmt: skip
-    """Counts the alerts of so many trials.
+    """Counts the alerts and events of so many trials.
 
-    last, events: of those that write alerts the last row of each alert (see `find_last_rows`), and the events behind those
-    that stand, with their tried and alert_id. flagged, places: the events of the others, and where the flags of each are.
-    labels: see `read_range_labels`.
+    last: the last row of each alert (see `find_last_rows`) of the trials that write alerts; events: the events behind their
+    standing alerts, with tried and alert_id. flagged: the events that the other trials flag; places: where the flags of each
+    are. labels: see `read_range_labels`.
     """
     counts = Counts(all_positives=0 if labels is None else labels.where("positive").count())
     if len(places) < trials:

@@ -66,7 +66,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether no row differs."""
+        """True if no row differs."""
         return not (self.only_recorded or self.only_replayed)
 
 
