@@ -298,7 +298,7 @@ class Lists:
 
         def cut(at: int) -> _Values:
             part = slice(int(ends[at] - rows[at]), int(ends[at]))
-            if (np.diff(low[part]) < 0).any():
+            if (low[part][1:] < low[part][:-1]).any():
                 raise ValueError("values are not sorted")
             return _Values(low[part], high[part], until[part], count=int(rows[at]))
 
