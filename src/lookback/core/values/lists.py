@@ -305,13 +305,11 @@ class Lists:
                 raise ValueError("values are not sorted")
             return _Values(low[part], high[part], until[part], count=int(rows[at]))
 
-        lists = {
-            str(name): _List(
-                *(cut(_TABLES * at + table) for table in range(_TABLES)),
-                frozenset(pairs[int(prefix_ends[at] - prefix_counts[at]) : int(prefix_ends[at])]),
-            )
-            for at, name in enumerate(names.tolist())
-        }
+        lists = {}
+        for at, name in enumerate(names.tolist()):
+            texts, ranged, ranges = (cut(_TABLES * at + table) for table in range(_TABLES))
+            own = pairs[int(prefix_ends[at] - prefix_counts[at]) : int(prefix_ends[at])]
+            lists[str(name)] = _List(texts, ranged, ranges, frozenset(own))
         return cls(commit if has_commit else None, lists)
 
 
@@ -353,8 +351,12 @@ def _change_list(before: _List, changes: Sequence[ListChange]) -> _List:
             version, number, length = network
             prefixes.add((version, length))
             ranges.append(replace(change, value=_name_network(version, number, length)))
-    parts = zip(before.tables, (texts, ranged, ranges), strict=True)
-    return _List(*(_change_values(table, listed) for table, listed in parts), frozenset(prefixes))
+    return _List(
+        _change_values(before.texts, texts),
+        _change_values(before.ranged, ranged),
+        _change_values(before.ranges, ranges),
+        frozenset(prefixes),
+    )
 
 
 def _change_values(before: _Values, changes: Sequence[ListChange]) -> _Values:
