@@ -39,6 +39,7 @@ RETAINED = {
     "ingests": 7,
     "labels": 90,
     "snoozes": 7,
+    "lists": 30,
 }
 
 

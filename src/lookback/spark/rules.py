@@ -227,6 +227,26 @@ class RulesTable:
                 ) from None
         self._append(_NewRow("*", None, action, json.dumps(document), author, comment))
 
+    def announce_lists(self, stream: str, commits: Mapping[int, str]) -> None:
+        """Publishes the command by which a stream obeys the lists of commits of the table `lists`.
+
+        commits: by commit what it changed, for the log.
+        """
+        rows = [
+            _NewRow("*", commit, LISTS, json.dumps({"stream": stream, "commit": commit, "message": text}), AUTHOR, "")
+            for commit, text in sorted(commits.items())
+        ]
+        self._append(*rows)
+
+    def read_announced(self, stream: str) -> list[int]:
+        """Reads the commits of the table `lists` that `announce_lists` has published for a stream, ascending."""
+        is_own = (F.col("status") == LISTS) & (F.get_json_object("document", "$.stream") == F.lit(stream))
+
+        def select(rows: DataFrame) -> DataFrame:
+            return rows.where((F.col("rule_id") == "*") & is_own & F.col("version").isNotNull()).select("version")
+
+        return sorted({row["version"] for row in self.tables.query("rules", select)})
+
     def cold_measures(self, document: Mapping[str, Any] | Rule) -> list[str]:
         """Returns the measures that will start empty and take over a day to fill, as no rule keeps their rows yet.
 
@@ -423,8 +443,8 @@ class RulesTable:
             return str(row["document"]) if (rule_id, version) in book.list_versions() else None
         return None
 
-    def _append(self, new: _NewRow) -> None:
-        frame = self.tables.spark.createDataFrame([self._complete(new)], RULES).coalesce(1)
+    def _append(self, *rows: _NewRow) -> None:
+        frame = self.tables.spark.createDataFrame([self._complete(row) for row in rows], RULES).coalesce(1)
         existing = self.tables.read("rules").columns
         self.tables.append(frame.select(*(name for name in RULES.names if name in existing)), "rules")
 

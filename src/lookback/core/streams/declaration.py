@@ -36,6 +36,7 @@ RESERVED_TABLES = frozenset(
         "ingests",
         "labels",
         "snoozes",
+        "lists",
     }
 )
 RESERVED_FIELDS = frozenset(

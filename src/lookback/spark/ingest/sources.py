@@ -35,6 +35,7 @@ from lookback.spark.ingest.fields import (
     require_columns,
 )
 from lookback.spark.platform.session import on_databricks
+from lookback.spark.tables.lakehouse import keep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -254,6 +255,20 @@ class Files:
             others = f" The other {len(broken) - 1:,} files cannot be used either." if len(broken) > 1 else ""
             raise SetupError(reason + others if reason.startswith(source.path) else f"{name}: {reason}{others}")
         return reduce(lambda some, more: some.unionByName(more), [*parts, self._make_unreadable_rows(broken)])
+
+    def read_kept(self) -> tuple[DataFrame, int]:
+        """Reads the rows of the files, together if that is possible, keeps them and counts them.
+
+        Raises what `read_together` and `read_apart` raise.
+        """
+        try:
+            rows = keep(self.read_together())
+            return rows, rows.count()
+        except Exception as error:
+            if not self.may_succeed_apart(error):
+                raise
+        rows = keep(self.read_apart())
+        return rows, rows.count()
 
     def list_columns(self) -> set[str]:
         """Lists the columns of the files, in lower case; of lines of JSON the keys of all lines.

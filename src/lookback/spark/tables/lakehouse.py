@@ -7,12 +7,14 @@ import getpass
 import json
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -73,6 +75,8 @@ _OTHER_CATALOGS = ("spark_catalog", "hive_metastore")
 _KNOWN = ", ".join(f"'{disposition}'" for disposition in DISPOSITIONS)
 CHECKS = {"reviews": {"disposition_known": f"disposition in ({_KNOWN})"}}
 CONSTRAINT = "delta.constraints."
+# The rules and lists that were in force at a time must stay readable for as long as alerts are questioned.
+_QUESTIONED = ("rules", "lists")
 
 
 @dataclass(frozen=True)
@@ -456,6 +460,13 @@ def _find_last_commit(folder: Path) -> int | None:
     return low
 
 
+def keep(rows: DataFrame) -> DataFrame:
+    """Keeps rows that are read several times; serverless compute does not, and reads them again."""
+    with suppress(PySparkException):
+        return rows.persist(StorageLevel.MEMORY_AND_DISK)
+    return rows
+
+
 def is_conflict(error: Exception) -> bool:
     """Returns whether a write failed because it conflicts with another one, so that it may be tried again."""
     return _CONFLICT.search(f"{type(error).__name__}: {error}") is not None
@@ -562,15 +573,14 @@ def _render_column(field: StructField, default: str | None = None) -> str:
 
 def _choose_properties(name: str) -> dict[str, str]:
     checks = {f"{CONSTRAINT}{check}": condition for check, condition in CHECKS.get(name, {}).items()}
-    if name == "rules":
-        # The rules that were in force at a time must stay readable for as long as alerts are questioned.
-        return {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention("3650 days")}
+    defaults = {"delta.feature.allowColumnDefaults": "supported"} if name in DEFAULTS else {}
+    if name in _QUESTIONED:
+        return {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention("3650 days"), **defaults}
     if name == metrics.TABLE:
         # An events table that evaluations write: rules may watch it.
         return {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention(DEFAULT_HISTORY)}
     if name in _STATISTICS_COLUMNS:
         return {**_WRITTEN_EVERY_BATCH, STATISTICS: _STATISTICS_COLUMNS[name]}
-    defaults = {"delta.feature.allowColumnDefaults": "supported"} if name in DEFAULTS else {}
     return {**_OFTEN_WRITTEN, **checks, **defaults}
 
 

@@ -177,6 +177,18 @@ SNOOZES = StructType(
     ]
 )
 
+LISTS = StructType(
+    [
+        _make_column("list", _STRING, "The list's name, as in_list(field, 'name') has it", required=True),
+        _make_column("value", _STRING, "A value, as cast(field as string) writes it, or a CIDR range", required=True),
+        _make_column("reason", _STRING, "Why it is on the list"),
+        _make_column("author", _STRING, "Who put it there"),
+        _make_column("added_at", _TIME, "When"),
+        _make_column("expires_at", _TIME, "Events from this time on are not on the list; NULL: never"),
+        _make_column("kind", _STRING, "cidr: the list holds ranges of addresses; NULL: plain values"),
+    ]
+)
+
 NOTIFICATIONS = StructType(
     [
         _make_column("alert_id", _STRING, "The alert; NULL where a receiver began or is settled"),
@@ -250,11 +262,13 @@ PRODUCT_TABLES: dict[str, StructType] = {
     "ingests": INGESTS,
     "labels": LABELS,
     "snoozes": SNOOZES,
+    "lists": LISTS,
 }
 # The values that columns have where an INSERT leaves them out, as SQL.
 DEFAULTS: dict[str, dict[str, str]] = {
     "labels": {"labelled_at": "current_timestamp()"},
     "snoozes": {"from": "current_timestamp()"},
+    "lists": {"added_at": "current_timestamp()"},
 }
 
 
@@ -270,6 +284,7 @@ COMMENTS = {
     "notifications": "Alerts sent to receivers, or that could not be sent; an alert that was sent is not sent again",
     "ingests": "How many rows each round of ingest took in, found again or rejected; a round that was killed is missing",
     "labels": "Which events were what rules look for, as it became known; appended. A row wins over a review",
+    "lists": "Values that rules look up with in_list(field, 'name'); running evaluations obey every change within seconds",
     "snoozes": "Alerts that the queue and notifications leave out for a while: of a rule, of a key, or of both",
 }
 # The columns that identify a row; tables that may hold equal rows have none. Nothing enforces them.
