@@ -35,6 +35,7 @@ from lookback.core.streams.events import Events, empty_events
 from lookback.core.streams.flagged import FlaggedEvents, FlagPlace
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.lists import KnownLists, Lists, ListSource
 from lookback.core.values.times import NEVER
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING
 
@@ -138,6 +139,7 @@ class Evaluator:
     automatic False: the watermark moves only by `advance` commands. flagging: where the rules that write no alerts note
     events, by rule_id: lookback rules without suppress and revise those that would have raised alerts, rules over other
     windows, which must be paused, those that their windows count. max_evidence: how many events an alert of a sequence names.
+    lists: gives the contents of the lists that rules name, as of the commit that the state has reached.
     """
 
     stream: Stream
@@ -146,6 +148,7 @@ class Evaluator:
     automatic: bool = True
     flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
     max_evidence: int = MAX_EVIDENCE_IDS
+    lists: ListSource = field(default_factory=KnownLists)
 
     def process(self, state: ShardState, batch: Batch, output: Output | None = None) -> Output:
         """Applies the batch's rule changes, then judges its events; `state` is brought up to date.
@@ -209,7 +212,7 @@ class Evaluator:
             commits, watermarks = np.array([state.last_commit]), np.array([NEVER if before is None else before])
             timeline = Timeline(commits, watermarks, np.array([after]))
             events = empty_events(self.stream, {name for _, rule in rules for name in rule.fields})
-            _judge_segment(self._segment(state, events, timeline), rules, output)
+            _judge_segment(self._segment(state, rules, events, timeline, output), rules, output)
         self._pass_time(state, {})
 
     # Events and deletes -----------------------------------------------------------------------------------------------
@@ -256,12 +259,25 @@ class Evaluator:
     def _judge_events(self, state: ShardState, rules: _Rules, part: Batch, output: Output) -> Segment:
         """Judges the events of a part by all rules that have not stopped."""
         state.segments += 1
-        segment = self._segment(state, part.events, self._timeline(state, part.marks))
+        timeline = self._timeline(state, part.marks)
+        segment = self._segment(state, _drop_stopped(state, rules), part.events, timeline, output)
         _judge_segment(segment, _drop_stopped(state, rules), output)
         return segment
 
-    def _segment(self, state: ShardState, events: Events, timeline: Timeline) -> Segment:
-        return Segment(self.stream, state, events, timeline, self.shard, self.shards, self.flagging, self.max_evidence)
+    def _segment(self, state: ShardState, rules: _Rules, events: Events, timeline: Timeline, output: Output) -> Segment:
+        lists = self._read_lists(state, rules)
+        for entry, rule in rules:
+            if rule.memberships:
+                with _contain_failure(output, state, [(entry, rule)], int(timeline.commits[0])):
+                    events = events.look_up(rule.memberships, lists)
+        return Segment(
+            self.stream, state, events, timeline, self.shard, self.shards, self.flagging, self.max_evidence, lists
+        )
+
+    def _read_lists(self, state: ShardState, rules: _Rules) -> Lists:
+        """Reads the lists that the rules name, as they are in force."""
+        names = frozenset[str]().union(*(rule.lists for _, rule in rules))
+        return self.lists.read(state.lists_commit, names) if names else Lists.empty()
 
     def _timeline(self, state: ShardState, marks: Mapping[int, int | None]) -> Timeline:
         """Returns the watermarks before and after each commit."""

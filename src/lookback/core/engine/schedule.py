@@ -15,7 +15,7 @@ import numpy as np
 from lookback.core.engine.evaluation import Batch, CommitRanges, Evaluator, Output
 from lookback.core.rules.gate import APPROVAL
 from lookback.core.rules.roles import name_role
-from lookback.core.rules.rulebook import ACTIONS, COMMANDS, LogRow, RuleBook, RuleChange, order_changes
+from lookback.core.rules.rulebook import ACTIONS, COMMANDS, LIST_CHANGED, LogRow, RuleBook, RuleChange, order_changes
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
@@ -28,7 +28,7 @@ from lookback.core.values.types import DataType
 # Actions of rule_log that no row of the rules table brings.
 NO_CHANGES = frozenset({"failed", "commit_cut", "session_closed", "revisions_limited", "delete_unmatched"})
 # Actions of rule_log by which a version or a command took effect.
-_OBEYED = frozenset(ACTIONS.values()) - {ACTIONS["draft"]} | frozenset(COMMANDS)
+_OBEYED = frozenset(ACTIONS.values()) - {ACTIONS["draft"]} | frozenset(COMMANDS) | {LIST_CHANGED}
 # By table: the action by which rule_log records through which commit the retention of settings has deleted rows of it.
 DELETED = {"alerts": "alerts_deleted", "late_events": "late_events_deleted", "rule_log": "log_deleted"}
 # The rule_id, version and action of a row of rule_log.

@@ -135,9 +135,9 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
             is_complete &= queries.first >= complete_from
     inputs = dict(columns)
     assert rule.when is not None
-    for name in rule.when.fields & set(events.columns):
+    for name in rule.when.named & set(events.columns):
         inputs[name] = events.columns[name].take(counted)
-    holds, errors = rule_run.check_condition(inputs, is_complete)
+    holds, errors = rule_run.check_condition(inputs, is_complete, events.times[counted])
     if has_error is not None:
         holds, errors = holds & ~has_error[counted], errors | has_error[counted]
     return Verdicts(columns, is_complete, holds, errors)
@@ -308,7 +308,7 @@ class _Revising:
         if has_error is not None:
             rule_run.failed |= judged & has_error
             self._judged = judged & ~has_error
-        named = {*(rule.when.fields if rule.when else ()), *rule.message_names, *rule.group_by}
+        named = {*(rule.when.named if rule.when else ()), *rule.message_names, *rule.group_by}
         self._fields = [name for name in rule.fields if name in named]
         self._windows = {measure.window for measure in rule.measures if isinstance(measure.window, Lookback)}
         # Per key the judged events that may still be revised (see `_read_judged`).
@@ -376,7 +376,7 @@ class _Revising:
             name: from_values(rule_run.stream.fields[name], [item.judged.values[at] for item in items])
             for at, name in enumerate(self._fields)
         }
-        holds, errors = rule_run.check_condition({**columns, **event_columns}, is_complete)
+        holds, errors = rule_run.check_condition({**columns, **event_columns}, is_complete, times)
         for row, item in enumerate(items):
             if errors[row]:
                 arrival = int(rule_run.events.commits[item.position])

@@ -347,7 +347,7 @@ class _KeyedBatch:
 
     def _to_columns(self, rows: Sequence[Row]) -> KeyColumns:
         """Returns rows in columns."""
-        types, id_type = self._rule_run.stream.fields, self._rule_run.events.id_column.type
+        types, id_type = self._rule_run.kept_types, self._rule_run.events.id_column.type
         columns = [from_values(BIGINT, [row[at] for row in rows]) for at in (0, 4, 2)]
         columns.append(from_values(id_type, [int(row.id) if id_type.is_integer else row.id for row in rows]))
         columns += [from_values(types[name], [row.values[at] for row in rows]) for at, name in enumerate(self._fields)]

@@ -450,7 +450,7 @@ class _Judge:
             if slot.feature_id is not None and slot.since is not None:
                 is_complete &= starts >= slot.since
         key_columns = rule_run.key_columns(self._stored_keys[result.key] for result in shown)
-        holds, errors = rule_run.check_condition({**columns, **key_columns}, is_complete)
+        holds, errors = rule_run.check_condition({**columns, **key_columns}, is_complete, ends)
         effective = rule_run.find_effective(ends)
         row = 0
         for result in results:

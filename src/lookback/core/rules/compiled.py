@@ -17,6 +17,7 @@ from lookback.core.errors import ExpressionError, Problem, RuleError
 from lookback.core.expressions.compiling import (
     AggregateCall,
     Expression,
+    Membership,
     compile_aggregate,
     compile_expression,
     compile_part,
@@ -127,7 +128,7 @@ class CompiledMeasure:
     @property
     def argument_fields(self) -> frozenset[str]:
         """The fields of an event that the aggregate's argument reads."""
-        return frozenset() if self.feature.argument is None else self.feature.argument.fields
+        return frozenset() if self.feature.argument is None else self.feature.argument.named
 
     def format_value(self, value: Any) -> str | None:
         """Formats a value for people; None for NULL.
@@ -209,6 +210,26 @@ class CompiledRule:
     def window(self) -> Window | None:
         """The window of the rule; None for a sequence."""
         return self.spec.window
+
+    @cached_property
+    def memberships(self) -> tuple[Membership, ...]:
+        """The calls of in_list about events as they arrive: of all expressions but `when`, each after those in its argument."""
+        found = {each.name: each for part in self._event_parts for each in part.memberships}
+        return tuple(found.values())
+
+    @cached_property
+    def lists(self) -> frozenset[str]:
+        """The names of the lists that the rule reads."""
+        judged = () if self.when is None else self.when.memberships
+        return frozenset(each.list_name for each in (*self.memberships, *judged))
+
+    @property
+    def _event_parts(self) -> list[Expression]:
+        """The expressions over single events."""
+        parts = [self.where, *(part for m in self.measures for part in (m.feature.filter, m.feature.argument))]
+        if self.sequence is not None:
+            parts += [self.sequence.until, *(step.condition for step in self.sequence.conditions)]
+        return [part for part in parts if part is not None]
 
     @cached_property
     def message_names(self) -> frozenset[str]:
@@ -372,7 +393,7 @@ class _Binder:
             parts += [sequence.until, *(step.condition for step in sequence.conditions)]
             used |= set(sequence.kept)
         for expression in parts:
-            used |= expression.fields if expression else set()
+            used |= expression.named if expression else set()
         fields = tuple(sorted(used & set(stream.fields)))
         presence = None
         if isinstance(rule.window, TiledWindow):
@@ -492,12 +513,14 @@ class _Binder:
         dotted = {name for step in [*steps, *([absent] if absent else [])] for name in step.condition.fields}
         dotted |= set(_PLACEHOLDER.findall(self._rule.message))
         kept = {name.partition(".")[2] for name in dotted if "." in name}
+        looked_up = set[str]()
         for compiled in [*steps, *([absent] if absent else [])]:
+            looked_up |= {membership.name for membership in compiled.condition.memberships}
             kept |= {name for name in compiled.condition.fields if "." not in name} if not compiled.own else set()
         if absent is not None:
             kept |= {self._names.get(name.lower(), name) for name in self._rule.group_by}
             kept |= set(_PLACEHOLDER.findall(self._rule.message))
-        kept_fields = tuple(sorted(kept & set(self._stream.fields)))
+        kept_fields = tuple(sorted(kept & {*self._stream.fields, *looked_up}))
         return CompiledSequence(tuple(steps), absent, until, kept_fields, spec.within)
 
     def _bind_step(self, step: Step, before: Sequence[Step], rest: Sequence[Step], place: str) -> CompiledStep | None:
@@ -509,8 +532,16 @@ class _Binder:
         )
         if condition is None or reported:
             return None
+        for membership in condition.memberships:
+            if of_steps := sorted(membership.text.named - set(self._stream.fields)):
+                self._add_problem(
+                    place,
+                    f"in_list() reads {of_steps[0]}, which is of an earlier step; look up a field of the event itself, since "
+                    "what is in a list is decided when an event arrives",
+                )
+                return None
         gate = compile_part(step.condition, self._stream.fields)
-        return CompiledStep(step, condition, gate, condition.fields <= set(self._stream.fields))
+        return CompiledStep(step, condition, gate, condition.named <= set(self._stream.fields))
 
     def _find_wrong_steps(self, text: str, before: Sequence[Step], rest: Sequence[Step], place: str) -> set[str]:
         """Reports each name in a condition that belongs to a step which it cannot see, or to none; returns these names.

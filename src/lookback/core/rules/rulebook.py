@@ -47,6 +47,9 @@ _MAX_LOG_CHARACTERS = 4_000
 # were replaced.
 _MOST_COMPILED, _MOST_DECLARATIONS = LIMITS["rules"].most + 2_000, 100
 COMMANDS = ("clear_state", "retire_all", "advance")
+# The status of a row by which a stream learns of a commit of table `lists`, and the action by which its log names that commit.
+# The stream writes these rows itself.
+LISTS, LIST_CHANGED = "lists", "list"
 
 
 @dataclass(frozen=True)
@@ -136,10 +139,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Command:
-    """A command row that concerns this stream. time: the watermark that an `advance` sets, in microseconds."""
+    """A command row that concerns this stream.
+
+    time: the watermark that an `advance` sets, in microseconds; commit: of table `lists`, for `lists`.
+    """
 
     action: str
     time: int | None = None
+    commit: int | None = None
 
 
 class Rejected(Exception):
@@ -151,13 +158,15 @@ class RuleBook:
     """The rules in force for `stream`. streams: every declared stream by name, against which rules are checked.
 
     entries: by rule_id the active or paused version, else the one in shadow, else the one that ended the rule.
-    challengers: by rule_id the version in shadow beside an active or paused one.
+    challengers: by rule_id the version in shadow beside an active or paused one. lists_commit: the last commit of table
+    `lists` that a row has named; None before the first.
     """
 
     stream: Stream
     streams: Mapping[str, Stream]
     entries: dict[str, Entry] = field(default_factory=dict)
     challengers: dict[str, Entry] = field(default_factory=dict)
+    lists_commit: int | None = None
 
     def __post_init__(self) -> None:
         self._json: str | None = None
@@ -456,7 +465,7 @@ class RuleBook:
     def _command(self, change: RuleChange, log: list[LogRow], arrival: int | None) -> list[Command]:
         if change.change != "insert":
             return []
-        if change.status not in COMMANDS:
+        if change.status not in (*COMMANDS, LISTS):
             raise Rejected(
                 f"a command's status must be one of {', '.join(COMMANDS)}, got {change.status!r:.40} (status)"
             )
@@ -467,6 +476,8 @@ class RuleBook:
                 known = ", ".join(sorted(self.streams))
                 raise Rejected(f"there is no stream {quote_value(name)}; known are {known}, none means all (stream)")
             return []
+        if change.status == LISTS:
+            return self._change_lists(document, log, arrival)
         time = None
         if change.status == "advance":
             try:
@@ -489,6 +500,21 @@ class RuleBook:
         message = "" if time is None else f"to {to_text(to_utc(time))}"
         log.append(LogRow(self.stream.name, "*", change.version, str(change.status), message, arrival))
         return [Command(str(change.status), time)]
+
+    def _change_lists(self, document: Mapping[str, Any], log: list[LogRow], arrival: int | None) -> list[Command]:
+        """Goes on to a commit of table `lists`. One that is not above the last does nothing, so a row may be there twice."""
+        commit, message = document.get("commit"), document.get("message")
+        if type(commit) is not int or not 0 <= commit < MAX_VERSION:
+            raise Rejected(
+                f"lists needs the number of a commit of table lists, got {quote_value(commit)}; leave these rows to the "
+                "stream, which writes them itself when the table changes (commit)"
+            )
+        if self.lists_commit is not None and commit <= self.lists_commit:
+            return []
+        self.lists_commit = commit
+        text = cut_end(message, _MAX_LOG_CHARACTERS) if isinstance(message, str) else ""
+        log.append(LogRow(self.stream.name, "*", commit, LIST_CHANGED, text, arrival))
+        return [Command(LISTS, commit=commit)]
 
 
 def _to_row(entry: Entry) -> dict[str, Any]:

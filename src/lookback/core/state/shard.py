@@ -243,6 +243,11 @@ class ShardState:
         self._pieces: dict[str, int] = {}
         self.manifest = b""
 
+    @property
+    def lists_commit(self) -> int | None:
+        """The last commit of table `lists` that the shard has obeyed, by which it judges; None before the first."""
+        return self.book.lists_commit
+
     def begin(self, store: Store) -> None:
         """Starts a batch that writes to `store`."""
         self._store, self._run_count = Pieces(store, self._pieces), 0
@@ -677,6 +682,7 @@ class ShardState:
         self.high, self.advanced, self.last_commit = manifest.high, manifest.advanced, manifest.last_commit
         self.segments, self.timer = manifest.segments, manifest.timer
         self.origin, self.saves, self.declared = manifest.origin, manifest.saves, manifest.declared
+        self.book.lists_commit = manifest.lists_commit
         in_memory = known.runs_in_memory() if known is not None and known.origin == self.origin else {}
         self.features = {name: FeatureState.from_record(record) for name, record in manifest.features.items()}
         self.row_sets = {name: _read_row_set(record) for name, record in manifest.row_sets.items()}
@@ -733,6 +739,7 @@ class ShardState:
             has_suppressed=False,
             row_sets={name: _record_row_set(runs) for name, runs in self.row_sets.items() if runs},
             declared=self.declared,
+            lists_commit=self.lists_commit,
         )
 
     def _new_run(self, feature: FeatureState, run: Run) -> StoredRun:

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from lookback.core.errors import EventError
-from lookback.core.expressions.compiling import Expression
+from lookback.core.expressions.compiling import Expression, Membership, add_memberships
 from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.cache import estimate_bytes
@@ -25,6 +25,7 @@ from lookback.core.values.columns import (
     normalize_zeros,
 )
 from lookback.core.values.keys import Int64s
+from lookback.core.values.lists import Lists
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType
 
 # Bounds the values of expressions that events cache.
@@ -64,6 +65,14 @@ class Events:
             while self._cached_bytes > MAX_VALUE_BYTES:
                 self._cached_bytes -= estimate_bytes(self._values.pop(next(iter(self._values))))
         return column
+
+    def look_up(self, memberships: Iterable[Membership], lists: Lists) -> Events:
+        """Returns the same events with columns of calls of in_list (see `add_memberships`), as of their own times."""
+        new = [membership for membership in memberships if membership.name not in self.columns]
+        if not new:
+            return self
+        columns = add_memberships(self.columns, new, self.times, lists)
+        return Events(columns, self.commits, self._id, self._time)
 
     def id_value(self, at: int) -> int | str:
         """Returns the id of one event: an integer or a text, as the stream declares it."""
