@@ -341,6 +341,32 @@ def backtest_rule(
     return frame
 
 
+def edit_list(
+    workspace: Workspace, name: str = "", add: str = "", remove: str = "", until: str = "", reason: str = "",
+    kind: str = "", author: str = "",
+) -> None:  # fmt: skip
+    """Puts values on a list that rules look up with `in_list(field, 'name')`, takes others off, and shows all lists.
+
+    name: the list; empty: nothing is changed. add, remove: values with commas. until: a time, or a duration such as `30 days`,
+    from which on events are not on the list; empty: never. kind: cidr for ranges of addresses. author: default: the user who
+    runs the notebook. Raises SetupError.
+    """
+    from lookback.spark.lists import add_values, read_until, remove_values, show_lists
+
+    if (add or remove) and not name:
+        raise SetupError("list_add and list_remove name values, and list_name the list: set it too")
+    added, removed = ([part.strip() for part in each.split(",") if part.strip()] for each in (add, remove))
+    if removed:
+        show(text(str(remove_values(workspace.tables, name, removed))))
+    if added:
+        show(text(str(add_values(
+            workspace.tables, name, added, until=read_until(until) if until else None, reason=reason or None,
+            kind=kind or None, author=author or None,
+        ))))  # fmt: skip
+    rows = show_lists(workspace.tables)
+    show(pd.DataFrame(rows) if rows else text("There are no lists yet."))
+
+
 def publish_rule(
     workspace: Workspace, document: Mapping[str, Any], status: str = "active", publish: bool = True,
     author: str = "", comment: str = "",

@@ -18,15 +18,17 @@ from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_document, read_rule
 from lookback.core.rules.gate import REFUSAL, find_objection, is_proven, is_same_person
+from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
 from lookback.core.rules.roles import REJECTED, SHADOW, find_roles, write_quarantined
-from lookback.core.rules.rulebook import ACTIONS, COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
+from lookback.core.rules.rulebook import ACTIONS, COMMANDS, LISTS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.windows import Lookback, Session, Window
+from lookback.spark.lists import list_names
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict
 from lookback.spark.tables.schemas import RULES
 from lookback.testing.rule_tests import check_rule
@@ -100,8 +102,11 @@ class RulesTable:
     has_gate: bool = False
 
     def check(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
-        """Binds a rule to its stream and runs its own tests. Raises RuleError with every problem at once."""
-        return check_rule(document, self.streams)
+        """Binds a rule to its stream, runs its own tests and looks for its lists. Raises RuleError with every problem at once."""
+        compiled = check_rule(document, self.streams)
+        if compiled.lists and (problems := find_unknown_lists(compiled, list_names(self.tables))):
+            raise RuleError(compiled.spec.rule_id, problems)
+        return compiled
 
     def push(
         self, document: Mapping[str, Any] | Rule, *, status: str = "active", author: str = "", comment: str = ""

@@ -30,6 +30,7 @@ from lookback.spark.replay.reach import LostRules, Reach
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
 from lookback.spark.stream.declared import read_declarations
+from lookback.spark.stream.listhistory import ReplayedLists
 from lookback.spark.stream.rebuild import (
     Term,
     find_deletions,
@@ -130,7 +131,11 @@ def prove(
     plan, lost = _make_plan(changes, begins, declarations, streams, logged, last)
     plan = plan if start.saved is None else _go_on(plan, start.saved)
     reach = None if start.reach is None else start.reach.follow(tables, history, declarations, plan.rules)
-    plan = replace(plan, keeps_state=saved is not None, high=None if reach is None else reach.high)
+    names = frozenset[str]().union(*(rule.lists for rule in plan.rules))
+    plan = replace(
+        plan, keeps_state=saved is not None, high=None if reach is None else reach.high,
+        lists=ReplayedLists.find(tables, names),
+    )  # fmt: skip
     answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress, start.saved)
     unreached = _Unreached(plan.rules, lost, reach)
     excuses = _Excuses.find(tables, stream, history, logged, changes, unreached)

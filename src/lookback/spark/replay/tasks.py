@@ -45,6 +45,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
 from lookback.core.streams.flagged import FlagPlace
+from lookback.core.values.lists import ListSource
 from lookback.core.values.times import parse_time
 from lookback.spark.platform.session import count_cores, is_connect
 from lookback.spark.stream.dispatch import (
@@ -57,6 +58,7 @@ from lookback.spark.stream.dispatch import (
     select_changes,
     take_rows,
 )
+from lookback.spark.stream.listhistory import ReplayedLists
 from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, pause_collector
 from lookback.spark.tables.schemas import ALERTS as ALERTS_COLUMNS
 from lookback.spark.tables.schemas import LATE_EVENTS
@@ -117,7 +119,7 @@ class Plan:
     in the stream. tried: by the id under which a candidate of a backtest is judged its number and the id of its rule;
     empty: all rules are judged under their own ids. flagging, max_evidence: see `Evaluator`. keeps_state: whether the answers
     have the state that was reached. declarations: by which the stream was judged; None: that of today. high: the highest event
-    time of the commits before those that are read, in microseconds; None for none.
+    time of the commits before those that are read, in microseconds; None for none. lists: those that rules name, by commit.
     """
 
     rules: Sequence[CompiledRule]
@@ -131,6 +133,7 @@ class Plan:
     keeps_state: bool = False
     declarations: Declarations | None = None
     high: int | None = None
+    lists: ListSource = field(default_factory=ReplayedLists)
 
 
 class Tried(NamedTuple):
@@ -322,7 +325,9 @@ class _Shard:
     def __init__(self, stream: Stream, labels: Sequence[str], label: str, plan: Plan) -> None:
         self._stream, self._tried, self._declarations = stream, plan.tried, plan.declarations
         number = list(labels).index(label)
-        self._evaluator = Evaluator(stream, number, len(labels), flagging=plan.flagging, max_evidence=plan.max_evidence)
+        self._evaluator = Evaluator(
+            stream, number, len(labels), flagging=plan.flagging, max_evidence=plan.max_evidence, lists=plan.lists
+        )
         self._state = ShardState(RuleBook(stream, plan.streams))
         self._state.high = plan.high
         self._changes, self._waiting = list(plan.first), list(plan.waiting)

@@ -15,11 +15,13 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from lookback.core.errors import StoreFailed
 from lookback.core.values.cache import RecentCache
 from lookback.core.values.lists import ListChange, Lists
+from lookback.spark.stream.checkpoint import Checkpoint
+from lookback.spark.stream.parcels import Parcels
 
 _INDEX, _CHANGES, _SNAPSHOT = "index", "changes", "snapshot"
 _FLOOR = "floor"
@@ -27,49 +29,6 @@ _FLOOR = "floor"
 _MOST_PIECES, _FEWEST_ROWS = 64, 10_000
 # A process keeps the contents of so many lists, each as of its last commit: all that the rules of a few streams name.
 _MOST_KEPT = 1_000
-
-
-class Place(Protocol):
-    """Where parcels are: a folder of the checkpoint, or memory."""
-
-    def write(self, name: str, content: bytes) -> None:
-        """Writes a parcel."""
-
-    def read(self, name: str) -> bytes:
-        """Reads a parcel. Raises StoreFailed if it is not there."""
-        ...
-
-    def list(self) -> list[str]:
-        """Lists the names of the parcels, ascending."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Removes a parcel, if it is there."""
-
-
-@dataclass(frozen=True)
-class MemoryParcels:
-    """Parcels in memory, for a replay: they travel to its tasks."""
-
-    parcels: dict[str, bytes] = field(default_factory=dict, hash=False)
-
-    def write(self, name: str, content: bytes) -> None:
-        """Keeps a parcel."""
-        self.parcels[name] = content
-
-    def read(self, name: str) -> bytes:
-        """Returns a parcel. Raises StoreFailed if it is not there."""
-        if name not in self.parcels:
-            raise StoreFailed(f"parcel {name} of the replay is not there")
-        return self.parcels[name]
-
-    def list(self) -> list[str]:
-        """Lists the names of the parcels, ascending."""
-        return sorted(self.parcels)
-
-    def remove(self, name: str) -> None:
-        """Drops a parcel, if it is there."""
-        self.parcels.pop(name, None)
 
 
 class Piece(NamedTuple):
@@ -96,13 +55,14 @@ class NetChange(NamedTuple):
 
 @dataclass(frozen=True)
 class ListFiles:
-    """The lists of one place; a `ListSource` of the core.
+    """The lists of one folder; a `ListSource` of the core."""
 
-    key: names the place in the caches of the process.
-    """
+    parcels: Parcels
 
-    place: Place
-    key: str
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> ListFiles:
+        """Returns the lists of a checkpoint."""
+        return cls(checkpoint.parcels("lists"))
 
     def read(self, commit: int | None, names: frozenset[str]) -> Lists:
         """Returns these lists after a commit, empty where there is none of a name. Raises StoreFailed for a lost file."""
@@ -111,16 +71,17 @@ class ListFiles:
         chains = self._read_index(commit)
         known = sorted(names & chains.keys())
         return Lists.join(
-            [self._read_list(name, chains[name], _KEPT.get((self.key, name), _Kept)) for name in known], commit
+            [self._read_list(name, chains[name], _KEPT.get((self.parcels.folder, name), _Kept)) for name in known],
+            commit,
         )
 
     def list_commits(self) -> list[int]:
         """Lists the commits whose lists can be read, ascending."""
-        return [int(name.partition(".")[0]) for name in self.place.list() if name.endswith(f".{_INDEX}")]
+        return [int(name.partition(".")[0]) for name in self.parcels.list() if name.endswith(f".{_INDEX}")]
 
     def find_damaged(self, commits: Iterable[int]) -> list[int]:
         """Finds those of the commits whose lists cannot be read any more, since files are lost or damaged."""
-        there = set(self.place.list())
+        there = set(self.parcels.list())
 
         def is_whole(commit: int) -> bool:
             try:
@@ -153,17 +114,17 @@ class ListFiles:
         kept = [each for each in self.list_commits() if each >= commit]
         if not kept:
             return
-        self.place.write(_FLOOR, json.dumps(kept[0]).encode())
+        self.parcels.write(_FLOOR, json.dumps(kept[0]).encode())
         needed = {piece.name for each in kept for chain in self._read_index(each).values() for piece in chain}
         needed |= {_name_index(each) for each in kept} | {_FLOOR}
         # Indexes first: one without its pieces would be damage.
-        for name in sorted(self.place.list(), key=lambda name: not name.endswith(f".{_INDEX}")):
+        for name in sorted(self.parcels.list(), key=lambda name: not name.endswith(f".{_INDEX}")):
             if name not in needed:
-                self.place.remove(name)
+                self.parcels.remove(name)
 
     def read_floor(self) -> int:
         """Returns the first commit that was kept when older ones were removed; -1 if none were."""
-        return int(json.loads(self.place.read(_FLOOR))) if _FLOOR in self.place.list() else -1
+        return int(json.loads(self.parcels.read(_FLOOR))) if _FLOOR in self.parcels.list() else -1
 
     def _extend(self, chain: Sequence[Piece], commit: int, at: int, changes: Sequence[NetChange]) -> list[Piece]:
         piece = Piece(_name_piece(commit, at, _CHANGES), sum(abs(each.rows) for each in changes))
@@ -171,14 +132,14 @@ class ListFiles:
         waiting = [each.rows for each in extended if not each.is_snapshot]
         whole = sum(each.rows for each in extended if each.is_snapshot)
         if len(waiting) <= _MOST_PIECES and sum(waiting) <= max(_FEWEST_ROWS, whole // 4):
-            self.place.write(piece.name, json.dumps([each[1:] for each in changes], separators=(",", ":")).encode())
+            self.parcels.write(piece.name, pack_changes(changes))
             return extended
         before = self._read_list(changes[0].list, chain, _Kept())
         return [self._write_snapshot(commit, at, before.apply(list_changes(changes, commit)))]
 
     def _write_snapshot(self, commit: int, at: int, contents: Lists) -> Piece:
         piece = Piece(_name_piece(commit, at, _SNAPSHOT), contents.count)
-        self.place.write(piece.name, contents.to_bytes())
+        self.parcels.write(piece.name, contents.to_bytes())
         return piece
 
     def _read_list(self, name: str, chain: Sequence[Piece], kept: _Kept) -> Lists:
@@ -189,19 +150,16 @@ class ListFiles:
             contents, changes = kept.contents if done else Lists.empty(), list[ListChange]()
             for piece in chain[done:]:
                 if piece.is_snapshot:
-                    contents, changes = Lists.from_bytes(self.place.read(piece.name), piece.name), []
+                    contents, changes = Lists.from_bytes(self.parcels.read(piece.name), piece.name), []
                 else:
-                    changes += self._read_changes(name, piece.name)
+                    commit = int(piece.name.partition(".")[0])
+                    changes += unpack_changes(name, commit, self.parcels.read(piece.name), piece.name)
             kept.contents, kept.pieces = contents.apply(changes), names
         return kept.contents
 
-    def _read_changes(self, name: str, piece: str) -> Iterable[ListChange]:
-        rows = _parse(piece, self.place.read(piece))
-        return list_changes((NetChange(name, *row) for row in rows), int(piece.partition(".")[0]))
-
     def _read_index(self, commit: int) -> dict[str, list[Piece]]:
         name = _name_index(commit)
-        parsed = _parse(name, self.place.read(name))
+        parsed = _parse(name, self.parcels.read(name))
         try:
             return {
                 str(each): [Piece(str(piece), int(rows)) for piece, rows in chain] for each, chain in parsed.items()
@@ -210,7 +168,7 @@ class ListFiles:
             raise _make_damaged_error(name, error) from error
 
     def _write_index(self, commit: int, chains: Mapping[str, Sequence[Piece]]) -> None:
-        self.place.write(_name_index(commit), json.dumps(chains, separators=(",", ":")).encode())
+        self.parcels.write(_name_index(commit), json.dumps(chains, separators=(",", ":")).encode())
 
 
 @dataclass
@@ -232,6 +190,16 @@ def list_changes(changes: Iterable[NetChange], commit: int) -> list[ListChange]:
         for each in changes
         for _ in range(abs(each.rows))
     ]
+
+
+def pack_changes(changes: Sequence[NetChange]) -> bytes:
+    """Writes the changes of one list."""
+    return json.dumps([each[1:] for each in changes], separators=(",", ":")).encode()
+
+
+def unpack_changes(name: str, commit: int, content: bytes, place: str) -> list[ListChange]:
+    """Reads the changes of the list `name` by a commit. place: named where they are damaged."""
+    return list_changes((NetChange(name, *row) for row in _parse(place, content)), commit)
 
 
 def _name_commit(commit: int) -> str:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import uuid
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.values.lists import Lists
+from lookback.core.values.cache import RecentCache
+from lookback.core.values.lists import ListChange, Lists
 from lookback.spark.lists import TABLE, read_list_changes, select_list_changes
-from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes
+from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes, pack_changes, unpack_changes
 from lookback.spark.tables.history import find_first_readable
 from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
+# A commit that changes more rows of a list is kept as the list after it.
+_MANY_CHANGES = 10_000
 _ROW = ["list", "value", "expires_at", "kind"]
 # In a sentence about a commit stand at most so many lists.
 _MOST_NAMED = 10
@@ -67,6 +72,88 @@ class ListHistory:
         for commit in sorted({*known, *(each for each in asked if each >= self.begins)}):
             files.add(before, commit, self.changes.get(commit, ()))
             before = commit
+
+
+class _Step(NamedTuple):
+    """A list after a commit: the whole of it, or what the commit changed."""
+
+    commit: int
+    content: bytes
+    is_whole: bool
+
+
+@dataclass
+class _Reached:
+    """How far a process has read a list: the number of steps, and the contents after them."""
+
+    steps: int = 0
+    contents: Lists = field(default_factory=Lists.empty)
+
+
+@dataclass(frozen=True)
+class ReplayedLists:
+    """Some lists by commit, for a replay: a `ListSource` of the core, which travels to its tasks.
+
+    key: names the replay in the cache of a process. steps: of each list, ascending by commit.
+    """
+
+    key: str = ""
+    steps: Mapping[str, Sequence[_Step]] = field(default_factory=dict)
+
+    @classmethod
+    def find(cls, tables: Tables, names: Collection[str]) -> ReplayedLists:
+        """Reads lists from the table and its change feed; none where there is no such table."""
+        if not names or not tables.may_have_rows(TABLE):
+            return cls()
+        return cls.of(ListHistory.read(tables, names=names))
+
+    @classmethod
+    def of(cls, history: ListHistory) -> ReplayedLists:
+        """Orders the changes of lists by list. A commit that changed much of one has the whole of it."""
+        steps: dict[str, list[_Step]] = {}
+        # Commits before the first that can be read have the lists as they were right before it.
+        contents = Lists.empty().apply(list_changes(history.before, history.begins - 1))
+        for name in contents.names:
+            steps[name] = [_Step(-1, contents.select([name]).to_bytes(), is_whole=True)]
+        for commit, changes in history.changes.items():
+            contents = contents.apply(list_changes(changes, commit))
+            by_list: dict[str, list[NetChange]] = {}
+            for change in changes:
+                by_list.setdefault(change.list, []).append(change)
+            for name, listed in by_list.items():
+                is_whole = len(listed) > _MANY_CHANGES
+                content = contents.select([name]).to_bytes() if is_whole else pack_changes(listed)
+                steps.setdefault(name, []).append(_Step(commit, content, is_whole))
+        return cls(uuid.uuid4().hex, steps)
+
+    def read(self, commit: int | None, names: frozenset[str]) -> Lists:
+        """Returns these lists after a commit, empty where there is none of a name."""
+        if commit is None:
+            return Lists.empty()
+        known = sorted(names & self.steps.keys())
+        return Lists.join(
+            [self._read_list(name, commit, _REACHED.get((self.key, name), _Reached)) for name in known], commit
+        )
+
+    def _read_list(self, name: str, commit: int, reached: _Reached) -> Lists:
+        """Reads a list after a commit, in the order of commits only what is new."""
+        steps = self.steps[name]
+        end = bisect_right(steps, commit, key=lambda step: step.commit)
+        if end < reached.steps:
+            reached.steps, reached.contents = 0, Lists.empty()
+        begin = max((at for at in range(reached.steps, end) if steps[at].is_whole), default=reached.steps)
+        changes: list[ListChange] = []
+        for step in steps[begin:end]:
+            if step.is_whole:
+                reached.contents = Lists.from_bytes(step.content, name)
+            else:
+                changes += unpack_changes(name, step.commit, step.content, name)
+        reached.contents, reached.steps = reached.contents.apply(changes), end
+        return reached.contents
+
+
+# The lists of the last replays of this process.
+_REACHED: RecentCache[_Reached] = RecentCache(1_000)
 
 
 def describe_changes(changes: Sequence[NetChange]) -> str:

@@ -26,17 +26,11 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _LOG = logging.getLogger("lookback")
-_KIND = "lists"
 # Looking for a file costs nothing; asking a catalog for a table's version takes a job.
 _REMOTE_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
 # So many commits are kept before those that no state can need are removed.
 _MOST_COMMITS = 200
-
-
-def find_list_files(checkpoint: Checkpoint) -> ListFiles:
-    """Returns the files of lists in a checkpoint."""
-    return ListFiles(checkpoint.parcels(_KIND), str(checkpoint.folder))
 
 
 class ListsWatch:
@@ -50,7 +44,7 @@ class ListsWatch:
     ) -> None:
         self._tables, self._stream, self._checkpoint, self._keeps_all = tables, stream, checkpoint, keeps_all
         self._rules = RulesTable(tables, streams)
-        self._files = find_list_files(checkpoint)
+        self._files = ListFiles.of(checkpoint)
         self._folder = tables.local_folder(TABLE)
         # The last commit that was looked at; None where there is no table.
         self._version: int | None = None
