@@ -21,13 +21,15 @@ from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import STATUSES, Rule
 from lookback.core.rules.quarantine import describe_failure
-from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import LISTS, LogRow, RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, LateEvent
 from lookback.core.streams.arrival import find_marks, late_sort_key, split_future
 from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events, read_events
+from lookback.core.values.contents import read_contents, set_contents
+from lookback.core.values.lists import KnownLists, ListChange, Lists
 from lookback.core.values.types import TIMESTAMP
 
 _Row = TypeVar("_Row")
@@ -77,9 +79,32 @@ class Harness:
         self.alerts: Rows[Alert] = Rows()
         self.late_events: Rows[LateEvent] = Rows()
         self.errors: Rows[LogRow] = Rows()
-        self._evaluator = Evaluator(self.stream, automatic=watermark == "automatic")
+        self._known = KnownLists({})
+        self._evaluator = Evaluator(self.stream, automatic=watermark == "automatic", lists=self._known)
         self._state = ShardState(RuleBook(self.stream, {self.stream.name: self.stream}))
         self._changes = 0
+
+    def lists(self, contents: Mapping[str, Iterable[Any]]) -> None:
+        """Sets what is in lists now, between two commits, for `in_list(field, 'name')`.
+
+        contents: by list its values: texts, whole numbers, or mappings of value, expires_at (from which event time on it is no
+        value any more) and kind (`cidr` for a range of addresses). Lists that are not named stay as they are. Raises
+        EventError, with the place, for anything else.
+
+        >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
+        >>> harness = Harness({"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields})
+        >>> harness.lists({"stolen": ["x"]})
+        >>> harness.rule({"rule_id": "stolen", "stream": "uses", "window": "1 minute", "measures": {"n": "count(*)"},
+        ...     "where": "in_list(card, 'stolen')", "when": "n >= 1"})
+        >>> harness.events([{"id": at, "at": "2026-03-01T10:00:00Z", "card": card} for at, card in enumerate("xy")])
+        >>> [alert.event_id for alert in harness.alerts]
+        ['0']
+        """
+        commit = (self._state.lists_commit or 0) + 1
+        known = self._known.read(self._state.lists_commit, None)
+        self._known.versions[commit] = set_contents(known, _require_contents(contents, "lists"), commit)
+        self._changes += 1
+        self._process(Batch(empty_events(self.stream, ()), changes=[_change_lists(self._changes, commit)]))
 
     def rule(self, rule: Mapping[str, Any] | Rule, status: str = "active", version: int | None = None) -> None:
         """Applies a rule change now, between two commits. Versions are 1, 2, ... unless given.
@@ -161,12 +186,14 @@ def replay(
     rules: Iterable[Mapping[str, Any] | Rule | tuple[Mapping[str, Any], int | None]],
     events: object,
     stream: Stream | Mapping[str, Any] | str | Path,
+    lists: Mapping[str, Iterable[Any]] | Lists | Iterable[tuple[Mapping[str, Iterable[Any]], int | None]] = (),
 ) -> Result:
     """Judges events in order of arrival, as the stream would have.
 
     rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
     arrival, the last commit judged before it (None: before the first). events: as for Harness.events; with columns
-    `arrival` and `committed_at` where they are known. Raises RuleError, EventError and StreamError.
+    `arrival` and `committed_at` where they are known. lists: what is in lists from the start, as for Harness.lists, or pairs
+    of that and the arrival from which on it holds. Raises RuleError, EventError and StreamError.
 
     >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
     >>> stream = {"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields}
@@ -177,6 +204,8 @@ def replay(
     """
     declared = load_any_stream(stream)
     changes = _read_changes(rules, declared)
+    known, list_changes = _read_lists(lists, len(changes))
+    changes = [*list_changes, *changes]
     rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
     result = Result()
     commits = rows.commits
@@ -184,7 +213,7 @@ def replay(
         rows, future = split_future(rows, committed_at, declared)
         result.late_events.extend(future)
     marks = find_marks(rows, commits)
-    evaluator = Evaluator(declared)
+    evaluator = Evaluator(declared, lists=known)
     state = ShardState(RuleBook(declared, {declared.name: declared}))
     for batch in _split_batches(rows, marks, changes, declared):
         output = evaluator.process(state, batch)
@@ -194,6 +223,37 @@ def replay(
         result.errors.extend(find_errors(output, declared.name))
     result.late_events[:] = _sort_late_events(result.late_events, declared)
     return result
+
+
+def _read_lists(lists: Any, number: int) -> tuple[KnownLists, list[tuple[int | None, RuleChange]]]:
+    """Reads the lists of a replay: their contents by commit, and the changes that bring them. number: of the first change."""
+    pairs = [(lists, None)] if isinstance(lists, (Mapping, Lists)) else list(lists)
+    known, changes = Lists.empty(), list[tuple[int | None, RuleChange]]()
+    versions: dict[int, Lists] = {}
+    for at, pair in enumerate(pairs):
+        if not isinstance(pair, tuple) or len(pair) != 2 or not (pair[1] is None or _is_whole(pair[1])):
+            raise EventError(
+                f"lists[{at}]: must be a pair of contents and the arrival from which on they hold, got {pair!r:.100}"
+            )
+        contents, arrival = pair
+        if isinstance(contents, Lists):
+            known = contents
+        else:
+            known = set_contents(known, _require_contents(contents, f"lists[{at}]"), at + 1)
+        versions[at + 1] = known
+        changes.append((None if arrival is None else int(arrival), _change_lists(number + at, at + 1)))
+    return KnownLists(versions), changes
+
+
+def _require_contents(contents: object, place: str) -> dict[str, list[ListChange]]:
+    rows, problems = read_contents(contents, place)
+    if problems:
+        raise EventError("\n".join(str(problem) for problem in problems))
+    return rows
+
+
+def _change_lists(number: int, commit: int) -> RuleChange:
+    return RuleChange("insert", number, "*", commit, LISTS, json.dumps({"commit": commit}))
 
 
 def load_any_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.judging.measuring import group_keys, select_kept, select_values
 from lookback.core.judging.segment import RuleRun, Segment, Timeline
@@ -46,7 +47,7 @@ JUDGES: dict[str, Callable[[RuleRun], None]] = {
     SEQUENCE: judge_sequences,
 }
 # Removes deleted events from the keyed tables of one rule of a kind.
-DELETERS: dict[str, Callable[[ShardState, CompiledRule, Keys, Events, Mask], None]] = {
+DELETERS: dict[str, Callable[[ShardState, CompiledRule, Keys, Events, Mask, Lists], None]] = {
     LOOKBACK: delete_judged,
     SESSION: delete_from_sessions,
     SEQUENCE: delete_from_sequences,
@@ -227,11 +228,11 @@ class Evaluator:
         """Removes the part's deleted events from the rows of features, and from the keyed tables of rules."""
         if part.deleted is None:
             return
-        deleted, commit = part.deleted, int(part.deleted.commits[0])
+        deleted, commit, lists = part.deleted, int(part.deleted.commits[0]), self._read_lists(state, rules)
         unmatched: set[tuple[str, int]] = set()
         for feature, users in _list_features(rules):
             with _contain_failure(output, state, users, commit):
-                if self._delete_rows(state, feature, deleted):
+                if self._delete_rows(state, feature, deleted, lists):
                     unmatched.update((entry.rule_id, entry.version) for entry, _ in users)
         # One row, however many shards have such an event: the number of shards must not show.
         for rule_id, version in sorted(unmatched):
@@ -241,20 +242,27 @@ class Evaluator:
             if rule.spec.kind in DELETERS:
                 with _contain_failure(output, state, [(entry, rule)], commit):
                     keys = group_keys(rule.group_by, deleted)
-                    DELETERS[rule.spec.kind](state, rule, keys, deleted, keys.shard(self.shards) == self.shard)
+                    is_own = keys.shard(self.shards) == self.shard
+                    DELETERS[rule.spec.kind](state, rule, keys, deleted, is_own, lists)
 
-    def _delete_rows(self, state: ShardState, feature: Feature, deleted: Events) -> bool:
-        """Removes the rows of deleted events. Returns whether one was not found (see `ShardState.remove_rows`)."""
-        keys = group_keys(feature.group_by, deleted)
-        selected = select_kept(feature, deleted) & (keys.shard(self.shards) == self.shard)
-        values = select_values(feature, deleted)
-        return state.remove_rows(
-            feature.feature_id,
-            feature.row_set,
-            keys.take(selected),
-            deleted.times[selected],
-            None if values is None else values.values[selected],
-        )
+    def _delete_rows(self, state: ShardState, feature: Feature, deleted: Events, lists: Lists) -> bool:
+        """Removes the rows of deleted events, each as it was kept, whatever was in the lists then.
+
+        Returns whether an event was not found that must have been kept, although there is a row of its key and time with
+        another value: it was updated after it was judged, or the value is another event's.
+        """
+        keys, name = group_keys(feature.group_by, deleted), feature.feature_id
+        left = np.flatnonzero(keys.shard(self.shards) == self.shard)
+        was_kept = np.ones(len(deleted), dtype=bool)
+        for answered in list_answers(deleted, feature.memberships, lists):
+            is_kept, values = select_kept(feature, answered), select_values(feature, answered)
+            was_kept &= is_kept
+            at = left[is_kept[left]]
+            part = None if values is None else values.values[at]
+            missing = state.remove_rows(name, feature.row_set, keys.take(at), deleted.times[at], part)
+            left = np.setdiff1d(left, np.delete(at, missing))
+        left = left[was_kept[left]]
+        return state.has_rows_at(name, keys.take(left), deleted.times[left])
 
     def _judge_events(self, state: ShardState, rules: _Rules, part: Batch, output: Output) -> Segment:
         """Judges the events of a part by all rules that have not stopped."""

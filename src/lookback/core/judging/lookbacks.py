@@ -25,6 +25,7 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, from_values, to_texts
 from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.lists import Lists
 from lookback.core.values.windows import Lookback
 
 # After an alert has emptied a key, so many of its events are judged first; twice as many each time without an alert.
@@ -269,7 +270,9 @@ def forget_other_versions(state: ShardState, entry: Entry, rule: CompiledRule) -
     table.notes.update(mark)
 
 
-def delete_judged(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask) -> None:
+def delete_judged(
+    state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask, _lists: Lists
+) -> None:
     """Forgets the selected deleted events, so that they are not judged again."""
     if rule.spec.late != "revise":
         return

@@ -44,6 +44,7 @@ from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask, from_values, to_texts
 from lookback.core.values.keycolumns import KeyColumns
 from lookback.core.values.keys import Int64s, Keys, find_keys, order_by_group, order_by_number
+from lookback.core.values.lists import Lists
 from lookback.core.values.times import NEVER
 from lookback.core.values.types import BIGINT
 
@@ -250,7 +251,9 @@ def judge_sequences(rule_run: RuleRun) -> None:
     _Judge(rule_run).run()
 
 
-def delete_from_sequences(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask) -> None:
+def delete_from_sequences(
+    state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask, _lists: Lists
+) -> None:
     """Removes the selected deleted events: from now on they count for no step, begin no wait and end none."""
     assert rule.spec.sequence is not None
     table = state.table(rule.store)

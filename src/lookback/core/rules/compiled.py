@@ -29,6 +29,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.durations import format_duration
 from lookback.core.values.suggestions import find_nearest, suggest
+from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT, BOOLEAN, NULL, DataType, array
 from lookback.core.values.windows import (
     LOOKBACK,
@@ -91,6 +92,11 @@ class Feature:
     def resolution(self) -> int:
         """The resolution of the feature's windows in microseconds; 0 for none."""
         return 0 if self.buckets is None else self.buckets.resolution
+
+    @cached_property
+    def memberships(self) -> tuple[Membership, ...]:
+        """The calls of in_list in its expressions, each after those in its argument."""
+        return _list_memberships((self.where, self.filter, self.argument))
 
     @property
     def argument_type(self) -> DataType | None:
@@ -214,8 +220,7 @@ class CompiledRule:
     @cached_property
     def memberships(self) -> tuple[Membership, ...]:
         """The calls of in_list about events as they arrive: of all expressions but `when`, each after those in its argument."""
-        found = {each.name: each for part in self._event_parts for each in part.memberships}
-        return tuple(found.values())
+        return _list_memberships(self._event_parts)
 
     @cached_property
     def lists(self) -> frozenset[str]:
@@ -224,12 +229,12 @@ class CompiledRule:
         return frozenset(each.list_name for each in (*self.memberships, *judged))
 
     @property
-    def _event_parts(self) -> list[Expression]:
+    def _event_parts(self) -> list[Expression | None]:
         """The expressions over single events."""
         parts = [self.where, *(part for m in self.measures for part in (m.feature.filter, m.feature.argument))]
         if self.sequence is not None:
             parts += [self.sequence.until, *(step.condition for step in self.sequence.conditions)]
-        return [part for part in parts if part is not None]
+        return parts
 
     @cached_property
     def message_names(self) -> frozenset[str]:
@@ -347,6 +352,12 @@ def compile_rule(
     if problems or compiled is None:
         raise RuleError(rule.rule_id, limit_problems(problems), version)
     return compiled
+
+
+def _list_memberships(parts: Iterable[Expression | None]) -> tuple[Membership, ...]:
+    """Lists the calls of in_list in some expressions, each once, after those in its argument."""
+    found = {each.name: each for part in parts if part is not None for each in part.memberships}
+    return tuple(found.values())
 
 
 def _name_owner(rule_id: str, lane: int) -> list[Any]:
@@ -703,7 +714,9 @@ def _make_feature(kind: list[Any], where: Expression | None, call: AggregateCall
     elif isinstance(window, Lookback) and window.resolution:
         # The delay decides which buckets are closed, so rules with different delays share no combined rows.
         identity += ["resolution", window.resolution, window.delay]
-        buckets = Buckets(window.resolution, window.delay + lateness, call.function)
+        # What an event put in where a list decided can only be taken out again as long as it has a row of its own.
+        is_single = any(part is not None and part.memberships for part in parts)
+        buckets = Buckets(window.resolution, NEVER_DUE if is_single else window.delay + lateness, call.function)
     row_set = "" if owner or buckets else json.dumps(group_by)
     return Feature(
         stream, group_by, call.function, lateness, where, call.filter, call.argument, tiles, buckets, _digest(identity),

@@ -15,6 +15,7 @@ from typing import Any
 
 from lookback.core.errors import DurationError, Problem, RuleError
 from lookback.core.rules.parameters import Parameters, Value, find_wrong_value
+from lookback.core.values.contents import read_contents
 from lookback.core.values.durations import format_duration, parse_duration
 from lookback.core.values.limits import DEFAULT_LIMITS, WIDEST_LIMITS, Limits, name_limit
 from lookback.core.values.suggestions import suggest
@@ -67,7 +68,7 @@ SEQUENCE_KEYS = ("within", "steps", "until", "expiry")
 STEP_KEYS = ("name", "where", "at_least", "at_most")
 ABSENT_KEYS = ("name", "absent", "within")
 MEASURE_KEYS = ("measure", "window")
-TEST_KEYS = ("name", "events", "alerts", "parameters")
+TEST_KEYS = ("name", "events", "alerts", "parameters", "lists")
 _KEYS = tuple(dict.fromkeys((*COMMON_KEYS, *(key for keys in KEYS_OF_KIND.values() for key in keys))))
 
 
@@ -747,6 +748,10 @@ class _Reader:
                     self._add_problem(f"{place}.{key}", _describe_unknown_key(key, TEST_KEYS))
             if "parameters" in test:
                 self._check_test_parameters(test["parameters"], f"{place}.parameters")
+            if "lists" in test:
+                _, problems = read_contents(test["lists"], f"{place}.lists")
+                for problem in problems:
+                    self._add_problem(problem.place, problem.message)
             for key, example in (("events", "{event_id: 1, amount: 100}"), ("alerts", "{event_id: 1}")):
                 items = test.get(key)
                 if items is None and key == "alerts":

@@ -39,7 +39,9 @@ from lookback.core.rules.document import (
     TEST_KEYS,
     WINDOW_FORMS,
 )
+from lookback.core.values.contents import ROW_KEYS
 from lookback.core.values.durations import MICROSECONDS
+from lookback.core.values.lists import CIDR
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SLIDING
 
 _Schema = dict[str, Any]
@@ -345,8 +347,24 @@ def _test() -> _Schema:
             **_values_by_name(),
             "examples": [{"limit": 1000}],
         },
+        "lists": _lists(),
     }
     return _mapping("Events, and the alerts that they raise.", _select(TEST_KEYS, described), ["events"])
+
+
+def _lists() -> _Schema:
+    row = {
+        "value": {"description": "The text that cast(field as string) gives.", "type": ["string", "integer"]},
+        "expires_at": _time("Events from this time on do not find the value. Default: never.", "2026-01-31T12:00:00Z"),
+        "kind": {"description": "cidr for a range of addresses, such as 10.0.0.0/8. Default: a text.", "enum": [CIDR]},
+    }
+    value = {"oneOf": [{"type": ["string", "integer"]}, _mapping("A value.", _select(ROW_KEYS, row), ["value"])]}
+    return {
+        "description": "The contents of the lists that in_list() asks, by name. Default: a list is empty.",
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": value},
+        "examples": [{"known-terminals": ["T1", "T2"]}],
+    }
 
 
 def _kind_properties() -> dict[str, _Schema]:

@@ -472,32 +472,38 @@ class ShardState:
             if table.is_empty:
                 self.drop_table(name)
 
-    def remove_rows(self, feature_id: str, row_set: str, keys: Keys, times: Int64s, values: Values | None) -> bool:
+    def remove_rows(self, feature_id: str, row_set: str, keys: Keys, times: Int64s, values: Values | None) -> Int64s:
         """Removes rows of a feature, for a privacy request, from the runs that hold them. row_set: see `rules.compiled.Feature`.
 
-        Returns whether a row was not found although there is one of its key and time with another value: its event was
-        updated after it was judged, or the value is another event's. False for a feature with buckets, whose combined rows
-        have no times of their own.
+        Returns the positions of those that were not found.
         """
         feature = self.features[feature_id]
         if feature.buckets is not None:
-            self._subtract(feature, feature.buckets, keys, times, values)
-            return False
+            had = self._subtract(feature, feature.buckets, keys, times, values)
+            return np.delete(np.arange(len(times)), had)
         left = self._remove_shared(feature_id, self.row_sets.get(row_set, []), keys, times, values)
         for at in range(len(feature.runs) - 1, -1, -1):
             if not len(left):
-                return False
+                break
             part = None if values is None else values[left]
             run, held = remove_rows(self._load_current(feature, feature.runs[at]), keys.take(left), times[left], part)
             if len(held):
                 left = np.delete(left, held)
                 self._replace_runs(feature, at, at + 1, run)
-        if not len(left):
+        return left
+
+    def has_rows_at(self, feature_id: str, keys: Keys, times: Int64s) -> bool:
+        """Returns whether a feature has a row of one of these keys at its time, whatever its value.
+
+        False for a feature with buckets, whose combined rows have no times of their own.
+        """
+        feature = self.features[feature_id]
+        if feature.buckets is not None or not len(times):
             return False
         own = [self._load_current(feature, stored) for stored in feature.runs]
         columns: list[Run | FeatureColumn] = [run for run in own if len(run)]
         columns += self._list_columns(feature_id)
-        return any(bool(rows.has_rows(keys.take(left), times[left]).any()) for rows in columns)
+        return any(bool(rows.has_rows(keys, times).any()) for rows in columns)
 
     def _remove_shared(
         self, feature_id: str, runs: list[StoredRun], keys: Keys, times: Int64s, values: Values | None
@@ -812,16 +818,18 @@ class ShardState:
 
     def _subtract(
         self, feature: FeatureState, buckets: Buckets, keys: Keys, times: Int64s, values: Values | None
-    ) -> None:
-        """Removes rows from a feature with buckets.
+    ) -> Int64s:
+        """Removes rows from a feature with buckets. Returns the positions of those that it had.
 
         Closed rows are combined first, so that the result does not depend on which were combined when the request came.
         """
-        if len(times) and feature.runs:
-            runs = [self._load_current(feature, stored) for stored in feature.runs]
-            run = combine_runs(runs, feature.floor, buckets, feature.closed)
-            run = subtract_rows(run, keys, times, values, buckets, feature.closed)
-            self._replace_runs(feature, 0, len(runs), run)
+        if not len(times) or not feature.runs:
+            return np.zeros(0, dtype=np.int64)
+        runs = [self._load_current(feature, stored) for stored in feature.runs]
+        run = combine_runs(runs, feature.floor, buckets, feature.closed)
+        run, had = subtract_rows(run, keys, times, values, buckets, feature.closed)
+        self._replace_runs(feature, 0, len(runs), run)
+        return had
 
     def _load_current(self, feature: FeatureState, stored: StoredRun) -> Run:
         """Returns the run without the rows of keys that were emptied since it was made."""

@@ -74,6 +74,10 @@ class Events:
         columns = add_memberships(self.columns, new, self.times, lists)
         return Events(columns, self.commits, self._id, self._time)
 
+    def with_column(self, name: str, column: Column) -> Events:
+        """Returns the same events with a column of that name."""
+        return Events({**self.columns, name: column}, self.commits, self._id, self._time)
+
     def id_value(self, at: int) -> int | str:
         """Returns the id of one event: an integer or a text, as the stream declares it."""
         value: int | str = self.id_column.values.item(at)

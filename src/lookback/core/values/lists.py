@@ -329,15 +329,15 @@ class ListSource(Protocol):
 class KnownLists:
     """The contents of lists by commit, in memory."""
 
-    versions: Mapping[int, Lists] = field(default_factory=dict)
+    versions: dict[int, Lists] = field(default_factory=dict)
 
-    def read(self, commit: int | None, names: frozenset[str]) -> Lists:
-        """Returns these lists after a commit. Raises StateError for a commit that is not known."""
+    def read(self, commit: int | None, names: frozenset[str] | None) -> Lists:
+        """Returns these lists after a commit, all if None. Raises StateError for a commit that is not known."""
         if commit is None:
             return Lists.empty()
         if commit not in self.versions:
             raise StateError(f"lists: commit {commit} is not known; give the evaluator the lists of that commit")
-        return self.versions[commit].select(names)
+        return self.versions[commit] if names is None else self.versions[commit].select(names)
 
 
 def _change_list(before: _List, changes: Sequence[ListChange]) -> _List:
