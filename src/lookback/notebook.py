@@ -348,8 +348,8 @@ def edit_list(
     """Puts values on a list that rules look up with `in_list(field, 'name')`, takes others off, and shows all lists.
 
     name: the list; empty: nothing is changed. add, remove: values with commas. until: a time, or a duration such as `30 days`,
-    from which on events are not on the list; empty: never. kind: cidr for ranges of addresses. author: default: the user who
-    runs the notebook. Raises SetupError.
+    from which on events are not on the list; empty: never. reason: why they are on it. kind: cidr for ranges of addresses.
+    author: default: the user who runs the notebook. Raises SetupError.
     """
     from lookback.spark.lists import add_values, read_until, remove_values, show_lists
 

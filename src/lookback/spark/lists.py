@@ -152,9 +152,9 @@ def add_values(
 ) -> ListReport:  # fmt: skip
     """Puts values on a list, which is new if there is none of that name; a value that is on it gets the new expiry.
 
-    until: an aware time; events from it on are not on the list; None: never. kind: cidr for ranges of addresses; None: that
-    of the list, else plain values. author: default: the current user. Raises SetupError, with nothing written, for a wrong
-    name or range, and for more values than `MAX_LIST_VALUES` of the list or `MAX_VALUES` in all.
+    until: an aware time; events from it on are not on the list; None: never. reason: why they are on it. kind: cidr for
+    ranges of addresses; None: that of the list, else plain values. author: default: the current user. Raises SetupError,
+    with nothing written, for a wrong name or range, and for more values than `MAX_LIST_VALUES` of the list or `MAX_VALUES` in all.
     """
     started = time.monotonic()
     tables.require_table(TABLE)
@@ -188,9 +188,9 @@ def import_values(
     """Puts the values that the files at `path` hold on a list, in one commit, as `add_values` does.
 
     value: the column of the values; default: `value`, or the only column. Columns `expires_at` and `reason` are taken where
-    there are some; `until` and `reason` are for rows without. Of rows with one value the last to expire counts. format:
-    parquet, csv or json; default: by the files' names. options: Spark's reader options. Rows that cannot be used are
-    rejected and counted. Raises SetupError if the files cannot be read or lack the column, and as `add_values` does.
+    there are some; `until` and `reason` are for rows without. kind: see `add_values`. Of rows with one value the last to
+    expire counts. format: parquet, csv or json; default: by the files' names. options: Spark's reader options. Rows that
+    cannot be used are rejected and counted. Raises SetupError if the files cannot be read or lack the column, and as `add_values` does.
     """
     started = time.monotonic()
     tables.require_table(TABLE)
@@ -224,7 +224,7 @@ def import_values(
 
 
 def read_list_changes(tables: Tables, first: int, last: int | None = None) -> DataFrame:
-    """Reads the changes of the table from a commit to a commit (None: the last), both included.
+    """Reads the changes of the table from the commit `first` to `last` (None: the last of all), both included.
 
     Columns: those of a `ListChange`: change (insert or delete; an update is one of each), commit, list, value, expires_at
     in microseconds, kind. Rows without a list or value are left out.
