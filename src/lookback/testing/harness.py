@@ -204,7 +204,7 @@ def replay(
     """
     declared = load_any_stream(stream)
     changes = _read_changes(rules, declared)
-    known, list_changes = _read_lists(lists, len(changes))
+    known, list_changes = _read_lists(lists)
     changes = [*list_changes, *changes]
     rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
     result = Result()
@@ -225,8 +225,8 @@ def replay(
     return result
 
 
-def _read_lists(lists: Any, number: int) -> tuple[KnownLists, list[tuple[int | None, RuleChange]]]:
-    """Reads the lists of a replay: their contents by commit, and the changes that bring them. number: of the first change."""
+def _read_lists(lists: Any) -> tuple[KnownLists, list[tuple[int | None, RuleChange]]]:
+    """Reads the lists of a replay: their contents by commit, and the changes that bring them, before those of rules."""
     pairs = [(lists, None)] if isinstance(lists, (Mapping, Lists)) else list(lists)
     known, changes = Lists.empty(), list[tuple[int | None, RuleChange]]()
     versions: dict[int, Lists] = {}
@@ -241,7 +241,7 @@ def _read_lists(lists: Any, number: int) -> tuple[KnownLists, list[tuple[int | N
         else:
             known = set_contents(known, _require_contents(contents, f"lists[{at}]"), at + 1)
         versions[at + 1] = known
-        changes.append((None if arrival is None else int(arrival), _change_lists(number + at, at + 1)))
+        changes.append((None if arrival is None else int(arrival), _change_lists(at - len(pairs), at + 1)))
     return KnownLists(versions), changes
 
 

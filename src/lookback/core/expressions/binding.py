@@ -301,7 +301,11 @@ class Binder:
             raise Refused(f"in_list(): {value.sql} is the same for all events; look a field up, such as {example}")
         sql = f"in_list({value.sql}, {quote_text(name)})"
         column = name_membership(sql)
-        self.memberships[column] = (name, cast_explicitly(value, STRING, tolerant=False))
+        try:
+            text = cast_explicitly(value, STRING, tolerant=False)
+        except Refused as refused:
+            raise Refused(f"in_list() looks up texts: {refused}") from None
+        self.memberships[column] = (name, text)
         return make_field(column, BOOLEAN, sql)
 
 
