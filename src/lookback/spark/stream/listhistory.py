@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.values.cache import RecentCache
 from lookback.core.values.lists import ListChange, Lists
+from lookback.core.values.texts import cut_end
 from lookback.spark.lists import TABLE, read_list_changes, select_list_changes
 from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes, pack_changes, unpack_changes
 from lookback.spark.tables.history import find_first_readable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _MANY_CHANGES = 10_000
 _ROW = ["list", "value", "expires_at", "kind"]
 # In a sentence about a commit stand at most so many lists.
-_MOST_NAMED = 10
+_MOST_NAMED, _MOST_CHARACTERS = 10, 2_000
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,8 @@ def describe_changes(changes: Sequence[NetChange]) -> str:
         counts = {"added": len(new - old), "changed": len(new & old), "removed": len(old - new)}
         parts.append(f"{name}: {', '.join(f'{count:,} {verb}' for verb, count in counts.items() if count)}")
     more = f"; and {len(parts) - _MOST_NAMED:,} other lists" if len(parts) > _MOST_NAMED else ""
-    return "; ".join(parts[:_MOST_NAMED]) + more if parts else "no value changed"
+    # By SQL a name may be of any length, and a command with a long document is refused.
+    return cut_end("; ".join(parts[:_MOST_NAMED]) + more, _MOST_CHARACTERS) if parts else "no value changed"
 
 
 def _read_changes(
