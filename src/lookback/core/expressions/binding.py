@@ -105,8 +105,8 @@ class Binder:
         for name in schema:
             self._names.setdefault(name.lower(), []).append(name)
         self.problems: list[str] = []
-        # The calls of in_list by the names of their columns: the list's name, and the text that is looked up.
-        self.memberships: dict[str, tuple[str, Node]] = {}
+        # The calls of in_list by the names of their columns: the SQL, the list's name, and the text that is looked up.
+        self.memberships: dict[str, tuple[str, str, Node]] = {}
 
     def bind(self, tree: exp.Expr) -> Node | None:
         """Returns the typed node of a tree, None if it has problems."""
@@ -305,7 +305,7 @@ class Binder:
             text = cast_explicitly(value, STRING, tolerant=False)
         except Refused as refused:
             raise Refused(f"in_list() looks up texts: {refused}") from None
-        self.memberships[column] = (name, text)
+        self.memberships[column] = (sql, name, text)
         return make_field(column, BOOLEAN, sql)
 
 

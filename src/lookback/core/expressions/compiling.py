@@ -20,7 +20,7 @@ from lookback.core.errors import ExpressionError
 from lookback.core.expressions.binding import Binder, split_conjuncts
 from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, check_ordered
 from lookback.core.expressions.kernels import narrow_decimals
-from lookback.core.expressions.nodes import Node, name_membership, replace_settled
+from lookback.core.expressions.nodes import Node, replace_settled
 from lookback.core.expressions.syntax import children, name_as_sql, parse, quote_node, unwrap
 from lookback.core.values.columns import Column
 from lookback.core.values.keys import Int64s
@@ -92,10 +92,11 @@ class Expression:
 class Membership:
     """A call of in_list.
 
-    name: of the column that has its values; list_name: of the list; text: the text that is looked up there.
+    name: of the column that has its values; sql: the call; list_name: of the list; text: the text that is looked up there.
     """
 
     name: str
+    sql: str
     list_name: str
     text: Expression
 
@@ -167,8 +168,8 @@ def _compile_tree(tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits
 def _make_memberships(binder: Binder, schema: Mapping[str, DataType]) -> list[Membership]:
     """Returns the calls of in_list that were bound, each after those in its argument."""
     made: list[Membership] = []
-    for name, (list_name, node) in binder.memberships.items():
-        made.append(Membership(name, list_name, _make_expression(node, schema, made)))
+    for name, (sql, list_name, text) in binder.memberships.items():
+        made.append(Membership(name, sql, list_name, _make_expression(text, schema, made)))
     return made
 
 
@@ -221,7 +222,7 @@ def drop_memberships(condition: Expression) -> Expression | None:
             continue
         # Anything but a look-up, or not one, may be an error for some contents of lists and not for others.
         (membership, *others) = part.memberships
-        if others or name_membership(part.sql.removeprefix("not ")) != membership.name:
+        if others or part.sql.removeprefix("not ") != membership.sql:
             return None
         text = membership.text
         if text.sql not in {f"cast({name_as_sql(name)} as string)" for name in text.fields}:

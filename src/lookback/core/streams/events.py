@@ -18,6 +18,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.cache import estimate_bytes
 from lookback.core.values.columns import (
     Column,
+    Mask,
     arrow_type,
     find_beyond_calendar,
     from_arrow,
@@ -73,6 +74,14 @@ class Events:
             return self
         columns = add_memberships(self.columns, new, self.times, lists)
         return Events(columns, self.commits, self._id, self._time)
+
+    def join(self, others: Sequence[Events]) -> Events:
+        """Returns these events and others with the same columns, one after another."""
+        if not others:
+            return self
+        parts = [self, *others]
+        columns = {name: _concat([part.columns[name] for part in parts]) for name in self.columns}
+        return Events(columns, np.concatenate([part.commits for part in parts]), self._id, self._time)
 
     def with_column(self, name: str, column: Column) -> Events:
         """Returns the same events with a column of that name."""
@@ -134,10 +143,17 @@ class Events:
 
 
 def _concat(columns: Sequence[Column]) -> Column:
-    null = None
-    if any(column.null is not None for column in columns):
-        null = np.concatenate([np.zeros(len(c), dtype=bool) if c.null is None else c.null for c in columns])
-    return Column(columns[0].type, np.concatenate([column.values for column in columns]), null)
+    values = np.concatenate([column.values for column in columns])
+    null, error = _concat_masks([c.null for c in columns], columns), _concat_masks([c.error for c in columns], columns)
+    return Column(columns[0].type, values, null, error)
+
+
+def _concat_masks(masks: Sequence[Mask | None], columns: Sequence[Column]) -> Mask | None:
+    if all(mask is None for mask in masks):
+        return None
+    return np.concatenate(
+        [np.zeros(len(c), dtype=bool) if mask is None else mask for mask, c in zip(masks, columns, strict=True)]
+    )
 
 
 def empty_events(stream: Stream, fields: Iterable[str]) -> Events:
