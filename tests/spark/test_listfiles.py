@@ -16,7 +16,7 @@ from lookback.core.values.lists import Lists
 from lookback.core.values.types import STRING
 from lookback.spark.stream import listfiles
 from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes
-from lookback.spark.stream.listhistory import ListHistory, ReplayedLists, describe_changes
+from lookback.spark.stream.listfeed import ListFeed, ReplayedLists, describe_changes
 from lookback.spark.stream.parcels import Parcels
 
 VALUES = [f"v{n}" for n in range(8)]
@@ -146,7 +146,7 @@ def test_files_and_a_replay_agree_with_all_changes_applied(tmp_path: Path, seed:
             changes.append(row._replace(rows=number))
         history[commit] = changes
     files, names = ListFiles(Parcels(tmp_path)), frozenset("abc")
-    known = ListHistory(0, max(history), history)
+    known = ListFeed(0, max(history), history)
     known.write(files)
     replayed = ReplayedLists.of(known)
     for commit in [*draw.sample(sorted(history), 20), max(history)]:
@@ -160,7 +160,7 @@ def test_files_and_a_replay_agree_with_all_changes_applied(tmp_path: Path, seed:
 
 
 def test_before_the_first_commit_that_can_be_read_lists_are_as_they_were_then(tmp_path: Path) -> None:
-    history = ListHistory(5, 6, {6: [added("v2")]}, [added("v1")])
+    history = ListFeed(5, 6, {6: [added("v2")]}, [added("v1")])
     files = ListFiles(Parcels(tmp_path))
     history.write(files, [1, 3, 6])
     assert files.list_commits() == [1, 3, 4, 6]

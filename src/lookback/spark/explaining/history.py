@@ -13,16 +13,26 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import Schedule
 from lookback.core.errors import ReviewError, RuleError
-from lookback.core.explaining.evidence import Activation
+from lookback.core.explaining.evidence import Activation, ListHistory
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
-from lookback.core.rules.rulebook import ACTIONS, Entry, LogRow, RuleBook, RuleChange, fill_role, order_changes
+from lookback.core.rules.rulebook import (
+    ACTIONS,
+    LIST_CHANGED,
+    Entry,
+    LogRow,
+    RuleBook,
+    RuleChange,
+    fill_role,
+    order_changes,
+)
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import first_line, join_words
 from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.stream.declared import read_declarations
+from lookback.spark.stream.listfeed import ReplayedLists
 from lookback.spark.stream.rebuild import Term, read_log, restore_rule_changes
 from lookback.spark.tables.history import find_first_readable
 
@@ -314,6 +324,16 @@ def read_obeyed(tables: Tables, stream: Stream, arrival: int, history: RuleHisto
     log = log.where(F.col("arrival").isNull() | (F.col("arrival") <= arrival))
     in_order = (F.col("arrival").asc_nulls_first(), F.col("batch_id"), F.col("version").asc_nulls_last())
     return history.sort_obeyed(log.orderBy(*in_order).collect())
+
+
+def read_list_history(tables: Tables, stream: Stream, rule: CompiledRule, history: RuleHistory) -> ListHistory:
+    """Reads by which lists the stream judged its events, as far as a rule names them."""
+    if not rule.lists:
+        return ListHistory()
+    own = (F.col("stream") == stream.name) & (F.col("action") == LIST_CHANGED)
+    rows = history.term.select(tables.read("rule_log").where(own), "logged_at").orderBy("version").collect()
+    source = read_or_refuse(lambda: ReplayedLists.find(tables, rule.lists), "lists")
+    return ListHistory(source, [(row["arrival"], row["version"]) for row in rows])
 
 
 class Lanes:

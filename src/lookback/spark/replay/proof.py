@@ -30,7 +30,7 @@ from lookback.spark.replay.reach import LostRules, Reach
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
 from lookback.spark.stream.declared import read_declarations
-from lookback.spark.stream.listhistory import ReplayedLists
+from lookback.spark.stream.listfeed import ReplayedLists
 from lookback.spark.stream.rebuild import (
     Term,
     find_deletions,

@@ -58,7 +58,7 @@ from lookback.spark.stream.dispatch import (
     select_changes,
     take_rows,
 )
-from lookback.spark.stream.listhistory import ReplayedLists
+from lookback.spark.stream.listfeed import ReplayedLists
 from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, pause_collector
 from lookback.spark.tables.schemas import ALERTS as ALERTS_COLUMNS
 from lookback.spark.tables.schemas import LATE_EVENTS

@@ -25,7 +25,7 @@ from lookback.spark.lists import TABLE as LISTS_TABLE
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Plan, Tried
 from lookback.spark.stream.declared import read_declared
-from lookback.spark.stream.listhistory import ListHistory, ReplayedLists
+from lookback.spark.stream.listfeed import ListFeed, ReplayedLists
 from lookback.spark.stream.rebuild import find_begun_at
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Course:
         """
         commands, lists = _read_commands(tables, stream, history), ReplayedLists()
         if names and tables.may_have_rows(LISTS_TABLE):
-            changes = ListHistory.read(tables, names=names)
+            changes = ListFeed.read(tables, names=names)
             lists = ReplayedLists.of(changes)
             if lists_now:
                 commands = [each for each in commands if each.change.status != LISTS]

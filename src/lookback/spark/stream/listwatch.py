@@ -17,8 +17,8 @@ from lookback.core.values.texts import summarize_error
 from lookback.spark.lists import TABLE
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.checkpoint import RULES, Checkpoint
+from lookback.spark.stream.listfeed import ListFeed, describe_changes
 from lookback.spark.stream.listfiles import ListFiles, list_changes
-from lookback.spark.stream.listhistory import ListHistory, describe_changes
 from lookback.spark.tables.lakehouse import commit_file
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ListsWatch:
             )
         if not self._files.find_damaged(commit for commit in announced if commit >= floor):
             return
-        history = ListHistory.read(self._tables)
+        history = ListFeed.read(self._tables)
         if history.begins:
             _LOG.warning(
                 f"the change feed of {self._tables.identifier(TABLE)} begins at commit {history.begins}: events that were judged "
@@ -112,7 +112,7 @@ class ListsWatch:
 
     def _follow(self) -> None:
         assert self._version is not None
-        history = ListHistory.read(self._tables, self._version + 1)
+        history = ListFeed.read(self._tables, self._version + 1)
         commits = self._files.list_commits()
         before = commits[-1] if commits else None
         news: dict[int, str] = {}

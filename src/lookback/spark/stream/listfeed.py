@@ -31,7 +31,7 @@ _MOST_NAMED, _MOST_CHARACTERS = 10, 2_000
 
 
 @dataclass(frozen=True)
-class ListHistory:
+class ListFeed:
     """The changes of lists by commit, ascending; a commit that changed rows is there even if they are as before, net.
 
     begins: the first commit that can be read, or the one that was asked for. before: the rows that the table had before it, if
@@ -44,7 +44,7 @@ class ListHistory:
     before: Sequence[NetChange] = field(default=())
 
     @classmethod
-    def read(cls, tables: Tables, first: int = 0, names: Collection[str] | None = None) -> ListHistory:
+    def read(cls, tables: Tables, first: int = 0, names: Collection[str] | None = None) -> ListFeed:
         """Reads the commits from `first` on. names: of the lists that are wanted; None: all.
 
         Where the change feed begins later, `begins` is greater than `first`, and `before` has the rows until then.
@@ -106,10 +106,10 @@ class ReplayedLists:
         """Reads lists from the table and its change feed; none where there is no such table."""
         if not names or not tables.may_have_rows(TABLE):
             return cls()
-        return cls.of(ListHistory.read(tables, names=names))
+        return cls.of(ListFeed.read(tables, names=names))
 
     @classmethod
-    def of(cls, history: ListHistory) -> ReplayedLists:
+    def of(cls, history: ListFeed) -> ReplayedLists:
         """Orders the changes of lists by list. A commit that changed much of one has the whole of it."""
         steps: dict[str, list[_Step]] = {}
         # Commits before the first that can be read have the lists as they were right before it.
