@@ -15,8 +15,8 @@ from lookback.core.values.columns import from_values
 from lookback.core.values.lists import Lists
 from lookback.core.values.types import STRING
 from lookback.spark.stream import listfiles
-from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes
 from lookback.spark.stream.listfeed import ListFeed, ReplayedLists, describe_changes
+from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes
 from lookback.spark.stream.parcels import Parcels
 
 VALUES = [f"v{n}" for n in range(8)]

@@ -115,7 +115,7 @@ def _find_by_key(
         F.unix_micros("_commit_timestamp").alias("committed_at"), _KEY,
     )  # fmt: skip
     clock = Clock(history.declarations, read_highs(feed, history.declarations, arrival), find_advances(log))
-    lists = read_list_history(tables, stream, rule, history)
+    lists = read_list_history(tables, stream, rule, lanes.activations, history)
     count = _CountKey(rule, clock, lanes.activations, resetting, lists)
 
     def count_key(alerts: pa.Table, changes: pa.Table) -> pa.Table:

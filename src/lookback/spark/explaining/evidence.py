@@ -65,7 +65,7 @@ def read_evidence(
         resets=_read_resets(tables, stream, rule, alert, history, lanes),
         gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)),
         earliest=earliest,
-        lists=read_list_history(tables, stream, rule, history),
+        lists=read_list_history(tables, stream, rule, lanes.activations, history),
     )
 
 

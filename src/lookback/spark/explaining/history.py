@@ -326,13 +326,16 @@ def read_obeyed(tables: Tables, stream: Stream, arrival: int, history: RuleHisto
     return history.sort_obeyed(log.orderBy(*in_order).collect())
 
 
-def read_list_history(tables: Tables, stream: Stream, rule: CompiledRule, history: RuleHistory) -> ListHistory:
-    """Reads by which lists the stream judged its events, as far as a rule names them."""
-    if not rule.lists:
+def read_list_history(
+    tables: Tables, stream: Stream, rule: CompiledRule, activations: Iterable[Activation], history: RuleHistory
+) -> ListHistory:
+    """Reads by which lists the stream judged its events, as far as a rule or those that may share its state name them."""
+    names = rule.lists.union(*(each.rule.lists for each in activations if each.rule is not None))
+    if not names:
         return ListHistory()
     own = (F.col("stream") == stream.name) & (F.col("action") == LIST_CHANGED)
     rows = history.term.select(tables.read("rule_log").where(own), "logged_at").orderBy("version").collect()
-    source = read_or_refuse(lambda: ReplayedLists.find(tables, rule.lists), "lists")
+    source = read_or_refuse(lambda: ReplayedLists.find(tables, names), "lists")
     return ListHistory(source, [(row["arrival"], row["version"]) for row in rows])
 
 
