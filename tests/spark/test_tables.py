@@ -28,6 +28,7 @@ COLUMNS = {
     "reviews": "alert_id disposition revision reviewer note reviewed_at",
     "labels": "stream event_id positive label labelled_at source author",
     "snoozes": "rule_id key from until reason author",
+    "lists": "list value reason author added_at expires_at kind",
 }
 NOW = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 

@@ -108,7 +108,8 @@ def test_every_field_problem_is_told():
 
 
 @pytest.mark.parametrize(
-    "name", ["rules", "alerts", "rejected_events", "reviews", "labels", "snoozes", "1st", "a.b", "", None, "a" * 64]
+    "name",
+    ["rules", "alerts", "rejected_events", "reviews", "labels", "snoozes", "lists", "1st", "a.b", "", None, "a" * 64],
 )
 def test_names_that_are_no_stream(name: object):
     assert "stream" in problems(stream=name)

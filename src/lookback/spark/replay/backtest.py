@@ -229,7 +229,7 @@ def backtest(
         alerts = alerts.withColumn("arrival", F.lit(None).cast("bigint"))
     result = Backtest(
         figures, history.events, (history.first, history.last), history.deletes, first_time, last_time,
-        _list_errors(answers, plan), warnings=[history.warning] if history.warning else [],
+        _list_errors(answers, plan), warnings=[*filter(None, [history.warning]), *course.warnings],
         _rows=_name_variants(alerts, trials[: len(trials) - (against is not None)]) if rows else None,
         _kept=[each for each in (last, events, labels) if each is not None],
         _answers=[each for each in (answers, again) if each is not None],

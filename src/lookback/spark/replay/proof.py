@@ -26,7 +26,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.spark.platform.session import open_own_session
 from lookback.spark.replay.history import History
-from lookback.spark.replay.reach import LostRules, Reach
+from lookback.spark.replay.reach import LostLists, LostRules, Reach
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
 from lookback.spark.stream.declared import read_declarations
@@ -56,7 +56,7 @@ class Proof:
 
     unprovable: rows that only one has, for a known reason: they are about events that were deleted later, of a version that was
     quarantined, or of a commit that was judged in pieces, an evaluation before the last `--fresh` wrote them, the
-    settings' retention deleted them, or they depend on events or rules whose history is gone (see `Reach`, `LostRules`).
+    settings' retention deleted them, or they depend on events, rules or lists whose history is gone (see `Reach`, `LostRules`, `LostLists`).
     """
 
     rule_id: str | None
@@ -131,13 +131,10 @@ def prove(
     plan, lost = _make_plan(changes, begins, declarations, streams, logged, last)
     plan = plan if start.saved is None else _go_on(plan, start.saved)
     reach = None if start.reach is None else start.reach.follow(tables, history, declarations, plan.rules)
-    names = frozenset[str]().union(*(rule.lists for rule in plan.rules))
-    plan = replace(
-        plan, keeps_state=saved is not None, high=None if reach is None else reach.high,
-        lists=ReplayedLists.find(tables, names),
-    )  # fmt: skip
+    lists = ReplayedLists.find(tables, frozenset[str]().union(*(rule.lists for rule in plan.rules)))
+    plan = replace(plan, keeps_state=saved is not None, high=None if reach is None else reach.high, lists=lists)
     answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress, start.saved)
-    unreached = _Unreached(plan.rules, lost, reach)
+    unreached = _Unreached(plan.rules, lost, reach, LostLists.find(lists.begins, logged, plan.rules))
     excuses = _Excuses.find(tables, stream, history, logged, changes, unreached)
     between = (F.col("arrival") >= start.first) & (F.col("arrival") <= last)
     alerts, earlier = _compare_alerts(tables, stream, answers, between, begun_at)
@@ -186,22 +183,24 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Unreached:
-    """What events and rules whose history is gone leave unprovable. rules: those that are judged."""
+    """What events, rules and lists whose history is gone leave unprovable. rules: those that are judged."""
 
     rules: Sequence[CompiledRule]
     lost: LostRules
     reach: Reach | None
+    lists: LostLists
 
     def excuse(self, *, late: bool = False) -> Column:
         """Returns the condition of the rows that cannot be proved. late: of late_events."""
-        lost = self.lost.excuse(late=late)
+        lost = self.lost.excuse(late=late) | self.lists.excuse(late=late)
         return lost if self.reach is None else lost | self.reach.excuse(self.rules, late=late)
 
     def describe(self, tables: Tables, stream: Stream) -> str:
         """Says for people what it is; empty if nothing is gone."""
         events = [] if self.reach is None else [self.reach.describe(tables.identifier(stream.name), self.rules)]
         rules = [self.lost.describe(tables.identifier("rules"))] if self.lost.begins else []
-        return ". ".join([*events, *rules])
+        lists = [self.lists.describe(tables.identifier("lists"))] if self.lists.rules else []
+        return ". ".join([*events, *rules, *lists])
 
 
 def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:

@@ -60,11 +60,15 @@ class PlacedCommand(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """The course of a stream beside its events and rules: commands in their order, declarations, and lists by commit."""
+    """The course of a stream beside its events and rules: commands in their order, declarations, and lists by commit.
+
+    warnings: for people, about lists that never had a value.
+    """
 
     commands: Sequence[PlacedCommand]
     declarations: Declarations
     lists: ListSource
+    warnings: Sequence[str] = ()
 
     @classmethod
     def read(
@@ -89,7 +93,9 @@ class Course:
                 )
         numbered = [replace(each.change, commit=at) for at, each in enumerate(commands, MAX_TRIALS)]
         placed = [PlacedCommand(change, each.after) for change, each in zip(numbered, commands, strict=True)]
-        return cls(placed, _read_declarations(tables, stream, history), lists)
+        unknown = sorted(set(names) - lists.steps.keys())
+        warnings = [f"there is no list {name!r}, and there never was: it is empty" for name in unknown]
+        return cls(placed, _read_declarations(tables, stream, history), lists, warnings)
 
 
 def _read_commands(tables: Tables, stream: Stream, history: History) -> list[PlacedCommand]:

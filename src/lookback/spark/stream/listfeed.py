@@ -95,11 +95,13 @@ class _Reached:
 class ReplayedLists:
     """Some lists by commit, for a replay: a `ListSource` of the core, which travels to its tasks.
 
-    key: names the replay in the cache of a process. steps: of each list, ascending by commit.
+    key: names the replay in the cache of a process. steps: of each list, ascending by commit. begins: the first commit that
+    could be read; those before it have the lists as they were right before it.
     """
 
     key: str = ""
     steps: Mapping[str, Sequence[_Step]] = field(default_factory=dict)
+    begins: int = 0
 
     @classmethod
     def find(cls, tables: Tables, names: Collection[str]) -> ReplayedLists:
@@ -112,7 +114,6 @@ class ReplayedLists:
     def of(cls, history: ListFeed) -> ReplayedLists:
         """Orders the changes of lists by list. A commit that changed much of one has the whole of it."""
         steps: dict[str, list[_Step]] = {}
-        # Commits before the first that can be read have the lists as they were right before it.
         contents = Lists.empty().apply(list_changes(history.before, history.begins - 1))
         for name in contents.names:
             steps[name] = [_Step(-1, contents.select([name]).to_bytes(), is_whole=True)]
@@ -125,7 +126,7 @@ class ReplayedLists:
                 is_whole = len(listed) > _MANY_CHANGES
                 content = contents.select([name]).to_bytes() if is_whole else pack_changes(listed)
                 steps.setdefault(name, []).append(_Step(commit, content, is_whole))
-        return cls(uuid.uuid4().hex, steps)
+        return cls(uuid.uuid4().hex, steps, history.begins)
 
     def read(self, commit: int | None, names: frozenset[str]) -> Lists:
         """Returns these lists after a commit, empty where there is none of a name."""
