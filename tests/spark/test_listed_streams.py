@@ -41,7 +41,13 @@ EVENTS = make_events(300, seed=24)
 LISTED = [
     rule("seen", where="in_list(shop, 'watched')"),
     rule("judged", when="n >= 2 and in_list(customer, 'vips')"),
-    window("counted", measures={"n": "count(*) filter (where not in_list(shop, 'watched'))"}, when="n >= 2"),
+    window(
+        "counted",
+        {"tumbling": "1 minute"},
+        when="n >= 2",
+        message="{n}",
+        measures={"n": "count(*) filter (where not in_list(shop, 'watched'))"},
+    ),
 ]
 COLUMNS = ("version", "arrival", "message")
 
@@ -74,7 +80,7 @@ def change_often(tables: Tables) -> list[tuple[dict[str, Any], int | None]]:
     sql(tables, "INSERT INTO {} (list, value) VALUES ('watched', 'a'), ('vips', '3'), ('unused', 'x')")
     append(tables, part(4, 6))
     evaluate(tables)
-    end = START + 95_000_000
+    end = START + 220_000_000
     # A bound amid the events, to the microsecond.
     sql(tables, f"UPDATE {{}} SET expires_at = timestamp_micros({end}) WHERE value = 'a'")
     sql(

@@ -207,7 +207,7 @@ def import_values(
     because = F.col(_REASON) if _REASON in taken else F.lit(None).cast("string")
     wrong = F.when(text == "", F.lit(f"{column} is empty"))
     if kind == CIDR:
-        is_range_ = F.udf(is_range, "boolean")(text)
+        is_range_ = F.udf(is_range, "boolean", useArrow=False)(text)
         wrong = F.coalesce(
             wrong, F.when(~is_range_, F.concat(F.lit("'"), text, F.lit("' is no address or CIDR range")))
         )
