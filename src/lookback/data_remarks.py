@@ -85,7 +85,7 @@ def _find_unseen_values(place: str, text: str, stream: Stream, history: Events) 
                 expression = compile_expression(sql, stream.fields, WIDEST_LIMITS)
             except ExpressionError:
                 continue  # it reads a measure or a step, which events do not have
-            if expression.type.name == "string" and expression.fields:
+            if expression.type.name == "string" and expression.fields and not expression.memberships:
                 seen = _count_values(expression, history)
                 if literal.name not in seen:
                     name = column.name if isinstance(column, exp.Column) else sql

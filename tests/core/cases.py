@@ -825,7 +825,7 @@ def list_changes(draw: st.DrawFn, times: list[int], last: int) -> list[dict[str,
     for number, after in enumerate(afters, 1):
         gone = draw(st.lists(st.integers(0, len(contents)), max_size=6))
         contents = [row for at, row in enumerate(contents) if at not in gone]
-        for _ in range(draw(st.integers(0 if contents else 1, 5))):
+        for _ in range(draw(st.integers(0 if contents else 4, 8))):
             expires = draw(st.sampled_from([None, None, "edge", "past"]))
             end = None if expires is None else draw(st.sampled_from(edges)) + (expires == "past")
             contents.append([draw(st.sampled_from(names)), draw(st.sampled_from(_LISTABLE)), end])

@@ -302,8 +302,8 @@ def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanat
         )
     yield from _find_standing_reasons(evidence, at, found)
     if not found.is_seen:
-        commit = evidence.lists.commit_at(arrival)
-        yield _make_reason("where", "The rule does not see the event", found.where, commit)
+        lists_commit = evidence.lists.commit_at(arrival)
+        yield _make_reason("where", "The rule does not see the event", found.where, lists_commit)
         return
     yield from _find_late_reasons(evidence, at)
     ends = [parse_time(each.window_end) for each in found.windows] if spec.kind != LOOKBACK else [time]

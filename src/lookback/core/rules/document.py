@@ -750,8 +750,8 @@ class _Reader:
                 self._check_test_parameters(test["parameters"], f"{place}.parameters")
             if "lists" in test:
                 _, problems = read_contents(test["lists"], f"{place}.lists")
-                for problem in problems:
-                    self._add_problem(problem.place, problem.message)
+                for found in problems:
+                    self._add_problem(found.place, found.message)
             for key, example in (("events", "{event_id: 1, amount: 100}"), ("alerts", "{event_id: 1}")):
                 items = test.get(key)
                 if items is None and key == "alerts":

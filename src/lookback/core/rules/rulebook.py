@@ -23,7 +23,7 @@ from lookback.core.rules.roles import SHADOW, name_role, read_quarantined
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.limits import LIMITS, WIDEST_LIMITS, Limits, name_limit
-from lookback.core.values.texts import cut_end
+from lookback.core.values.texts import cut_end, to_one_line
 from lookback.core.values.times import parse_calendar_time, to_utc
 
 EVALUATED = ("active", SHADOW)
@@ -512,7 +512,7 @@ class RuleBook:
         if self.lists_commit is not None and commit <= self.lists_commit:
             return []
         self.lists_commit = commit
-        text = cut_end(message, _MAX_LOG_CHARACTERS) if isinstance(message, str) else ""
+        text = cut_end(to_one_line(message), _MAX_LOG_CHARACTERS) if isinstance(message, str) else ""
         log.append(LogRow(self.stream.name, "*", commit, LIST_CHANGED, text, arrival))
         return [Command(LISTS, commit=commit)]
 

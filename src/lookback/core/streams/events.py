@@ -151,9 +151,9 @@ def _concat(columns: Sequence[Column]) -> Column:
 def _concat_masks(masks: Sequence[Mask | None], columns: Sequence[Column]) -> Mask | None:
     if all(mask is None for mask in masks):
         return None
-    return np.concatenate(
-        [np.zeros(len(c), dtype=bool) if mask is None else mask for mask, c in zip(masks, columns, strict=True)]
-    )
+    parts = [np.zeros(len(c), dtype=bool) if mask is None else mask for mask, c in zip(masks, columns, strict=True)]
+    joined: Mask = np.concatenate(parts)
+    return joined
 
 
 def empty_events(stream: Stream, fields: Iterable[str]) -> Events:

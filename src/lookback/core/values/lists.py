@@ -277,7 +277,7 @@ class Lists:
         """Reads what `to_bytes` wrote. Raises StateError, naming `place` and the remedy, for anything else."""
         arrays = decode_page(page, place)
         try:
-            return cls._from_arrays([_require_array(array) for array in arrays], place)
+            return cls._from_arrays([_require_integers(array, at) for at, array in enumerate(arrays)], place)
         except (ValueError, TypeError, IndexError) as error:
             raise StateError(
                 f"{place}: a page of lists is damaged ({error}); start with a new checkpoint, the tables have it all"
@@ -292,10 +292,13 @@ class Lists:
                 f"{place}: the lists have layout version {version}, this release reads version {_FORMAT}; "
                 "go on with the release that wrote them, or start with a new checkpoint"
             )
-        if len(rows) != _TABLES * len(names) or len(prefix_counts) != len(names) or (rows < 0).any():
+        if len(rows) != _TABLES * len(names) or len(prefix_counts) != len(names):
             raise ValueError("lengths contradict each other")
-        if not len(low) == len(high) == len(until) == rows.sum() or len(prefixes) != 2 * prefix_counts.sum():
-            raise ValueError("lengths contradict each other")
+        for counts, columns in ((rows, [low, high, until]), (prefix_counts, [prefixes[::2], prefixes[1::2]])):
+            # Before they are added up: sums of large numbers may be any number.
+            is_whole = not len(counts) or 0 <= counts.min() <= counts.max() <= len(columns[0])
+            if not is_whole or any(len(column) != counts.sum() for column in columns):
+                raise ValueError("lengths contradict each other")
         ends, prefix_ends = np.cumsum(rows), np.cumsum(prefix_counts)
         pairs = [(int(each[0]), int(each[1])) for each in prefixes.reshape(-1, 2)]
         if not all(0 <= length <= _BITS.get(kind, -1) for kind, length in pairs):
@@ -307,13 +310,11 @@ class Lists:
                 raise ValueError("values are not sorted")
             return _Values(low[part], high[part], until[part], count=int(rows[at]))
 
-        lists = {
-            str(name): _List(
-                *(cut(_TABLES * at + table) for table in range(_TABLES)),
-                frozenset(pairs[int(prefix_ends[at] - prefix_counts[at]) : int(prefix_ends[at])]),
-            )
-            for at, name in enumerate(names.tolist())
-        }
+        lists = {}
+        for at, name in enumerate(names.tolist()):
+            texts, ranged, ranges = (cut(_TABLES * at + table) for table in range(_TABLES))
+            own = pairs[int(prefix_ends[at] - prefix_counts[at]) : int(prefix_ends[at])]
+            lists[str(name)] = _List(texts, ranged, ranges, frozenset(own))
         return cls(commit if has_commit else None, lists)
 
 
@@ -355,8 +356,12 @@ def _change_list(before: _List, changes: Sequence[ListChange]) -> _List:
             version, number, length = network
             prefixes.add((version, length))
             ranges.append(replace(change, value=_name_network(version, number, length)))
-    parts = zip(before.tables, (texts, ranged, ranges), strict=True)
-    return _List(*(_change_values(table, listed) for table, listed in parts), frozenset(prefixes))
+    return _List(
+        _change_values(before.texts, texts),
+        _change_values(before.ranged, ranged),
+        _change_values(before.ranges, ranges),
+        frozenset(prefixes),
+    )
 
 
 def _change_values(before: _Values, changes: Sequence[ListChange]) -> _Values:
@@ -381,9 +386,13 @@ def _concat(arrays: Sequence[Int64s]) -> Int64s:
     return np.concatenate(arrays) if arrays else _NOTHING
 
 
-def _require_array(array: Values | None) -> Values:
+def _require_integers(array: Values | None, at: int) -> Values:
+    """Returns an array of a page: the names of lists, which are the second, or integers."""
     if array is None:
         raise ValueError("an array is missing")
+    is_text = array.dtype == np.dtype(object) and all(isinstance(each, str) for each in array)
+    if not (is_text if at == 1 else array.dtype == np.dtype(np.int64)):
+        raise ValueError("an array is of another type")
     return array
 
 

@@ -172,6 +172,10 @@ def forget_condition(stream: Stream, where: str) -> Expression:
     condition = compile_expression(where, stream.fields)
     if condition.type != BOOLEAN:
         raise ExpressionError([f"a condition is needed, but {condition.sql!r} is of type {condition.type}; compare it"])
+    if condition.memberships:
+        raise ExpressionError(
+            ["in_list() asks lists, which change; name the values themselves, such as `id in (17, 18)`"]
+        )
     if not condition.fields:
         raise ExpressionError([f"the condition {condition.sql!r} names no field; say whose events, such as `id = 17`"])
     return condition
