@@ -272,12 +272,12 @@ def test_keys_of_several_columns_other_names_and_types_and_values_that_do_not_fi
         ("1", "10.50", "[1]", "1000.00", "GHENT", "0", "0"),
         ("2", "None", "None", "20.00", "None", "0", "0"),
     ]
-    found = dict(reasons(tables))
-    assert found["4"] == "tenant, payee: 'a', NULL is not in table accounts: add its row there, then --retry-rejected"
+    refused = dict(reasons(tables))
+    assert refused["4"] == "tenant, payee: 'a', NULL is not in table accounts: add its row there, then --retry-rejected"
     assert re.fullmatch(
         r"table accounts: payer_limit: `.*credit-limit.*` is not decimal\(9,2\) where credit-limit = 'lots'.*; "
         r"tenant, payee: 'b', '9' is not in table accounts: .*",
-        found["3"],
+        refused["3"],
     )
 
 

@@ -57,17 +57,18 @@ class Lookups:
         return [(lookup, versions[lookup.table]) for lookup in self.stream.lookups]
 
     def _read_version(self, table: str) -> int:
-        name = f"table {self.tables.identifier(table)}, in which stream {self.stream.name!r} looks events up,"
+        place, stream = self.tables.identifier(table), self.stream.name
         try:
             if self.tables.exists(table):
                 return self.tables.version(table)
         except SPARK_ERRORS as error:
             raise SetupError(
-                f"{name} has no versions that can be read: {first_line(error):.300}; name a Delta table in `lookups`"
+                f"table {place}, in which stream {stream!r} looks events up, has no versions that can be read: "
+                f"{first_line(error):.300}; name a Delta table in `lookups`"
             ) from error
         raise SetupError(
-            f"{name} is not there, or is no Delta table, or you may not read it; mend `lookups` in the declaration, or make "
-            "the table first"
+            f"table {place}, in which stream {stream!r} looks events up, is not there, or is no Delta table, or you may not "
+            "read it; mend `lookups` in the declaration, or make the table first"
         )
 
     def _join(self, events: DataFrame, lookup: Lookup, version: int, are_few: bool) -> DataFrame:
@@ -93,21 +94,22 @@ class Lookups:
         # Keys and values are cast as those of a source are, which says what cannot be used.
         by = replace(self.stream, fields={name: own[name] for name in lookup.on}, columns=columns, lookups=())
         brought = replace(self.stream, fields=lookup.fields, columns=lookup.columns, lookups=())
-        self._require_columns(rows, [by, brought], place)
+        self._require_columns(rows, lookup, [by, brought])
         (keys, unusable), (values, problem) = (make_fields(rows, fields, place) for fields in (by, brought))
         found = F.struct(F.struct(*values).alias(_FIELDS), problem.alias(_PROBLEM))
         rows = rows.where(unusable.isNull()).select(*keys, found.alias(_FOUND))
         return rows.dropna(subset=list(lookup.on))
 
-    def _require_columns(self, rows: DataFrame, parts: list[Stream], place: str) -> None:
-        """Raises SetupError if a table lacks a column that its keys or its fields are made from."""
+    def _require_columns(self, rows: DataFrame, lookup: Lookup, parts: list[Stream]) -> None:
+        """Raises SetupError if the table lacks a column that its keys or its fields are made from."""
         there = {name.lower() for name in rows.columns}
         needed = [name for part in parts for field in part.fields for name in find_source_columns(part, field)]
         lacking = [name for name in dict.fromkeys(needed) if name.lower() not in there]
         if lacking:
             raise SetupError(
-                f"{place}, in which stream {self.stream.name!r} looks events up, has no column {', '.join(lacking)}; there are "
-                f"{', '.join(sorted(rows.columns))}. Mend `lookups` in the declaration, or alter the table"
+                f"table {self.tables.identifier(lookup.table)}, in which stream {self.stream.name!r} looks events up, has no "
+                f"column {', '.join(lacking)}; there are {', '.join(sorted(rows.columns))}. Mend `lookups` in the declaration, or "
+                "alter the table"
             )
 
 
@@ -123,12 +125,15 @@ def _explain(lookup: Lookup) -> list[Column]:
     is_missing, is_found = F.col(_LEAST).isNull(), _is_found()
     reasons = [F.when(is_found, F.concat(F.lit(f"table {lookup.table}: "), F.col(_LEAST)[_PROBLEM]))]
     if lookup.missing == REJECT:
-        remedy = f" is not in table {lookup.table}: add its row there, then --retry-rejected"
-        reasons.append(F.when(is_missing, F.concat(subject, F.lit(remedy))))
+        text = F.concat(subject, F.lit(f" is not in table {lookup.table}: add its row there, then --retry-rejected"))
+        reasons.append(F.when(is_missing, text))
     if lookup.ambiguous == REJECT:
-        remedy = (
-            f" has several rows in table {lookup.table}, which differ in {', '.join(lookup.fields)}: leave one of them there, "
-            "then --retry-rejected"
+        text = F.concat(
+            subject,
+            F.lit(
+                f" has several rows in table {lookup.table}, which differ in {', '.join(lookup.fields)}: leave one of them"
+            ),
+            F.lit(" there, then --retry-rejected"),
         )
-        reasons.append(F.when(~is_missing & ~is_found, F.concat(subject, F.lit(remedy))))
+        reasons.append(F.when(~is_missing & ~is_found, text))
     return reasons
