@@ -8,7 +8,7 @@ import pytest
 
 from lookback.config import Settings, load_rule_document, load_stream, load_streams
 from lookback.core.errors import SetupError, StreamError
-from lookback.core.streams import declaration
+from lookback.core.streams import fields as module
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType, decimal, parse_type
 
@@ -35,7 +35,7 @@ def test_each_type_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         parsed.append(text)
         return parse_type(text, **options)
 
-    monkeypatch.setattr(declaration, "parse_type", parse_and_note)
+    monkeypatch.setattr(module, "parse_type", parse_and_note)
     assert Stream.from_dict(MINIMAL).fields["id"] == BIGINT
     assert parsed == ["bigint", "timestamp", "decimal(18,2)"]
 

@@ -83,9 +83,10 @@ _QUESTIONED = ("rules", "lists")
 class Tables:
     """The tables of one place: `root` (a folder or its URL) or `catalog` and `schema`, never both.
 
-    Made by `Tables.of`, `Tables.local` or `Tables.catalog`. Table names are lower-case letters, digits and _. elsewhere: the
-    streams whose events are in tables that others write, by name; see `holding`. volume: the folder of the checkpoints of
-    a catalog's tables; see `files`.
+    Made by `Tables.of`, `Tables.local` or `Tables.catalog`. Table names are lower-case letters, digits and _; a name with two
+    dots is that of a table of another catalog or schema, which can be read. elsewhere: the streams whose events are in
+    tables that others write, by name; see `holding`. volume: the folder of the checkpoints of a catalog's tables; see
+    `files`.
     """
 
     spark: SparkSession
@@ -167,7 +168,7 @@ class Tables:
     def is_place(self, name: str) -> bool:
         """Returns whether the table is found by its path, not by its name in a catalog."""
         stream = self.elsewhere.get(name)
-        return self.root is not None if stream is None else stream.has_table_path
+        return self.root is not None and "." not in name if stream is None else stream.has_table_path
 
     def identifier(self, name: str) -> str:
         """Returns the table as SQL names it, quoted: delta.`<root>/rules` or `catalog`.`schema`.`rules`."""
@@ -176,7 +177,12 @@ class Tables:
         return self.path_or_name(name)
 
     def path_or_name(self, name: str) -> str:
-        """Returns the folder of a local table, or the quoted three-part name. Raises SetupError if `name` is no table name."""
+        """Returns the folder of a local table, or the quoted three-part name. Raises SetupError if `name` is no table name.
+
+        name: that of a table of this place, or catalog.schema.table of any other.
+        """
+        if name.count(".") == 2:
+            return ".".join(map(quote_name, name.split(".")))
         if not _NAME.fullmatch(name):
             raise SetupError(f"{name!r} is not a table name; use lower-case letters, digits and _")
         if name in self.elsewhere:
@@ -413,9 +419,13 @@ class Tables:
             if found.get(field.name) != field.dataType.simpleString() and field.name != "ingested_at"
         ]
         if wrong:
+            place = self.identifier(name)
+            missing = [field for field in schema if field.name not in found and field.name != "ingested_at"]
+            columns = ", ".join(f"{quote_name(field.name)} {field.dataType.simpleString()}" for field in missing)
             raise SetupError(
-                f"table {self.identifier(name)} does not fit the stream's declaration: {'; '.join(wrong)}. "
-                "Change the declaration, or alter the table."
+                f"table {place} does not fit the stream's declaration: {'; '.join(wrong)}. "
+                "Change the declaration, or alter the table"
+                + (f": ALTER TABLE {place} ADD COLUMNS ({columns})" if missing else "")
             )
 
 

@@ -323,5 +323,10 @@ def _describe_field(stream: Stream, name: str) -> str:
     roles = {stream.event_id: "Identifies the event", stream.event_time: "When it happened"}
     if name in roles:
         return roles[name]
+    for lookup in stream.lookups:
+        if name in lookup.fields:
+            return f"Looked up by ingest in {lookup.table}, by {', '.join(lookup.on)}"
+        if name == lookup.version_field:
+            return f"The version of table {lookup.table} in which ingest looked the event up"
     expression = stream.columns.get(name)
     return f"Made by ingest: {expression}" if expression else "As the source has it"
