@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, PlainValidator, Strict
 
 from lookback.core.errors import Problem, StreamError, TypeNameError
-from lookback.core.streams import metrics
+from lookback.core.streams import alerts, metrics
 from lookback.core.streams.source_keys import find_source_problems
 from lookback.core.values.durations import format_duration, parse_duration
 from lookback.core.values.limits import Limits
@@ -38,6 +38,11 @@ RESERVED_TABLES = frozenset(
         "snoozes",
     }
 )
+# Streams whose events the engine itself writes, so that their id, time and fields are fixed -> who writes them.
+_OWN_STREAMS = {
+    metrics.TABLE: (metrics.METRICS_ID, metrics.MEASURED_AT, metrics.FIELDS, "written by every evaluation"),
+    alerts.TABLE: (alerts.CHANGE_ID, alerts.DECIDED_AT, alerts.FIELDS, "made of the alerts of all streams"),
+}
 RESERVED_FIELDS = frozenset(
     {"ingested_at", "arrival", "committed_at", "_change_type", "_commit_version", "_commit_timestamp"}
 )
@@ -166,6 +171,11 @@ class Stream:
     value: Annotated[str, Strict(), needs("the name of a field is needed")] = ""
 
     @property
+    def is_of_alerts(self) -> bool:
+        """True for the stream `alerts`: its events are rows of the table of that name, which the engine writes."""
+        return self.name == alerts.TABLE
+
+    @property
     def has_table_path(self) -> bool:
         """True if `table` is a path, not a name in a catalog."""
         return bool(_PATH.fullmatch(self.table))
@@ -234,21 +244,22 @@ def _find_contradictions(document: Mapping[str, Any], fields: Mapping[str, DataT
         for each in texts if isinstance(texts, Mapping) else ():
             if each not in fields:
                 yield Problem(f"{key}.{each}", f"{each!r} is not one of the declared fields")
-    if name == metrics.TABLE:
-        # A stream of the engine's own, which every evaluation writes, so its columns are fixed.
+    own = _OWN_STREAMS.get(name) if isinstance(name, str) else None
+    if own is not None:
+        event_id, event_time, known, written = own
         named = [document.get(key) for key in ("event_id", "event_time")]
-        if named != [metrics.METRICS_ID, metrics.MEASURED_AT] or not fields.items() <= metrics.FIELDS.items():
+        if named != [event_id, event_time] or not fields.items() <= known.items():
             yield Problem(
                 "stream",
-                f"{metrics.TABLE!r} is a table of the product, written by every evaluation; declare it as "
-                "conf/streams/metrics.yml does, or choose another name",
+                f"{name!r} is a table of the product, {written}; declare it as conf/streams/{name}.yml does, or choose "
+                "another name",
             )
     elif isinstance(name, str) and name in RESERVED_TABLES:
         yield Problem("stream", f"{name!r} is a table of the product; choose another name")
     if not _is_table(table):
         return
-    if name == metrics.TABLE:
-        yield Problem("table", f"{metrics.TABLE!r} is a table of the product; leave `table` out")
+    if own is not None:
+        yield Problem("table", f"{name!r} is a table of the product; leave `table` out")
     for key in ("source", "columns"):
         if document.get(key):
             yield Problem(key, f"ingest reads by it, and into {table} others write; leave it out, or `table`")
