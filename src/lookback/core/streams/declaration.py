@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, Strict
 
 from lookback.core.errors import Problem, StreamError
-from lookback.core.streams import metrics
+from lookback.core.streams import alerts, metrics
 from lookback.core.streams.fields import FieldTypes, find_undeclared, parse_fields, texts_by_field
 from lookback.core.streams.lookups import Lookup, parse_lookups
 from lookback.core.streams.source_keys import find_source_problems
@@ -40,6 +40,11 @@ RESERVED_TABLES = frozenset(
         "lists",
     }
 )
+# Streams whose events the engine itself writes, so that their id, time and fields are fixed -> who writes them.
+_OWN_STREAMS = {
+    metrics.TABLE: (metrics.METRICS_ID, metrics.MEASURED_AT, metrics.FIELDS, "written by every evaluation"),
+    alerts.TABLE: (alerts.CHANGE_ID, alerts.DECIDED_AT, alerts.FIELDS, "made of the alerts of all streams"),
+}
 # The types of the fields that can be the id and the time of an event.
 _TYPES = {
     "event_id": frozenset({"tinyint", "smallint", "int", "bigint", "string"}),
@@ -124,6 +129,11 @@ class Stream:
         return {name: type_ for name, type_ in self.fields.items() if name not in brought}
 
     @property
+    def is_of_alerts(self) -> bool:
+        """True for the stream `alerts`: its events are rows of the table of that name, which the engine writes."""
+        return self.name == alerts.TABLE
+
+    @property
     def has_table_path(self) -> bool:
         """True if `table` is a path, not a name in a catalog."""
         return bool(_PATH.fullmatch(self.table))
@@ -185,22 +195,21 @@ def _find_value_problems(value: object, names: set[Any], fields: Mapping[str, Da
 def _find_name_problems(document: Mapping[str, Any], own: Mapping[str, DataType]) -> Iterator[Problem]:
     """Finds what a stream may not be that has the name of a table of the product."""
     name = document.get("stream")
-    if name != metrics.TABLE:
+    known = _OWN_STREAMS.get(name) if isinstance(name, str) else None
+    if known is None:
         if isinstance(name, str) and name in RESERVED_TABLES:
             yield Problem("stream", f"{name!r} is a table of the product; choose another name")
         return
-    # A stream of the engine's own, which every evaluation writes, so its columns are fixed.
+    event_id, event_time, fields, written = known
     named = [document.get(key) for key in ("event_id", "event_time")]
-    if named != [metrics.METRICS_ID, metrics.MEASURED_AT] or not own.items() <= metrics.FIELDS.items():
+    if named != [event_id, event_time] or not own.items() <= fields.items():
         yield Problem(
             "stream",
-            f"{metrics.TABLE!r} is a table of the product, written by every evaluation; declare it as "
-            "conf/streams/metrics.yml does, or choose another name",
+            f"{name!r} is a table of the product, {written}; declare it as conf/streams/{name}.yml does, or choose "
+            "another name",
         )
     if document.get("lookups"):
-        yield Problem(
-            "lookups", f"every evaluation writes {metrics.TABLE!r}, and ingest looks nothing up; leave it out"
-        )
+        yield Problem("lookups", f"{name!r} is {written}, and ingest looks nothing up; leave it out")
 
 
 def _find_contradictions(
@@ -224,8 +233,8 @@ def _find_contradictions(
     yield from _find_name_problems(document, own)
     if not _is_table(table):
         return
-    if name == metrics.TABLE:
-        yield Problem("table", f"{metrics.TABLE!r} is a table of the product; leave `table` out")
+    if isinstance(name, str) and name in _OWN_STREAMS:
+        yield Problem("table", f"{name!r} is a table of the product; leave `table` out")
     for key in ("source", "columns", "lookups"):
         if document.get(key):
             yield Problem(key, f"ingest reads by it, and into {table} others write; leave it out, or `table`")

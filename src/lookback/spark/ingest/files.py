@@ -216,6 +216,11 @@ def require_ingest(tables: Tables, stream: Stream) -> None:
             "ingest keeps the rows that it found in memory while it writes them, commit by commit, for which Spark Connect "
             "(serverless, or standard access mode) has no way: take a cluster with dedicated access mode, as the job ingest does"
         )
+    if stream.is_of_alerts:
+        raise SetupError(
+            f"the events of stream {stream.name!r} are the alerts of the others, which their evaluations write: nothing is "
+            "ingested into it"
+        )
     if stream.table:
         raise SetupError(
             f"the events of stream {stream.name!r} are in {stream.table}, which others write: nothing is ingested into it. "
