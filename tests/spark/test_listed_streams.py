@@ -49,6 +49,12 @@ LISTED = [
         measures={"n": "count(*) filter (where not in_list(shop, 'watched'))"},
     ),
 ]
+
+
+class Killed(Exception):
+    pass
+
+
 COLUMNS = ("version", "arrival", "message")
 
 
@@ -147,6 +153,33 @@ def test_c11_3_commits_that_nobody_logged_count_by_their_time(ready: Tables) -> 
     with backtest(ready, STREAM, [Candidate(each) for each in LISTED]) as result:
         first: dict[str, Any] = {"watched": ["a"], "vips": ["3"]}
         assert sorted(collect_alerts(result.alerts)) == replayed([(first, 3), ({"watched": []}, 6)])
+
+
+@pytest.mark.long
+def test_c11_3_a_kill_between_the_files_and_the_row_that_names_them_counts_nothing_twice(
+    ready: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(ready, LISTED)
+    append(ready, part(1, 2))
+    evaluate(ready)
+    for value in ("a", "ü"):
+        sql(ready, f"INSERT INTO {{}} (list, value) VALUES ('watched', '{value}')")
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(RulesTable, "announce_lists", kill)
+    with pytest.raises(Killed):
+        evaluate(ready)
+    monkeypatch.undo()
+    append(ready, part(3, 6))
+    evaluate(ready)
+    sql(ready, "DELETE FROM {} WHERE value = 'a'")
+    append(ready, part(7, 12))
+    evaluate(ready)
+    assert [row[:2] for row in logged(ready)] == [(1, 2), (2, 2), (3, 6)]
+    lists: list[tuple[dict[str, Any], int | None]] = [({"watched": ["a", "ü"]}, 2), ({"watched": ["ü"]}, 6)]
+    assert stored_alerts(ready) == replayed(lists)
 
 
 @pytest.mark.long
