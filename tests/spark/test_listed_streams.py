@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from alert_rows import AlertRow, collect_alerts, list_alerts
+from lookback.spark.explaining.explanations import explain, explain_event
 from lookback.spark.lists import add_values, remove_values
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
@@ -124,6 +125,13 @@ def test_c11_3_changes_between_commits_are_obeyed_logged_and_replayed_alike(read
     assert alerts == replayed(lists) != replayed([])
     # Nobody sees the rows by which changes travel.
     assert {row.rule_id for row in RulesTable(ready, STREAMS).list_rows()} == {each["rule_id"] for each in LISTED}
+
+    for rule_id in ("seen", "counted"):
+        (alert, *_) = (row for row in alerts if row.rule_id == rule_id and row.arrival > 6)
+        assert explain(ready, STREAMS, alert.alert_id, revision=alert.revision).consistent
+    (early, *_) = (row["id"] for row in part(2, 3) if row["shop"] == "a")
+    (reason,) = explain_event(ready, STREAMS, "seen", early).reasons
+    assert (reason.name, "as table lists was before its first commit" in reason.text) == ("list", True)
 
     with prove(ready, STREAM, STREAMS) as proofs:
         assert all(row.holds and not row.unprovable for row in proofs.rows), proofs.rows
