@@ -362,3 +362,15 @@ def test_c11_3_an_alert_is_explained_by_the_lists_that_its_events_met() -> None:
     (measure,) = picture.measures
     assert list(measure.events["id"]) == ["c", "e"]
     assert list(measure.events.columns) == ["id", "at", "k", "amount", "arrival"]
+
+
+def test_c10_9_and_11_3_a_list_that_kept_an_event_out_of_a_step_is_named() -> None:
+    steps = [
+        {"name": "first", "where": "amount < 2"},
+        {"name": "second", "where": "amount > 1 and not in_list(cast(amount as bigint), 'known')"},
+    ]
+    found = _explain_lists({**BASE, "sequence": {"within": "1 minute", "steps": steps}})
+
+    assert {name: [reason.name for reason in each.reasons] for name, each in found.items()}["c"] == ["sequence", "list"]
+    assert found["c"].reasons[1].text == "With another answer of the list 'known' it would fit step second."
+    assert "raised" in {reason.name for reason in found["d"].reasons}

@@ -154,10 +154,10 @@ def test_c8_a_page_of_lists_that_is_damaged_or_of_another_layout_says_what_to_do
     for damaged in (b"", page[:-1], page + b"\0"):
         with pytest.raises(StateError, match="start with a new checkpoint"):
             Lists.from_bytes(damaged)
-    empty = np.zeros(0, dtype=np.int64)
+    empty, no_names = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=object)
     for head, message in (([2, 0, 0], "layout version 2"), ([1, 0, 0], "damaged")):
         with pytest.raises(StateError, match=f"lists/7: .*{message}"):
-            Lists.from_bytes(encode_page([np.array(head), empty, np.array([1]), *[empty] * 5]), "lists/7")
+            Lists.from_bytes(encode_page([np.array(head), no_names, np.array([1]), *[empty] * 5]), "lists/7")
     with pytest.raises(StateError, match="damaged"):
         Lists.from_bytes(encode_page([np.array([1])]))
 

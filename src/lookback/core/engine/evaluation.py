@@ -213,7 +213,8 @@ class Evaluator:
             commits, watermarks = np.array([state.last_commit]), np.array([NEVER if before is None else before])
             timeline = Timeline(commits, watermarks, np.array([after]))
             events = empty_events(self.stream, {name for _, rule in rules for name in rule.fields})
-            _judge_segment(self._segment(state, rules, events, timeline, output), rules, output)
+            segment = self._segment(state, rules, events, timeline, output)
+            _judge_segment(segment, _drop_stopped(state, rules), output)
         self._pass_time(state, {})
 
     # Events and deletes -----------------------------------------------------------------------------------------------
@@ -273,6 +274,7 @@ class Evaluator:
         return segment
 
     def _segment(self, state: ShardState, rules: _Rules, events: Events, timeline: Timeline, output: Output) -> Segment:
+        """Makes a segment whose events are looked up in the lists that the rules name, each as it arrives."""
         lists = self._read_lists(state, rules)
         for entry, rule in rules:
             if rule.memberships:

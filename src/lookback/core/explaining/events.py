@@ -329,6 +329,10 @@ def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanat
             _describe_progress(evidence, found, found.progress, evidence.clock.watermark_before(commit + 1))
         )
         yield Reason("sequence", f"No match that is complete took the event; {words}. {came}")
+        for part in found.steps:
+            if part.lists:
+                names = join_words([repr(each) for each in part.lists])
+                yield Reason("list", f"With another answer of the list {names} it would fit step {part.step}.")
     if spec.kind == LOOKBACK and evidence.first_counted(at + 1):
         yield Reason(
             "reset",
