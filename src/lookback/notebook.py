@@ -212,7 +212,7 @@ def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     time = workspace.stream.event_time
-    newest = workspace.tables.read(workspace.stream.name).orderBy(F.col(time).desc())
+    newest = workspace.tables.read_events(workspace.stream.name).orderBy(F.col(time).desc())
     frame = to_frame(newest.limit(limit))
     if not len(frame):
         show(text("The table holds no event yet."))

@@ -260,7 +260,7 @@ def _add_outcomes(tables: Tables, stream: Stream, rows: DataFrame, now: int) -> 
     same = Window.partitionBy(usable, _EVENT_ID, _AT, _POSITIVE, _LABEL).orderBy(FILE, BLOCK, ROW)
     rows = rows.withColumn("__nth", F.row_number().over(same))
 
-    ids = tables.read(stream.name).select(F.col(stream.event_id).cast("string").alias(_EVENT_ID)).distinct()
+    ids = tables.read_events(stream.name).select(F.col(stream.event_id).cast("string").alias(_EVENT_ID)).distinct()
     rows = rows.join(ids.withColumn("__known", F.lit(True)), _EVENT_ID, "left")
     stored = tables.read(TABLE).where(F.col("stream") == stream.name)
     one = F.struct(_AT, _POSITIVE, _LABEL)

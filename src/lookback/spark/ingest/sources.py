@@ -338,7 +338,7 @@ class Files:
             # Empty files.
             return self._make_unreadable_rows({})
         rows = self._read_rows(names, schema)
-        return drop_raw(cast_rows(rows, self.stream, text=self.source.is_text, place=self.source.path))
+        return drop_raw(cast_rows(rows, self.stream, text=self.source.is_text, place=self.source.path), self.stream)
 
     def _read_rows(self, names: Sequence[str] | None, schema: StructType | None) -> DataFrame:
         """Reads rows of source columns, with RAW, READ_AS, FILE, BLOCK, ROW, and CORRUPT if the files are text."""
@@ -391,8 +391,10 @@ class Files:
             require_columns(self.stream, sample, self.source.path)
 
 
-def drop_raw(rows: DataFrame) -> DataFrame:
-    """Leaves RAW and READ_AS of checked rows only in those with a REASON."""
+def drop_raw(rows: DataFrame, stream: Stream) -> DataFrame:
+    """Leaves RAW and READ_AS of checked rows only in those with a REASON; in all of them if a look-up may still reject one."""
+    if stream.lookups:
+        return rows
     rejected = F.col(REASON).isNotNull()
     return rows.withColumns({name: F.when(rejected, F.col(name)) for name in (RAW, READ_AS)})
 

@@ -13,6 +13,8 @@ A request is a condition over the fields of a stream. It deletes:
     rule_log         rows whose message names one of those events, or the key of a session that satisfies it
     rejected_events  rows that would satisfy it if they are read as the stream is declared today
 
+The events of the stream `alerts` are alerts of the other streams, which go with all their revisions.
+
 An alert of another key that merely counted such an event stays: a sum over many people names none of them. `rules` and
 `metrics` hold no event.
 
@@ -211,14 +213,15 @@ class _Request:
 
     def count(self) -> dict[str, int]:
         """Finds all rows to delete. Returns their number by table; nothing is changed."""
-        present = self._tables.read(self._stream.name).where(self._holds).select(self._id)
+        present = self._tables.read_events(self._stream.name).where(self._holds).select(self._id)
         deleted = self._find_deleted_before()
         # A local checkpoint, as the rows that it is computed from will be deleted.
         ids = present if deleted is None else present.union(deleted)
         self._ids = ids.distinct().localCheckpoint()
         self._keys = {**self._find_dependents(), "rejected_events": self._find_rejected()}
         self._rows = {name: self._select_matching(name, keys).count() for name, keys in self._keys.items()}
-        self._rows[self._stream.name] = present.count()
+        if not self._stream.is_of_alerts:
+            self._rows[self._stream.name] = present.count()
         return {name: self._rows[name] for name in (self._stream.name, *_KNOWN_BY)}
 
     def delete(self) -> tuple[dict[str, int], int | None]:
@@ -230,6 +233,10 @@ class _Request:
                 self._delete_matching(dependent, keys)
         if not rows[name]:
             return rows, None
+        if self._stream.is_of_alerts:
+            # Its events are rows of alerts, and have gone with them.
+            removal = self._find_last_removal(name)
+            return rows, None if removal is None else removal.commit
         before = self._tables.version(name)
         table = self._tables.identifier(name)
         change_table(self._tables, name, lambda: self._tables.spark.sql(f"DELETE FROM {table} WHERE {self._text}"))
@@ -314,8 +321,11 @@ class _Request:
         by_event = alerts.select("alert_id", F.explode(list_named_events()).alias("event_id")).join(
             self._ids, "event_id", "left_semi"
         )
-        by_key = self._select_by_key(alerts, F.col("alert_id"))
-        return by_event.select("alert_id").union(by_key).distinct().localCheckpoint()
+        found = by_event.select("alert_id").union(self._select_by_key(alerts, F.col("alert_id")))
+        if self._stream.is_of_alerts:
+            events = self._tables.read_events(self._stream.name).where(self._holds)
+            found = found.union(events.select("alert_id"))
+        return found.distinct().localCheckpoint()
 
     def _find_snoozes(self) -> DataFrame:
         """Finds the snoozes whose key satisfies the condition, of rules of this stream or of any rule."""

@@ -246,7 +246,7 @@ def backtest(
 
 def find_last_days(tables: Tables, stream: Stream, days: float) -> Range | None:
     """Finds the range of the last days of a stream's events, up to the newest; None if it has no events."""
-    newest = tables.read(stream.name).agg(F.unix_micros(F.max(stream.event_time))).head()
+    newest = tables.read_events(stream.name).agg(F.unix_micros(F.max(stream.event_time))).head()
     return None if newest is None or newest[0] is None else Range(since=int(newest[0]) - round(days * _DAY_US))
 
 

@@ -20,7 +20,7 @@ from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
 from lookback.core.rules.rulebook import WITH_STATE, LogRow, RuleChange
-from lookback.core.streams.alerts import ACTION_STRENGTHS
+from lookback.core.streams.alerts import ACTION_STRENGTHS, LATER_COLUMNS
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
@@ -40,6 +40,7 @@ from lookback.spark.stream.rebuild import (
     restore_rule_changes,
 )
 from lookback.spark.tables.history import find_first_readable
+from lookback.spark.tables.schemas import ALERTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _MAPS = ("key", "measures")
+_ROW_KEY = ("alert_id", "revision", "arrival")
 _RECORDED, _REPLAYED = "recorded", "replayed"
 
 
@@ -206,7 +208,7 @@ class _Unreached:
 def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
     """Makes the result where no commit came since the last proof."""
     columns = (F.lit("").alias("side"), F.lit(0).alias("times"), *ALERTS_SCHEMA.names)
-    return Proofs([Proof(None, 0, 0, 0, 0)], commits, tables.read("alerts").where("false").select(*columns))
+    return Proofs([Proof(None, 0, 0, 0, 0)], commits, _read_recorded(tables).where("false").select(*columns))
 
 
 def _go_on(plan: Plan, state: SavedState) -> Plan:
@@ -218,12 +220,30 @@ def _compare_alerts(
     tables: Tables, stream: Stream, answers: Answers, between: Column, begun_at: dt.datetime | None
 ) -> tuple[DataFrame, dict[str, int]]:
     """Compares the alerts; returns also by rule how many rows an earlier evaluation wrote, which are left out."""
-    recorded, earlier = tables.read("alerts").where((F.col("stream") == stream.name) & between), dict[str, int]()
+    recorded, earlier = _read_recorded(tables).where((F.col("stream") == stream.name) & between), dict[str, int]()
     if begun_at is not None:
         older = recorded.where(F.col("decided_at") < F.lit(begun_at)).groupBy("rule_id").count()
         earlier = {row["rule_id"]: int(row["count"]) for row in older.collect()}
         recorded = recorded.where(F.col("decided_at") >= F.lit(begun_at))
-    return _compare(recorded, answers.read_alerts().where(between), ALERTS_SCHEMA.names), earlier
+    replayed = _blank_later_columns(answers.read_alerts().where(between), recorded)
+    return _compare(recorded, replayed, ALERTS_SCHEMA.names), earlier
+
+
+def _read_recorded(tables: Tables) -> DataFrame:
+    """Reads the table of alerts, also one of an earlier release, with all columns."""
+    rows = tables.read("alerts")
+    types = {name: ALERTS[name].dataType for name in LATER_COLUMNS if name not in rows.columns}
+    return rows.withColumns({name: F.lit(None).cast(type_) for name, type_ in types.items()})
+
+
+def _blank_later_columns(replayed: DataFrame, recorded: DataFrame) -> DataFrame:
+    """Blanks the columns that the recorded rows of an earlier release do not have, so that the others are compared."""
+    older = recorded.where("change IS NULL").select(*_ROW_KEY)
+    if older.isEmpty():
+        return replayed
+    rows = replayed.join(older.distinct().withColumn("_is_older", F.lit(True)), list(_ROW_KEY), "left")
+    blanked = {name: F.when(F.col("_is_older").isNull(), F.col(name)) for name in LATER_COLUMNS}
+    return rows.withColumns(blanked).drop("_is_older")
 
 
 def _compare_late(tables: Tables, stream: Stream, answers: Answers, between: Column) -> DataFrame:

@@ -397,6 +397,6 @@ class _Idle:
         if reports:
             return reports[-1].watermark
         time_, stream = F.col(self._evaluation.stream.event_time), self._evaluation.stream
-        past = self._evaluation.tables.read(stream.name).where(time_ <= F.current_timestamp())
+        past = self._evaluation.tables.read_events(stream.name).where(time_ <= F.current_timestamp())
         highest = past.agg(F.max(F.unix_micros(time_)).alias("highest")).collect()[0]["highest"]
         return None if highest is None else int(highest) - stream.max_out_of_orderness

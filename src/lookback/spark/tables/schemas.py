@@ -105,6 +105,15 @@ ALERTS = StructType(
             "arrival", _LONG, "Commit of the stream's table whose events or watermark brought this row", required=True
         ),
         _make_column("decided_at", _TIME, "When the row was made", required=True),
+        _make_column("entity", _STRING, "The field of the key that the alert is about; NULL where the rule names none"),
+        _make_column("entity_id", _STRING, "Its value, exact text"),
+        _make_column("score", _LONG, "What the alert adds to the risk of its entity, by the rule"),
+        _make_column(
+            "change",
+            IntegerType(),
+            "1: with this row the alert begins to stand, raised or suppressed; -1: it ceases to; 0: it stood before. NULL in rows "
+            "of earlier releases",
+        ),
     ]
 )
 
@@ -323,5 +332,10 @@ def _describe_field(stream: Stream, name: str) -> str:
     roles = {stream.event_id: "Identifies the event", stream.event_time: "When it happened"}
     if name in roles:
         return roles[name]
+    for lookup in stream.lookups:
+        if name in lookup.fields:
+            return f"Looked up by ingest in {lookup.table}, by {', '.join(lookup.on)}"
+        if name == lookup.version_field:
+            return f"The version of table {lookup.table} in which ingest looked the event up"
     expression = stream.columns.get(name)
     return f"Made by ingest: {expression}" if expression else "As the source has it"
