@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from alert_rows import AlertRow, collect_alerts, list_alerts
+from lookback.spark.explaining.explanations import explain, explain_event
 from lookback.spark.lists import add_values, remove_values
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
@@ -49,6 +50,12 @@ LISTED = [
         measures={"n": "count(*) filter (where not in_list(shop, 'watched'))"},
     ),
 ]
+
+
+class Killed(Exception):
+    pass
+
+
 COLUMNS = ("version", "arrival", "message")
 
 
@@ -119,6 +126,13 @@ def test_c11_3_changes_between_commits_are_obeyed_logged_and_replayed_alike(read
     # Nobody sees the rows by which changes travel.
     assert {row.rule_id for row in RulesTable(ready, STREAMS).list_rows()} == {each["rule_id"] for each in LISTED}
 
+    for rule_id in ("seen", "counted"):
+        (alert, *_) = (row for row in alerts if row.rule_id == rule_id and row.arrival > 6)
+        assert explain(ready, STREAMS, alert.alert_id, revision=alert.revision).consistent
+    (early, *_) = (row["id"] for row in part(2, 3) if row["shop"] == "a")
+    (reason,) = explain_event(ready, STREAMS, "seen", early).reasons
+    assert (reason.name, "as table lists was before its first commit" in reason.text) == ("list", True)
+
     with prove(ready, STREAM, STREAMS) as proofs:
         assert all(row.holds and not row.unprovable for row in proofs.rows), proofs.rows
         assert sum(row.alike for row in proofs.rows if row.rule_id) == len(alerts)
@@ -147,6 +161,33 @@ def test_c11_3_commits_that_nobody_logged_count_by_their_time(ready: Tables) -> 
     with backtest(ready, STREAM, [Candidate(each) for each in LISTED]) as result:
         first: dict[str, Any] = {"watched": ["a"], "vips": ["3"]}
         assert sorted(collect_alerts(result.alerts)) == replayed([(first, 3), ({"watched": []}, 6)])
+
+
+@pytest.mark.long
+def test_c11_3_a_kill_between_the_files_and_the_row_that_names_them_counts_nothing_twice(
+    ready: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(ready, LISTED)
+    append(ready, part(1, 2))
+    evaluate(ready)
+    for value in ("a", "ü"):
+        sql(ready, f"INSERT INTO {{}} (list, value) VALUES ('watched', '{value}')")
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(RulesTable, "announce_lists", kill)
+    with pytest.raises(Killed):
+        evaluate(ready)
+    monkeypatch.undo()
+    append(ready, part(3, 6))
+    evaluate(ready)
+    sql(ready, "DELETE FROM {} WHERE value = 'a'")
+    append(ready, part(7, 12))
+    evaluate(ready)
+    assert [row[:2] for row in logged(ready)] == [(1, 2), (2, 2), (3, 6)]
+    lists: list[tuple[dict[str, Any], int | None]] = [({"watched": ["a", "ü"]}, 2), ({"watched": ["ü"]}, 6)]
+    assert stored_alerts(ready) == replayed(lists)
 
 
 @pytest.mark.long

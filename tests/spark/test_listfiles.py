@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -155,8 +156,29 @@ def test_files_and_a_replay_agree_with_all_changes_applied(tmp_path: Path, seed:
         for source in (files, replayed):
             lists = source.read(commit, names)
             for name in names:
-                for time in (0, 5):
-                    assert members(lists, name, time) == members(expected, name, time), (commit, name, time)
+                for moment in (0, 5):
+                    assert members(lists, name, moment) == members(expected, name, moment), (commit, name, moment)
+
+
+@pytest.mark.long
+def test_c11_3_a_list_of_a_million_values_is_one_file_and_a_change_of_it_a_small_one(tmp_path: Path) -> None:
+    files = ListFiles(Parcels(tmp_path))
+    files.add(None, 1, [added(f"{number:07}") for number in range(1_000_000)])
+    files.add(1, 2, [added("v1"), added("0000001", -1)])
+    sizes = {file.name.partition(".")[0][-1] + file.suffix: file.stat().st_size for file in tmp_path.iterdir()}
+    assert sizes["1.snapshot"] < 24_100_000
+    assert sizes["2.changes"] < 100
+    listfiles._KEPT.clear()
+    started = time.perf_counter()
+    lists = files.read(1, frozenset("a"))
+    cold = time.perf_counter() - started
+    started = time.perf_counter()
+    lists = files.read(2, frozenset("a"))
+    warm = time.perf_counter() - started
+    assert (members(lists), lists.count) == ({"v1"}, 1_000_000)
+    # A worker that begins reads the file; another change costs it nothing in proportion to the list.
+    assert cold < 5
+    assert warm < 0.5
 
 
 def test_before_the_first_commit_that_can_be_read_lists_are_as_they_were_then(tmp_path: Path) -> None:

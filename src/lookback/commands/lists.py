@@ -68,6 +68,7 @@ def _show(options: argparse.Namespace) -> None:
     from lookback.spark.lists import read_list, show_lists
 
     tables = open_tables(load_settings(options))
+    names: tuple[str, ...]
     if options.name is None:
         rows, names = show_lists(tables), ("list", "kind", "values", "expired", "last_added_at")
     else:

@@ -310,12 +310,16 @@ def _add_outcomes(tables: Tables, name: str, rows: DataFrame, order: Sequence[st
 def _merge(tables: Tables, name: str, rows: DataFrame, author: str) -> None:
     now = F.lit(dt.datetime.now(dt.timezone.utc))
     who = F.lit(author)
-    changes = {
+    changes: dict[str, str | Column] = {
         _EXPIRES: F.col(f"s.{_EXPIRES}"), _REASON: F.coalesce(f"s.{_REASON}", f"t.{_REASON}"),
         _KIND: F.coalesce(f"s.{_KIND}", f"t.{_KIND}"), "author": who, "added_at": now,
     }  # fmt: skip
-    row = {each: F.col(f"s.{each}") for each in _COLUMNS}
-    inserted = {"list": F.lit(name), **row, "author": who, "added_at": now}
+    inserted: dict[str, str | Column] = {
+        "list": F.lit(name),
+        **{each: F.col(f"s.{each}") for each in _COLUMNS},
+        "author": who,
+        "added_at": now,
+    }
     same = (F.col("t.list") == F.lit(name)) & (F.col(f"t.{_VALUE}") == F.col(f"s.{_VALUE}"))
 
     def merge() -> None:
@@ -327,7 +331,7 @@ def _merge(tables: Tables, name: str, rows: DataFrame, author: str) -> None:
 
 def _require_room(tables: Tables, name: str, new: int) -> int:
     """Counts the values of the list. Raises SetupError if `new` more are too many."""
-    values = {row["list"]: row["values"] for row in show_lists(tables)}
+    values: dict[str, int] = {row["list"]: row["values"] for row in show_lists(tables)}
     own, all_ = values.get(name, 0), sum(values.values())
     for count, most, what in ((own, MAX_LIST_VALUES, f"list {name}"), (all_, MAX_VALUES, "the table lists")):
         if new and count + new > most:

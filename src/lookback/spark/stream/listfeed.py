@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -184,8 +184,8 @@ def _read_changes(
     table = (rows if names is None else rows.where(F.col("list").isin(*names))).toArrow()
     commits = table["commit"].unique().to_pylist() if commits is None else commits
     by_commit: dict[int, list[NetChange]] = {commit: [] for commit in sorted(commits)}
-    for commit, *row in _sum_rows(table):
-        by_commit[commit].append(NetChange(*row))
+    for commit, change in _sum_rows(table):
+        by_commit[commit].append(change)
     return dict(by_commit)
 
 
@@ -196,17 +196,18 @@ def _read_before(
     columns = {"_change_type": F.lit("insert"), "_commit_version": F.lit(0).cast("bigint")}
     now = select_list_changes(tables.read(TABLE, version=last).withColumns(columns))
     table = (now if names is None else now.where(F.col("list").isin(*names))).toArrow()
-    rows = {each[:4]: each.rows for each in (NetChange(*row) for _, *row in _sum_rows(table))}
+    rows = {change[:4]: change.rows for _, change in _sum_rows(table)}
     for change in (change for listed in changes.values() for change in listed):
         rows[change[:4]] = rows.get(change[:4], 0) - change.rows
     return [NetChange(*row, number) for row, number in rows.items() if number > 0]
 
 
-def _sum_rows(table: pa.Table) -> Iterable[tuple[int, str, str, int | None, str | None, int]]:
-    """Yields commit, list, value, expires_at and kind of the rows that were added or removed, net, and how many."""
+def _sum_rows(table: pa.Table) -> Iterator[tuple[int, NetChange]]:
+    """Yields the commits and the rows that each of them added or removed, net."""
     signs = pc.if_else(pc.equal(table["change"], "insert"), 1, -1)
     summed = table.append_column("rows", signs).group_by(["commit", *_ROW]).aggregate([("rows", "sum")])
     summed = summed.filter(pc.not_equal(summed["rows_sum"], 0))
     # In one order, so that a repeated attempt writes what the first one wrote.
     summed = summed.sort_by([("commit", "ascending"), *((name, "ascending") for name in _ROW)])
-    return zip(*(summed[name].to_pylist() for name in ("commit", *_ROW, "rows_sum")), strict=True)
+    commits, *columns = (summed[name].to_pylist() for name in ("commit", *_ROW, "rows_sum"))
+    return zip(commits, map(NetChange, *columns), strict=True)

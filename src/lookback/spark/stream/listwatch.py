@@ -113,8 +113,8 @@ class ListsWatch:
     def _follow(self) -> None:
         assert self._version is not None
         history = ListFeed.read(self._tables, self._version + 1)
-        commits = self._files.list_commits()
-        before = commits[-1] if commits else None
+        # Files of later commits may be left from an attempt that ended before their row was written.
+        before = max((each for each in self._files.list_commits() if each <= self._version), default=None)
         news: dict[int, str] = {}
         if history.begins > self._version + 1:
             before = history.begins - 1
