@@ -17,7 +17,7 @@ def test_settings_of_the_repository() -> None:
     assert settings.root == "./here"
     assert (settings.profile, settings.every) == ("latency", "0 seconds")
     assert settings.spark["spark.driver.memory"]
-    assert set(settings.streams()) == {"transactions", "logins", "payments", "items", "readings", "metrics"}
+    assert set(settings.streams()) == {"transactions", "logins", "payments", "items", "readings", "metrics", "alerts"}
 
 
 @pytest.mark.parametrize(

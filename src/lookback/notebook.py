@@ -212,7 +212,7 @@ def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     time = workspace.stream.event_time
-    newest = workspace.tables.read(workspace.stream.name).orderBy(F.col(time).desc())
+    newest = workspace.tables.read_events(workspace.stream.name).orderBy(F.col(time).desc())
     frame = to_frame(newest.limit(limit))
     if not len(frame):
         show(text("The table holds no event yet."))
@@ -328,7 +328,9 @@ def backtest_rule(
     other = workspace.rules.find_version(against) if against else None
     compared = None if other is None else Candidate(dict(other.document or {}), other.version)
     stream = workspace.streams[str(document.get("stream"))]
-    with backtest(workspace.tables, stream, [candidate], within, vary=varied, rows=False, against=compared) as result:
+    with backtest(
+        workspace.tables, stream, [candidate], within, vary=varied, rows=False, against=compared, streams=workspace.streams
+    ) as result:  # fmt: skip
         frame = pd.DataFrame([{**vars(each), **each.parameters} for each in result.figures]).drop(columns="parameters")
         shown = [*varied, "alerts", "alerts_per_day", "keys", "flagged", "positives", "precision", "recall"]
         show(frame[shown])
@@ -339,6 +341,32 @@ def backtest_rule(
         show(*(text(f"Beside {each.rule_id} version {each.version}: {each.sentence}.") for each in result.comparisons))
     show(text(f"{document['rule_id']} over {result.events:,} events; nothing was published."))
     return frame
+
+
+def edit_list(
+    workspace: Workspace, name: str = "", add: str = "", remove: str = "", until: str = "", reason: str = "",
+    kind: str = "", author: str = "",
+) -> None:  # fmt: skip
+    """Puts values on a list that rules look up with `in_list(field, 'name')`, takes others off, and shows all lists.
+
+    name: the list; empty: nothing is changed. add, remove: values with commas. until: a time, or a duration such as `30 days`,
+    from which on events are not on the list; empty: never. reason: why they are on it. kind: cidr for ranges of addresses.
+    author: default: the user who runs the notebook. Raises SetupError.
+    """
+    from lookback.spark.lists import add_values, read_until, remove_values, show_lists
+
+    if (add or remove) and not name:
+        raise SetupError("list_add and list_remove name values, and list_name the list: set it too")
+    added, removed = ([part.strip() for part in each.split(",") if part.strip()] for each in (add, remove))
+    if removed:
+        show(text(str(remove_values(workspace.tables, name, removed))))
+    if added:
+        show(text(str(add_values(
+            workspace.tables, name, added, until=read_until(until) if until else None, reason=reason or None,
+            kind=kind or None, author=author or None,
+        ))))  # fmt: skip
+    rows = show_lists(workspace.tables)
+    show(pd.DataFrame(rows) if rows else text("There are no lists yet."))
 
 
 def publish_rule(
@@ -695,9 +723,10 @@ def measure_rules(workspace: Workspace, rule_id: str = "", as_of: str = "") -> R
     from lookback.spark.figures import Period, RuleFigures
 
     period = Period(as_of=to_utc(parse_calendar_time(as_of)) if as_of else None)
-    figures = RuleFigures(workspace.tables, workspace.stream, period, [rule_id] if rule_id else None)
-    days, rules = to_frame(figures.by_day()), to_frame(figures.by_rule())
-    show(pictures.plot_rule_figures(days), rules)
+    rules = [rule_id] if rule_id else None
+    figures = RuleFigures(workspace.tables, workspace.stream, period, rules, streams=workspace.streams)
+    days, by_rule = to_frame(figures.by_day()), to_frame(figures.by_rule())
+    show(pictures.plot_rule_figures(days), by_rule)
     return figures
 
 

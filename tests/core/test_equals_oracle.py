@@ -266,10 +266,22 @@ def notes_of(rows: list[LogRow]) -> list[tuple[Any, ...]]:
     return sorted((row.action, row.rule_id, row.version, row.arrival) for row in rows)
 
 
+def changes_of(alerts: list[Alert]) -> list[int]:
+    """What each row means for its alert by the row before it (contract 11.6): it begins to stand, goes on, or ceases to."""
+    standing: dict[str, bool] = {}
+    changes = []
+    for alert in alerts:
+        stands = alert.verdict != "retracted"
+        changes.append(stands - standing.get(alert.alert_id, False))
+        standing[alert.alert_id] = stands
+    return changes
+
+
 def assert_engine_equals_oracle(case: dict[str, Any]) -> None:
     oracle, engine = run_oracle(case), run_engine(case)
     # Row by row in the same order, however the batches are cut and the keys divided.
     assert list(map(plain, engine.alerts)) == oracle.alerts
+    assert [alert.change for alert in engine.alerts] == changes_of(engine.alerts)
     assert late_of(engine.late) == sorted(oracle.late)
     assert failures_of(engine) == oracle.failed
     assert notes_of(engine.notes) == sorted(oracle.notes)
@@ -301,6 +313,7 @@ def assert_replay_equals_oracle(case: dict[str, Any]) -> None:
     lists = [(lists_in(change), change["after"] or None) for change in obeyed if change["status"] == "lists"]
     result = replay(rules, case["rows"], STREAMS[case["stream"]], lists)
     assert list(map(plain, result.alerts)) == oracle.alerts
+    assert [alert.change for alert in result.alerts] == changes_of(result.alerts)
     assert late_of(result.late_events) == sorted(oracle.late)
     stream = STREAMS[case["stream"]]
     places = [late_sort_key(stream, row.arrival, row.event_time, row.event_id) for row in result.late_events]

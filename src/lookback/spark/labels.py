@@ -1,4 +1,4 @@
-"""Labels of events: which were what rules look for, and when that became known. Imports them from files, and reads them.
+"""Labels of events, which say whether an event is what rules look for, and when that became known: imports and reads them.
 
 A label is a row of the table `labels`, or a person's review of an alert. Both are read as of a moment, so that what became
 known later does not leak into an earlier figure.
@@ -16,7 +16,6 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -30,8 +29,9 @@ from lookback.core.values.types import BOOLEAN, STRING, TIMESTAMP
 from lookback.spark.explaining.counted import find_counted_events, list_named_events
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
 from lookback.spark.ingest.rejected import Rejection, count_rejections
-from lookback.spark.ingest.sources import Files, Source
-from lookback.spark.tables.lakehouse import to_timestamp
+from lookback.spark.ingest.sources import Source
+from lookback.spark.stream.rebuild import Evaluations
+from lookback.spark.tables.lakehouse import keep, to_timestamp
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -43,22 +43,27 @@ TABLE = "labels"
 _EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE = "event_id", "positive", "label", "labelled_at", "source"
 _COLUMNS = (_EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE)
 _REVIEW = "review"
-# What becomes of a row of a file, in a column of its own.
+# The number of the evaluation that wrote a row of `alerts`.
+_EVALUATION = "evaluation"
+# The column with the outcome of a row of a file.
 _OUTCOME = "__outcome"
 _UNKNOWN, _DUPLICATE, _REJECTED, _NEW = "unknown", "duplicate", "rejected", "new"
 
 
-def read_labels(tables: Tables, stream: Stream, as_of: dt.datetime | None = None) -> DataFrame:
+def read_labels(
+    tables: Tables, stream: Stream, as_of: dt.datetime | None = None, *, streams: Mapping[str, Stream] | None = None
+) -> DataFrame:
     """Reads the labels of a stream's events that were known at a moment. One row an event that has one.
 
     as_of: an aware time; None: now. Columns: event_id (exact text), positive, label, labelled_at, source. Of the rows of
     `labels` known by then the last by labelled_at counts; of rows of one time a positive one. An event without such a row has
     the label of a review: the last one of each alert by then, of its triggering event and all events that its sequence
     matched, also beyond those that `evidence` names. confirmed is positive, false_positive and benign are negative;
-    unclear is no label. A review of a window labels no event.
+    unclear is no label. A review of a window labels no event. streams: every declared stream by name, to one of which a
+    version may have moved a rule; None: there are no others.
     """
     moment = to_timestamp(parse_time(as_of or dt.datetime.now(dt.timezone.utc)))
-    known = _read_reviews(tables, stream, moment)
+    known = _read_reviews(tables, stream, moment, streams or {})
     if tables.exists(TABLE):
         rows = tables.read(TABLE).where((F.col("stream") == stream.name) & (F.col(_AT) <= moment))
         known = known.unionByName(rows.select(*_COLUMNS, F.lit(1).alias("rank")))
@@ -68,24 +73,32 @@ def read_labels(tables: Tables, stream: Stream, as_of: dt.datetime | None = None
     return by_event.select(_EVENT_ID, *(F.col(f"last.{name}").alias(name) for name in _COLUMNS[1:]))
 
 
-def _read_reviews(tables: Tables, stream: Stream, moment: Column) -> DataFrame:
+def _read_reviews(tables: Tables, stream: Stream, moment: Column, streams: Mapping[str, Stream]) -> DataFrame:
     """Reads the labels that reviews until a moment give, with `rank` 0; an event may have several."""
     reviews = tables.read("reviews").where(F.col("reviewed_at") <= moment)
     if "revision" not in reviews.columns:
         reviews = reviews.withColumn("revision", F.lit(None).cast("int"))
     last = F.max(F.struct("reviewed_at", "reviewer", "disposition", "revision")).alias("last")
     reviews = reviews.groupBy("alert_id").agg(last).select("alert_id", "last.*")
+    evaluations = Evaluations.read(tables)
     alerts = tables.read("alerts").where((F.col("stream") == stream.name) & F.col("event_id").isNotNull())
-    alerts = alerts.select("alert_id", F.col("revision").alias("number"), "event_id", "evidence", "decided_at")
+    alerts = alerts.select(
+        "alert_id", F.col("revision").alias("number"), "event_id", "evidence", "decided_at", "stream",
+        evaluations.number().alias(_EVALUATION),
+    )  # fmt: skip
     # Rows of an earlier release do not name the revision that was seen: it is the last by then.
     seen = F.col("number") <= F.coalesce("revision", F.lit(2**31 - 1))
     seen = seen & (F.col("revision").isNotNull() | (F.col("decided_at") <= F.col("reviewed_at")))
-    row = F.max_by(F.struct("event_id", "evidence", "number"), "number").alias("row")
+    # An evaluation that began after the review may have written the alert again, and not as it was seen.
+    had_begun = F.col(_EVALUATION) <= evaluations.number("reviewed_at")
+    last = F.struct(had_begun, _EVALUATION, "number")
+    row = F.max_by(F.struct("event_id", "evidence", "number", _EVALUATION), last).alias("row")
     reviewed = alerts.join(reviews, "alert_id").where(seen).groupBy("alert_id", "reviewed_at", "disposition").agg(row)
     reviewed = reviewed.select(
-        "alert_id", "reviewed_at", "disposition", "row.number", F.explode(list_named_events("row")).alias(_EVENT_ID)
-    )
-    reviewed = _add_unnamed(tables, stream, reviewed)
+        "alert_id", "reviewed_at", "disposition", "row.number", f"row.{_EVALUATION}",
+        F.explode(list_named_events("row")).alias(_EVENT_ID),
+    )  # fmt: skip
+    reviewed = _add_unnamed(tables, stream, streams, evaluations, reviewed)
     positive = reduce(
         lambda otherwise, each: F.when(F.col("disposition") == each[0], F.lit(each[1])).otherwise(otherwise),
         DISPOSITIONS.items(),
@@ -97,29 +110,32 @@ def _read_reviews(tables: Tables, stream: Stream, moment: Column) -> DataFrame:
     ).where(F.col(_POSITIVE).isNotNull())  # fmt: skip
 
 
-def _add_unnamed(tables: Tables, stream: Stream, reviewed: DataFrame) -> DataFrame:
+def _add_unnamed(
+    tables: Tables, stream: Stream, streams: Mapping[str, Stream], evaluations: Evaluations, reviewed: DataFrame
+) -> DataFrame:
     """Adds the events that the sequences of reviewed alerts matched beyond those that `evidence` names.
 
-    reviewed: alert_id, the number of the revision that was seen, event_id and more.
+    reviewed: alert_id, the number of the revision that was seen and of the evaluation that wrote it, event_id and more.
     """
     rows = tables.read("alerts").where((F.col("stream") == stream.name) & (F.col("verdict") == "raised"))
     full = rows.where(F.col("event_id").isNotNull() & (F.size("evidence") >= MAX_EVIDENCE_IDS))
-    seen = reviewed.select("alert_id", F.col("number").alias("revision")).distinct()
-    full = full.join(seen, ["alert_id", "revision"], "left_semi")
+    full = full.withColumn(_EVALUATION, evaluations.number())
+    seen = reviewed.select("alert_id", F.col("number").alias("revision"), _EVALUATION).distinct()
+    full = full.join(seen, ["alert_id", "revision", _EVALUATION], "left_semi").drop(_EVALUATION)
     if full.isEmpty():
         return reviewed
     # An alert that cannot be reproduced labels the events that it names.
-    matched = find_counted_events(tables, stream, full).where(F.col(_EVENT_ID).isNotNull())
+    matched = find_counted_events(tables, {**streams, stream.name: stream}, full).where(F.col(_EVENT_ID).isNotNull())
     others = reviewed.drop(_EVENT_ID).distinct().join(matched, "alert_id")
     return reviewed.unionByName(others)
 
 
 @dataclass(frozen=True)
 class LabelReport:
-    """Counts of the rows that an import of labels was offered, and what became of them.
+    """The account of an import of labels: the rows that it was offered, and their outcomes.
 
-    unknown_events: rows about events that are not in the stream's table, which are not stored. duplicates: rows that say
-    what is there already.
+    unknown_events: rows about events that are not in the stream's table, which are not stored. duplicates: rows that repeat
+    a stored label.
     """
 
     stream: str
@@ -177,7 +193,7 @@ def import_labels(
     bare = _make_file_stream(stream, _FileColumns(_EVENT_ID, _POSITIVE, None, None, None))
     source = Source.find(tables.spark, bare, str(path), format, options)
     columns = _find_columns(tables, source, stream, {"--event-id": event_id, "--positive": positive, "--at": at})
-    checked, offered = _read_rows(source.select_files(tables.spark, _make_file_stream(stream, columns)))
+    checked, offered = source.select_files(tables.spark, _make_file_stream(stream, columns)).read_kept()
     judged = keep(_add_outcomes(tables, stream, _select_columns(checked, columns), now))
     try:
         counts = {row[_OUTCOME]: row["count"] for row in judged.groupBy(_OUTCOME).count().collect()}
@@ -197,18 +213,6 @@ def import_labels(
     return LabelReport(stream.name, offered, new, unknown, duplicates, rejected, seconds, rejections)
 
 
-def _read_rows(files: Files) -> tuple[DataFrame, int]:
-    """Reads the rows of files, together if that is possible, and counts them."""
-    try:
-        rows = keep(files.read_together())
-        return rows, rows.count()
-    except Exception as error:
-        if not files.may_succeed_apart(error):
-            raise
-    rows = keep(files.read_apart())
-    return rows, rows.count()
-
-
 def _make_rows(new: DataFrame, stream: Stream, author: str, now: int) -> DataFrame:
     """Makes rows of the table `labels`. now: the time of a label that has none, in microseconds."""
     file_name = F.regexp_extract(FILE, "[^/]*$", 0)
@@ -216,13 +220,6 @@ def _make_rows(new: DataFrame, stream: Stream, author: str, now: int) -> DataFra
         F.lit(stream.name).alias("stream"), _EVENT_ID, _POSITIVE, _LABEL, F.coalesce(_AT, to_timestamp(now)).alias(_AT),
         F.coalesce(_SOURCE, file_name).alias(_SOURCE), F.lit(author).alias("author"),
     )  # fmt: skip
-
-
-def keep(rows: DataFrame) -> DataFrame:
-    """Keeps rows that are read several times; serverless compute does not, and reads them again."""
-    with suppress(PySparkException):
-        return rows.persist(StorageLevel.MEMORY_AND_DISK)
-    return rows
 
 
 def _find_columns(tables: Tables, source: Source, stream: Stream, given: Mapping[str, str | None]) -> _FileColumns:
@@ -265,7 +262,7 @@ def _select_columns(checked: DataFrame, columns: _FileColumns) -> DataFrame:
 
 
 def _add_outcomes(tables: Tables, stream: Stream, rows: DataFrame, now: int) -> DataFrame:
-    """Adds to each row what becomes of it: stored, of an unknown event, a duplicate, or rejected, with the REASON.
+    """Adds to each row its outcome: new, of an unknown event, a duplicate, or rejected, with the REASON.
 
     now: the time of the import in microseconds.
     """
@@ -280,7 +277,7 @@ def _add_outcomes(tables: Tables, stream: Stream, rows: DataFrame, now: int) -> 
     same = Window.partitionBy(usable, _EVENT_ID, _AT, _POSITIVE, _LABEL).orderBy(FILE, BLOCK, ROW)
     rows = rows.withColumn("__nth", F.row_number().over(same))
 
-    ids = tables.read(stream.name).select(F.col(stream.event_id).cast("string").alias(_EVENT_ID)).distinct()
+    ids = tables.read_events(stream.name).select(F.col(stream.event_id).cast("string").alias(_EVENT_ID)).distinct()
     rows = rows.join(ids.withColumn("__known", F.lit(True)), _EVENT_ID, "left")
     stored = tables.read(TABLE).where(F.col("stream") == stream.name)
     one = F.struct(_AT, _POSITIVE, _LABEL)

@@ -18,15 +18,17 @@ from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_document, read_rule
 from lookback.core.rules.gate import REFUSAL, find_objection, is_proven, is_same_person
+from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
 from lookback.core.rules.roles import REJECTED, SHADOW, find_roles, write_quarantined
-from lookback.core.rules.rulebook import ACTIONS, COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
+from lookback.core.rules.rulebook import ACTIONS, COMMANDS, LISTS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.windows import Lookback, Session, Window
+from lookback.spark.lists import list_names
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict
 from lookback.spark.tables.schemas import RULES
 from lookback.testing.rule_tests import check_rule
@@ -100,8 +102,11 @@ class RulesTable:
     has_gate: bool = False
 
     def check(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
-        """Binds a rule to its stream and runs its own tests. Raises RuleError with every problem at once."""
-        return check_rule(document, self.streams)
+        """Binds a rule to its stream, runs its own tests and looks for its lists. Raises RuleError with every problem at once."""
+        compiled = check_rule(document, self.streams)
+        if compiled.lists and (problems := find_unknown_lists(compiled, list_names(self.tables))):
+            raise RuleError(compiled.spec.rule_id, problems)
+        return compiled
 
     def push(
         self, document: Mapping[str, Any] | Rule, *, status: str = "active", author: str = "", comment: str = ""
@@ -226,6 +231,26 @@ class RulesTable:
                     "*", [Problem("time", f"must be a time such as '2026-01-31T12:00:00Z', got {time!r:.100}")]
                 ) from None
         self._append(_NewRow("*", None, action, json.dumps(document), author, comment))
+
+    def announce_lists(self, stream: str, commits: Mapping[int, str]) -> None:
+        """Publishes the command by which a stream obeys the lists of commits of the table `lists`.
+
+        commits: by commit what it changed, for the log.
+        """
+        rows = [
+            _NewRow("*", commit, LISTS, json.dumps({"stream": stream, "commit": commit, "message": text}), AUTHOR, "")
+            for commit, text in sorted(commits.items())
+        ]
+        self._append(*rows)
+
+    def read_announced(self, stream: str) -> list[int]:
+        """Reads the commits of the table `lists` that `announce_lists` has published for a stream, ascending."""
+        is_own = (F.col("status") == LISTS) & (F.get_json_object("document", "$.stream") == F.lit(stream))
+
+        def select(rows: DataFrame) -> DataFrame:
+            return rows.where((F.col("rule_id") == "*") & is_own & F.col("version").isNotNull()).select("version")
+
+        return sorted({row["version"] for row in self.tables.query("rules", select)})
 
     def cold_measures(self, document: Mapping[str, Any] | Rule) -> list[str]:
         """Returns the measures that will start empty and take over a day to fill, as no rule keeps their rows yet.
@@ -423,8 +448,8 @@ class RulesTable:
             return str(row["document"]) if (rule_id, version) in book.list_versions() else None
         return None
 
-    def _append(self, new: _NewRow) -> None:
-        frame = self.tables.spark.createDataFrame([self._complete(new)], RULES).coalesce(1)
+    def _append(self, *rows: _NewRow) -> None:
+        frame = self.tables.spark.createDataFrame([self._complete(row) for row in rows], RULES).coalesce(1)
         existing = self.tables.read("rules").columns
         self.tables.append(frame.select(*(name for name in RULES.names if name in existing)), "rules")
 

@@ -21,8 +21,10 @@ from lookback.core.rules.rulebook import EVALUATED, Entry, LogRow
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import (
+    BEGINS,
     BY_EVENT,
     BY_WATERMARK,
+    CEASES,
     MAX_EVIDENCE_IDS,
     Alert,
     AlertOrder,
@@ -475,10 +477,10 @@ class RuleRun:
         is_complete: bool,
         values: Mapping[str, Any],
     ) -> None:
-        """Writes a row of alerts. measures: typed values; values: what else the message may name."""
+        """Writes the first row of an alert, or its retraction. measures: typed values; values: what else the message may name."""
         arrival, key = self.arrival_of(order), self._encode_key(subject)
-        make, begin = self.writer.make_alert, key.id_begin
-        alert = make(subject, verdict, revision, arrival, measures, is_complete, values, begin)
+        make, begin, change = self.writer.make_alert, key.id_begin, CEASES if verdict == "retracted" else BEGINS
+        alert = make(subject, verdict, revision, arrival, measures, is_complete, values, begin, change)
         self._add_alert(order, key, alert)
 
     def revise(

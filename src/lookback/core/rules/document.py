@@ -27,6 +27,9 @@ RULE_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.ASCII)
 # The names of measures and steps.
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 SEVERITIES = ("low", "medium", "high", "critical")
+# What an alert adds to the risk of its entity where the document has no `score`: ten low ones weigh as much as a critical one.
+SCORES = {"low": 10, "medium": 25, "high": 50, "critical": 100}
+MAX_SCORE = 1_000_000
 LATE_POLICIES = ("evaluate", "record", "revise")
 EXPIRIES = ("sliding", "fixed")
 STATUSES = ("draft", "shadow", "active", "paused", "retired", "quarantined")
@@ -46,7 +49,7 @@ _MAX_PLACE_CHARACTERS, _MAX_MESSAGE_CHARACTERS, _MAX_VALUE_CHARACTERS = 120, 550
 # Windows that one event lies in.
 MAX_OVERLAP = 1_000
 COMMON_KEYS = (
-    "rule_id", "description", "parameters", "stream", "severity", "group_by", "where", "effective_from",
+    "rule_id", "description", "parameters", "stream", "severity", "group_by", "entity", "score", "where", "effective_from",
     "effective_until", "allowed_lateness", "suppress", "message", "tests",
 )  # fmt: skip
 _WINDOW_KEYS = ("window", "measures", "when", "early")
@@ -87,8 +90,9 @@ class Rule:
 
     It has either a `window` with measures or a `sequence`. Triggers lie in [effective_from, effective_until).
     allowed_lateness: None for the stream's. when: can be empty for tumbling, sliding and session windows, which give a
-    result each. parameters: the values that are written into the other attributes already. document: as the author wrote
-    it.
+    result each. entity: the field of group_by whose value the alerts are about; empty for none. score: what an alert adds to
+    the risk of that value. parameters: the values that are written into the other attributes already. document: as the author
+    wrote it.
     """
 
     rule_id: str
@@ -101,6 +105,8 @@ class Rule:
     parameters: Mapping[str, Value] = field(default_factory=dict, compare=False)
     severity: str = "medium"
     group_by: tuple[str, ...] = ()
+    entity: str = ""
+    score: int = SCORES["medium"]
     where: str | None = None
     late: str = "evaluate"
     reset_on_alert: bool = False
@@ -309,6 +315,7 @@ class _Reader:
         self._check_keys(kind)
         # A rule without any window counts as a lookback rule.
         required = kind == LOOKBACK or (sequence is None and document.get("window") is None)
+        severity, group_by = self._read_choice("severity", SEVERITIES, "medium"), self._read_group_by()
         rule = Rule(
             rule_id=self._read_rule_id(),
             stream=self._read_text("stream", required=True),
@@ -318,8 +325,10 @@ class _Reader:
             when=self._read_expression("when", required=required) if sequence is None else "",
             sequence=sequence,
             description=self._read_text("description"),
-            severity=self._read_choice("severity", SEVERITIES, "medium"),
-            group_by=self._read_group_by(),
+            severity=severity,
+            group_by=group_by,
+            entity=self._read_entity(group_by),
+            score=self._read_score(severity),
             where=self._read_expression("where") or None,
             late=self._read_choice("late", LATE_POLICIES, "evaluate"),
             reset_on_alert=self._read_flag("reset_on_alert"),
@@ -455,6 +464,32 @@ class _Reader:
                 f"group_by names a field twice (capitals make no difference): {quote_value(value)}; leave one out",
             )
         return tuple(reversed(names.values()))
+
+    def _read_entity(self, group_by: tuple[str, ...]) -> str:
+        """Reads the field that the alerts are about: one of group_by, capitals make no difference."""
+        entity = self._read_text("entity")
+        if not entity:
+            return ""
+        named = next((name for name in group_by if name.lower() == entity.lower()), None)
+        # A group_by that cannot be read has a problem of its own.
+        if named is None and (group_by or self._document.get("group_by", []) == []):
+            self._add_problem(
+                "entity", f"{quote_value(entity)} is not in group_by; name one of its fields, or add it there"
+            )
+        return named or ""
+
+    def _read_score(self, severity: str) -> int:
+        if "score" not in self._document:
+            return SCORES[severity]
+        value = self._document["score"]
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SCORE:
+            return value
+        self._add_problem(
+            "score",
+            f"must be a whole number from 0 to {MAX_SCORE:,}, got {quote_value(value)}; leave it out for that of the severity, "
+            f"{SCORES[severity]}",
+        )
+        return SCORES[severity]
 
     def _read_duration(self, value: object, place: str, *, zero: bool = False) -> int:
         if message := self._parameters.find_unknown(value):
@@ -803,6 +838,7 @@ _KEYS_OF_OTHER_STEPS = {
 # The remedy for a text that must not be blank.
 _REMEDIES = {
     "stream": "name the stream whose events the rule judges",
+    "entity": "name a field of group_by, such as customer_id, or leave it out",
     "where": "write which events the rule sees, such as \"payment_type = 'CSH'\", or leave it out for all",
     "when": "write the condition that raises the alert, such as 'n >= 10'",
 }

@@ -29,10 +29,12 @@ from lookback.core.rules.document import (
     MAX_EVENTS,
     MAX_MEASURES,
     MAX_OVERLAP,
+    MAX_SCORE,
     MAX_STEPS,
     MEASURE_KEYS,
     NAME,
     RULE_ID,
+    SCORES,
     SEQUENCE_KEYS,
     SEVERITIES,
     STEP_KEYS,
@@ -71,6 +73,7 @@ def build_rule_schema() -> dict[str, Any]:
         "type": "object",
         "properties": _select((*COMMON_KEYS, *_list_kind_keys()), {**_common_properties(), **_kind_properties()}),
         "required": ["rule_id", "stream"],
+        "dependentRequired": {"entity": ["group_by"]},
         "additionalProperties": False,
         "allOf": [
             {
@@ -265,6 +268,25 @@ def _common_properties() -> dict[str, _Schema]:
             "uniqueItems": True,
             "default": [],
             "examples": [["customer_id"], ["customer_id", "terminal_id"]],
+        },
+        "entity": {
+            "description": (
+                "A field of group_by: whom the alerts are about. Rules over the stream `alerts` add up the scores of an "
+                "entity. Default: none."
+            ),
+            "type": "string",
+            "pattern": r"\S",
+            "examples": ["customer_id"],
+        },
+        "score": {
+            "description": (
+                "What an alert adds to the risk of its entity. Default: by severity, "
+                f"{', '.join(f'{severity} {score}' for severity, score in SCORES.items())}."
+            ),
+            "type": "integer",
+            "minimum": 0,
+            "maximum": MAX_SCORE,
+            "examples": [25],
         },
         "where": _expression(
             "Which events the rule sees; it may name the event's fields. Default: all events.",

@@ -220,6 +220,11 @@ class Lists:
         """The number of rows of each list that has any, by name."""
         return {name: each.count for name, each in sorted(self._lists.items()) if each.count}
 
+    @classmethod
+    def join(cls, parts: Iterable[Lists], commit: int | None) -> Lists:
+        """Joins lists of different names, as they are after a commit."""
+        return cls(commit, {name: each for part in parts for name, each in part._lists.items()})
+
     def select(self, names: Collection[str]) -> Lists:
         """Returns these lists alone."""
         return Lists(self.commit, {name: each for name, each in self._lists.items() if name in names})

@@ -167,7 +167,7 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
     figures = read_stream_figures(tables, stream, checkpoint)
     findings = check_health(figures)
     status.update(
-        events=count(stream.name, lambda rows: rows),
+        events=count(stream.name, lambda _: tables.read_events(stream.name)),
         commits=figures.committed,
         judged=figures.judged,
         rules=figures.rules,
@@ -197,7 +197,7 @@ def read_stream_figures(
     waiting = read_backlog(tables, stream.name, judged)
     rejected, reason = _count_rejected(tables, stream.name, now)
     failing, refused = _read_failures(tables, stream.name, now)
-    ingested = tables.read(stream.name).where(F.col("ingested_at") >= now - RECENT).count() if rejected else 0
+    ingested = tables.read_events(stream.name).where(F.col("ingested_at") >= now - RECENT).count() if rejected else 0
     return Figures(
         stream.name, now,
         rules=sum(1 for row in own if row.status in EVALUATED),

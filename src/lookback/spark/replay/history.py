@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 # A task judges the commits of about so many events at a time, of which it holds those of its keys.
 _SPAN_EVENTS = 1_000_000
-# One for all rows of a commit, later than those of every earlier one.
+# All rows of a commit have the same one, later than that of every earlier commit.
 _STAMP = "ingested_at"
-# So many commits are read for the first and the last event time; where more may have them, all are.
+# To find the first and the last event time at most so many commits are read; where more may have them, all are.
 _MOST_OUTER = 8
 _LOGGED_EXACTLY = 2_000
 
@@ -33,10 +33,10 @@ _LOGGED_EXACTLY = 2_000
 class History:
     """The commits of an events table that can be read.
 
-    first, last: commits. events: inserted rows. deletes: commits that deleted rows. spans: the last commit of each span.
-    first_time, last_time: of events in microseconds; None without events. warning: for people, if not all can be read. stamps:
-    the times by which events are ordered where the change feed no longer has them all, in microseconds; commits are then
-    their positions, from 1.
+    first, last: commits. events: the number of inserted rows; deletes: of commits that deleted rows. spans: the last commit
+    of each span. first_time, last_time: of events in microseconds; None without events. warning: for people, if some events
+    cannot be read. stamps: the times by which events are ordered where the change feed no longer has them all, in
+    microseconds; commits are then their positions, from 1.
     """
 
     stream: Stream
@@ -59,7 +59,7 @@ class History:
         history = cls.read(tables, stream)
         if not history.first:
             return history
-        rows, time = tables.read(stream.name), F.unix_micros(stream.event_time)
+        rows, time = tables.read_events(stream.name), F.unix_micros(stream.event_time)
         counts = (
             rows.groupBy(F.unix_micros(_STAMP).alias(_STAMP))
             .agg(F.count("*").alias("events"), F.min(time).alias("first"), F.max(time).alias("last"))
@@ -102,7 +102,7 @@ class History:
         return changes.where(F.col("_change_type").isin("insert", "delete"))
 
     def read_lasting(self, tables: Tables) -> DataFrame:
-        """Reads the inserted rows as if those that were deleted later had never come: these are marked as deletions."""
+        """Reads the inserted rows. Those that were deleted later are marked as deletions, so that they count nowhere."""
         if self.stamps:
             return self._read_by_stamp(tables)
         changes = self.read_changes(tables)
@@ -119,7 +119,7 @@ class History:
         """Reads the rows that are there, with the columns of a change feed."""
         numbered = [(number, stamp) for number, stamp in enumerate(self.stamps, 1)]
         numbers = tables.spark.createDataFrame(numbered, f"{COMMIT} bigint, _stamp bigint")
-        rows = tables.read(self.stream.name).withColumn("_stamp", F.unix_micros(_STAMP))
+        rows = tables.read_events(self.stream.name).withColumn("_stamp", F.unix_micros(_STAMP))
         rows = rows.join(F.broadcast(numbers), "_stamp").drop("_stamp")
         return rows.withColumns({"_change_type": F.lit("insert"), "_commit_timestamp": F.col(_STAMP)})
 
@@ -154,7 +154,8 @@ def _read_counts(tables: Tables, stream: Stream, first: int, last: int) -> list[
 
     The first and the last event time of all are exact, those of one commit to a millisecond.
     """
-    folder = None if first or stream.table else tables.log_folder(stream.name)
+    # Of the rows of alerts and of a table that others write, not all are events.
+    folder = None if first or stream.table or stream.is_of_alerts else tables.log_folder(stream.name)
     logged = None if folder is None else list_inserted_rows(folder, last, stream.event_time)
     if not logged:
         return _count_changes(tables, stream, [(first, last)])

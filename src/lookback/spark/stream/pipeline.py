@@ -35,6 +35,7 @@ from lookback.spark.rules import RulesTable
 from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, snapshot_declaration
 from lookback.spark.stream.declared import plan_start
 from lookback.spark.stream.dispatch import BLOCKS, build_event_blocks, build_rule_blocks, find_shard_labels
+from lookback.spark.stream.listwatch import ListsWatch
 from lookback.spark.stream.processor import ShardProcessor
 from lookback.spark.stream.quarantine import Quarantines
 from lookback.spark.stream.rebuild import UnwrittenRows
@@ -156,7 +157,12 @@ class Evaluation:
             self._quarantines = Quarantines(
                 self.tables, self.stream, self.streams, self.checkpoint, has_gate=self._gate is not None
             )
+            self._lists = ListsWatch(
+                self.tables, self.stream, self.streams, self.checkpoint,
+                keeps_all=self._beginning.rebuild is not None,
+            )  # fmt: skip
             try:
+                self._lists.begin()
                 while not self._stopping.is_set():
                     self._quarantines.publish(at_once=True)
                     self._plan_and_start()
@@ -332,6 +338,7 @@ class Evaluation:
                     return True
                 self._require_ownership()
                 self._watch.follow_if_due(self.reports[-1] if self.reports else None)
+                self._lists.follow_if_due()
                 self._quarantines.publish()
                 if self._idle is not None:
                     self._idle.advance_if_due(query)
@@ -390,6 +397,6 @@ class _Idle:
         if reports:
             return reports[-1].watermark
         time_, stream = F.col(self._evaluation.stream.event_time), self._evaluation.stream
-        past = self._evaluation.tables.read(stream.name).where(time_ <= F.current_timestamp())
+        past = self._evaluation.tables.read_events(stream.name).where(time_ <= F.current_timestamp())
         highest = past.agg(F.max(F.unix_micros(time_)).alias("highest")).collect()[0]["highest"]
         return None if highest is None else int(highest) - stream.max_out_of_orderness

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 from operator import and_
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -31,7 +32,9 @@ from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, 
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
+from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.dispatch import EVENTS
+from lookback.spark.stream.listfiles import ListFiles
 from lookback.spark.stream.pages import ShardPages
 
 ALERTS, LATE, LOG, NOTES, FAILURES, REPORT = "alerts", "late", "log", "notes", "failures", "report"
@@ -74,7 +77,8 @@ class Shard:
     ) -> None:  # fmt: skip
         self._schedule, self._declarations = schedule, declarations
         self._stream, self._streams, self._query, self._label = declarations.last, streams, query, label
-        self._evaluator = Evaluator(self._stream, list(labels).index(label), len(labels))
+        lists = ListFiles.of(Checkpoint(Path(query)))
+        self._evaluator = Evaluator(self._stream, list(labels).index(label), len(labels), lists=lists)
         self._first = label == labels[0]
         self._handle, self._pages = handle, ShardPages(pages, query, label)
 

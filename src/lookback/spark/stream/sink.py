@@ -99,6 +99,7 @@ class Sink:
     query_id: str
     check: bool = True
     missing: Callable[[str, pa.Table], pa.Table] | None = None
+    _whole: set[str] = field(default_factory=set, init=False)
 
     def write(self, answers: pa.Table, batch_id: int, run_ms: float) -> BatchReport:
         """Appends alerts, late events and log rows, each in one commit that carries the batch's mark.
@@ -129,8 +130,15 @@ class Sink:
         return report
 
     def _append(self, rows: pa.Table, name: str, mark: str) -> None:
-        if not append_directly(self.tables, rows, name, mark):
-            self.tables.append(self.tables.spark.createDataFrame(rows).coalesce(1), name, mark)
+        if append_directly(self.tables, rows, name, mark):
+            return
+        # A table of an earlier release lacks columns until it is set up again; once it has all, it keeps them.
+        if name not in self._whole:
+            existing = set(self.tables.read(name).columns)
+            here = [each for each in rows.column_names if each in existing]
+            self._whole |= {name} if len(here) == rows.num_columns else set()
+            rows = rows.select(here)
+        self.tables.append(self.tables.spark.createDataFrame(rows).coalesce(1), name, mark)
 
 
 def is_written(tables: Tables, name: str, mark: str) -> bool:
