@@ -13,11 +13,12 @@ from pyspark.sql import functions as F  # noqa: N812
 import lookback
 from alert_rows import AlertRow, collect_alerts, list_alerts
 from lookback.spark.explaining.explanations import explain, explain_event
-from lookback.spark.lists import add_values, remove_values
+from lookback.spark.lists import add_values, read_list_changes, remove_values
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.checkpoint import Checkpoint
+from lookback.spark.stream.listfeed import read_commit_files
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import (
     RULES,
@@ -149,6 +150,33 @@ def test_c11_3_changes_between_commits_are_obeyed_logged_and_replayed_alike(read
     shutil.rmtree(Checkpoint(Path(checkpoint_folder(ready, STREAM))).parcels("lists").folder)
     evaluate(ready, rebuild=True)
     assert outputs(ready) == expected
+
+
+@pytest.mark.long
+def test_files_of_a_commit_say_what_its_change_feed_says(ready: Tables) -> None:
+    far = "timestamp'9999-12-31 00:00:00'"
+    statements = [
+        f"INSERT INTO {{}} (list, value, expires_at) VALUES ('a', 'x', {far}), ('a', 'y', timestamp_micros(-1)), ('b', 'ü', NULL)",
+        "UPDATE {} SET reason = 'because', kind = 'cidr' WHERE value = 'x'",
+        "DELETE FROM {} WHERE value = 'y'",
+        "DELETE FROM {} WHERE list = 'b'",  # a whole file goes
+        "ALTER TABLE {} SET TBLPROPERTIES (a = 'b')",
+        "INSERT OVERWRITE {} SELECT 'c', 'z', NULL, NULL, NULL, NULL, NULL",
+        "OPTIMIZE {}",
+    ]
+    for statement in statements:
+        sql(ready, statement)
+    add_values(ready, "c", ["z", "new"])  # a MERGE
+    read = 0
+    for commit in range(ready.version("lists") + 1):
+        table = read_commit_files(Path(ready.path_or_name("lists")), commit)
+        if table is not None:
+            rows = read_list_changes(ready, commit, commit).toArrow()
+            assert sorted(table.to_pylist(), key=repr) == sorted(rows.to_pylist(), key=repr), commit
+            read += 1
+    assert read >= len(statements) - 2
+    sql(ready, "INSERT INTO {} (list, value) VALUES ('d', cast(X'ff' as string))")
+    assert read_commit_files(Path(ready.path_or_name("lists")), ready.version("lists")) is None
 
 
 @pytest.mark.long
