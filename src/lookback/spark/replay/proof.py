@@ -232,8 +232,10 @@ def _compare_alerts(
 def _read_recorded(tables: Tables) -> DataFrame:
     """Reads the table of alerts, also one of an earlier release, with all columns."""
     rows = tables.read("alerts")
-    types = {name: ALERTS[name].dataType for name in LATER_COLUMNS if name not in rows.columns}
-    return rows.withColumns({name: F.lit(None).cast(type_) for name, type_ in types.items()})
+    missing = [name for name in LATER_COLUMNS if name not in rows.columns]
+    if not missing:
+        return rows
+    return rows.withColumns({name: F.lit(None).cast(ALERTS[name].dataType) for name in missing})
 
 
 def _blank_later_columns(replayed: DataFrame, recorded: DataFrame) -> DataFrame:
