@@ -134,3 +134,13 @@ def test_the_tests_that_are_run_on_each_runtime_are_there(monkeypatch: pytest.Mo
         for path in tool._list_paths(tests):
             file, _, name = path.partition("::")
             assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("room", ["core", "spark"])
+def test_contributing_lists_the_packages_of_a_room_in_the_order_in_which_they_may_import(room: str) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [each["layers"] for each in contracts if each["id"] == room]
+    table = page.partition(f"| `{room}`, from the top down |")[2].partition("\n\n")[0]
+    listed = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table.splitlines()[2:]]
+    assert listed == [layer.split(" | ") for layer in layers]

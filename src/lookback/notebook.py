@@ -328,7 +328,9 @@ def backtest_rule(
     other = workspace.rules.find_version(against) if against else None
     compared = None if other is None else Candidate(dict(other.document or {}), other.version)
     stream = workspace.streams[str(document.get("stream"))]
-    with backtest(workspace.tables, stream, [candidate], within, vary=varied, rows=False, against=compared) as result:
+    with backtest(
+        workspace.tables, stream, [candidate], within, vary=varied, rows=False, against=compared, streams=workspace.streams
+    ) as result:  # fmt: skip
         frame = pd.DataFrame([{**vars(each), **each.parameters} for each in result.figures]).drop(columns="parameters")
         shown = [*varied, "alerts", "alerts_per_day", "keys", "flagged", "positives", "precision", "recall"]
         show(frame[shown])
@@ -721,9 +723,10 @@ def measure_rules(workspace: Workspace, rule_id: str = "", as_of: str = "") -> R
     from lookback.spark.figures import Period, RuleFigures
 
     period = Period(as_of=to_utc(parse_calendar_time(as_of)) if as_of else None)
-    figures = RuleFigures(workspace.tables, workspace.stream, period, [rule_id] if rule_id else None)
-    days, rules = to_frame(figures.by_day()), to_frame(figures.by_rule())
-    show(pictures.plot_rule_figures(days), rules)
+    rules = [rule_id] if rule_id else None
+    figures = RuleFigures(workspace.tables, workspace.stream, period, rules, streams=workspace.streams)
+    days, by_rule = to_frame(figures.by_day()), to_frame(figures.by_rule())
+    show(pictures.plot_rule_figures(days), by_rule)
     return figures
 
 

@@ -327,6 +327,29 @@ def test_c11_3_a_delete_takes_out_nothing_of_an_event_that_the_list_kept_out() -
     assert not notes
 
 
+def test_c11_3_that_an_event_of_the_list_has_the_key_and_time_of_a_deleted_one_is_not_logged() -> None:
+    """The list explains that b is not in the windows, so nobody has to look for it."""
+    document = rule(where="in_list(k, 'l')", measures={"n": "sum(a)"}, when="true")
+    steps = [1, [event("a", 1, a=2), event("b", 1, k="y", a=3)], ("delete", event("b", 1, k="y", a=3)), [event("c", 2)]]
+    rows, notes = process(document, steps, {1: LISTED})
+    assert [row.measures["n"] for row in rows] == [2, 3]
+    assert not notes
+
+
+def test_c11_3_of_a_window_with_a_resolution_a_delete_takes_out_what_went_in_after_its_time_has_passed_too() -> None:
+    """Rows of a bucket that has passed are combined elsewhere; then none could tell that b was left out."""
+    # list:    {x}                                {x, y}
+    # event:      a(1, x)  b(2, y)    z(40, x)            delete b         c(41, x)
+    both = LISTED.apply([ListChange("insert", 2, "l", "y")])
+    window = {"lookback": "1 minute", "resolution": "10 seconds"}
+    document = rule(window=window, where="in_list(k, 'l')", when="true")
+    late = event("b", 2, k="y")
+    steps = [1, [event("a", 1), late], [event("z", 40)], 2, ("delete", late), [event("c", 41)]]
+    rows, notes = process(document, steps, {1: LISTED, 2: both})
+    assert [row.measures["n"] for row in rows] == [1, 2, 3]
+    assert not notes
+
+
 def test_c10_6_an_event_that_must_have_been_kept_and_is_not_found_is_still_logged() -> None:
     """Its value has been updated since it came, which no list explains."""
     document = rule(measures={"n": "sum(a) filter (where in_list(k, 'l') or not in_list(k, 'l'))"}, when="true")

@@ -111,7 +111,7 @@ def test_c10_9_alerts_are_explained_and_their_events_counted_by_the_declarations
         unnamed.groupBy("alert_id").agg(F.max_by(F.struct(*unnamed.columns), "revision").alias("row")).select("row.*")
     )
     counted = (
-        find_counted_events(ready, LAX, last)
+        find_counted_events(ready, {LAX.name: LAX}, last)
         .groupBy("alert_id")
         .agg(F.count("event_id").alias("counted"), F.count_if(F.col("event_id").isNull()).alias("unknown"))
     )

@@ -97,7 +97,7 @@ def _backtest(options: argparse.Namespace) -> None:
     show = None if wants_json(options) else print_line
     with backtest(
         tables, streams[names[0]], candidates, within, vary=varied, rows=bool(options.out), against=against, as_of=as_of,
-        lists_now=options.lists == "now", progress=show,
+        lists_now=options.lists == "now", streams=streams, progress=show,
     ) as result:  # fmt: skip
         for warning in result.warnings:
             print(f"warning: {warning}", file=sys.stderr)

@@ -147,7 +147,7 @@ def _show_overlap(options: argparse.Namespace) -> None:
     for stream in chosen:
         if not (tables.exists(stream.name) and tables.exists("alerts") and tables.exists("rules")):
             continue
-        figures = RuleFigures(tables, stream, period)
+        figures = RuleFigures(tables, stream, period, streams=streams)
         if not figures.rules:
             continue
         pairs, alone = ([row.asDict() for row in rows.collect()] for rows in (figures.pairs(), figures.alone()))

@@ -23,7 +23,6 @@ from lookback.spark.replay.backtest import Candidate, backtest, find_last_days
 from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:
-    from lookback.core.streams.declaration import Stream
     from lookback.spark.rules import RuleRow, RulesTable
     from lookback.spark.tables.lakehouse import Tables
 
@@ -76,7 +75,7 @@ def find_conditions(
     compiled, tables = rules.check(document), rules.tables
     per_day, precision = None, None
     if gate.backtest_days:
-        per_day, precision = _try(tables, rules.streams[compiled.spec.stream], row, gate.backtest_days, progress)
+        per_day, precision = _try(tables, rules, compiled.spec.stream, row, gate.backtest_days, progress)
     wanted = hash_document(document)
     hours = _find_shadow_hours(rules, row.rule_id, wanted) if gate.shadow_hours else None
     author, first = _find_author(rules, row, wanted)
@@ -118,14 +117,17 @@ def _find_committers(tables: Tables, rule_id: str, version: int) -> list[str]:
 
 
 def _try(
-    tables: Tables, stream: Stream, row: RuleRow, days: float, progress: Callable[[str], None] | None
+    tables: Tables, rules: RulesTable, name: str, row: RuleRow, days: float, progress: Callable[[str], None] | None
 ) -> tuple[float | None, float | None]:
-    """Returns the alerts a day and the precision of a version over the last days of events."""
+    """Returns the alerts a day and the precision of a version over the last days of events. name: of its stream."""
+    stream = rules.streams[name]
     within = find_last_days(tables, stream, days)
     if within is None:
         return None, None
     candidate = Candidate(dict(row.document or {}), row.version)
-    with backtest(tables, stream, [candidate], within, rows=False, progress=progress) as result:
+    with backtest(
+        tables, stream, [candidate], within, rows=False, streams=rules.streams, progress=progress
+    ) as result:  # fmt: skip
         (figures,) = result.figures
         return figures.alerts_per_day, figures.precision
 

@@ -14,6 +14,7 @@ from lookback.core.rules.roles import SHADOW
 from lookback.core.streams.declaration import Stream
 from lookback.spark.labels import read_labels
 from lookback.spark.rules import RulesTable
+from lookback.spark.stream.rebuild import Term
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,8 +59,8 @@ def compare_versions(
 ) -> ChallengerComparison:  # fmt: skip
     """Compares the version of a rule in shadow with the one beside it, by key and event or start of window.
 
-    Alerts that stand count: those whose last verdict is raised. A suppressed or retracted one does not. streams: the declared
-    streams by name. as_of: an aware time, as of which labels are read; None: now. has_gate: whether the settings have one; see
+    Alerts of the last evaluation that stand count: those whose last verdict is raised. A suppressed or retracted one does not.
+    streams: the declared streams by name. as_of: an aware time, as of which labels are read; None: now. has_gate: whether the settings have one; see
     `RulesTable`. Raises RuleError if no version is in shadow.
     """
     tables = tables.holding(*streams.values())
@@ -72,11 +73,14 @@ def compare_versions(
     stream = streams[str(shadow.document["stream"])]
     own = (F.col("stream") == stream.name) & (F.col("rule_id") == rule_id)
     is_begin = (F.col("action") == "shadowed") & (F.col("version") == shadow.version)
-    begin = tables.read("rule_log").where(own & is_begin).agg(F.max(F.coalesce("arrival", F.lit(-1)))).head()
+    term = Term.find(tables, stream)
+    log = term.select(tables.read("rule_log"), "logged_at").where(own & is_begin)
+    begin = log.agg(F.max(F.coalesce("arrival", F.lit(-1)))).head()
     since = -1 if begin is None or begin[0] is None else int(begin[0])
     is_compared = (F.col("mode") == "active") | (F.col("rule_version") == shadow.version)
-    alerts = tables.read("alerts").where(own & is_compared & (F.col("arrival") > since))
-    labels = read_labels(tables, stream, as_of).select("event_id", "positive")
+    alerts = term.select(tables.read("alerts"), "decided_at")
+    alerts = alerts.where(own & is_compared & (F.col("arrival") > since))
+    labels = read_labels(tables, stream, as_of, streams=streams).select("event_id", "positive")
     return ChallengerComparison(
         rule_id,
         active,

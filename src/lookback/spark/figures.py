@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -20,6 +20,7 @@ from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.values.times import parse_time
 from lookback.spark.explaining.counted import find_counted_events, list_named_events
 from lookback.spark.labels import read_labels
+from lookback.spark.stream.rebuild import Evaluations
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
@@ -62,15 +63,18 @@ class Period:
 
 
 class RuleFigures:
-    """The figures of a stream's rules over a period. Its frames are read from the tables once, and then kept.
+    """The figures of a stream's rules over a period. The tables are read once; later changes do not show.
 
-    rules: the ids to look at; None: those that have an alert or are active.
+    rules: the ids to look at; None: those that have an alert or are active. streams: every declared stream by name, to one
+    of which a version may have moved a rule; None: there are no others.
     """
 
     def __init__(
-        self, tables: Tables, stream: Stream, period: Period | None = None, rules: Sequence[str] | None = None
-    ) -> None:
-        self._tables, self._stream = tables.holding(stream), stream
+        self, tables: Tables, stream: Stream, period: Period | None = None, rules: Sequence[str] | None = None,
+        *, streams: Mapping[str, Stream] | None = None,
+    ) -> None:  # fmt: skip
+        self._streams = {**(streams or {}), stream.name: stream}
+        self._tables, self._stream = tables.holding(*self._streams.values()), stream
         self._period = period or Period()
         as_of = self._period.as_of or dt.datetime.now(dt.timezone.utc)
         self._moment = to_timestamp(parse_time(as_of))
@@ -161,12 +165,16 @@ class RuleFigures:
         return self._tables.spark.createDataFrame(rows, "a string, alone bigint, flagged bigint, adds_nothing boolean")
 
     def _read_standing(self) -> DataFrame:
-        """Reads the last revision of each alert as of the moment, where it is raised, with the first decision's time."""
+        """Reads the last revision of each alert as of the moment, where it is raised, with the first decision's time.
+
+        The last is that of the last evaluation that wrote the alert: each numbers its revisions from 0.
+        """
         alerts = self._tables.read("alerts").where(F.col("stream") == self._stream.name)
         alerts = alerts.where((F.col("decided_at") <= self._moment) & (F.col("mode") == "active"))
         names = [name for name in alerts.columns if name != "alert_id"]
         last = alerts.groupBy("alert_id").agg(
-            F.max_by(F.struct(*names), "revision").alias("last"), F.min("decided_at").alias("first_decided_at")
+            F.max_by(F.struct(*names), F.struct(Evaluations.read(self._tables).number(), "revision")).alias("last"),
+            F.min("decided_at").alias("first_decided_at"),
         )
         return last.where("last.verdict = 'raised'").select("alert_id", "last.*", "first_decided_at")
 
@@ -188,7 +196,7 @@ class RuleFigures:
         )  # fmt: skip
         rows = rows.where(self._period.holds("event_time")).dropDuplicates(["event_id"])
         rows = rows.withColumn("day", _find_day("event_time"))
-        labels = read_labels(self._tables, stream, as_of).select("event_id", "positive")
+        labels = read_labels(self._tables, stream, as_of, streams=self._streams).select("event_id", "positive")
         rows = rows.join(labels, "event_id", "left")
         if self._period.unlabelled_are_negative:
             rows = rows.withColumn("positive", F.coalesce("positive", F.lit(False)))
@@ -203,7 +211,7 @@ class RuleFigures:
         others = self._alerts.where(~is_whole)
         if others.isEmpty():
             return whole
-        counted = find_counted_events(self._tables, self._stream, others)
+        counted = find_counted_events(self._tables, self._streams, others)
         return whole.unionByName(others.select("rule_id", "alert_id").join(counted, "alert_id"))
 
     def _aggregate(self, *, by_day: bool) -> DataFrame:
@@ -273,8 +281,9 @@ class RuleFigures:
         )
 
     def _find_groupings(self) -> dict[tuple[str, ...], list[str]]:
-        """Finds the rules by the fields of their key: that of the highest version, else that of their alerts."""
-        rows = self._tables.read("rules").where(F.col("rule_id").isin(self.rules))
+        """Finds the rules by the fields of their key: that of the stream's highest version, else that of their alerts."""
+        is_own = F.get_json_object("document", "$.stream") == self._stream.name
+        rows = self._tables.read("rules").where(F.col("rule_id").isin(self.rules) & is_own)
         last = rows.groupBy("rule_id").agg(F.max_by("document", "version").alias("document"))
         fields = {row["rule_id"]: list(json.loads(row["document"]).get("group_by") or []) for row in last.collect()}
         for row in self._alerts.groupBy("rule_id").agg(F.max_by(F.map_keys("key"), "arrival").alias("names")).collect():

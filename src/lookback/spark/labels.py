@@ -1,4 +1,4 @@
-"""Labels of events: which were what rules look for, and when that became known. Imports them from files, and reads them.
+"""Labels of events, which say whether an event is what rules look for, and when that became known: imports and reads them.
 
 A label is a row of the table `labels`, or a person's review of an alert. Both are read as of a moment, so that what became
 known later does not leak into an earlier figure.
@@ -30,6 +30,7 @@ from lookback.spark.explaining.counted import find_counted_events, list_named_ev
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
 from lookback.spark.ingest.rejected import Rejection, count_rejections
 from lookback.spark.ingest.sources import Source
+from lookback.spark.stream.rebuild import Evaluations
 from lookback.spark.tables.lakehouse import keep, to_timestamp
 
 if TYPE_CHECKING:
@@ -42,22 +43,27 @@ TABLE = "labels"
 _EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE = "event_id", "positive", "label", "labelled_at", "source"
 _COLUMNS = (_EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE)
 _REVIEW = "review"
-# What becomes of a row of a file, in a column of its own.
+# The number of the evaluation that wrote a row of `alerts`.
+_EVALUATION = "evaluation"
+# The column with the outcome of a row of a file.
 _OUTCOME = "__outcome"
 _UNKNOWN, _DUPLICATE, _REJECTED, _NEW = "unknown", "duplicate", "rejected", "new"
 
 
-def read_labels(tables: Tables, stream: Stream, as_of: dt.datetime | None = None) -> DataFrame:
+def read_labels(
+    tables: Tables, stream: Stream, as_of: dt.datetime | None = None, *, streams: Mapping[str, Stream] | None = None
+) -> DataFrame:
     """Reads the labels of a stream's events that were known at a moment. One row an event that has one.
 
     as_of: an aware time; None: now. Columns: event_id (exact text), positive, label, labelled_at, source. Of the rows of
     `labels` known by then the last by labelled_at counts; of rows of one time a positive one. An event without such a row has
     the label of a review: the last one of each alert by then, of its triggering event and all events that its sequence
     matched, also beyond those that `evidence` names. confirmed is positive, false_positive and benign are negative;
-    unclear is no label. A review of a window labels no event.
+    unclear is no label. A review of a window labels no event. streams: every declared stream by name, to one of which a
+    version may have moved a rule; None: there are no others.
     """
     moment = to_timestamp(parse_time(as_of or dt.datetime.now(dt.timezone.utc)))
-    known = _read_reviews(tables, stream, moment)
+    known = _read_reviews(tables, stream, moment, streams or {})
     if tables.exists(TABLE):
         rows = tables.read(TABLE).where((F.col("stream") == stream.name) & (F.col(_AT) <= moment))
         known = known.unionByName(rows.select(*_COLUMNS, F.lit(1).alias("rank")))
@@ -67,24 +73,32 @@ def read_labels(tables: Tables, stream: Stream, as_of: dt.datetime | None = None
     return by_event.select(_EVENT_ID, *(F.col(f"last.{name}").alias(name) for name in _COLUMNS[1:]))
 
 
-def _read_reviews(tables: Tables, stream: Stream, moment: Column) -> DataFrame:
+def _read_reviews(tables: Tables, stream: Stream, moment: Column, streams: Mapping[str, Stream]) -> DataFrame:
     """Reads the labels that reviews until a moment give, with `rank` 0; an event may have several."""
     reviews = tables.read("reviews").where(F.col("reviewed_at") <= moment)
     if "revision" not in reviews.columns:
         reviews = reviews.withColumn("revision", F.lit(None).cast("int"))
     last = F.max(F.struct("reviewed_at", "reviewer", "disposition", "revision")).alias("last")
     reviews = reviews.groupBy("alert_id").agg(last).select("alert_id", "last.*")
+    evaluations = Evaluations.read(tables)
     alerts = tables.read("alerts").where((F.col("stream") == stream.name) & F.col("event_id").isNotNull())
-    alerts = alerts.select("alert_id", F.col("revision").alias("number"), "event_id", "evidence", "decided_at")
+    alerts = alerts.select(
+        "alert_id", F.col("revision").alias("number"), "event_id", "evidence", "decided_at", "stream",
+        evaluations.number().alias(_EVALUATION),
+    )  # fmt: skip
     # Rows of an earlier release do not name the revision that was seen: it is the last by then.
     seen = F.col("number") <= F.coalesce("revision", F.lit(2**31 - 1))
     seen = seen & (F.col("revision").isNotNull() | (F.col("decided_at") <= F.col("reviewed_at")))
-    row = F.max_by(F.struct("event_id", "evidence", "number"), "number").alias("row")
+    # An evaluation that began after the review may have written the alert again, and not as it was seen.
+    had_begun = F.col(_EVALUATION) <= evaluations.number("reviewed_at")
+    last = F.struct(had_begun, _EVALUATION, "number")
+    row = F.max_by(F.struct("event_id", "evidence", "number", _EVALUATION), last).alias("row")
     reviewed = alerts.join(reviews, "alert_id").where(seen).groupBy("alert_id", "reviewed_at", "disposition").agg(row)
     reviewed = reviewed.select(
-        "alert_id", "reviewed_at", "disposition", "row.number", F.explode(list_named_events("row")).alias(_EVENT_ID)
-    )
-    reviewed = _add_unnamed(tables, stream, reviewed)
+        "alert_id", "reviewed_at", "disposition", "row.number", f"row.{_EVALUATION}",
+        F.explode(list_named_events("row")).alias(_EVENT_ID),
+    )  # fmt: skip
+    reviewed = _add_unnamed(tables, stream, streams, evaluations, reviewed)
     positive = reduce(
         lambda otherwise, each: F.when(F.col("disposition") == each[0], F.lit(each[1])).otherwise(otherwise),
         DISPOSITIONS.items(),
@@ -96,29 +110,32 @@ def _read_reviews(tables: Tables, stream: Stream, moment: Column) -> DataFrame:
     ).where(F.col(_POSITIVE).isNotNull())  # fmt: skip
 
 
-def _add_unnamed(tables: Tables, stream: Stream, reviewed: DataFrame) -> DataFrame:
+def _add_unnamed(
+    tables: Tables, stream: Stream, streams: Mapping[str, Stream], evaluations: Evaluations, reviewed: DataFrame
+) -> DataFrame:
     """Adds the events that the sequences of reviewed alerts matched beyond those that `evidence` names.
 
-    reviewed: alert_id, the number of the revision that was seen, event_id and more.
+    reviewed: alert_id, the number of the revision that was seen and of the evaluation that wrote it, event_id and more.
     """
     rows = tables.read("alerts").where((F.col("stream") == stream.name) & (F.col("verdict") == "raised"))
     full = rows.where(F.col("event_id").isNotNull() & (F.size("evidence") >= MAX_EVIDENCE_IDS))
-    seen = reviewed.select("alert_id", F.col("number").alias("revision")).distinct()
-    full = full.join(seen, ["alert_id", "revision"], "left_semi")
+    full = full.withColumn(_EVALUATION, evaluations.number())
+    seen = reviewed.select("alert_id", F.col("number").alias("revision"), _EVALUATION).distinct()
+    full = full.join(seen, ["alert_id", "revision", _EVALUATION], "left_semi").drop(_EVALUATION)
     if full.isEmpty():
         return reviewed
     # An alert that cannot be reproduced labels the events that it names.
-    matched = find_counted_events(tables, stream, full).where(F.col(_EVENT_ID).isNotNull())
+    matched = find_counted_events(tables, {**streams, stream.name: stream}, full).where(F.col(_EVENT_ID).isNotNull())
     others = reviewed.drop(_EVENT_ID).distinct().join(matched, "alert_id")
     return reviewed.unionByName(others)
 
 
 @dataclass(frozen=True)
 class LabelReport:
-    """Counts of the rows that an import of labels was offered, and what became of them.
+    """The account of an import of labels: the rows that it was offered, and their outcomes.
 
-    unknown_events: rows about events that are not in the stream's table, which are not stored. duplicates: rows that say
-    what is there already.
+    unknown_events: rows about events that are not in the stream's table, which are not stored. duplicates: rows that repeat
+    a stored label.
     """
 
     stream: str
@@ -245,7 +262,7 @@ def _select_columns(checked: DataFrame, columns: _FileColumns) -> DataFrame:
 
 
 def _add_outcomes(tables: Tables, stream: Stream, rows: DataFrame, now: int) -> DataFrame:
-    """Adds to each row what becomes of it: stored, of an unknown event, a duplicate, or rejected, with the REASON.
+    """Adds to each row its outcome: new, of an unknown event, a duplicate, or rejected, with the REASON.
 
     now: the time of the import in microseconds.
     """

@@ -37,7 +37,7 @@ class RuleReport:
 
     @property
     def passes(self) -> bool:
-        """Whether nothing speaks against the rule."""
+        """True if the rule has no problem."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _try_rules(
     ]
     try:
         with backtest(
-            rules.tables, rules.streams[stream], candidates, within, rows=False, progress=progress
+            rules.tables, rules.streams[stream], candidates, within, rows=False, streams=rules.streams, progress=progress
         ) as result:  # fmt: skip
             known = result.first_time is not None and result.last_time is not None
             days = ((result.last_time or 0) - (result.first_time or 0)) / MICROSECONDS["day"] if known else 0.0

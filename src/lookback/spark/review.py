@@ -16,6 +16,7 @@ from lookback.core.values.texts import count_noun
 from lookback.core.values.times import to_utc
 from lookback.spark.explaining.explanations import explain, explain_event, find_revision, read_alert_rows
 from lookback.spark.snoozes import ACTIVE, leave_out_snoozed, list_snoozes
+from lookback.spark.stream.rebuild import Evaluations
 from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
@@ -65,15 +66,22 @@ def open_queue(
 def _find_open(tables: Tables, alerts: DataFrame, since: dt.datetime | None = None) -> DataFrame:
     """Returns the rows of `alerts` that wait for a person: raised, not in shadow, of the last revision, not reviewed.
 
-    since: a time at or before which no row of `alerts` was decided; revisions from before it are not read.
+    since: a time at or before which no row of `alerts` was decided; revisions from before it are not read. Of several
+    evaluations that wrote an alert, which each number its revisions from 0, the last one counts.
     """
-    revised = tables.read("alerts").where("revision > 0")
+    evaluation = Evaluations.read(tables).number()
+    revised = tables.read("alerts").where((F.col("revision") > 0) | (evaluation > 0))
     if since is not None:
         revised = revised.where(F.col("decided_at") >= F.lit(since))
-    # Revisions are few and two of their columns are narrow; to find the last one by a window would sort every wide row.
-    revised = revised.select(F.col("alert_id").alias("same"), F.col("revision").alias("later"))
-    is_superseded = (F.col("alert_id") == F.col("same")) & (F.col("revision") < F.col("later"))
-    last = alerts.where(_NEEDS_REVIEW).join(revised, is_superseded, "left_anti")
+    # Revisions are few and their columns are narrow; to find the last one by a window would sort every wide row.
+    revised = revised.select(
+        F.col("alert_id").alias("same"), F.col("revision").alias("later"), evaluation.alias("of_evaluation")
+    )
+    is_superseded = (evaluation < F.col("of_evaluation")) | (
+        (evaluation == F.col("of_evaluation")) & (F.col("revision") < F.col("later"))
+    )
+    is_same = F.col("alert_id") == F.col("same")
+    last = alerts.where(_NEEDS_REVIEW).join(revised, is_same & is_superseded, "left_anti")
     return last.join(tables.read("reviews").select("alert_id"), "alert_id", "left_anti")
 
 

@@ -1,4 +1,4 @@
-"""Draws what other values of a parameter would have raised: alerts a day, precision and recall against the value.
+"""Draws alerts a day, precision and recall against the values of a parameter.
 
 Each function returns a new matplotlib Figure, as those of `pictures` do.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _COLOURS = (BLUE, ORANGE, GREEN, SKY, GREY)
 _HOUR = MICROSECONDS["hour"]
-# Of more values that are no numbers, only some are named on the axis.
+# Where there are more values that are no numbers, the axis names only some of them.
 _MOST_NAMED = 12
 
 

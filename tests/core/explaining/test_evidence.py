@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from test_equals_oracle import changes_after, new_state
 
 import lookback
-from growth import takes_at_most
+from growth import grows_in_proportion, takes_at_most
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import WaitingChange, judge_batch
 from lookback.core.errors import RuleError
@@ -543,6 +543,40 @@ def test_c10_4_naming_the_events_of_a_thousand_sequences_of_a_key_takes_less_tha
 
     assert len(alerts) == 1_000
     assert takes_at_most(50, lambda: seconds_for(1), lambda: seconds_for(1_000))
+
+
+WIDE = Stream.from_dict({**STREAM.to_dict(), "max_session": "7 days"})
+COUNTED = {"measures": {"n": "count(*)", "total": "sum(amount)"}}
+# Many windows; one window with a revision for each event; one match of all events.
+LONG = {
+    "tumbling": {**COUNTED, "window": {"tumbling": "10 seconds"}},
+    "session": {**COUNTED, "window": {"session": "9 seconds"}, "early": True},
+    "sequence": {"sequence": {"within": "7 days", "steps": [ONE, {"name": "last", "where": "amount = 2"}]}},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(LONG))
+def test_c10_4_finding_the_events_behind_the_alerts_of_a_key_grows_in_proportion_to_its_events(kind: str):
+    document = {**BASE, **LONG[kind]}
+    rule = compile_rule(document, WIDE)
+
+    def seconds_for(count: int) -> float:
+        given = [
+            {"id": f"{at:05}", "at": moment(at), "k": "x", "amount": 1 + (at == count - 1), "arrival": at}
+            for at in range(count)
+        ]
+        events = read_events(given, WIDE, 1)[0].in_order_of_arrival()
+        highs = {commit: high for commit, high in find_marks(events, events.commits).items() if high is not None}
+        alerts = {row["alert_id"]: row for row in as_rows(lookback.replay([document], given, WIDE).alerts)}
+        evidence = Evidence(rule, events, Clock(Declarations.of(WIDE), highs), [Activation(None, "r", rule)])
+        started = time.process_time()
+        counted = find_counted(evidence, list(alerts.values()))
+        seconds = time.process_time() - started
+        last = len(given) - len(given) % 10 - 10 if kind == "tumbling" else len(given)
+        assert sorted(name for ids in counted for name in ids or [""]) == [row["id"] for row in given[:last]]
+        return seconds
+
+    assert grows_in_proportion(seconds_for, 500)
 
 
 def test_a_rule_in_words_and_its_limits():

@@ -35,7 +35,7 @@ DELETED = {"alerts": "alerts_deleted", "late_events": "late_events_deleted", "ru
 _Logged = tuple[str | None, int | None, str]
 # The arrival of a row of rule_log, and its place among all rows that were read.
 _Time = tuple[int, int]
-# Of a change: its commit, rule_id and version.
+# The commit, rule_id and version of a change.
 _Slot = tuple[int, str | None, int | None]
 
 

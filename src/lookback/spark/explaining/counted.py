@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError
@@ -19,6 +22,7 @@ from lookback.core.explaining.evidence import (
     Reset,
 )
 from lookback.core.rules.compiled import CompiledRule
+from lookback.core.values.times import to_utc
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.explaining.evidence import (
     find_deleting_commits,
@@ -36,15 +40,18 @@ from lookback.spark.explaining.history import (
     read_list_history,
     read_obeyed,
 )
+from lookback.spark.stream.rebuild import Evaluations
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, Row
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
 
-_KEY = "__key"
+_KEY, _EVALUATION, _DOCUMENT = "__key", "__evaluation", "__document"
+# The columns that tell which version of a rule raised an alert, and in which evaluation.
+_VERSION = ("stream", _EVALUATION, "rule_id", "rule_version")
 _COUNTED_ROWS = "alert_id string, event_id string"
 
 
@@ -57,25 +64,70 @@ def list_named_events(row: str = "") -> Column:
     return F.array_union(F.array(event_id), F.coalesce(evidence, F.array().cast("array<string>")))
 
 
-def find_counted_events(tables: Tables, stream: Stream, alerts: DataFrame) -> DataFrame:
+def find_counted_events(tables: Tables, streams: Mapping[str, Stream], alerts: DataFrame) -> DataFrame:
     """Finds the events behind alerts of windows and of sequences, more than `evidence` names: alert_id, event_id.
 
-    alerts: raised rows of the alerts table, at most one revision an alert. The events of their keys are judged anew, as for an
-    explanation, each key in a task of Spark's. event_id is NULL once for an alert that cannot be reproduced: its rule's
-    version is not known any more, or the history of the events is gone.
+    streams: the declared streams by name. alerts: raised rows of the alerts table, of any streams and evaluations, at most
+    one row an alert. The events of their keys are judged anew, as for an explanation, each key in a task of Spark's, by what
+    the evaluation obeyed that wrote the row. event_id is NULL once for an alert that cannot be reproduced: its stream is not
+    declared, or its rule's version is not known any more.
     """
-    versions = alerts.groupBy("rule_id", "rule_version").agg(F.max("arrival").alias("arrival")).collect()
-    history = RuleHistory(tables, stream)
+    tables = tables.holding(*streams.values())
+    alerts = alerts.withColumn(_EVALUATION, Evaluations.read(tables).number())
+    versions = alerts.groupBy(*_VERSION).agg(
+        F.min("arrival").alias("first"),
+        F.max("arrival").alias("arrival"),
+        F.unix_micros(F.max("decided_at")).alias("decided_at"),
+    )
     found = alerts.limit(0).select("alert_id", "event_id")
-    for rule_id, number, arrival in sorted(map(tuple, versions)):
-        own = alerts.where((F.col("rule_id") == F.lit(rule_id)) & (F.col("rule_version") == F.lit(number)))
-        try:
-            rule = history.find_version(rule_id, number, int(arrival) - 1).rule
-        except ReviewError:
-            found = found.unionByName(own.select("alert_id", F.lit(None).cast("string").alias("event_id")))
-            continue
-        found = found.unionByName(_find_by_key(tables, rule, own, history, number, int(arrival), stream))
+    histories: dict[tuple[str, int], RuleHistory] = {}
+    for row in versions.orderBy(*_VERSION).collect():
+        own = alerts.where(reduce(and_, [F.col(name) == F.lit(row[name]) for name in _VERSION]))
+        stream, evaluation = streams.get(row["stream"]), (row["stream"], row[_EVALUATION])
+        if stream is not None and evaluation not in histories:
+            histories[evaluation] = RuleHistory(tables, stream, streams, to_utc(row["decided_at"]))
+        counted = None if stream is None else _find_of_version(tables, stream, histories[evaluation], row, own)
+        if counted is None:
+            counted = own.select("alert_id", F.lit(None).cast("string").alias("event_id"))
+        found = found.unionByName(counted)
     return found
+
+
+def _find_of_version(
+    tables: Tables, stream: Stream, history: RuleHistory, version: Row, alerts: DataFrame
+) -> DataFrame | None:
+    """Finds the events behind the alerts of a version of a rule in one evaluation; None if the version is not known any more."""
+    number, arrival = version["rule_version"], int(version["arrival"])
+    try:
+        documents = history.list_judged_documents(version["rule_id"], number, int(version["first"]), arrival)
+    except ReviewError:
+        return None
+    if len(documents) == 1:
+        return _find_by_key(tables, documents[0].rule, alerts, history, number, arrival, stream)
+    is_left, found = F.lit(True), list[DataFrame]()
+    for at, each in enumerate(documents):
+        is_own = F.col("arrival").between(each.first, each.last) & _has_names_of(each.rule)
+        counted = _find_by_key(tables, each.rule, alerts.where(is_own), history, number, each.last, stream)
+        found.append(counted.withColumn(_DOCUMENT, F.lit(at)))
+        is_left = is_left & ~is_own
+    left = alerts.where(is_left).select("alert_id", F.lit(None).cast("string").alias("event_id"))
+    counted = reduce(DataFrame.unionByName, found, left.withColumn(_DOCUMENT, F.lit(0)))
+    # Of several documents the first by which an alert comes out.
+    of_alert = Window.partitionBy("alert_id")
+    first = F.min(F.when(F.col("event_id").isNotNull(), F.col(_DOCUMENT))).over(of_alert)
+    chosen = F.coalesce(first, F.min(_DOCUMENT).over(of_alert))
+    return counted.withColumn("__chosen", chosen).where(F.col(_DOCUMENT) == F.col("__chosen")).select(*left.columns)
+
+
+def _has_names_of(rule: CompiledRule) -> Column:
+    """Returns the condition that a row of `alerts` has just the key and the measures of a rule."""
+    measures = {each.name for each in rule.measures}
+    names = {"key": set(rule.group_by), "measures": measures}
+    none = F.array().cast("array<string>")
+    return reduce(and_, (
+        F.array_sort(F.coalesce(F.map_keys(column), none)) == F.array(*map(F.lit, sorted(listed))).cast("array<string>")
+        for column, listed in names.items()
+    ))  # fmt: skip
 
 
 def _find_by_key(

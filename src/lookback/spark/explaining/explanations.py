@@ -26,6 +26,7 @@ from lookback.core.values.times import to_utc
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
 from lookback.spark.explaining.evidence import read_evidence, to_arrow
 from lookback.spark.explaining.history import STATUS_BY_ACTION, Lanes, RuleHistory, rank_version, read_feed, read_obeyed
+from lookback.spark.stream.rebuild import Evaluations
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
@@ -48,9 +49,10 @@ def explain(
     streams: the declared streams by name. revision: the row of the alert; default: its last, whatever the verdict.
     days: the time before the window that the timeline covers; default: some windows' length, at most 30 days. Measures,
     sessions and sequences are computed again from those events: see `Explanation.consistent`. Events that have been
-    deleted since count there and are not shown. After `evaluate --fresh` the row that it wrote is explained, by what was
-    obeyed since. Where the first commits of the rules table are gone, its rows of now are taken, and a note says so. Raises ReviewError if there is no such alert or revision, its rule's
-    version cannot be found, or the events' history is gone.
+    deleted since count there and are not shown. After `evaluate --fresh` the alert may have rows of several evaluations: the
+    last one that wrote the alert, or that revision of it, is explained, by what it obeyed. Where the first commits of the
+    rules table are gone, its rows of now are taken, and a note says so. Raises ReviewError if there is no such alert or
+    revision, its rule's version cannot be found, or the events' history is gone.
     """
     tables = tables.holding(*streams.values())
     alert = find_revision(read_alert_rows(tables, alert_id), alert_id, revision)
@@ -69,14 +71,14 @@ def _explain_by_version(
     updated = [each for each in history.list_updated(rule_id, number, arrival) if each.row != before.row]
     # A document with other measures or another key did not bring the row.
     fitting = [each for each in (before, *updated) if _has_names_of(each.rule, alert)] or [before]
-    tried: list[Explanation] = []
+    explanations: list[Explanation] = []
     for version in fitting:
         since, earliest = picture_span(version.rule, history.declarations.widest, alert, days)
         evidence = read_evidence(tables, stream, version.rule, alert, earliest, history)
-        tried.append(explain_alert(evidence, alert, version.row, since))
-        if tried[-1].consistent:
-            return tried[-1]
-    return tried[0]
+        explanations.append(explain_alert(evidence, alert, version.row, since))
+        if explanations[-1].consistent:
+            return explanations[-1]
+    return explanations[0]
 
 
 def _has_names_of(rule: CompiledRule, alert: Mapping[str, Any]) -> bool:
@@ -109,7 +111,7 @@ def explain_event(
     if rule.spec.kind == SESSION:
         start = time - history.declarations.widest.max_session
     elif rule.sequence is not None:
-        # What came too early shows how near the steps came.
+        # Events that came too early show how near the steps came.
         start = time - rule.sequence.within
     elif isinstance(rule.window, TiledWindow):
         start = rule.window.last_start(time) - rule.window.size
@@ -132,8 +134,8 @@ def explain_event(
 
 
 def _list_lost(history: RuleHistory, rule_id: str) -> list[str]:
-    """Lists what is not known of a rule any more: one sentence, or none."""
-    return [said] if (said := history.describe_lost(rule_id)) else []
+    """Lists the note on what is lost of a rule's history; empty if nothing is."""
+    return [note] if (note := history.describe_lost(rule_id)) else []
 
 
 class _EventPlace(NamedTuple):
@@ -199,11 +201,16 @@ def _read_alerts_about(
 
 
 def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
-    """Reads the rows of an alert, in order of revision, as dicts with aware times. Raises ReviewError if there are none."""
+    """Reads the rows of an alert as dicts with aware times: evaluations one after another, each in order of revision.
+
+    Raises ReviewError if there are none.
+    """
     rows = (
         tables.read("alerts")
         .where(F.col("alert_id") == F.lit(alert_id))
-        .orderBy("revision", "decided_at")
+        .withColumn("__evaluation", Evaluations.read(tables).number())
+        .orderBy("__evaluation", "revision", "decided_at")
+        .drop("__evaluation")
         .toArrow()
         .to_pylist()
     )
@@ -213,10 +220,13 @@ def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
 
 
 def find_revision(rows: list[dict[str, Any]], alert_id: str, revision: int | None) -> dict[str, Any]:
-    """Finds the row of a revision of an alert; None: the last. Raises ReviewError if there is no such revision."""
+    """Finds the row of a revision of an alert; None: the last. Raises ReviewError if there is no such revision.
+
+    rows: see `read_alert_rows`. Of two evaluations that wrote the alert the last one counts.
+    """
     by_revision = {row["revision"]: row for row in rows}
     if revision is not None and revision not in by_revision:
-        raise ReviewError(f"alert {alert_id!r} has no revision {revision}; there are {list(by_revision)}")
+        raise ReviewError(f"alert {alert_id!r} has no revision {revision}; there are {sorted(by_revision)}")
     return rows[-1] if revision is None else by_revision[revision]
 
 

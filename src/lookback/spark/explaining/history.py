@@ -1,4 +1,4 @@
-"""Reads how rules and events came to be: every version of a rule, what was in force after each change, the change feeds."""
+"""Reads the history of rules and events: every version of a rule, the rules in force after each change, the change feeds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _Row = TypeVar("_Row")
-# Of a row of rule_log: its arrival, rule_id, version and action, and of a command its message.
+# The arrival, rule_id, version and action of a row of rule_log, and the message of a command.
 _LogName = tuple[int | None, str | None, int | None, str, str]
 
 
@@ -63,25 +63,37 @@ class RuleVersion(NamedTuple):
     rule: CompiledRule
 
 
+class JudgedDocument(NamedTuple):
+    """A document of a version, as a rule, and the first and the last commit whose rows may be by it."""
+
+    rule: CompiledRule
+    first: int
+    last: int
+
+
 class _Document(NamedTuple):
-    """A row of a rule's version, and the last commit that was judged before the stream obeyed it; None for none."""
+    """A row of a rule's version, and the last commit that was judged before the stream obeyed it; None for none.
+
+    action: the one that rule_log has for it; empty if the stream never obeyed it.
+    """
 
     change: RuleChange
     judged: int | None
+    action: str = ""
 
 
 class RuleHistory:
-    """The versions of rules as a stream obeyed them: a row that it rejected, or that came later, is none of them.
+    """The versions of rules as a stream obeyed them, without rows that it rejected.
 
-    term: the evaluation that is meant. declarations: by which the stream was judged. Rules are compiled for the declaration
-    that held. Where the first commits of the rules table are gone, its rows of now are taken; see `describe_lost`.
+    term: the evaluation. declarations: those by which the stream was judged; rules are compiled for the one that held. Where
+    the first commits of the rules table are gone, its rows of now are taken; see `describe_lost`.
     """
 
     def __init__(
         self, tables: Tables, stream: Stream, streams: Mapping[str, Stream] | None = None,
         decided_at: dt.datetime | None = None,
     ) -> None:  # fmt: skip
-        """decided_at: when the row was written that is explained; None: the last evaluation is meant.
+        """Reads the history. decided_at: when the row that is explained was written; None: the last evaluation.
 
         streams: every declared stream by name, to one of which a version may have moved a rule.
         """
@@ -119,6 +131,27 @@ class RuleHistory:
         found = (self._make_version(each.change, version, arrival) for each in documents if each.judged == arrival)
         return [each for each in found if each is not None]
 
+    def list_judged_documents(self, rule_id: str, version: int, first: int, last: int) -> list[JudgedDocument]:
+        """Lists the documents by which a version may have brought rows of the commits from `first` to `last`.
+
+        Rows of a commit after which an UPDATE took effect may be by either document, as an advance may have come later.
+        Raises ReviewError if no row of the version is known.
+        """
+        self.find_version(rule_id, version, last - 1)
+        documents = self._find_documents(rule_id)[version]
+        listed: list[JudgedDocument] = []
+        for at, each in enumerate(documents):
+            begins = max(first, arrival_number(each.judged)) if at else first
+            ends = min(last, arrival_number(documents[at + 1].judged)) if at + 1 < len(documents) else last
+            judged = ends - 1 if ends > arrival_number(each.judged) else each.judged
+            made = self._make_version(each.change, version, judged) if begins <= ends else None
+            if made is None or made.rule.spec.stream != self._stream.name:
+                continue
+            if listed and listed[-1].rule.spec.document == made.rule.spec.document:
+                begins = listed.pop().first
+            listed.append(JudgedDocument(made.rule, begins, ends))
+        return listed
+
     def _make_version(self, change: RuleChange | None, version: int, judged: int | None) -> RuleVersion | None:
         rule = None if change is None else self._compile(change, judged) or self._compile_widely(change)
         if change is None or rule is None:
@@ -134,10 +167,27 @@ class RuleHistory:
                 return version
         raise ReviewError(f"no version of rule {rule_id!r} is a rule of stream {self._stream.name!r}")
 
-    def find_kept(self, rule_id: str, version: int, judged: int | None, lane: int = 0) -> CompiledRule | None:
-        """Finds a version that kept state; None if its row is not known any more, or was none under the declaration of then."""
-        change = self._find_change(rule_id, version, judged)
+    def find_kept(
+        self, rule_id: str, version: int, judged: int | None, lane: int = 0, change: RuleChange | None = None
+    ) -> CompiledRule | None:
+        """Finds a version that kept state; None if its row is not known any more, or was none under the declaration of then.
+
+        change: its row; None: the last one by then.
+        """
+        change = change or self._find_change(rule_id, version, judged)
         return None if change is None else self._compile(change, judged, lane)
+
+    def find_obeyed(self, row: Row, obeyed: int) -> tuple[int, RuleChange | None]:
+        """Finds the row of a rule's version that the stream obeyed when it wrote a row of rule_log.
+
+        obeyed: how many of the version's rows it had obeyed before; returned with this one. The row is None where it is not
+        known any more, or the log's row tells of a deletion or a command.
+        """
+        documents = self._find_documents(row["rule_id"]).get(row["version"], [])
+        for at in range(obeyed, len(documents)):
+            if (documents[at].judged, documents[at].action) == (row["arrival"], row["action"]):
+                return at + 1, documents[at].change
+        return obeyed, None
 
     def find_quarantined(self, rule_id: str, version: int) -> Any:
         """Finds the version that a quarantined row took out of service; None if the row does not name it."""
@@ -145,29 +195,24 @@ class RuleHistory:
         named = (read_quarantined(each.evidence) for each in rows)
         return next((each for each in named if each is not None), None)
 
-    def find_status(self, rule_id: str, version: int, judged: int | None) -> str:
-        """Finds the status of a version's row, also of one that is for another stream; empty if it is not known any more."""
-        change = self._find_change(rule_id, version, judged)
-        return "" if change is None else str(change.status)
-
     def describe_lost(self, rule_id: str) -> str:
-        """Says in sentences what is not known of a rule's versions since the first commits of the rules table are gone.
+        """Describes what is not known of a rule's versions because the first commits of the rules table are gone.
 
-        Empty if nothing is lost that the rule depends on.
+        Empty if the rule depends on nothing that is lost.
         """
         if not self._begins:
             return ""
         unexplained = self._make_schedule([name for name in self._logged if name is not None]).unexplained
-        said = []
+        parts = []
         if any(each.commit < 0 for each in self._changes.get(rule_id, [])) or rule_id in unexplained:
-            said.append("versions from before it are taken as the table has them now")
+            parts.append("versions from before it are taken as the table has them now")
         if rule_id in unexplained:
-            said.append(f"rows of {rule_id!r} were updated or deleted, so it may have had another document")
+            parts.append(f"rows of {rule_id!r} were updated or deleted, so it may have had another document")
         if beside := [repr(name) for name in sorted(unexplained - {rule_id, "*"})]:
-            said.append(
+            parts.append(
                 f"rows of {join_words(beside)} are not there, so state that was theirs first may begin too late"
             )
-        return f"The change feed of {self._name} begins at commit {self._begins}: {'; '.join(said)}." if said else ""
+        return f"The change feed of {self._name} begins at commit {self._begins}: {'; '.join(parts)}." if parts else ""
 
     def _find_change(self, rule_id: str, version: int, judged: int | None) -> RuleChange | None:
         documents = self._find_documents(rule_id).get(version, [])
@@ -191,7 +236,7 @@ class RuleHistory:
             others[number] = [_Document(change, judged)]
             for row in log:
                 if (row.version, row.action) in known and change.status != "draft" and row.version is not None:
-                    obeyed.setdefault(row.version, []).append(_Document(change, judged))
+                    obeyed.setdefault(row.version, []).append(_Document(change, judged, row.action))
         return {**others, **obeyed}
 
     def sort_obeyed(self, log: Sequence[Row]) -> list[Row]:
@@ -349,6 +394,8 @@ class Lanes:
     def __init__(self, log: list[Row], history: RuleHistory, alert: Mapping[str, Any]) -> None:
         self._history, self._rule_id = history, alert["rule_id"]
         self._roles: dict[str, list[Entry]] = {}
+        # Of each version of a rule how many of its rows were obeyed, and the last of them.
+        self._obeyed: dict[tuple[str, int | None], tuple[int, RuleChange | None]] = {}
         self._lanes: dict[int, int] = {}
         self._advances = 0
         changes: list[_LaneChange] = []
@@ -385,28 +432,37 @@ class Lanes:
         # An UPDATE may have given a version another document.
         updated = {lane for lane, version in after.items() if version == row["version"]} - changed
         return [
-            _LaneChange(row["arrival"], row["rule_id"], lane, after.get(lane), self._advances, is_same=lane in updated)
+            self._make_change(row["arrival"], row["rule_id"], lane, after.get(lane), is_same=lane in updated)
             for lane in sorted(changed | updated)
         ]
+
+    def _make_change(
+        self, arrival: int | None, rule_id: str, lane: int, version: int | None, *, is_same: bool
+    ) -> _LaneChange:
+        _, change = self._obeyed.get((rule_id, version), (0, None))
+        return _LaneChange(arrival, rule_id, lane, version, self._advances, change, is_same)
 
     def _list_declared_anew(self, cut: int) -> list[_LaneChange]:
         """Lists all versions in force, which another declaration of the stream may change."""
         return [
-            _LaneChange(cut, rule_id, each.lane, each.version, self._advances, is_same=True)
+            self._make_change(cut, rule_id, each.lane, each.version, is_same=True)
             for rule_id, roles in sorted(self._roles.items()) for each in roles
         ]  # fmt: skip
 
     def _change_roles(self, row: Row, status: str) -> None:
         rule_id, version = row["rule_id"], row["version"]
         before = self._roles.get(rule_id, [])
+        obeyed, known = self._obeyed.get((rule_id, version), (0, None))
+        obeyed, change = self._history.find_obeyed(row, obeyed)
+        self._obeyed[rule_id, version] = obeyed, change or known
         if status == "quarantined" and before:
             failing = self._history.find_quarantined(rule_id, version)
             left = [each for each in before if each.version != (version - 1 if failing is None else failing)]
         elif status == "retired" and row["message"]:
-            # The log names the version that a deletion or a command ended, or the one that is for another stream.
-            if version not in {each.version for each in before}:
-                status = self._history.find_status(rule_id, version, row["arrival"]) or status
-                before = fill_role(before, Entry(rule_id, version, status, "", "", version))
+            # The log names the version that a deletion or a command ended, or the one that is for another stream, where it
+            # fills a role.
+            if change is not None:
+                before = fill_role(before, Entry(rule_id, version, str(change.status), "", "", version))
             left = [each for each in before if each.version != version]
         else:
             left = fill_role(before, Entry(rule_id, version, status, "", "", version))
@@ -422,7 +478,7 @@ class Lanes:
             name = f"{change.rule_id} beside" if lane else change.rule_id
             rule = None
             if change.version is not None:
-                rule = self._history.find_kept(change.rule_id, change.version, change.arrival, lane)
+                rule = self._history.find_kept(change.rule_id, change.version, change.arrival, lane, change.row)
             if not (change.is_same and _are_alike(known.get(name), rule)):
                 yield Activation(change.arrival, name, rule, change.advances)
             known[name] = rule
@@ -431,8 +487,9 @@ class Lanes:
 class _LaneChange(NamedTuple):
     """A change of the version that a lane of a rule has, after a commit. version None: none.
 
-    rule_id `*`: all state was cleared. advances: how many took effect before it. is_same: the lane has that version already,
-    and only its document or the declaration of the stream may have changed.
+    rule_id `*`: all state was cleared. advances: how many took effect before it. row: the version's row that was obeyed; None
+    if that is not known. is_same: the lane has that version already, and only its document or the declaration of the stream
+    may have changed.
     """
 
     arrival: int | None
@@ -440,6 +497,7 @@ class _LaneChange(NamedTuple):
     lane: int
     version: int | None
     advances: int
+    row: RuleChange | None = None
     is_same: bool = False
 
 

@@ -46,7 +46,7 @@ _TABLE = re.compile(r"\w+(\.\w+){1,2}", re.ASCII)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A version of a rule that is tried. version: the number that its alerts have."""
+    """A version of a rule to try. version: the number that its alerts have."""
 
     document: Mapping[str, Any]
     version: int = 1
@@ -59,7 +59,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Range:
-    """The part of history in which the rules speak; before it they gather state and are silent.
+    """The part of history in which the rules raise alerts; before it they only gather state.
 
     since, until: event times in microseconds, [since, until), as `effective_from` and `effective_until` of a rule.
     since_commit: the first commit whose events may raise alerts.
@@ -84,7 +84,7 @@ class Figures:
     """The result of a rule over the range, or of one of its variants. parameters: their values.
 
     alerts: those that stand, by their last revision; keys: how many keys have one. alerts_per_day: over the days of event
-    time in which the rule speaks; None if these are none. flagged: the events that triggered an alert that stands, that its
+    time in which the rule may raise them; None if these are none. flagged: the events that triggered an alert that stands, that its
     sequence matched, or that its window counted as of its last row; labelled, positives: how many of them have a label, and a
     positive one; precision: positives / labelled. recall: positives / all_positives, those of the range. Ratios over 0 are
     None. rows: of alerts, with all revisions and suppressed ones. failures: how many
@@ -111,10 +111,11 @@ class Figures:
 class Backtest:
     """The result of a backtest.
 
-    figures: of each candidate, or of each variant of it. events: how many were judged, through `commits`, the first and the
-    last. deletes: the number of commits that deleted events, which count nowhere. errors: rows as rule_log would have had
-    them. first_time, last_time: the event times that the figures are over, in microseconds; None without events.
-    comparisons: of each of the figures with `against`, if there is one. warnings: for people, about what could not be read.
+    figures: of each candidate, or of each variant of it. events: the number of judged events, of the commits from the first
+    to the last in `commits`. deletes: the number of commits that deleted events, which count nowhere. errors: the rows that
+    rule_log would have got. first_time, last_time: the event times that the figures cover, in microseconds; None without
+    events. comparisons: of each of the figures with `against`, if there is one. warnings: for people, about events that
+    cannot be read.
     """
 
     figures: list[Figures]
@@ -136,14 +137,14 @@ class Backtest:
     def alerts(self) -> DataFrame:
         """The rows of alerts: the columns of the table `alerts`, of which decided_at is NULL, and `variant`.
 
-        variant: the values of the parameters as JSON. Raises SetupError if the backtest was to make figures alone.
+        variant: the values of the parameters as JSON. Raises SetupError if the backtest was asked for figures alone.
         """
         if self._rows is None:
             raise SetupError("this backtest made figures alone; run it with rows=True for the alerts")
         return self._rows
 
     def find_changes(self, at: int = 0) -> DataFrame:
-        """Lists the alerts that the one whose figures are at that position gains, loses and keeps beside `against`.
+        """Lists the alerts that a candidate gains, loses and keeps beside `against`. at: the position of its figures.
 
         Columns: change (gained, lost, kept), key as JSON, event_id, window_start of a window, event_time, positive by the
         labels. Raises SetupError if nothing was compared.
@@ -187,16 +188,18 @@ def backtest(
     tables: Tables, stream: Stream, candidates: Sequence[Candidate], within: Range | None = None, *,
     vary: Mapping[str, Sequence[object]] | None = None, rows: bool = True,
     against: Candidate | None = None, as_of: dt.datetime | None = None, lists_now: bool = False,
+    streams: Mapping[str, Stream] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Backtest:  # fmt: skip
     """Judges all events of a stream by rules that were in force from before its first commit on, all in one pass.
 
-    candidates: the rules. within: where they speak; default: everywhere. vary: values for parameters by their names; each
+    candidates: the rules. within: where they raise alerts; default: everywhere. vary: values for parameters by their names; each
     candidate is judged with every combination of these in place of its own (see `make_variants`). rows False: only figures
     are made, which is much faster where many variants alert. against: a candidate that each of the others is compared with;
     it is not varied, and its alerts are not among the result's. as_of: labels that became known later do not count; None:
-    now. lists_now: rules that name lists see them as they are now all the time, and not as they were then. progress: called with lines for people. Raises RuleError for a wrong rule or parameter, and SetupError if the table
-    or its change feed is missing.
+    now. lists_now: rules that name lists see them as they are now all the time, and not as they were then. streams: for labels,
+    see `read_labels`. progress: called with lines for people. Raises RuleError for a wrong rule or parameter, and SetupError
+    if the table or its change feed is missing.
     """
     within = within or Range()
     trials = _make_trials(candidates, vary or {}, stream, within, rows=rows)
@@ -222,7 +225,9 @@ def backtest(
     events, again = find_events_behind(tables, stream, history, trials, last, course, since_commit, progress)
     events = keep(events)
     first_time, last_time = _clip(history, within)
-    labels = read_range_labels(tables, stream, history, (within.since, within.until, within.since_commit), as_of)
+    labels = read_range_labels(
+        tables, stream, history, (within.since, within.until, within.since_commit), as_of, streams
+    )
     counts = count_trials(len(trials), last, events, answers.read_flagged(), places, labels)
     figures = _make_figures(trials, counts, _count_failures(answers, plan), (first_time, last_time))
     if history.stamps:

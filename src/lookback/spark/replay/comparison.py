@@ -65,9 +65,10 @@ class Comparison:
 def find_standing(
     last: DataFrame, events: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int], labels: DataFrame | None
 ) -> DataFrame:
-    """Finds the alerts of each trial that stand, each once: its number, key as JSON, event_id or window_start, event_time.
+    """Finds the standing alerts of each trial: its number, key as JSON, event_id or window_start, event_time, positive.
 
-    positive: whether one of its events has a positive label; NULL where none has a label. The rest: see `count_trials`.
+    positive: whether one of the alert's events has a positive label; NULL where none has a label. The arguments are those of
+    `count_trials`.
     """
     columns, event = (TRIED, "key", "event_id", "event_time"), F.col("event_id").alias("_event")
     start = F.when(F.col("event_id").isNull(), F.col("window_start")).alias("window_start")
@@ -88,7 +89,7 @@ def find_standing(
 def find_changes(standing: DataFrame, number: int, against: int) -> DataFrame:
     """Lists the alerts of two trials, each once: change (gained, lost, kept), key as JSON, event_id, window_start, event_time.
 
-    positive: by the labels, of a kept alert those of the earlier one. against: the number of the trial to compare with.
+    positive: by the labels; for a kept alert that of the trial to compare with. against: the number of that trial.
     """
     old = F.col(TRIED) == against
     pair = standing.where(F.col(TRIED).isin(number, against)).groupBy(*_SUBJECT)
@@ -101,7 +102,7 @@ def find_changes(standing: DataFrame, number: int, against: int) -> DataFrame:
 
 
 def compare(changes: DataFrame, rule_id: str, version: int) -> Comparison:
-    """Counts what `find_changes` lists. rule_id, version: of the one that is compared with."""
+    """Counts the rows of `find_changes`. rule_id, version: of the rule that is compared with."""
     counted = changes.groupBy("change").agg(
         F.count("*").alias("alerts"),
         F.count_if("positive").alias("positives"),

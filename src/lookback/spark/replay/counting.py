@@ -46,15 +46,16 @@ class Counts:
 
 def read_range_labels(
     tables: Tables, stream: Stream, history: History, within: tuple[int | None, int | None, int | None],
-    as_of: dt.datetime | None,
+    as_of: dt.datetime | None, streams: Mapping[str, Stream] | None = None,
 ) -> DataFrame | None:  # fmt: skip
     """Reads the labels of the events of a range as of a moment: event_id, positive. None if there are none.
 
-    within: the first and the last event time, in microseconds, and the first commit; None for no bound.
+    within: the first and the last event time, in microseconds, and the first commit; None for no bound. streams: see
+    `read_labels`.
     """
     if not tables.exists("reviews") or not any(map(tables.may_have_rows, ("reviews", "labels"))):
         return None
-    labels = read_labels(tables, stream, as_of).select("event_id", "positive")
+    labels = read_labels(tables, stream, as_of, streams=streams).select("event_id", "positive")
     if labels.isEmpty():
         return None
     since, until, since_commit = within
@@ -73,11 +74,11 @@ def count_trials(
     trials: int, last: DataFrame, events: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int],
     labels: DataFrame | None,
 ) -> Counts:  # fmt: skip
-    """Counts the alerts of so many trials.
+    """Counts the alerts and events of so many trials.
 
-    last, events: of those that write alerts the last row of each alert (see `find_last_rows`), and the events behind those
-    that stand, with their tried and alert_id. flagged, places: the events of the others, and where the flags of each are.
-    labels: see `read_range_labels`.
+    last: the last row of each alert (see `find_last_rows`) of the trials that write alerts; events: the events behind their
+    standing alerts, with tried and alert_id. flagged: the events that the other trials flag; places: where the flags of each
+    are. labels: see `read_range_labels`.
     """
     counts = Counts(all_positives=0 if labels is None else labels.where("positive").count())
     if len(places) < trials:

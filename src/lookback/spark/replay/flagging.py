@@ -1,7 +1,7 @@
 """Finds the events behind the alerts of a backtest: those that an alert names, and all that its window counted.
 
-An alert of a window names no events, and one of a sequence names only some. For these the keys that have such alerts are
-judged once more: rules over windows note the events that they take, and sequences name all of theirs.
+An alert of a window names no events, and one of a long sequence names only some. The keys of such alerts are judged once
+more: rules over windows then note the events that they take, and sequences name all of theirs.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _ENTRIES = "array<struct<key string, value string>>"
 class Rejudging:
     """The trials whose alerts do not name all their events.
 
-    sequences: the numbers of those of sequences. shared: of each trial over windows, the number of the one that is judged
-    for it: rules that differ in their conditions alone count the same events. places: where these note their events.
+    sequences: the numbers of the trials of sequences. shared: for each trial over windows, the number of the trial that is
+    judged in its place, since rules that differ only in `when` count the same events. places: where those note their events.
     """
 
     sequences: Sequence[int] = ()
@@ -65,8 +65,8 @@ def find_events_behind(
 ) -> tuple[DataFrame, Answers | None]:  # fmt: skip
     """Finds all events behind the standing alerts. Columns: tried, alert_id, event_id.
 
-    last: of `find_last_rows`. course, since_commit: see `make_plan`. The answers, if there are any, are
-    read whenever the events are.
+    last: of `find_last_rows`. course, since_commit: see `make_plan`. The answers, if there are any, must stay open as long as
+    the events are read.
     """
     # An alert of a lookback names its one event.
     names_all = all(trial.place is not None or trial.rule.spec.kind == LOOKBACK for trial in trials)
@@ -117,14 +117,14 @@ def _plan_rejudging(trials: Sequence[Trial], last: DataFrame) -> Rejudging:
 
 
 def _identify_windows(rule: CompiledRule) -> object:
-    """Returns what tells apart which events the windows of a rule count."""
+    """Returns a value that is equal for rules whose windows count the same events."""
     where = None if rule.where is None else rule.where.sql
     features = frozenset(measure.feature.feature_id for measure in rule.measures)
     return rule.group_by, repr(rule.window), rule.allowed_lateness, where, features
 
 
 def _find_width(rule: CompiledRule) -> int:
-    """Returns a span of time that a rule's windows are about as long as; of sessions one that each has an event in."""
+    """Returns about how long a rule's windows are, in microseconds; for sessions the gap, within which each has an event."""
     window = rule.window
     if isinstance(window, Session):
         return max(1, window.gap)
@@ -137,7 +137,7 @@ def _mark_concerned(
 ) -> DataFrame:
     """Marks the events of keys without alerts as deletions, which move the watermark and count nowhere.
 
-    groupings: the trials by the fields of their keys. Where keys are no exact texts, all events are judged.
+    groupings: the trials by the fields of their keys. Where a key has no fields, or no exact text, all events are judged.
     """
     types = stream.fields
     if any(not names or any(types[name].is_float for name in names) for names in groupings):
@@ -179,7 +179,7 @@ def _find_counted(
 def _pair_by_span(
     windows: DataFrame, counted: DataFrame, shared: Mapping[int, int], widths: Mapping[int, int]
 ) -> DataFrame:
-    """Pairs each event with the windows of its key that are about where it is, and so with few that it is not in."""
+    """Pairs each event with the windows of its key that are near it in time, so that few pairs must be dropped."""
 
     def find_span(time: Column) -> Column:
         return F.floor(time / F.element_at(_make_map(widths), F.col("_judged")))

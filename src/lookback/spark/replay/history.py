@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 # A task judges the commits of about so many events at a time, of which it holds those of its keys.
 _SPAN_EVENTS = 1_000_000
-# One for all rows of a commit, later than those of every earlier one.
+# All rows of a commit have the same one, later than that of every earlier commit.
 _STAMP = "ingested_at"
-# So many commits are read for the first and the last event time; where more may have them, all are.
+# To find the first and the last event time at most so many commits are read; where more may have them, all are.
 _MOST_OUTER = 8
 _LOGGED_EXACTLY = 2_000
 
@@ -33,10 +33,10 @@ _LOGGED_EXACTLY = 2_000
 class History:
     """The commits of an events table that can be read.
 
-    first, last: commits. events: inserted rows. deletes: commits that deleted rows. spans: the last commit of each span.
-    first_time, last_time: of events in microseconds; None without events. warning: for people, if not all can be read. stamps:
-    the times by which events are ordered where the change feed no longer has them all, in microseconds; commits are then
-    their positions, from 1.
+    first, last: commits. events: the number of inserted rows; deletes: of commits that deleted rows. spans: the last commit
+    of each span. first_time, last_time: of events in microseconds; None without events. warning: for people, if some events
+    cannot be read. stamps: the times by which events are ordered where the change feed no longer has them all, in
+    microseconds; commits are then their positions, from 1.
     """
 
     stream: Stream
@@ -102,7 +102,7 @@ class History:
         return changes.where(F.col("_change_type").isin("insert", "delete"))
 
     def read_lasting(self, tables: Tables) -> DataFrame:
-        """Reads the inserted rows as if those that were deleted later had never come: these are marked as deletions."""
+        """Reads the inserted rows. Those that were deleted later are marked as deletions, so that they count nowhere."""
         if self.stamps:
             return self._read_by_stamp(tables)
         changes = self.read_changes(tables)

@@ -69,7 +69,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether no row differs."""
+        """True if no row differs."""
         return not (self.only_recorded or self.only_replayed)
 
 
@@ -155,7 +155,7 @@ class _Start:
     """The beginning of a replay: the first commit that can be read, or the one after the state that the last proof kept.
 
     first: the first commit that is compared. history: the commits that are judged; None if there are no new ones. saved: the
-    state that is gone on from. reach: what the events that are gone leave to prove; None if none is.
+    state to go on from. reach: the limits of the proof where the first events are gone; None where they are not.
     """
 
     first: int
@@ -185,7 +185,7 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Unreached:
-    """What events, rules and lists whose history is gone leave unprovable. rules: those that are judged."""
+    """The rows that cannot be proved because the history of events, rules or lists is gone. rules: those that are judged."""
 
     rules: Sequence[CompiledRule]
     lost: LostRules
@@ -198,7 +198,7 @@ class _Unreached:
         return lost if self.reach is None else lost | self.reach.excuse(self.rules, late=late)
 
     def describe(self, tables: Tables, stream: Stream) -> str:
-        """Says for people what it is; empty if nothing is gone."""
+        """Describes for people what cannot be proved; empty if nothing is gone."""
         events = [] if self.reach is None else [self.reach.describe(tables.identifier(stream.name), self.rules)]
         rules = [self.lost.describe(tables.identifier("rules"))] if self.lost.begins else []
         lists = [self.lists.describe(tables.identifier("lists"))] if self.lists.rules else []
@@ -206,13 +206,13 @@ class _Unreached:
 
 
 def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
-    """Makes the result where no commit came since the last proof."""
+    """Makes the result of a proof without new commits."""
     columns = (F.lit("").alias("side"), F.lit(0).alias("times"), *ALERTS_SCHEMA.names)
     return Proofs([Proof(None, 0, 0, 0, 0)], commits, _read_recorded(tables).where("false").select(*columns))
 
 
 def _go_on(plan: Plan, state: SavedState) -> Plan:
-    """Leaves the changes of rules to a plan that a saved state has not seen."""
+    """Drops from a plan the changes of rules that a saved state has already."""
     return replace(plan, first=[], waiting=[each for each in plan.waiting if each.after >= state.through])
 
 
@@ -232,8 +232,10 @@ def _compare_alerts(
 def _read_recorded(tables: Tables) -> DataFrame:
     """Reads the table of alerts, also one of an earlier release, with all columns."""
     rows = tables.read("alerts")
-    types = {name: ALERTS[name].dataType for name in LATER_COLUMNS if name not in rows.columns}
-    return rows.withColumns({name: F.lit(None).cast(type_) for name, type_ in types.items()})
+    missing = [name for name in LATER_COLUMNS if name not in rows.columns]
+    if not missing:
+        return rows
+    return rows.withColumns({name: F.lit(None).cast(ALERTS[name].dataType) for name in missing})
 
 
 def _blank_later_columns(replayed: DataFrame, recorded: DataFrame) -> DataFrame:
@@ -285,9 +287,9 @@ def _make_plan(
     changes: Sequence[RuleChange], begins: int, declarations: Declarations, streams: Mapping[str, Stream],
     logged: Sequence[LogRow], last: int,
 ) -> tuple[Plan, LostRules]:  # fmt: skip
-    """Plans that each change of the rules takes effect at the arrival that the log has; those without one never do.
+    """Plans a replay in which each change of the rules takes effect at its logged arrival; one without an arrival never does.
 
-    begins: the first commit of the rules that can be read. Rules of which versions are not known are left out.
+    begins: the first commit of the rules that can be read. Rules with unknown versions are left out.
     """
     schedule = Schedule.from_log(changes, logged, declarations.last, streams, None, declarations=declarations)
     first, waiting = list[RuleChange](), list[WaitingChange]()
@@ -358,11 +360,11 @@ def _find_broken(logged: Iterable[LogRow], changes: Iterable[RuleChange]) -> lis
 
 @dataclass(frozen=True)
 class _Excuses:
-    """The reasons for which a row that only one side has is no difference.
+    """The reasons why a row that only one side has is no difference.
 
     gone: the ids of events that were deleted; deleted: by table the last arrival of the rows that retention deleted; broken:
-    the versions that were quarantined; cut: the commits that were judged in pieces; unreached, late_unreached: whether a row of
-    `alerts` or `late_events` depends on events whose history is gone.
+    the versions that were quarantined; cut: the commits that were judged in pieces; unreached, late_unreached: whether a row
+    of `alerts` or `late_events` depends on events or rules whose history is gone.
     """
 
     gone: DataFrame

@@ -1,6 +1,6 @@
-"""Finds what a replay that lacks the first events, or some rows of the rules, can prove.
+"""Finds what a replay can prove that lacks the first events, or some rows of the rules.
 
-That is from which commit on it gives what the stream gave, and for which rules it never does.
+From some commit on it must give what the stream gave; for some rules it never need.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a replay that begins after events that are gone can prove.
+    """The limits of a proof whose first events are gone.
 
     begins: the first commit that it reads. high: the highest event time before it, in microseconds. exact_from: the first
-    commit by which all that windows keep is younger than that; None if there is none yet.
+    commit at which windows hold only events after that time; None if no commit has come that far.
     """
 
     begins: int
@@ -49,7 +49,7 @@ class Reach:
     def follow(
         self, tables: Tables, history: History, declarations: Declarations, rules: Iterable[CompiledRule]
     ) -> Reach:
-        """Returns the same, with the first exact commit if the history has come so far."""
+        """Returns these limits with the first exact commit, if the history reaches it."""
         if self.exact_from is not None:
             return self
         stream = history.stream
@@ -65,7 +65,7 @@ class Reach:
         return self if after is None else Reach(self.begins, self.high, after + 1)
 
     def excuse(self, rules: Iterable[CompiledRule], *, late: bool = False) -> Column:
-        """Returns the condition of the rows that cannot be proved. late: of late_events, whose sessions decide who took them."""
+        """Returns the condition of the rows that cannot be proved. late: of late_events, which open sessions may take."""
         chained = [rule.spec for rule in rules if _is_chained(rule)]
         if self.exact_from is None or (late and any(spec.kind == SESSION for spec in chained)):
             return F.lit(True)
@@ -73,21 +73,21 @@ class Reach:
         return early if late else early | F.col("rule_id").isin(sorted({spec.rule_id for spec in chained}))
 
     def describe(self, name: str, rules: Iterable[CompiledRule]) -> str:
-        """Says in a sentence what cannot be proved. name: of the events table."""
-        said = f"the change feed of {name} begins at commit {self.begins}, and windows hold events from before it"
+        """Describes in a sentence what cannot be proved. name: of the events table."""
+        text = f"the change feed of {name} begins at commit {self.begins}, and windows hold events from before it"
         if self.exact_from is None:
-            return f"{said} up to the last commit: no row can be proved to differ yet"
+            return f"{text} up to the last commit: no row can be proved to differ yet"
         chained = sorted({rule.spec.rule_id for rule in rules if _is_chained(rule)})
-        said = f"{said} up to commit {self.exact_from - 1}: rows of these commits cannot be proved to differ"
-        return f"{said}, nor those of {', '.join(chained)}, whose alerts depend on earlier ones" if chained else said
+        text = f"{text} up to commit {self.exact_from - 1}: rows of these commits cannot be proved to differ"
+        return f"{text}, nor those of {', '.join(chained)}, whose alerts depend on earlier ones" if chained else text
 
 
 @dataclass(frozen=True)
 class LostRules:
-    """The rules of which not all rows are known, since the first commits of the rules table are gone.
+    """Rules some of whose rows are unknown, because the first commits of the rules table are gone.
 
     begins: the first commit that can be read; 0 if all can. unknown: these rules, `*` for commands. beside: rules that came
-    into force after one of these, whose state they may share.
+    into force after one of these, and may share its state.
     """
 
     begins: int = 0
@@ -112,17 +112,17 @@ class LostRules:
         return F.col("rule_id").isin(sorted(self.unknown | self.beside))
 
     def describe(self, name: str) -> str:
-        """Says in a sentence what cannot be proved. name: of the rules table."""
-        said = f"the change feed of {name} begins at commit {self.begins}: versions from before it count as the table has them"
+        """Describes in a sentence what cannot be proved. name: of the rules table."""
+        text = f"the change feed of {name} begins at commit {self.begins}: versions from before it count as the table has them"
         if not self.unknown:
-            return said
+            return text
         if "*" in self.unknown:
-            return f"{said}, and some commands are not there: no row can be proved to differ"
-        said += (
+            return f"{text}, and some commands are not there: no row can be proved to differ"
+        text += (
             f". Some versions of {', '.join(sorted(self.unknown))} are not there: their rows cannot be proved to differ"
         )
         beside = f"those of {', '.join(sorted(self.beside))}, which began beside them, " if self.beside else ""
-        return f"{said}, nor {beside}{'nor ' if beside else ''}those of late_events"
+        return f"{text}, nor {beside}{'nor ' if beside else ''}those of late_events"
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,14 @@ class LostLists:
 
 
 def _find_width(rule: CompiledRule) -> int:
-    """Returns how far below the watermark a rule may keep what it needs, in microseconds."""
+    """Returns how far below the watermark a rule may keep rows, in microseconds."""
     absent = None if rule.sequence is None else rule.sequence.absent
     wait = 0 if absent is None else absent.step.within or 0
     return max(rule.needs.values(), default=0) + wait + rule.allowed_lateness
 
 
 def _is_chained(rule: CompiledRule) -> bool:
-    """Returns whether what a rule concludes may depend on what it concluded any time before."""
+    """Returns whether a rule's alerts may depend on any of its earlier ones."""
     spec = rule.spec
     return (
         spec.suppress is not None

@@ -26,7 +26,7 @@ _DOCUMENT, _PAGES = "state.json", "pages"
 class SavedState:
     """The state of all shards after a commit of the events. folder: that of the state itself.
 
-    reach: the attributes of the `Reach` of the replay that it was made by; None if that read the first commit.
+    reach: the attributes of the `Reach` of the replay that made it; None if that replay read the first commit.
     """
 
     folder: Path
@@ -36,17 +36,17 @@ class SavedState:
 
     @classmethod
     def find(cls, place: Path, declarations: Declarations, begun_at: object = None) -> SavedState | None:
-        """Finds the last complete state in a folder; None if none can be gone on from.
+        """Finds the last complete state in a folder; None if there is none to go on from.
 
-        declarations: those of the stream, which must be the same up to the state. begun_at: when the evaluation began that
-        is proved, if another one was before it.
+        declarations: those of the stream, which must be the same up to the state. begun_at: when the proved evaluation began,
+        if there was another one before it.
         """
         for folder in sorted(place.glob("[0-9]*"), reverse=True):
             try:
                 document = json.loads((folder / _DOCUMENT).read_text(encoding="utf-8"))
                 state = cls(folder, int(document["through"]), int(document["shards"]), document.get("reach"))
             except (OSError, ValueError, LookupError, TypeError):
-                continue  # it was not written to its end
+                continue  # the write was cut off
             if document.get("fits") == _describe_fit(declarations, state.through, begun_at):
                 return state
         return None
@@ -77,7 +77,7 @@ class SavedState:
 
 
 def _describe_fit(declarations: Declarations, through: int, begun_at: object) -> dict[str, Any]:
-    """Returns all that must be the same where the state after a commit is gone on from."""
+    """Returns what must be unchanged for a replay that goes on from the state after a commit."""
     document = declarations.last.to_dict()
     fit = {
         "begun_at": str(begun_at),

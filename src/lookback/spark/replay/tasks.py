@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     from lookback.spark.replay.saved import SavedState
 
-# A task's keys have about so many events in all, so that their state and their blocks stay small.
+# A task judges about so many events in all, so that its state and its blocks stay small.
 _SHARD_EVENTS = 5_000_000
 _MAX_SHARDS = 400
 # The most alerts or late events in one row of the answers.
@@ -100,12 +100,12 @@ _FLAGGED_ROWS = StructType(
         StructField("bits", ArrayType(LongType())),
     ]
 )
-# The kind of answers that have flagged events.
+# The kind of answers with flagged events.
 FLAGGED = "flagged"
-# The kind of answers that have a page of the state that was reached, behind the label of its shard.
+# The kind of answers with a page of the state at the end, behind the label of its shard.
 STATE = "state"
 _LABEL_BYTES = 32
-# In place of a span: the pages of a state that was saved before.
+# The span of blocks that are pages of a saved state.
 _BEFORE = -1
 _PROGRESS_SECONDS = 2.0
 
@@ -114,11 +114,11 @@ _PROGRESS_SECONDS = 2.0
 class Plan:
     """The rules of a replay and their changes. rules: all that may come into force.
 
-    first: the changes before the first commit; waiting: those after a later one. streams: every declared stream by name.
-    erases False: deleted events count nowhere, and have moved the watermark; True: they count until they are deleted, as
-    in the stream. tried: by the id under which a candidate of a backtest is judged its number and the id of its rule;
-    empty: all rules are judged under their own ids. flagging, max_evidence: see `Evaluator`. keeps_state: whether the answers
-    have the state that was reached. declarations: by which the stream was judged; None: that of today. high: the highest event
+    first: the changes before the first commit; waiting: those that take effect after a later one. streams: every declared
+    stream by name. erases: True lets a deleted event count until it is deleted, as in the stream; False lets it count
+    nowhere, though it moves the watermark. tried: the candidates of a backtest by the id under which each is judged; empty:
+    rules are judged under their own ids. flagging, max_evidence: see `Evaluator`. keeps_state: whether the answers include
+    the state at the end. declarations: those by which the stream was judged; None: that of today. high: the highest event
     time of the commits before those that are read, in microseconds; None for none. lists: those that rules name, by commit.
     """
 
@@ -146,7 +146,7 @@ class Tried(NamedTuple):
 class Answers:
     """The answers of the shards, which Spark keeps on its disks until `close`.
 
-    facts: all but alerts, flagged and late events, and the state. shards: how many there are.
+    facts: every answer but alerts, flagged and late events, and the state. shards: their number.
     """
 
     def __init__(
@@ -155,7 +155,8 @@ class Answers:
         self.shards = shards
         spark = blocks.sparkSession
         with _show_progress(spark, progress):
-            # Spark measures bounded batches at every row, which takes as long as reading an event. Blocks are few rows.
+            # To bound the bytes of batches, Spark measures every row, which takes as long as reading an event. So only
+            # blocks are bounded, which are few rows.
             kept = _keep_on_disk(blocks)
             try:
                 with _bounded_batches(spark):
@@ -174,20 +175,20 @@ class Answers:
         return self._unpack(ALERTS, _ALERTS_ROWS)
 
     def read_tried_alerts(self) -> DataFrame:
-        """Reads what `read_alerts` does, with a further column: the number of the candidate (see `Plan.tried`)."""
+        """Reads the rows of alerts with one more column: the number of the candidate (see `Plan.tried`)."""
         return self._unpack(ALERTS, _TRIED_ROWS)
 
     def read_flagged(self) -> DataFrame:
-        """Reads the events that the candidates which write no alerts have noted."""
+        """Reads the events that candidates without alerts of their own have flagged."""
         return self._unpack(FLAGGED, _FLAGGED_ROWS)
 
     def read_late(self) -> DataFrame:
-        """Reads the rows of late_events that each shard has; a late event may have one of several shards."""
+        """Reads the rows of late_events of all shards; several shards may have one about the same event."""
         return self._unpack(LATE, LATE_EVENTS)
 
     def read_state(self) -> DataFrame:
-        """Reads the pages of the state that was reached. Columns: shard, payload."""
-        # The label of the shard is at most some characters long, and is followed by a zero.
+        """Reads the pages of the state at the end. Columns: shard, payload."""
+        # The label of the shard is short, and ends with a zero byte.
         rows = self._rows.where(F.col("kind") == STATE)
         label = F.substring_index(F.col("payload").substr(1, _LABEL_BYTES).cast("string"), "\0", 1)
         return rows.select(label.alias("shard"), F.substring("payload", _LABEL_BYTES + 1, 2**31 - 1).alias("payload"))
@@ -217,10 +218,7 @@ class _Unpack:
 
 
 def count_shards(events: int, cores: int) -> int:
-    """Returns how many shards so many events are divided among.
-
-    They are a multiple of the cores, so that no core waits for the others while it has nothing to judge.
-    """
+    """Returns the number of shards for so many events: a multiple of the cores, so that none is idle while others judge."""
     needed = max(1, -(-events // _SHARD_EVENTS))
     return min(_MAX_SHARDS, -(-needed // cores) * cores)
 
@@ -229,9 +227,9 @@ def judge(
     rows: DataFrame, stream: Stream, plan: Plan, events: int, spans: Sequence[int],
     progress: Callable[[str], None] | None = None, saved: SavedState | None = None,
 ) -> Answers:  # fmt: skip
-    """Judges the rows of a change feed: events into blocks, blocks to the task of their keys, there span after span.
+    """Judges the rows of a change feed. Each event goes in a block to the task of its key, which judges span after span.
 
-    events: how many rows there are; spans: the last commit of each span. saved: the state to go on from.
+    events: the number of rows; spans: the last commit of each span. saved: the state to go on from.
     """
     spark = rows.sparkSession
     shards = count_shards(events, count_cores(spark)) if saved is None else saved.shards
@@ -331,7 +329,7 @@ class _Shard:
         self._state = ShardState(RuleBook(stream, plan.streams))
         self._state.high = plan.high
         self._changes, self._waiting = list(plan.first), list(plan.waiting)
-        # Every block names the events that are too far in the future, so one shard tells of them.
+        # Every block lists the events that are too far in the future, so only one shard reports them.
         self._is_first = label == labels[0]
         self._label, self._pages = label, _Pages()
         if plan.keeps_state:
@@ -391,7 +389,7 @@ def _pack(output: Output, tried: Mapping[str, Tried]) -> Iterator[tuple[str, byt
 
 
 def _rename(rows: Sequence[tuple[AlertOrder, Alert]], tried: Mapping[str, Tried]) -> list[int]:
-    """Gives alerts the ids that they have under the ids of their rules. Returns the numbers of their candidates."""
+    """Gives alerts, in place, the ids of their own rules. Returns the numbers of their candidates."""
     numbers = []
     for _, alert in rows:
         number, alert.rule_id = tried[alert.rule_id]
@@ -417,7 +415,7 @@ def _keep_on_disk(blocks: DataFrame) -> bool:
 
 @contextmanager
 def _bounded_batches(spark: SparkSession) -> Iterator[None]:
-    """Bounds the bytes that Spark hands to a task at once, until the end of the block."""
+    """Bounds the bytes that Spark hands to a task at once, within the `with` block."""
     before = spark.conf.get(_BYTES_SETTING, None)
     with suppress(PySparkException):
         spark.conf.set(_BYTES_SETTING, _BATCH_BYTES)
@@ -430,7 +428,7 @@ def _bounded_batches(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _show_progress(spark: SparkSession, show: Callable[[str], None] | None) -> Iterator[None]:
-    """Shows how far the jobs of the block are, now and then; Spark Connect does not say."""
+    """Shows the progress of the jobs in the `with` block every few seconds; nothing over Spark Connect, which knows none."""
     if show is None or is_connect(spark):
         yield
         return

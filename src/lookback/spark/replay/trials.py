@@ -39,9 +39,9 @@ MAX_TRIALS = LIMITS["rules"].most
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate, or a variant of it, as it is judged: under an id of its own, beside all others.
+    """A candidate or a variant of it, which is judged under an id of its own beside all others.
 
-    rule_id, version: those that its alerts have. place: where its flags are if it writes no alerts.
+    rule_id, version: those of its alerts. place: the place of its flags if it writes no alerts, else None.
     """
 
     rule_id: str
@@ -154,9 +154,10 @@ def make_plan(
     trials: Mapping[int, Trial], stream: Stream, course: Course, since_commit: int | None = None, *,
     flagging: Mapping[int, FlagPlace], paused: Collection[int] = (), max_evidence: int = MAX_EVIDENCE_IDS,
 ) -> Plan:  # fmt: skip
-    """Plans that trials, by number, are in force from the beginning, and that commands come as they came to the stream.
+    """Plans a replay with trials in force from the beginning, and with the commands where they took effect in the stream.
 
-    since_commit: the first commit whose events may raise alerts; None: the first of all. flagging, max_evidence: see `Evaluator`. paused: the trials that only gather state.
+    trials: by number. course: of the stream. since_commit: the first commit whose events may raise alerts; None: the first of
+    all. flagging, max_evidence: see `Evaluator`. paused: the trials that only gather state.
     """
     first, waiting = list[RuleChange](), list[WaitingChange]()
     for at, trial in trials.items():
@@ -165,11 +166,11 @@ def make_plan(
         is_silent = at in paused or since_commit is not None
         first.append(RuleChange("insert", at, rule_id, version, "paused" if is_silent else "active", text))
         if since_commit is not None and at not in paused:
-            speaks = RuleChange("update", at, rule_id, version, "active", text)
-            waiting.append(WaitingChange(speaks, since_commit - 1))
+            activation = RuleChange("update", at, rule_id, version, "active", text)
+            waiting.append(WaitingChange(activation, since_commit - 1))
     first += [command.change for command in course.commands if command.after is None]
     waiting += [WaitingChange(change, after) for change, after in course.commands if after is not None]
-    # A stream may have fewer rules in force at a time.
+    # The stream's own limit may be lower.
     widened = replace(stream, limits=replace(stream.limits, rules=MAX_TRIALS))
     ids = {at: trial.rule.spec.rule_id for at, trial in trials.items()}
     return Plan(

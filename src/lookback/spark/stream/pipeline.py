@@ -63,6 +63,10 @@ _NO_REBUILD = (
     "a rebuild runs in the process that started the evaluation, and this compute writes the output in another process "
     "(Spark Connect: serverless, or standard access mode); use a cluster with dedicated access mode for --rebuild"
 )
+# Spark tells a batch that a stop interrupted from one that failed by a pattern over the text of Python's error. It takes
+# the stack for each character after the first words, so that the error's own text, with a Java stack trace in it, ends the
+# query's thread with a StackOverflowError. This is a short text that the pattern matches.
+_INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling a batch: java.lang.InterruptedException"
 # Looking for a file costs nothing; over Spark Connect each look at the query is a call of the server.
 _POLL_SECONDS = 0.02
 _SLOW_POLL_SECONDS = 0.5
@@ -139,6 +143,7 @@ class Evaluation:
         self._required: Coverage | None = None
         self._known_labels: list[str] | None = None
         self._stopping = threading.Event()
+        self._is_interrupted = False
 
     def run(self) -> None:
         """Evaluates until `stop` is called or, with `once`, until all that was there is judged.
@@ -325,7 +330,17 @@ class Evaluation:
             if self._on_batch is not None:
                 self._on_batch(report)
 
-        return write
+        def write_unless_interrupted(answers: DataFrame, batch_id: int) -> None:
+            try:
+                write(answers, batch_id)
+            except Exception as error:
+                if not self._is_interrupted:
+                    raise
+                reason = summarize_error(error)
+                _LOG.info("stream=%s batch=%d was interrupted by the stop: %s", self.stream.name, batch_id, reason)
+                raise InterruptedError(_INTERRUPTED) from None
+
+        return write_unless_interrupted
 
     def _wait(self) -> bool:
         """Waits until the query ends. Returns False if a new query must be planned, True if the evaluation is over."""
@@ -353,6 +368,7 @@ class Evaluation:
 
     def _end_query(self) -> None:
         if self._query is not None and self._query.isActive:
+            self._is_interrupted = True
             self._query.stop()
 
 

@@ -25,7 +25,7 @@ from lookback.spark.stream.dispatch import select_rule_changes
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, to_timestamp
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import Column, DataFrame, Row
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
@@ -220,6 +220,32 @@ def find_begun_at(tables: Tables, stream: Stream) -> dt.datetime | None:
     return None if begun is None else begun["logged_at"]
 
 
+@dataclass(frozen=True)
+class Evaluations:
+    """The evaluations of all streams. begun: by `--fresh`, each with its stream and time in microseconds."""
+
+    begun: Sequence[tuple[str, int]] = ()
+
+    @classmethod
+    def read(cls, tables: Tables) -> Evaluations:
+        """Reads them from rule_log."""
+        if not tables.may_have_rows("rule_log"):
+            return cls()
+        rows = tables.read("rule_log").where(F.col("action") == "begun_afresh")
+        return cls([(row[0], row[1]) for row in rows.select("stream", F.unix_micros("logged_at")).collect()])
+
+    def number(self, written_at: str = "decided_at") -> Column:
+        """Numbers the evaluation that wrote a row: 0 for the first, and one more for each `--fresh` of its stream before.
+
+        written_at: the column with the time at which the row was written; column `stream` has the stream.
+        """
+        number = F.lit(0)
+        for stream, time in self.begun:
+            is_later = (F.col("stream") == F.lit(stream)) & (F.col(written_at) > to_timestamp(time))
+            number = number + F.when(is_later, 1).otherwise(0)
+        return number
+
+
 class Term(NamedTuple):
     """The time of one evaluation of a stream, between two beginnings with `--fresh`; None where there is no such beginning."""
 
@@ -232,7 +258,7 @@ class Term(NamedTuple):
         if not tables.exists("rule_log"):
             return cls()
         own = tables.read("rule_log").where((F.col("stream") == stream.name) & (F.col("action") == "begun_afresh"))
-        is_before = F.lit(True) if decided_at is None else F.col("logged_at") <= to_timestamp(parse_time(decided_at))
+        is_before = F.lit(True) if decided_at is None else F.col("logged_at") < to_timestamp(parse_time(decided_at))
         rows = own.orderBy("logged_at").select("logged_at", is_before.alias("is_before")).collect()
         before = [row["logged_at"] for row in rows if row["is_before"]]
         after = [row["logged_at"] for row in rows if not row["is_before"]]

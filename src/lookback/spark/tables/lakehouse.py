@@ -597,8 +597,10 @@ def _select_alert_events(rows: DataFrame) -> DataFrame:
     An event is a row with which an alert begins or ceases to stand. Alerts of rules over alerts are none, so that no rule
     raises itself.
     """
-    # A table of an earlier release has no event.
-    rows = rows.withColumns({name: F.lit(None) for name in alerts.LATER_COLUMNS if name not in rows.columns})
+    missing = [name for name in alerts.LATER_COLUMNS if name not in rows.columns]
+    if missing:
+        # A table of an earlier release has no event.
+        rows = rows.withColumns({name: F.lit(None) for name in missing})
     is_event = (F.col("change") != alerts.GOES_ON) & (F.col("stream") != alerts.TABLE)
     # All rows of a batch have one time, and are judged in the order of their ids: what ceases to stand comes first, so that
     # for no moment more stands than does in truth.
