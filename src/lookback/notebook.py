@@ -285,11 +285,13 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
     given no result yet. Retracted alerts are not drawn. Remarks name conditions that no event meets, such as a text that
     was never seen in its field.
     """
+    from lookback.spark.lists import read_contents
     from lookback.spark.tables.history import read_recent_events
 
     stream = workspace.streams[str(document.get("stream"))]
-    recent = read_recent_events(workspace.tables, stream, events)
-    trial = run_trial(document, recent, stream)
+    rule = compile_rule(document, stream)
+    recent, lists = read_recent_events(workspace.tables, stream, events), read_contents(workspace.tables, rule.lists)
+    trial = run_trial(document, recent, stream, lists)
     title = f"{document.get('rule_id')}: what it would have flagged"
     measured: dict[str, Any] = {"values": trial.values, "name": trial.name, "limits": trial.limits}
     show(pictures.plot_flagged(trial.events, trial.final_alerts, stream.event_time, title, **measured))
@@ -298,7 +300,7 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
         show(trial.alerts[columns].tail(10).iloc[::-1])
     if len(trial.errors):
         show(trial.errors)
-    _show_remarks(find_data_remarks(compile_rule(document, stream), stream, recent))
+    _show_remarks(find_data_remarks(rule, stream, recent, lists))
     return trial
 
 

@@ -24,6 +24,7 @@ from lookback.commands.options import (
 from lookback.config import load_rule_document
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.rules.document import read_rule
+from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.remarks import Remark, find_remarks
 from lookback.core.rules.wording import list_changes
 from lookback.core.values.texts import count_noun, join_words
@@ -243,12 +244,16 @@ def _check_file(file: str, streams: Mapping[str, Stream], tables: Tables | None,
 
 
 def _check_against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Remark]:
+    from lookback.spark.lists import list_names, read_contents
     from lookback.spark.tables.history import read_recent_events
 
+    unknown = find_unknown_lists(rule, list_names(tables)) if rule.lists else []
+    remarks = [Remark(problem.place, problem.message) for problem in unknown]
     recent = read_recent_events(tables, stream, events) if tables.exists(stream.name) else ()
     if not len(recent):
-        return [Remark("stream", f"{stream.name!r} has no events to check the rule against; ingest some first")]
-    return find_data_remarks(rule, stream, recent)
+        missing = f"{stream.name!r} has no events to check the rule against; ingest some first"
+        return [*remarks, Remark("stream", missing)]
+    return [*remarks, *find_data_remarks(rule, stream, recent, read_contents(tables, rule.lists))]
 
 
 def _print_findings(checked: _CheckedFile) -> None:
