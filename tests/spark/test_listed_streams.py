@@ -17,8 +17,10 @@ from lookback.spark.lists import add_values, read_list_changes, remove_values
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
 from lookback.spark.rules import RulesTable
+from lookback.spark.stream import listwatch
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.listfeed import read_commit_files
+from lookback.spark.stream.listfiles import ListFiles
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import (
     RULES,
@@ -236,6 +238,30 @@ def test_c11_3_a_first_evaluation_takes_all_lists_from_the_start_and_lost_files_
     assert stored_alerts(ready) == replayed([(lists, None)], [*LISTED, RULES[0]])
     evaluate(ready, rebuild=True)
     assert logged(ready) == [(1, None, "watched: 1 added"), (2, None, "vips: 1 added")]
+
+
+@pytest.mark.long
+def test_c11_3_files_that_no_state_needs_are_removed_and_the_others_come_again(
+    ready: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listwatch, "_MOST_COMMITS", 1)
+    publish(ready, LISTED)
+    lists: list[tuple[dict[str, Any], int | None]] = []
+    values: list[str | int] = ["a", "ü", "", "b", "c"]
+    for at, value in enumerate(values):
+        sql(ready, f"INSERT INTO {{}} (list, value) VALUES ('watched', '{value}')")
+        append(ready, part(2 * at + 1, 2 * at + 2))
+        evaluate(ready)
+        lists.append(({"watched": values[: at + 1]}, 2 * at or None))
+    files = ListFiles.of(Checkpoint(Path(checkpoint_folder(ready, STREAM))))
+    assert 0 < files.read_floor() == min(files.list_commits())
+    assert len(files.list_commits()) <= 3
+    shutil.rmtree(files.parcels.folder)
+    append(ready, part(11, 12))
+    evaluate(ready)
+    assert stored_alerts(ready) == replayed(lists)
+    with prove(ready, STREAM, STREAMS) as proofs:
+        assert all(row.holds for row in proofs.rows), proofs.rows
 
 
 def test_c11_3_a_running_stream_obeys_a_list_as_it_obeys_a_rule(ready: Tables) -> None:

@@ -128,9 +128,10 @@ class ListsWatch:
         if news:
             # The files come first: who reads the row finds them.
             self._rules.announce_lists(self._stream.name, news)
+        self._version = history.last
+        if news:
             self._announced.append((max(news), self._tables.version("rules")))
             self._remove_old()
-        self._version = history.last
 
     def _remove_old(self) -> None:
         """Removes the files that no state can need: those before the lists by which the last finished batch began."""
