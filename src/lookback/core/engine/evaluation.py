@@ -63,6 +63,8 @@ _Rules = Sequence[tuple[Entry, CompiledRule]]
 # A long batch is judged in parts, which bounds what the judges hold beside the events: up to 850 bytes an event with 20
 # features of a grouping. Parts of this size take no more time than larger ones; of half of it, up to a quarter more.
 _MOST_EVENTS = 300_000
+# The rows of alerts that are packed together. A row takes some 2 kB as an object, and a few hundred bytes packed.
+MOST_ROWS = 10_000
 
 
 @dataclass
@@ -114,7 +116,8 @@ class Output:
     log: rows for rule_log that all shards have alike; notes: those that this shard alone has. evaluated: per rule how many
     events it judged, of windows those that it counted, by `Entry.role`. flagged: the events of rules that write no alerts.
     covered False: a rule came into force that needs more than dispatch sent; nothing was judged, and the batch must be
-    given again with `required` sent.
+    given again with `required` sent. pack: packs rows whenever there are many, into `packed`; `rows` are those that follow.
+    So the alerts of a batch are not all in memory as objects. None: rows are not packed.
     """
 
     rows: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
@@ -126,6 +129,16 @@ class Output:
     flagged: list[FlaggedEvents] = field(default_factory=list)
     required: Coverage = field(default_factory=Coverage)
     covered: bool = True
+    pack: Callable[[Sequence[tuple[AlertOrder, Alert]]], bytes] | None = None
+    packed: list[bytes] = field(default_factory=list)
+
+    def add_rows(self, rows: list[tuple[AlertOrder, Alert]]) -> None:
+        """Adds rows of alerts behind the others."""
+        self.rows += rows
+        if self.pack is not None and len(self.rows) >= MOST_ROWS:
+            parts = range(0, len(self.rows), MOST_ROWS)
+            self.packed += [self.pack(self.rows[at : at + MOST_ROWS]) for at in parts]
+            self.rows = []
 
     @property
     def alerts(self) -> list[Alert]:
@@ -425,7 +438,7 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
     if any(rule.presence is not None for _, rule in rules):
         tiled.finish()
     gathered = segment.finish()
-    output.rows += gathered.alerts
+    output.add_rows(gathered.alerts)
     output.late += gathered.late
     output.notes += gathered.notes
     output.evaluated.update(gathered.evaluated)

@@ -116,7 +116,7 @@ class Shard:
     def _process(self, state: ShardState, batch: Batch) -> tuple[Output, list[WaitingChange]]:
         """Judges a batch. During a rebuild, rule changes wait until the commit after which they took effect."""
         if self._schedule is None:
-            output = Output()
+            output = Output(pack=pack_alerts)
             # A batch that is repeated ends before the others begin, so it has one declaration.
             judged = min(batch.marks) - 1 if batch.marks else state.last_commit
             evaluator = declare(self._evaluator, state, self._declarations.after(judged), output)
@@ -245,6 +245,7 @@ def pause_collector() -> Iterator[None]:
 
 def _pack_answers(label: str, output: Output, report: dict[str, Any], *, with_log: bool) -> pd.DataFrame:
     rows: list[tuple[str, bytes]] = [(REPORT, json.dumps(report).encode())]
+    rows += [(ALERTS, block) for block in output.packed]
     if output.rows:
         rows.append((ALERTS, pack_alerts(output.rows)))
     if output.late:
