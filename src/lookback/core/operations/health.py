@@ -115,7 +115,9 @@ class WarmUp(NamedTuple):
 
 def describe_warm_up(each: WarmUp) -> str:
     """Says in words how far a version is that waits for its history."""
-    how_far = f"{each.named} of {each.pieces} pieces of its history are published" if each.pieces else "its history is made"
+    how_far = (
+        f"{each.named} of {each.pieces} pieces of its history are published" if each.pieces else "its history is made"
+    )
     return f"version {each.version} of rule {each.rule_id} since {each.since:%Y-%m-%dT%H:%M:%SZ}: {how_far}"
 
 
