@@ -353,12 +353,17 @@ class Lanes:
         self._history, self._rule_id = history, alert["rule_id"]
         self._roles: dict[str, list[Entry]] = {}
         self._lanes: dict[int, int] = {}
+        # The versions before one that took over with a history of its own, which none of their alerts emptied.
+        self._apart: set[int] = set()
         self._advances = 0
         changes: list[_LaneChange] = []
         cuts = history.declarations.cuts
         for row in log:
             while cuts and cuts[0] <= arrival_number(row["arrival"]):
                 changes += self._list_declared_anew(cuts.pop(0))
+            is_warmed = row["message"] == WITH_HISTORY and row["rule_id"] == self._rule_id
+            if is_warmed and alert["rule_version"] not in self._lanes:
+                self._apart.update(self._lanes)
             changes += self._list_changes(row)
             self._advances += row["action"] == "advance"
         for cut in cuts:
@@ -372,17 +377,17 @@ class Lanes:
 
     def is_own(self, version: int) -> bool:
         """Returns whether a version of the alert's rule shared the state of the alert's version."""
-        return self._lanes.get(version, self._own) == self._own
+        return version not in self._apart and self._lanes.get(version, self._own) == self._own
 
     def _list_openings(self, log: list[Row], arrival: int | None) -> Iterator[Activation]:
         """Yields an activation for each version that had the history of its windows before the alert's commit.
 
-        As a version beside the others it keeps rows from the first commit on.
+        It keeps rows from the first commit on, beside the others.
         """
         for row in log:
             if row["message"] == WITH_HISTORY and (arrival is None or row["arrival"] < arrival):
-                rule = self._history.find_kept(row["rule_id"], row["version"], row["arrival"], 1)
-                yield Activation(None, f"history of {row['rule_id']} {row['version']}", rule)
+                rule = self._history.find_kept(row["rule_id"], row["version"], row["arrival"])
+                yield Activation(None, f"history of {row['rule_id']} {row['version']}", rule, is_silent=True)
 
     def _list_changes(self, row: Row) -> list[_LaneChange]:
         """Lists what a row of rule_log changes."""

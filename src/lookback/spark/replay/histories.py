@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from lookback.core.rules.compiled import CompiledRule
     from lookback.core.streams.declaration import Stream
     from lookback.spark.stream.warmups import Request
     from lookback.spark.tables.lakehouse import Tables
@@ -55,7 +54,7 @@ def make_history(tables: Tables, stream: Stream, request: Request) -> int:
     left = set(request.parcels.list())
     for name in (name_part(request.name, part) for part in range(parts)):
         if name not in left:
-            request.parcels.write(name, _make_empty(request.rule))
+            request.parcels.write(name, warming.History.empty(request.rule).encode())
     return pieces
 
 
@@ -75,12 +74,6 @@ def _make_plan(tables: Tables, stream: Stream, request: Request, history: Histor
         high=find_highest_before(tables, stream, history.first) if history.first else None,
         history=HistoryPlace(request.parcels, request.name),
     )  # fmt: skip
-
-
-def _make_empty(rule: CompiledRule) -> bytes:
-    """Makes the part of keys without a row."""
-    nothing = [None] * len(rule.features)
-    return warming.History(list(nothing), list(nothing), list(nothing), []).encode()
 
 
 @contextmanager
