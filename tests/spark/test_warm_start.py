@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import lookback
+from lookback.core.operations.health import check_health
+from lookback.spark.explaining.explanations import explain
+from lookback.spark.operations.status import read_stream_figures, read_warm_ups
 from lookback.spark.replay.histories import make_history
 from lookback.spark.replay.proof import prove
 from lookback.spark.rules import RulesTable
@@ -78,7 +83,9 @@ def test_a_run_that_does_not_wait_warms_first_and_then_judges(tables: Tables) ->
             assert found
 
     check(9)
-    assert {row.window_complete for row in alerts_of(stored_alerts(tables), "long", 6)} == {True}
+    alerts = alerts_of(stored_alerts(tables), "long", 6)
+    assert {row.window_complete for row in alerts} == {True}
+    assert explain(tables, STREAMS, alerts[-1].alert_id).consistent
     with prove(tables, STREAM, STREAMS) as proofs:
         assert all(row.holds for row in proofs.rows)
 
@@ -93,18 +100,35 @@ def test_a_run_that_does_not_wait_warms_first_and_then_judges(tables: Tables) ->
 
 def test_the_stream_goes_on_while_a_version_is_warming(tables: Tables) -> None:
     """11.1: pieces come between the batches; alerts after A are those of a version that stood in silence from the start."""
+    may_read = threading.Event()
+
+    def make_later(*given: Any) -> int:
+        may_read.wait(120)
+        return make_history(*given)
+
     tables.create(STREAM)
     rules = RulesTable(tables, STREAMS)
     rules.push(RULES[1])
     append(tables, part(1, 4))
     evaluation = Evaluation(
-        tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), every="0 seconds", historian=make_history
+        tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), every="0 seconds", historian=make_later
     ).start()
     try:
         evaluation.wait_until(lambda report: report.arrival == 4, timeout=60)
         rules.push(LONG)
         evaluation.wait_until(lambda report: bool(report.warming), timeout=60)
         append(tables, part(5, 8))
+        evaluation.wait_until(lambda report: report.arrival == 8, timeout=60)
+        assert [(row.rule_id, row.status) for row in rules.list_rows()] == [
+            (RULES[1]["rule_id"], "active"),
+            ("long", "warming"),
+        ]
+        (waiting,) = read_warm_ups(tables, STREAM)
+        assert (waiting.rule_id, waiting.version, waiting.pieces) == ("long", 1, 0)
+        late = dt.datetime.now(dt.timezone.utc) + dt.timedelta(hours=1)
+        figures = read_stream_figures(tables, STREAM, now=late)
+        assert [each.check for each in check_health(figures) if each.check == "warming"] == ["warming"]
+        may_read.set()
         evaluation.wait_until(
             lambda report: any((row["rule_id"], row["action"]) == ("long", "activated") for row in report.log),
             timeout=120,
@@ -113,7 +137,9 @@ def test_the_stream_goes_on_while_a_version_is_warming(tables: Tables) -> None:
         evaluation.wait_until(lambda report: report.arrival == 12, timeout=60)
         time.sleep(0.1)
     finally:
+        may_read.set()
         evaluation.stop()
+    assert not read_warm_ups(tables, STREAM)
     (_, begun), (_, active) = [row[1:] for row in log_of(tables, "long")]
     assert (begun, evaluation.reports[-1].warming) == (4, ())
     assert alerts_of(stored_alerts(tables), "long", 0) == alerts_of(replay_warm(LONG, begun, active), "long", 0)
