@@ -95,6 +95,22 @@ def test_c8_a_stop_in_the_middle_of_a_batch_ends_the_query_without_an_error(read
     assert stored_alerts(ready) == replayed_alerts(lookback.replay(RULES, make_events(50, seed=5), STREAM))
 
 
+@pytest.mark.long
+def test_c3_1_a_batch_whose_events_all_alert_is_written_whole_and_in_order(ready: Tables) -> None:
+    # More than a shard packs together.
+    events = [
+        {"id": f"e{at:05}", "at": START + at * 1_000, "customer": at % 7, "shop": "a", "amount": "1.00", "arrival": 1}
+        for at in range(25_000)
+    ]
+    document = rule("flood", when="n >= 1")
+    publish(ready, [document])
+    append(ready, events)
+    evaluate(ready, shards=2)
+    assert stored_alerts(ready) == replayed_alerts(lookback.replay([document], events, STREAM))
+    written = [row["event_id"] for row in ready.read("alerts").coalesce(1).collect()]
+    assert written == [each["id"] for each in events]
+
+
 @pytest.mark.parametrize(("shards", "files_per_batch"), [(3, "2")])
 def test_c3_every_kind_of_rule_gives_what_replay_gives_for_any_cut_and_shard_count(
     ready: Tables, spark: SparkSession, shards: int, files_per_batch: str
