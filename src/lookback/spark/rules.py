@@ -116,8 +116,12 @@ class RulesTable:
     has_gate: bool = False
 
     def check(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
-        """Binds a rule to its stream, runs its own tests and looks for its lists. Raises RuleError with every problem at once."""
-        compiled = check_rule(document, self.streams)
+        """Binds a rule to its stream and runs its own tests. Raises RuleError with every problem at once."""
+        return check_rule(document, self.streams)
+
+    def _check_with_lists(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
+        """Checks a rule that is to be published: the lists that it names have to be there. Raises RuleError."""
+        compiled = self.check(document)
         if compiled.lists and (problems := find_unknown_lists(compiled, list_names(self.tables))):
             raise RuleError(compiled.spec.rule_id, problems)
         return compiled
@@ -130,7 +134,7 @@ class RulesTable:
         If two processes publish at once, both versions are written, one after the other. Raises SetupError if others keep
         publishing.
         """
-        compiled = self.check(document)
+        compiled = self._check_with_lists(document)
         text = _write_document(compiled, self.streams)
         status = self.choose_status(status)
         return self._publish(compiled.spec.rule_id, lambda last: (status, text), author, comment)
@@ -205,7 +209,7 @@ class RulesTable:
                     {**test, "parameters": {**rule.parameters, **test.get("parameters", {})}} for test in rule.tests
                 ]
             status = self.choose_status("active" if current.status == "quarantined" else current.status)
-            return status, _write_document(self.check(document), self.streams)
+            return status, _write_document(self._check_with_lists(document), self.streams)
 
         return self._publish(rule_id, make_row, author, comment)
 
