@@ -18,7 +18,7 @@ from lookback.config import Settings, load_rule_document
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.explaining.events import EventExplanation
 from lookback.core.explaining.evidence import Explanation, StepEvidence
-from lookback.core.operations.health import Finding, check_health, describe_health
+from lookback.core.operations.health import Finding, check_health, describe_health, describe_warm_up
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.parameters import read_parameter
@@ -475,6 +475,7 @@ def evaluate_stream(
     `auto`, see `lookback.views.live.watch`. An interrupt of the cell ends it cleanly; a half-done batch is repeated at the
     next start.
     """
+    from lookback.spark.replay.histories import make_history
     from lookback.spark.stream.checkpoint import Checkpoint
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
@@ -489,7 +490,7 @@ def evaluate_stream(
         every=every or workspace.settings.every, admission=workspace.settings.admission, on_batch=metrics.add,
         idle_after=parse_duration(idle_after) if idle_after and not once else None, rebuild=mode == "rebuild",
         default_shards=shards or workspace.stream.shards or workspace.settings.shards,
-        accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate,
+        accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate, historian=make_history,
     )  # fmt: skip
     with metrics:
         commits = None if once else lambda: read_commit_times(workspace.tables, workspace.stream)
@@ -509,6 +510,8 @@ def show_health(workspace: Workspace) -> list[Finding]:
     if findings:
         rows = [{"level": each.level, "what": each.what, "what to do": each.remedy} for each in findings]
         show(pd.DataFrame(rows))
+    for each in figures.warming:
+        show(text(f"Warming: {describe_warm_up(each)}."))
     return findings
 
 

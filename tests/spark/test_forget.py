@@ -173,7 +173,7 @@ def check_purges(tables: Tables, report: ForgetReport, again: ForgetReport) -> N
     assert set(kept) == set(report.rows)
     assert kept["alerts"].statements == (f"VACUUM {tables.identifier('alerts')}",)
     now = dt.datetime.now(dt.timezone.utc)
-    for name, days in ((STREAM.name, 30), ("alerts", 7)):
+    for name, days in ((STREAM.name, 30), ("alerts", 30), ("reviews", 7)):
         assert dt.timedelta(0) < now + dt.timedelta(days=days) - kept[name].after < dt.timedelta(minutes=5)
     # Made again, it says the same, to the time of the commits.
     assert {purge.table for purge in again.purges} == set(kept)

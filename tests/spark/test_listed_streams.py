@@ -13,11 +13,14 @@ from pyspark.sql import functions as F  # noqa: N812
 import lookback
 from alert_rows import AlertRow, collect_alerts, list_alerts
 from lookback.spark.explaining.explanations import explain, explain_event
-from lookback.spark.lists import add_values, remove_values
+from lookback.spark.lists import add_values, read_list_changes, remove_values
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
 from lookback.spark.rules import RulesTable
+from lookback.spark.stream import listwatch
 from lookback.spark.stream.checkpoint import Checkpoint
+from lookback.spark.stream.listfeed import read_commit_files
+from lookback.spark.stream.listfiles import ListFiles
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import (
     RULES,
@@ -152,6 +155,33 @@ def test_c11_3_changes_between_commits_are_obeyed_logged_and_replayed_alike(read
 
 
 @pytest.mark.long
+def test_files_of_a_commit_say_what_its_change_feed_says(ready: Tables) -> None:
+    far = "timestamp'9999-12-31 00:00:00'"
+    statements = [
+        f"INSERT INTO {{}} (list, value, expires_at) VALUES ('a', 'x', {far}), ('a', 'y', timestamp_micros(-1)), ('b', 'ü', NULL)",
+        "UPDATE {} SET reason = 'because', kind = 'cidr' WHERE value = 'x'",
+        "DELETE FROM {} WHERE value = 'y'",
+        "DELETE FROM {} WHERE list = 'b'",  # a whole file goes
+        "ALTER TABLE {} SET TBLPROPERTIES (a = 'b')",
+        "INSERT OVERWRITE {} SELECT 'c', 'z', NULL, NULL, NULL, NULL, NULL",
+        "OPTIMIZE {}",
+    ]
+    for statement in statements:
+        sql(ready, statement)
+    add_values(ready, "c", ["z", "new"])  # a MERGE
+    read = 0
+    for commit in range(ready.version("lists") + 1):
+        table = read_commit_files(Path(ready.path_or_name("lists")), commit)
+        if table is not None:
+            rows = read_list_changes(ready, commit, commit).toArrow()
+            assert sorted(table.to_pylist(), key=repr) == sorted(rows.to_pylist(), key=repr), commit
+            read += 1
+    assert read >= len(statements) - 2
+    sql(ready, "INSERT INTO {} (list, value) VALUES ('d', cast(X'ff' as string))")
+    assert read_commit_files(Path(ready.path_or_name("lists")), ready.version("lists")) is None
+
+
+@pytest.mark.long
 def test_c11_3_commits_that_nobody_logged_count_by_their_time(ready: Tables) -> None:
     append(ready, part(1, 3))
     sql(ready, "INSERT INTO {} (list, value) VALUES ('watched', 'a'), ('vips', '3')")
@@ -208,6 +238,30 @@ def test_c11_3_a_first_evaluation_takes_all_lists_from_the_start_and_lost_files_
     assert stored_alerts(ready) == replayed([(lists, None)], [*LISTED, RULES[0]])
     evaluate(ready, rebuild=True)
     assert logged(ready) == [(1, None, "watched: 1 added"), (2, None, "vips: 1 added")]
+
+
+@pytest.mark.long
+def test_c11_3_files_that_no_state_needs_are_removed_and_the_others_come_again(
+    ready: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listwatch, "_MOST_COMMITS", 1)
+    publish(ready, LISTED)
+    lists: list[tuple[dict[str, Any], int | None]] = []
+    values: list[str | int] = ["a", "ü", "", "b", "c"]
+    for at, value in enumerate(values):
+        sql(ready, f"INSERT INTO {{}} (list, value) VALUES ('watched', '{value}')")
+        append(ready, part(2 * at + 1, 2 * at + 2))
+        evaluate(ready)
+        lists.append(({"watched": values[: at + 1]}, 2 * at or None))
+    files = ListFiles.of(Checkpoint(Path(checkpoint_folder(ready, STREAM))))
+    assert 0 < files.read_floor() == min(files.list_commits())
+    assert len(files.list_commits()) <= 3
+    shutil.rmtree(files.parcels.folder)
+    append(ready, part(11, 12))
+    evaluate(ready)
+    assert stored_alerts(ready) == replayed(lists)
+    with prove(ready, STREAM, STREAMS) as proofs:
+        assert all(row.holds for row in proofs.rows), proofs.rows
 
 
 def test_c11_3_a_running_stream_obeys_a_list_as_it_obeys_a_rule(ready: Tables) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,44 @@ def test_c3_1_stream_equals_replay_however_batches_are_cut(ready: Tables, files_
     assert {row.action for row in expected.late_events} == {"evaluated", "discarded"}
     failed = ready.read("rule_log").where("action = 'failed'").select("rule_id").distinct().collect()
     assert [row["rule_id"] for row in failed] == ["pair"]
+
+
+def test_c8_a_stop_in_the_middle_of_a_batch_ends_the_query_without_an_error(ready: Tables) -> None:
+    publish(ready, RULES)
+    append(ready, make_events(50, seed=5))
+    is_running = threading.Event()
+
+    def wait_in_spark(report: Any) -> None:
+        # Spark interrupts a long job of the batch, and the error in Python has the stack trace of it.
+        is_running.set()
+        ready.spark.range(0, 10**13, 1, 1).selectExpr("max(id % 7)").collect()
+
+    evaluation = Evaluation(ready, STREAM, STREAMS, checkpoint_folder(ready, STREAM), on_batch=wait_in_spark).start()
+    assert is_running.wait(180)
+    query = evaluation._query
+    assert query is not None
+    evaluation.stop()
+    # The message is another one where the query's thread died of an error.
+    assert query.status["message"] == "Stopped"
+    assert query.exception() is None
+    evaluate(ready)
+    assert stored_alerts(ready) == replayed_alerts(lookback.replay(RULES, make_events(50, seed=5), STREAM))
+
+
+@pytest.mark.long
+def test_c3_1_a_batch_whose_events_all_alert_is_written_whole_and_in_order(ready: Tables) -> None:
+    # More than a shard packs together.
+    events = [
+        {"id": f"e{at:05}", "at": START + at * 1_000, "customer": at % 7, "shop": "a", "amount": "1.00", "arrival": 1}
+        for at in range(25_000)
+    ]
+    document = rule("flood", when="n >= 1")
+    publish(ready, [document])
+    append(ready, events)
+    evaluate(ready, shards=2)
+    assert stored_alerts(ready) == replayed_alerts(lookback.replay([document], events, STREAM))
+    written = [row["event_id"] for row in ready.read("alerts").coalesce(1).collect()]
+    assert written == [each["id"] for each in events]
 
 
 @pytest.mark.parametrize(("shards", "files_per_batch"), [(3, "2")])

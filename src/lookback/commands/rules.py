@@ -59,6 +59,7 @@ def _add_subcommands(command: AddCommand) -> None:
     push.add_argument("--status", default="active", choices=["active", "draft", "shadow", "paused"])
     push.add_argument("--author", default="")
     push.add_argument("--comment", default="")
+    push.add_argument("--cold", action="store_true", help="without the history of its windows: they fill from now on")
     check = command("check", _check_rules, "check rules and run their own tests; nothing is written")
     check.add_argument("files", nargs="+")
     check.add_argument(
@@ -281,10 +282,14 @@ def _push_rules(options: argparse.Namespace) -> int:
         return FOUND_PROBLEMS
     rules = _open_rules_table(options)
     for document in map(load_rule_document, options.files):
+        if options.cold:
+            document["warm_start"] = False
         if cold := rules.cold_measures(document):
-            text = "no rule keeps the rows yet; window_complete is false until the longest window has filled"
-            verb = "starts" if len(cold) == 1 else "start"
-            print(f"warning: {document['rule_id']}: {join_words(cold)} {verb} empty, since {text}", file=sys.stderr)
+            verb, text = "starts" if len(cold) == 1 else "start", rules.describe_history(document)
+            print(
+                f"warning: {document['rule_id']}: {join_words(cold)} {verb} empty, since no rule keeps the rows yet; {text}",
+                file=sys.stderr,
+            )
         version = rules.push(document, status=options.status, author=options.author, comment=options.comment)
         status = rules.choose_status(options.status)
         print(f"published {document['rule_id']} version {version} ({status})")

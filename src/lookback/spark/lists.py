@@ -48,7 +48,8 @@ _VALUE, _EXPIRES, _REASON, _KIND = "value", "expires_at", "reason", "kind"
 _COLUMNS = (_VALUE, _EXPIRES, _REASON, _KIND)
 _OUTCOME = "__outcome"
 _NEW, _CHANGED, _DUPLICATE, _REJECTED = "new", "changed", "duplicate", "rejected"
-_REMOVED = "update_preimage", "delete"
+# Kinds of changes of the feed that take a row away.
+REMOVED = "update_preimage", "delete"
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ def read_list_changes(tables: Tables, first: int, last: int | None = None) -> Da
 
 def select_list_changes(feed: DataFrame) -> DataFrame:
     """Selects the columns of `read_list_changes` from the table's change feed."""
-    change = F.when(F.col("_change_type").isin(*_REMOVED), "delete").otherwise("insert").alias("change")
+    change = F.when(F.col("_change_type").isin(*REMOVED), "delete").otherwise("insert").alias("change")
     kind = F.col(_KIND) if _KIND in feed.columns else F.lit(None).cast("string")
     rows = feed.where(F.col("list").isNotNull() & F.col(_VALUE).isNotNull())
     return rows.select(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,12 +16,14 @@ import pandas as pd
 
 from lookback.config import load_stream
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.schedule import Warmed, open_warmed
+from lookback.core.engine.warming import find_reason_cold
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import STATUSES, Rule
 from lookback.core.rules.quarantine import describe_failure
-from lookback.core.rules.rulebook import LISTS, LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import LISTS, WARM, LogRow, Piece, RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, LateEvent
 from lookback.core.streams.arrival import find_marks, late_sort_key, split_future
@@ -183,7 +185,9 @@ class Harness:
 
 
 def replay(
-    rules: Iterable[Mapping[str, Any] | Rule | tuple[Mapping[str, Any], int | None]],
+    rules: Iterable[
+        Mapping[str, Any] | Rule | tuple[Mapping[str, Any], int | None] | tuple[Mapping[str, Any], int | None, int]
+    ],
     events: object,
     stream: Stream | Mapping[str, Any] | str | Path,
     lists: Mapping[str, Iterable[Any]] | Lists | Iterable[tuple[Mapping[str, Iterable[Any]], int | None]] = (),
@@ -191,9 +195,12 @@ def replay(
     """Judges events in order of arrival, as the stream would have.
 
     rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
-    arrival, the last commit judged before it (None: before the first). events: as for Harness.events; with columns
-    `arrival` and `committed_at` where they are known. lists: what is in lists from the start, as for Harness.lists, or pairs
-    of that and the arrival from which on it holds. Raises RuleError, EventError and StreamError.
+    rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
+    arrival, the last commit judged before it (None: before the first). A third part gives the row a warm start: its version
+    gathers rows from the first commit on, is warming from `arrival` on, and comes into force after that commit. events: as
+    for Harness.events; with columns `arrival` and `committed_at` where they are known. lists: what is in lists from the
+    start, as for Harness.lists, or pairs of that and the arrival from which on it holds. Raises RuleError, EventError and
+    StreamError.
 
     >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
     >>> stream = {"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields}
@@ -203,7 +210,7 @@ def replay(
     ['7']
     """
     declared = load_any_stream(stream)
-    changes = _read_changes(rules, declared)
+    changes, warmed = _read_changes(rules, declared)
     known, list_changes = _read_lists(lists)
     changes = [*list_changes, *changes]
     rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
@@ -215,6 +222,7 @@ def replay(
     marks = find_marks(rows, commits)
     evaluator = Evaluator(declared, lists=known)
     state = ShardState(RuleBook(declared, {declared.name: declared}))
+    open_warmed(state, warmed)
     for batch in _split_batches(rows, marks, changes, declared):
         output = evaluator.process(state, batch)
         state.drop_old()
@@ -282,13 +290,39 @@ def find_errors(output: Output, stream: str) -> list[LogRow]:
     )
 
 
-def _read_changes(rules: Any, stream: Stream) -> list[tuple[int | None, RuleChange]]:
-    """Reads the rules of a replay as changes, each with its activation arrival. Raises RuleError."""
+def _read_changes(rules: Any, stream: Stream) -> tuple[list[tuple[int | None, RuleChange]], list[Warmed]]:
+    """Reads the rules of a replay as changes, each with its activation arrival, and those with a warm start. Raises RuleError."""
     if isinstance(rules, (str, bytes, Mapping, Rule)) or not isinstance(rules, Iterable):
         raise RuleError(
             "?", [Problem("rules", f"must be a list of rules, got {rules!r:.100}; put one rule into a list")]
         )
-    return [_read_change(rule, at, stream) for at, rule in enumerate(rules)]
+    changes, warmed = list[tuple[int | None, RuleChange]](), list[Warmed]()
+    for at, rule in enumerate(rules):
+        is_warm = isinstance(rule, tuple) and len(rule) == 3
+        arrival, change = _read_change(rule[:2] if is_warm else rule, at, stream)
+        if is_warm:
+            version = _read_warmed(rule[2], arrival, change, at, stream)
+            piece = Piece(version.rule_id, version.version, version.arrival, 1, 1)
+            ending = RuleChange("insert", at, "*", None, WARM, piece.to_document(stream.name), warms=True)
+            changes += [(arrival, replace(change, warms=True)), (version.arrival, ending)]
+            warmed.append(version)
+        else:
+            changes.append((arrival, change))
+    return changes, warmed
+
+
+def _read_warmed(active_from: Any, arrival: int | None, change: RuleChange, at: int, stream: Stream) -> Warmed:
+    """Reads the warm start of a row. Raises RuleError."""
+    name, place = change.rule_id or "?", f"rules[{at}]"
+    if not _is_whole(active_from) or (arrival is not None and active_from < arrival):
+        message = f"must be the last commit judged before the version speaks, not before its arrival, got {active_from!r:.100}"
+        raise RuleError(name, [Problem(f"{place}.active_from", message)])
+    if change.version is None or change.document is None or change.rule_id is None or change.status is None:
+        raise RuleError(name, [Problem(place, "a row with a warm start has rule_id, version, status and document")])
+    reason = find_reason_cold(compile_rule(json.loads(change.document), stream))
+    if reason is not None:
+        raise RuleError(name, [Problem(place, f"starts cold: {reason}; leave the third part out")])
+    return Warmed(int(active_from), change.rule_id, change.version, change.status, change.document)
 
 
 def _read_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleChange]:

@@ -54,7 +54,7 @@ def run_rebuilt(case: dict[str, Any], schedule: Schedule, batches: Sequence[int]
     stream = generated.STREAMS[case["stream"]]
     events, _ = read_events(case["rows"], stream, 1)
     marks, total = find_marks(events, events.commits), Output()
-    bound = [(schedule.restore_gate(change), schedule.after(change.commit)) for change in all_changes(case)]
+    bound = [(schedule.restore_decision(change), schedule.after(change.commit)) for change in all_changes(case)]
     for shard in range(case["shards"]):
         evaluator = Evaluator(stream, shard, case["shards"], lists=KnownLists(lists_of(case)))
         state, store = new_state(stream), DictStore()
@@ -217,9 +217,9 @@ def test_c10_8_the_schedule_refuses_the_rows_that_the_log_says_the_gate_rejected
     schedule = Schedule.from_log(changes, rows, STREAM, STREAMS, 9)
     assert {commit for commit, _, _ in schedule.refused} == refused
     assert Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
-    assert {each.commit for each in map(schedule.restore_gate, changes) if each.gate} == refused
+    assert {each.commit for each in map(schedule.restore_decision, changes) if each.gate} == refused
     # A row that comes after those that were logged is decided as it comes.
-    assert schedule.restore_gate(dataclasses.replace(gated(100), gate=APPROVAL)).gate == APPROVAL
+    assert schedule.restore_decision(dataclasses.replace(gated(100), gate=APPROVAL)).gate == APPROVAL
 
 
 def test_c10_8_the_time_to_read_the_log_is_in_proportion_to_the_rows_that_the_gate_rejected() -> None:

@@ -54,6 +54,7 @@ _ALL = {
     "effective_until": "2026-12-31 23:59:59.5+01:00",
     "allowed_lateness": "0 seconds",
     "suppress": "1 hour",
+    "warm_start": False,
     "tests": [
         {"name": "nothing", "events": [{"tags": ["a", None]}], "alerts": [{"event_id": 1, "measures": {"n": 1.5}}]},
         {"events": [], "parameters": {}},

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from lookback.core.engine.warming import History, ReadParcel, needs_history, open_features, take_over
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.judging.measuring import group_keys, select_kept, select_values
@@ -25,10 +26,22 @@ from lookback.core.judging.sequences import delete_from_sequences, judge_sequenc
 from lookback.core.judging.sessions import SessionMemory, delete_from_sessions, forget_measures, judge_sessions
 from lookback.core.judging.tiled import TiledJudge, adopt_keys
 from lookback.core.judging.verdicts import Memory, are_memories
-from lookback.core.rules.compiled import CompiledRule, Feature
+from lookback.core.rules.compiled import WARMING_LANE, CompiledRule, Feature
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
-from lookback.core.rules.rulebook import Command, Entry, LogRow, RuleChange, order_changes
+from lookback.core.rules.roles import WARMING
+from lookback.core.rules.rulebook import (
+    WARM,
+    Command,
+    Entry,
+    LogRow,
+    Piece,
+    RuleChange,
+    Warming,
+    describe_start,
+    describe_warming,
+    order_changes,
+)
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
@@ -63,6 +76,8 @@ _Rules = Sequence[tuple[Entry, CompiledRule]]
 # A long batch is judged in parts, which bounds what the judges hold beside the events: up to 850 bytes an event with 20
 # features of a grouping. Parts of this size take no more time than larger ones; of half of it, up to a quarter more.
 _MOST_EVENTS = 300_000
+# The rows of alerts that are packed together. A row takes some 2 kB as an object, and a few hundred bytes packed.
+MOST_ROWS = 10_000
 
 
 @dataclass
@@ -71,7 +86,7 @@ class Batch:
 
     events: inserted events of the shard, in any order; deleted: rows deleted, with the commit that deleted them.
     marks: every commit of the batch and its highest event time over all shards, None if no event of it counts.
-    coverage: the events and fields that dispatch sent; None for all.
+    coverage: the events and fields that dispatch sent; None for all. deleting: the commits that deleted rows of any shard.
     """
 
     events: Events
@@ -79,6 +94,7 @@ class Batch:
     marks: Mapping[int, int | None] = field(default_factory=dict)
     changes: list[RuleChange] = field(default_factory=list)
     coverage: Coverage | None = None
+    deleting: frozenset[int] = frozenset()
 
 
 class CommitRanges:
@@ -101,7 +117,8 @@ class CommitRanges:
             here = np.flatnonzero((deleted.commits >= start) & (deleted.commits < end))
             deleted = deleted.take(here) if len(here) else None
         marks = {commit: high for commit, high in batch.marks.items() if start <= commit < end}
-        return Batch(events, deleted, marks, coverage=batch.coverage)
+        deleting = frozenset(commit for commit in batch.deleting if start <= commit < end)
+        return Batch(events, deleted, marks, coverage=batch.coverage, deleting=deleting)
 
 
 @dataclass
@@ -114,7 +131,8 @@ class Output:
     log: rows for rule_log that all shards have alike; notes: those that this shard alone has. evaluated: per rule how many
     events it judged, of windows those that it counted, by `Entry.role`. flagged: the events of rules that write no alerts.
     covered False: a rule came into force that needs more than dispatch sent; nothing was judged, and the batch must be
-    given again with `required` sent.
+    given again with `required` sent. pack: packs rows whenever there are many, into `packed`; `rows` are those that follow.
+    So the alerts of a batch are not all in memory as objects. None: rows are not packed.
     """
 
     rows: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
@@ -126,6 +144,16 @@ class Output:
     flagged: list[FlaggedEvents] = field(default_factory=list)
     required: Coverage = field(default_factory=Coverage)
     covered: bool = True
+    pack: Callable[[Sequence[tuple[AlertOrder, Alert]]], bytes] | None = None
+    packed: list[bytes] = field(default_factory=list)
+
+    def add_rows(self, rows: list[tuple[AlertOrder, Alert]]) -> None:
+        """Adds rows of alerts behind the others."""
+        self.rows += rows
+        if self.pack is not None and len(self.rows) >= MOST_ROWS:
+            parts = range(0, len(self.rows), MOST_ROWS)
+            self.packed += [self.pack(self.rows[at : at + MOST_ROWS]) for at in parts]
+            self.rows = []
 
     @property
     def alerts(self) -> list[Alert]:
@@ -141,6 +169,9 @@ class Evaluator:
     events, by rule_id: lookback rules without suppress and revise those that would have raised alerts, rules over other
     windows, which must be paused, those that their windows count. max_evidence: how many events an alert of a sequence names.
     lists: gives the contents of the lists that rules name, as of the commit that the state has reached.
+
+    warms: whether versions wait for the history of their windows. read_parcel: reads pieces of it. query: the evaluation that
+    pieces must be for.
     """
 
     stream: Stream
@@ -150,6 +181,9 @@ class Evaluator:
     flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
     max_evidence: int = MAX_EVIDENCE_IDS
     lists: ListSource = field(default_factory=KnownLists)
+    warms: bool = False
+    read_parcel: ReadParcel | None = None
+    query: str = ""
 
     def process(self, state: ShardState, batch: Batch, output: Output | None = None) -> Output:
         """Applies the batch's rule changes, then judges its events; `state` is brought up to date.
@@ -158,15 +192,15 @@ class Evaluator:
         """
         output = Output() if output is None else output
         self._apply_changes(state, batch.changes, output)
-        in_force = state.book.in_force()
-        if not _check_coverage(in_force, batch, output):
+        judged = state.book.list_judged()
+        if not _check_coverage(judged, batch, output):
             return output
-        rules = _drop_stopped(state, in_force)
+        rules = _drop_stopped(state, judged)
         _open_features(state, rules)
         if not batch.marks:
             return output
         _open_memories(state, rules)
-        self._note_cut_commit(state, batch, output)
+        is_cut = self._note_cut_commit(state, batch, output)
         watermark = None
         for part in _split_batch(batch):
             self._delete_events(state, rules, part, output)
@@ -174,6 +208,8 @@ class Evaluator:
             watermark = self._pass_time(state, part.marks)
             _keep_rows(segment, _drop_stopped(state, rules), output)
         _forget_unused(state, _drop_stopped(state, rules), watermark)
+        if is_cut or batch.deleting:
+            self._begin_anew(state, output)
         return output
 
     def advance(self, state: ShardState, time: int) -> Output:
@@ -187,7 +223,7 @@ class Evaluator:
     def _apply_changes(self, state: ShardState, changes: Sequence[RuleChange], output: Output) -> None:
         """Applies rule changes in their order, each with the commands that it gives."""
         for change in order_changes(changes):
-            log, commands = state.book.apply([change], state.last_commit)
+            log, commands = state.book.apply([change], state.last_commit, partial(self._needs_history, state))
             output.log += log
             for command in commands:
                 self._run_command(command, state, output)
@@ -198,6 +234,12 @@ class Evaluator:
             self._advance(state, command.time, output)
         elif command.action == "clear_state":
             state.clear()
+            for warming in state.book.list_known_warming():
+                state.book.change_warming(replace(warming, is_void=True))
+        elif command.opened is not None:
+            self._open_warming(command.opened, state)
+        elif command.action == WARM and command.piece is not None:
+            self._take_piece(command.piece, command.warms, state, output)
 
     def _advance(self, state: ShardState, time: int, output: Output) -> None:
         """Moves the watermark, and judges a segment without events, in which it moves."""
@@ -205,7 +247,7 @@ class Evaluator:
         state.advanced = time if state.advanced is None else max(state.advanced, time)
         after = self._watermark(state)
         assert after is not None
-        rules = _drop_stopped(state, state.book.in_force())
+        rules = _drop_stopped(state, state.book.list_judged())
         # Before time passes: a version that came into force just now may keep rows for longer.
         _open_features(state, rules)
         if state.last_commit is not None and (before is None or before < after):
@@ -217,13 +259,76 @@ class Evaluator:
             _judge_segment(segment, _drop_stopped(state, rules), output)
         self._pass_time(state, {})
 
+    # Warm-ups ---------------------------------------------------------------------------------------------------------
+
+    def _needs_history(self, state: ShardState, rule: CompiledRule) -> bool:
+        return self.warms and needs_history(state, rule, self._watermark(state))
+
+    def _open_warming(self, warming: Warming, state: ShardState) -> None:
+        rule = state.book.compile_warming(warming)
+        if rule is not None:
+            open_features(state, rule)
+
+    def _take_piece(self, piece: Piece, warms: bool | None, state: ShardState, output: Output) -> None:
+        """Loads a piece of the history of a version that is warming, which comes into force with the last one.
+
+        warms: see `RuleChange`: where rows come in a replay, the version has its history already.
+        """
+        warming = state.book.warming.get((piece.rule_id, piece.version))
+        if warming is None or not warming.is_known or warms is False:
+            return
+        if warms is None and not (self._fits(piece, warming, state) and self._load(piece, warming, state)):
+            return
+        waiting = state.book.compile_warming(warming)
+        row, entry = state.book.finish_warming(warming.key, state.last_commit, describe_start(piece))
+        output.log.append(row)
+        if waiting is not None and not piece.is_cold:
+            rule = next((rule for each, rule in state.book.in_force() if each is entry), None)
+            if rule is not None:
+                take_over(state, waiting, rule)
+
+    def _fits(self, piece: Piece, warming: Warming, state: ShardState) -> bool:
+        """Returns whether a piece is the next one of a version's history."""
+        if piece.query != self.query or warming.begun is None:
+            return False
+        # A history may end with commits that have no events, as long as none has been judged since.
+        ends = piece.through == warming.begun or (state.last_commit == warming.begun <= piece.through)
+        return ends and (piece.is_cold or piece.piece == warming.loaded + 1)
+
+    def _load(self, piece: Piece, warming: Warming, state: ShardState) -> bool:
+        """Loads a piece. Returns whether it is the last one."""
+        rule = state.book.compile_warming(warming)
+        if rule is not None and not piece.is_cold and not warming.is_void:
+            assert self.read_parcel is not None
+            # Piece by piece, the keys of a shard are divided like those of many shards.
+            content = self.read_parcel(piece.parcel, self.shard + self.shards * (piece.piece - 1))
+            History.decode(content, piece.parcel).load(state, rule)
+        state.book.change_warming(replace(warming, loaded=piece.piece))
+        return piece.is_last
+
+    def _begin_anew(self, state: ShardState, output: Output) -> None:
+        """Lets the versions that are warming wait for a history that ends later, with what a delete has left.
+
+        A commit that is cut between two batches is on both sides of its middle, and history has whole commits.
+        """
+        for warming in state.book.list_known_warming():
+            if not warming.is_replayed:
+                anew = replace(warming, begun=state.last_commit, loaded=0, is_void=False)
+                state.book.change_warming(anew)
+                self._open_warming(anew, state)
+                row = LogRow(self.stream.name, *warming.key, WARMING, describe_warming(anew.begun), state.last_commit)
+                output.log.append(row)
+
     # Events and deletes -----------------------------------------------------------------------------------------------
 
-    def _note_cut_commit(self, state: ShardState, batch: Batch, output: Output) -> None:
+    def _note_cut_commit(self, state: ShardState, batch: Batch, output: Output) -> bool:
+        """Notes in the log if the first commit was cut. Returns whether it was."""
         first = int(min(batch.marks))
-        if state.last_commit is not None and first <= state.last_commit:
+        is_cut = state.last_commit is not None and first <= state.last_commit
+        if is_cut:
             message = f"commit {first} was cut between two batches; its pieces are judged one after another"
             output.log.append(LogRow(self.stream.name, None, None, "commit_cut", message, first))
+        return is_cut
 
     def _delete_events(self, state: ShardState, rules: _Rules, part: Batch, output: Output) -> None:
         """Removes the part's deleted events from the rows of features, and from the keyed tables of rules."""
@@ -234,7 +339,9 @@ class Evaluator:
         for feature, users in _list_features(rules):
             with _contain_failure(output, state, users, commit):
                 if self._delete_rows(state, feature, deleted, lists):
-                    unmatched.update((entry.rule_id, entry.version) for entry, _ in users)
+                    unmatched.update(
+                        (entry.rule_id, entry.version) for entry, rule in users if rule.lane < WARMING_LANE
+                    )
         # One row, however many shards have such an event: the number of shards must not show.
         for rule_id, version in sorted(unmatched):
             row = LogRow(self.stream.name, rule_id, version, "delete_unmatched", describe_unmatched(commit), commit)
@@ -425,7 +532,7 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
     if any(rule.presence is not None for _, rule in rules):
         tiled.finish()
     gathered = segment.finish()
-    output.rows += gathered.alerts
+    output.add_rows(gathered.alerts)
     output.late += gathered.late
     output.notes += gathered.notes
     output.evaluated.update(gathered.evaluated)
@@ -461,7 +568,7 @@ def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> N
     raised = {
         entry.role: (rule.spec.suppress, rule.allowed_lateness)
         for entry, rule in rules
-        if rule.spec.suppress is not None
+        if rule.spec.suppress is not None and rule.lane < WARMING_LANE
     }
     state.forget_unused(features, tables, raised, watermark)
 

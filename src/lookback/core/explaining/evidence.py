@@ -37,13 +37,14 @@ class Activation:
     rule None: the rule keeps no state from then on. rule_id `*`: all state was cleared. A version beside the rule that is
     explained has a name of its own in place of rule_id, and another lane. A rule that another declaration of the stream
     changes, since it allows for more lateness, comes into force anew. advances: how many of the clock's advances took
-    effect before it; some may name the same commit.
+    effect before it; some may name the same commit. is_silent: the rule keeps state from then on and raises no alert.
     """
 
     arrival: int | None
     rule_id: str
     rule: CompiledRule | None
     advances: int = 0
+    is_silent: bool = False
 
 
 @dataclass(frozen=True)

@@ -310,7 +310,8 @@ class RuleRun:
         """Counts the events that the rule judged, and notes what it did with each late one."""
         evaluated = self._gathered.evaluated
         evaluated[self.entry.role] = evaluated.get(self.entry.role, 0) + int(np.count_nonzero(judged))
-        self._late_events.record(wanted, taken, judged)
+        if not self.entry.is_unseen:
+            self._late_events.record(wanted, taken, judged)
 
     def count_taken(self, taken: Mask) -> None:
         """Records the events that the rule's windows take, and counts those of them that have an error.

@@ -56,6 +56,8 @@ _DIGITS = re.compile(r"(\d+)")
 JUDGED = "judged-"
 # The prefix of the names of tables that keep the keys with open windows.
 OPEN_KEYS = "open-"
+# From this lane on, a rule shares no state at all: its version waits for the history of its windows.
+WARMING_LANE = 2
 _MEMORY_PREFIXES = {TUMBLING: "windows-", SLIDING: "windows-", SESSION: "sessions-"}
 # More digits than any value that a message shows.
 _WIDE_CONTEXT = Context(prec=400)
@@ -344,7 +346,8 @@ def compile_rule(
 ) -> CompiledRule:
     """Reads a rule from a document and binds it to `stream`. Raises RuleError with every problem, each with its place.
 
-    lane: 1 for the second of two versions side by side, which then share no state that belongs to one rule.
+    lane: 1 for the second of two versions side by side, which then share no state that belongs to one rule; WARMING_LANE or
+    higher for a version that is warming, which shares none with any rule.
     """
     rule, problems = read_rule(document.document if isinstance(document, Rule) else document, stream.limits)
     binder = _Binder(rule, stream, problems, lane)
@@ -443,8 +446,9 @@ class _Binder:
         )
 
     def _identify_state(self, group_by: tuple[str, ...], lateness: int) -> list[Any]:
-        """Returns the first part of every feature's identity, with the rule's id if it resets: it then shares no state."""
-        owner = _name_owner(self._rule.rule_id, self._lane) if self._rule.reset_on_alert else []
+        """Returns the first part of every feature's identity, with the rule's id if it shares no state: it resets, or is warming."""
+        is_alone = self._rule.reset_on_alert or self._lane >= WARMING_LANE
+        owner = _name_owner(self._rule.rule_id, self._lane) if is_alone else []
         return [self._stream.name, group_by, lateness, *owner]
 
     def _name_store(

@@ -50,7 +50,7 @@ _MAX_PLACE_CHARACTERS, _MAX_MESSAGE_CHARACTERS, _MAX_VALUE_CHARACTERS = 120, 550
 MAX_OVERLAP = 1_000
 COMMON_KEYS = (
     "rule_id", "description", "parameters", "stream", "severity", "group_by", "entity", "score", "where", "effective_from",
-    "effective_until", "allowed_lateness", "suppress", "message", "tests",
+    "effective_until", "allowed_lateness", "suppress", "warm_start", "message", "tests",
 )  # fmt: skip
 _WINDOW_KEYS = ("window", "measures", "when", "early")
 # The further keys of each kind of rule.
@@ -112,6 +112,7 @@ class Rule:
     reset_on_alert: bool = False
     early: bool = False
     suppress: int | None = None
+    warm_start: bool = True
     allowed_lateness: int | None = None
     effective_from: int | None = None
     effective_until: int | None = None
@@ -334,6 +335,7 @@ class _Reader:
             reset_on_alert=self._read_flag("reset_on_alert"),
             early=self._read_flag("early"),
             suppress=self._read_duration(document.get("suppress"), "suppress") if "suppress" in document else None,
+            warm_start=self._read_flag("warm_start", default=True),
             allowed_lateness=self._read_lateness(),
             effective_from=self._read_time("effective_from"),
             effective_until=self._read_time("effective_until"),
@@ -443,11 +445,11 @@ class _Reader:
         self._add_problem(key, _describe_bad_choice(choices, value))
         return default
 
-    def _read_flag(self, key: str) -> bool:
-        value = self._document.get(key, False)
+    def _read_flag(self, key: str, *, default: bool = False) -> bool:
+        value = self._document.get(key, default)
         if not isinstance(value, bool):
             self._add_problem(key, f"must be true or false, got {quote_value(value)}")
-            return False
+            return default
         return value
 
     def _read_group_by(self) -> tuple[str, ...]:

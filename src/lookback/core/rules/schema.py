@@ -188,8 +188,8 @@ def _choice(description: str, choices: Iterable[str], default: str) -> _Schema:
     return {"description": f"{description} Default: {default}.", "enum": list(choices), "default": default}
 
 
-def _flag(description: str) -> _Schema:
-    return {"description": f"{description} Default: false.", "type": "boolean", "default": False}
+def _flag(description: str, *, default: bool = False) -> _Schema:
+    return {"description": f"{description} Default: {str(default).lower()}.", "type": "boolean", "default": default}
 
 
 def _name(description: str, *examples: str) -> _Schema:
@@ -311,6 +311,11 @@ def _common_properties() -> dict[str, _Schema]:
             "After an alert, later ones of the same rule and key up to this much event time on get the verdict "
             "suppressed. Default: every alert is raised.",
             "1 hour",
+        ),
+        "warm_start": _flag(
+            "Whether the rule comes into force with the events of before in its windows. If false, its windows fill from then "
+            "on.",
+            default=True,
         ),
         "message": {
             "description": (

@@ -530,6 +530,49 @@ class ShardState:
                 self._rewrite_shared(runs, at, at + 1)
         return left
 
+    def gather_rows(self, feature_id: str, row_set: str) -> Run | None:
+        """Returns all rows of a feature as one run; None if it has none. row_set: see `rules.compiled.Feature`."""
+        feature = self.features[feature_id]
+        runs = [self._load_current(feature, stored) for stored in feature.runs]
+        runs += [column.to_run() for column in self._list_columns(feature_id)]
+        runs = [run for run in runs if len(run)]
+        if not runs:
+            return None
+        buckets, closed = feature.buckets, feature.closed
+        if buckets is None:
+            merged = merge_runs(runs, feature.floor)
+        else:
+            merged = combine_runs(runs, feature.floor, buckets, closed)
+        return merged if len(merged) else None
+
+    def add_history(self, feature_id: str, run: Run) -> None:
+        """Adds rows that arrived before all others of a feature."""
+        feature = self.features[feature_id]
+        floor = _find_floor(feature)
+        is_kept = run.times >= floor
+        if is_kept.any():
+            feature.runs.insert(0, self._new_run(feature, run if is_kept.all() else run.take(is_kept)))
+
+    def replace_feature(self, feature_id: str, row_set: str, by: str) -> None:
+        """Puts another feature, which has every row of its own times, in the place of one. by: its id, which ends.
+
+        Rows below the floor of the other one are kept, and windows are complete wherever either feature has all rows.
+        """
+        new, old = self.features.pop(by), self.features.get(feature_id)
+        if old is not None and old.floor is not None and new.floor is not None and old.floor < new.floor:
+            bounds = [each for each in (old.complete_from, new.complete_from) if each is not None]
+            rows = self.gather_rows(feature_id, row_set)
+            self.drop_feature(feature_id)
+            below = None if rows is None else rows.take(rows.times < new.floor)
+            new.floor, new.since = old.floor, min(bounds)
+            self.features[feature_id] = new
+            if below is not None and len(below):
+                self.add_history(feature_id, below)
+        else:
+            if old is not None:
+                self.drop_feature(feature_id)
+            self.features[feature_id] = new
+
     def drop_feature(self, feature_id: str) -> None:
         """Drops a feature and its rows."""
         feature = self.features.pop(feature_id)

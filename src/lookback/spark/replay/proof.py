@@ -131,6 +131,12 @@ def prove(
     )
     changes = restore_rule_changes(tables, begins, logged)
     plan, lost = _make_plan(changes, begins, declarations, streams, logged, last)
+    warmed = {f"{each.rule_id} {each.version}" for each in plan.warmed}
+    if start.saved is not None and not warmed <= start.saved.warmed:
+        # A version has come into force with a history that the saved state does not have: that of the first commits.
+        start = _Start.find(tables, stream, declarations, begun_at, None, first, last)
+        assert start.history is not None
+        history = start.history
     plan = plan if start.saved is None else _go_on(plan, start.saved)
     reach = None if start.reach is None else start.reach.follow(tables, history, declarations, plan.rules)
     lists = ReplayedLists.find(tables, frozenset[str]().union(*(rule.lists for rule in plan.rules)))
@@ -146,7 +152,8 @@ def prove(
     rows += [] if rows and rows[-1].rule_id is None else [Proof(None, 0, 0, 0, 0)]
     if saved is not None and (accept or all(row.holds for row in rows)):
         through, shards, pages = history.last, answers.shards, answers.read_state()
-        SavedState.write(saved, declarations, begun_at, through, shards, pages, None if reach is None else vars(reach))
+        reached = None if reach is None else vars(reach)
+        SavedState.write(saved, declarations, begun_at, through, shards, pages, reached, warmed)
     return Proofs(rows, (start.first, last), _list_differences(alerts), unreached.describe(tables, stream), answers)
 
 
@@ -232,8 +239,10 @@ def _compare_alerts(
 def _read_recorded(tables: Tables) -> DataFrame:
     """Reads the table of alerts, also one of an earlier release, with all columns."""
     rows = tables.read("alerts")
-    types = {name: ALERTS[name].dataType for name in LATER_COLUMNS if name not in rows.columns}
-    return rows.withColumns({name: F.lit(None).cast(type_) for name, type_ in types.items()})
+    missing = [name for name in LATER_COLUMNS if name not in rows.columns]
+    if not missing:
+        return rows
+    return rows.withColumns({name: F.lit(None).cast(ALERTS[name].dataType) for name in missing})
 
 
 def _blank_later_columns(replayed: DataFrame, recorded: DataFrame) -> DataFrame:
@@ -292,7 +301,7 @@ def _make_plan(
     schedule = Schedule.from_log(changes, logged, declarations.last, streams, None, declarations=declarations)
     first, waiting = list[RuleChange](), list[WaitingChange]()
     unknown = schedule.unexplained if begins else frozenset[str]()
-    for change in map(schedule.restore_gate, changes):
+    for change in map(schedule.restore_decision, changes):
         if change.commit not in schedule.arrivals or change.rule_id in unknown:
             continue
         after = schedule.arrivals[change.commit]
@@ -301,7 +310,8 @@ def _make_plan(
         elif after < last:
             waiting.append(WaitingChange(change, after))
     rules = _compile_all([*first, *(each.change for each in waiting)], declarations.widest)
-    plan = Plan(rules, first, waiting, streams, erases=True, declarations=declarations)
+    warmed = [each for each in schedule.warmed if each.arrival < last and each.rule_id not in unknown]
+    plan = Plan(rules, first, waiting, streams, erases=True, declarations=declarations, warmed=warmed)
     return plan, LostRules.find(begins, unknown, logged, waiting)
 
 

@@ -6,25 +6,34 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.values.cache import RecentCache
 from lookback.core.values.lists import ListChange, Lists
 from lookback.core.values.texts import cut_end
-from lookback.spark.lists import TABLE, read_list_changes, select_list_changes
+from lookback.spark.lists import REMOVED, TABLE, read_list_changes, select_list_changes
 from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes, pack_changes, unpack_changes
 from lookback.spark.tables.history import find_first_readable
-from lookback.spark.tables.lakehouse import SPARK_ERRORS
+from lookback.spark.tables.lakehouse import SPARK_ERRORS, commit_file, read_actions
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 # A commit that changes more rows of a list is kept as the list after it.
 _MANY_CHANGES = 10_000
+_SCHEMA = pa.schema(
+    [
+        ("change", pa.string()), ("commit", pa.int64()), ("list", pa.string()), ("value", pa.string()),
+        ("expires_at", pa.int64()), ("kind", pa.string()),
+    ]
+)  # fmt: skip
 _ROW = ["list", "value", "expires_at", "kind"]
 # In a sentence about a commit stand at most so many lists.
 _MOST_NAMED, _MOST_CHARACTERS = 10, 2_000
@@ -179,10 +188,51 @@ def _read_changes(
 ) -> dict[int, Sequence[NetChange]]:
     if first > last:
         return {}
+    folder = tables.log_folder(TABLE) if first == last and names is None else None
+    read = None if folder is None else read_commit_files(folder, first)
+    if read is not None:
+        return _group_by_commit(read, read["commit"].unique().to_pylist())
     rows = read_list_changes(tables, first, last)
     commits = [row["commit"] for row in rows.select("commit").distinct().collect()] if names is not None else None
     table = (rows if names is None else rows.where(F.col("list").isin(*names))).toArrow()
-    commits = table["commit"].unique().to_pylist() if commits is None else commits
+    return _group_by_commit(table, table["commit"].unique().to_pylist() if commits is None else commits)
+
+
+def read_commit_files(folder: Path, commit: int) -> pa.Table | None:
+    """Reads the changes of a commit, with the columns of `read_list_changes`, from its files; that takes no Spark job.
+
+    folder: of the table, on this machine. None where only Spark knows how to read them.
+    """
+    try:
+        actions = read_actions(commit_file(folder, commit))
+        changed = [action["cdc"] for action in actions if "cdc" in action]
+        parts = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
+        is_plain = all("add" in action for action in actions if {"add", "remove"} & action.keys())
+        if not (changed or is_plain) or any(part.get("deletionVector") for part in parts):
+            return None
+        # Where a commit has files of changes, these have all of them.
+        files = [unquote(part["path"]) for part in changed or parts if part.get("dataChange", True) or changed]
+        tables = [_read_file(folder / file, commit, has_changes=bool(changed)) for file in files]
+        return pa.concat_tables(tables) if tables else _SCHEMA.empty_table()
+    except (OSError, ValueError, KeyError, pa.ArrowException):
+        # Half written, or of another layout.
+        return None
+
+
+def _read_file(file: Path, commit: int, *, has_changes: bool) -> pa.Table:
+    rows = pq.read_table(file, coerce_int96_timestamp_unit="us", partitioning=None)
+    # Bytes that are no text are replaced by Spark.
+    rows.validate(full=True)
+    rows = rows.filter(pc.and_(pc.is_valid(rows["list"]), pc.is_valid(rows["value"])))
+    removed = pc.is_in(rows["_change_type"], pa.array(REMOVED)) if has_changes else None
+    change = pa.repeat("insert", len(rows)) if removed is None else pc.if_else(removed, "delete", "insert")
+    expires_at = pc.cast(rows["expires_at"], pa.timestamp("us", "UTC")).cast(pa.int64())
+    kind = rows["kind"] if "kind" in rows.column_names else pa.nulls(len(rows), pa.string())
+    columns = [change, pa.repeat(commit, len(rows)), rows["list"], rows["value"], expires_at, kind]
+    return pa.table(columns, names=_SCHEMA.names).cast(_SCHEMA)
+
+
+def _group_by_commit(table: pa.Table, commits: Iterable[int]) -> dict[int, Sequence[NetChange]]:
     by_commit: dict[int, list[NetChange]] = {commit: [] for commit in sorted(commits)}
     for commit, change in _sum_rows(table):
         by_commit[commit].append(change)

@@ -24,7 +24,7 @@ from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.parcels import Parcels
 
 _INDEX, _CHANGES, _SNAPSHOT = "index", "changes", "snapshot"
-_FLOOR = "floor"
+_FLOOR, _ANNOUNCED = "floor", "announced"
 # A list has at most so many pieces of changes; at least so many rows of changes wait for a snapshot.
 _MOST_PIECES, _FEWEST_ROWS = 64, 10_000
 # A process keeps the contents of so many lists, each as of its last commit: all that the rules of a few streams name.
@@ -116,7 +116,7 @@ class ListFiles:
             return
         self.parcels.write(_FLOOR, json.dumps(kept[0]).encode())
         needed = {piece.name for each in kept for chain in self._read_index(each).values() for piece in chain}
-        needed |= {_name_index(each) for each in kept} | {_FLOOR}
+        needed |= {_name_index(each) for each in kept} | {_FLOOR, _ANNOUNCED}
         # Indexes first: one without its pieces would be damage.
         for name in sorted(self.parcels.list(), key=lambda name: not name.endswith(f".{_INDEX}")):
             if name not in needed:
@@ -125,6 +125,17 @@ class ListFiles:
     def read_floor(self) -> int:
         """Returns the first commit that was kept when older ones were removed; -1 if none were."""
         return int(json.loads(self.parcels.read(_FLOOR))) if _FLOOR in self.parcels.list() else -1
+
+    def note_announced(self, versions: Mapping[int, int]) -> None:
+        """Notes by commit the version of the rules by which it was announced. Without these notes files are kept for longer."""
+        self.parcels.write(_ANNOUNCED, json.dumps(sorted(versions.items())).encode())
+
+    def read_announced(self) -> dict[int, int]:
+        """Returns what `note_announced` noted; nothing where that is lost."""
+        try:
+            return {int(commit): int(version) for commit, version in json.loads(self.parcels.read(_ANNOUNCED))}
+        except (StoreFailed, ValueError, TypeError):
+            return {}
 
     def _extend(self, chain: Sequence[Piece], commit: int, at: int, changes: Sequence[NetChange]) -> list[Piece]:
         piece = Piece(_name_piece(commit, at, _CHANGES), sum(abs(each.rows) for each in changes))

@@ -49,8 +49,8 @@ class ListsWatch:
         # The last commit that was looked at; None where there is no table.
         self._version: int | None = None
         self._next_look = 0.0
-        # Announced commits, and the version of the rules by which each was.
-        self._announced: list[tuple[int, int]] = []
+        # By announced commit a version of the rules that has its row.
+        self._announced: dict[int, int] = {}
 
     def begin(self) -> None:
         """Makes the files that commands of the stream name where they are not there, and announces new commits.
@@ -59,6 +59,9 @@ class ListsWatch:
         """
         if not self._tables.exists(TABLE):
             return
+        if self._folder is not None and not (self._folder / "_delta_log").is_dir():
+            # Over Spark Connect the folder is on another machine.
+            self._folder = None
         self._version = -1
         if self._tables.is_unwritten(TABLE):
             self._version = 0
@@ -66,7 +69,7 @@ class ListsWatch:
         announced = self._rules.read_announced(self._stream.name)
         if announced:
             self._version = announced[-1]
-            self._announced = [(announced[-1], self._tables.version("rules"))]
+            self._announced = {announced[-1]: self._tables.version("rules"), **self._files.read_announced()}
             self._restore(announced)
         self._follow()
         self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
@@ -128,16 +131,18 @@ class ListsWatch:
         if news:
             # The files come first: who reads the row finds them.
             self._rules.announce_lists(self._stream.name, news)
-            self._announced.append((max(news), self._tables.version("rules")))
-            self._remove_old()
         self._version = history.last
+        if news:
+            self._announced[max(news)] = self._tables.version("rules")
+            self._files.note_announced(self._announced)
+            self._remove_old()
 
     def _remove_old(self) -> None:
         """Removes the files that no state can need: those before the lists by which the last finished batch began."""
         if self._keeps_all or len(self._files.list_commits()) <= _MOST_COMMITS:
             return
         read = self._checkpoint.find_reread_commits()[RULES]
-        passed = [commit for commit, rules in self._announced if rules < read]
-        if passed:
-            self._files.drop_before(max(passed))
-            self._announced = [each for each in self._announced if each[0] >= max(passed)]
+        passed = max((commit for commit, rules in self._announced.items() if rules < read), default=None)
+        if passed is not None:
+            self._files.drop_before(passed)
+            self._announced = {commit: rules for commit, rules in self._announced.items() if commit >= passed}

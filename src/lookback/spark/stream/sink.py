@@ -23,6 +23,7 @@ from lookback.core.streams.blocks import LATE_SCHEMA, merge_alerts, unpack_failu
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
+from lookback.spark.stream.histories import Waiting, merge_waiting
 from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
 from lookback.spark.tables.appends import append_directly
 from lookback.spark.tables.lakehouse import commit_file, read_actions
@@ -50,7 +51,7 @@ class BatchReport:
     alerts: rows written, by rule_id. discarded: the late events that no rule took. by_rule: the counts of each rule that
     did anything, of a version in shadow under `RULE_ID (shadow)`. state_rows, remembered: what all shards keep, see `core.state.shard.StateCounts`.
     run_ms: the time in which Spark reads, dispatches and judges. evaluate_ms: the part of it that the slowest shard takes.
-    write_ms: the time for the tables. required: the coverage from now on, if the batch changed the rules.
+    write_ms: the time for the tables. required: the coverage from now on, if the batch changed the rules. warming: the versions that wait for their history.
     """
 
     batch_id: int
@@ -74,6 +75,7 @@ class BatchReport:
     discarded: int = 0
     remembered: int = 0
     by_rule: Mapping[str, RuleCounts] = field(default_factory=dict)
+    warming: tuple[Waiting, ...] = ()
 
     def __str__(self) -> str:
         counts = {
@@ -294,4 +296,5 @@ def _make_report(
         remembered=sum(report["remembered"] for report in reports),
         discarded=late.column("action").to_pylist().count("discarded"),
         by_rule=_count_by_rule(reports, verdicts, failures),
+        warming=merge_waiting(reports),
     )
