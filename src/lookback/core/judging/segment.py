@@ -382,7 +382,10 @@ class RuleRun:
 
     @cached_property
     def kept_types(self) -> Mapping[str, DataType]:
-        """The types of all that a sequence may keep of an event: its fields, and what it was looked up for."""
+        """The types of all that a sequence may keep of an event: its fields, and what it was looked up for.
+
+        An error of what was looked up is kept as NULL: either way a condition that needs it is not true.
+        """
         looked_up = dict.fromkeys((membership.name for membership in self.rule.memberships), BOOLEAN)
         return {**self.stream.fields, **looked_up} if looked_up else self.stream.fields
 

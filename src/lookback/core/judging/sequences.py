@@ -637,7 +637,7 @@ class _KeyJudge:
         self._coming = 0
         # The evidence of the last alert, and the first rows that its steps took.
         self._evidence: list[str] = []
-        self._evidence_begins: list[Row] = []
+        self._evidence_begins: list[list[Row]] = []
         # What steps took whose conditions read earlier ones, by the first rows of the steps up to each.
         self._linked: dict[tuple[SortKey, ...], LinkedStep] = {}
         self._index_rows()
@@ -802,7 +802,8 @@ class _KeyJudge:
 
         If there is as much as an alert may have, the next alert with the same first rows has the same, unless a row came late.
         """
-        begins, most = [rows[0] for rows in taken], self._rule_run.max_evidence
+        # Of a wait, the events that a step took may have been deleted since.
+        begins, most = [list(rows[:1]) for rows in taken], self._rule_run.max_evidence
         if len(self._evidence) < most or begins != self._evidence_begins:
             self._evidence, self._evidence_begins = _list_evidence(taken, most), begins
         return self._evidence
