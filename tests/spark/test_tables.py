@@ -114,7 +114,9 @@ def test_exists(created: Tables):
     assert not created.exists("payments")
 
 
-@pytest.mark.parametrize("name", ["../rules", "Rules", "a.b", "", "a`b", "rules; drop table x"])
+@pytest.mark.parametrize(
+    "name", ["../rules", "Rules", "a.b", "a.b.c.d", "a..b", "a.b.c`d", "", "a`b", "rules; drop table x"]
+)
 def test_a_name_that_is_no_table_name_is_refused(created: Tables, name: str):
     with pytest.raises(SetupError, match="not a table name"):
         created.identifier(name)

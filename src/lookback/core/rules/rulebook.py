@@ -579,7 +579,7 @@ class RuleBook:
         if change.status == "draft" or replaced or self._list_warming(str(change.rule_id)):
             return
         # Versions that are warming come into force beside the others.
-        number = self._counts[name] + len({rule_id for rule_id, _ in self.warming} - self.entries.keys())
+        number = self._counts[name] + len({rule_id for rule_id, _ in self.warming if rule_id not in self.entries})
         if number >= most:
             raise Rejected(
                 name_limit(f"stream {name!r} has {number:,} rules in force already; retire one first", "rules")

@@ -47,6 +47,8 @@ _CONFLICT = re.compile(
 # For so long a change is tried again while others keep writing to the same table.
 _PATIENCE_SECONDS = 300.0
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
+# A table of another catalog or schema, in which events are looked up.
+_FULL_NAME = re.compile(r"(\w[\w-]{0,254}\.){2}\w[\w-]{0,254}", re.ASCII)
 # How far back commits of an events table can be replayed and read as they were.
 DEFAULT_HISTORY = "30 days"
 _DEFAULT_FILE_RETENTION = "interval 7 days"
@@ -168,7 +170,9 @@ class Tables:
     def is_place(self, name: str) -> bool:
         """Returns whether the table is found by its path, not by its name in a catalog."""
         stream = self.elsewhere.get(name)
-        return self.root is not None and "." not in name if stream is None else stream.has_table_path
+        if stream is not None:
+            return stream.has_table_path
+        return self.root is not None and not _FULL_NAME.fullmatch(name)
 
     def identifier(self, name: str) -> str:
         """Returns the table as SQL names it, quoted: delta.`<root>/rules` or `catalog`.`schema`.`rules`."""
@@ -181,7 +185,7 @@ class Tables:
 
         name: that of a table of this place, or catalog.schema.table of any other.
         """
-        if name.count(".") == 2:
+        if _FULL_NAME.fullmatch(name):
             return ".".join(map(quote_name, name.split(".")))
         if not _NAME.fullmatch(name):
             raise SetupError(f"{name!r} is not a table name; use lower-case letters, digits and _")
