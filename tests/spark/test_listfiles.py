@@ -7,6 +7,8 @@ import random
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,10 +17,12 @@ from lookback.core.errors import StoreFailed
 from lookback.core.values.columns import from_values
 from lookback.core.values.lists import Lists
 from lookback.core.values.types import STRING
+from lookback.spark.replay import trials
 from lookback.spark.stream import listfiles
 from lookback.spark.stream.listfeed import ListFeed, ReplayedLists, describe_changes
 from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes
 from lookback.spark.stream.parcels import Parcels
+from payins import STREAM
 
 VALUES = [f"v{n}" for n in range(8)]
 
@@ -201,3 +205,25 @@ def test_what_a_commit_did_is_said_in_a_few_words() -> None:
     assert describe_changes([]) == "no value changed"
     many = describe_changes([added("v", list_=f"l{n:02}") for n in range(12)])
     assert many.endswith("l09: 1 added; and 2 other lists")
+
+
+def test_c11_3_a_commit_that_nobody_logged_is_in_force_no_earlier_than_one_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = {
+        "lists": {
+            1: 15,
+            2: 25,
+            3: 26,
+            4: 45,
+        },  # 2 was obeyed late, 3 was written right after it, and nobody logged 1, 3 and 4
+        STREAM.name: {0: 0, 1: 10, 2: 20, 3: 30, 4: 40, 5: 45},
+    }
+    monkeypatch.setattr(
+        trials, "_read_times", lambda _, name: [{"version": version, "at": at} for version, at in times[name].items()]
+    )
+    history: Any = SimpleNamespace(stamps=())
+    placed = trials._place_by_time(cast("Any", None), STREAM, history, [1, 2, 3, 4], {2: 4})
+    # A commit of lists follows the events of its own moment.
+    assert [(each.change.version, each.after) for each in placed] == [(1, 1), (3, 4), (4, 5)]
+    assert trials._place_by_time(cast("Any", None), STREAM, history, [2], {2: 4}) == []

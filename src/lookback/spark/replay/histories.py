@@ -62,7 +62,7 @@ def _make_plan(tables: Tables, stream: Stream, request: Request, history: Histor
     spec = request.rule.spec
     text = json.dumps(spec.document, ensure_ascii=False, default=str)
     first, waiting = [RuleChange("insert", -1, spec.rule_id, 1, "paused", text)], list[WaitingChange]()
-    course = Course.read(tables, stream, history, request.rule.lists)
+    course = Course.read(tables, stream, history, request.rule.lists, only_logged=True)
     for change, after in course.commands:
         if after is None:
             first.append(change)

@@ -16,6 +16,7 @@ from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.rulebook import LIST_CHANGED, LISTS, RuleChange
 from lookback.core.rules.variants import Variant
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
+from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.flagged import FlagPlace
@@ -72,12 +73,14 @@ class Course:
 
     @classmethod
     def read(
-        cls, tables: Tables, stream: Stream, history: History, names: Collection[str], *, lists_now: bool = False
-    ) -> Course:
+        cls, tables: Tables, stream: Stream, history: History, names: Collection[str], *, lists_now: bool = False,
+        only_logged: bool = False,
+    ) -> Course:  # fmt: skip
         """Reads the course of a stream from rule_log.
 
-        names: of the lists that rules name. A commit of the table `lists` that was not logged takes effect at its time.
-        lists_now: the lists are from the beginning as they are now.
+        names: of the lists that rules name. A commit of the table `lists` that was not logged takes effect at its time, but not
+        before one that came before it. lists_now: the lists are from the beginning as they are now. only_logged: commits that
+        were not logged never take effect, as in a stream that goes on and has not obeyed them yet.
         """
         commands, lists = _read_commands(tables, stream, history), ReplayedLists()
         if names and tables.may_have_rows(LISTS_TABLE):
@@ -86,11 +89,9 @@ class Course:
             if lists_now:
                 commands = [each for each in commands if each.change.status != LISTS]
                 commands.append(_place_lists(stream, changes.last, None))
-            else:
-                logged = {each.change.version for each in commands}
-                commands += _place_by_time(
-                    tables, stream, history, [each for each in changes.changes if each not in logged]
-                )
+            elif not only_logged:
+                logged = {each.change.version: each.after for each in commands if each.change.status == LISTS}
+                commands += _place_by_time(tables, stream, history, list(changes.changes), logged)
         numbered = [replace(each.change, commit=at) for at, each in enumerate(commands, MAX_TRIALS)]
         placed = [PlacedCommand(change, each.after) for change, each in zip(numbered, commands, strict=True)]
         unknown = sorted(set(names) - lists.steps.keys())
@@ -121,9 +122,14 @@ def _place_lists(stream: Stream, commit: int, after: int | None) -> PlacedComman
     return PlacedCommand(RuleChange("insert", 0, "*", commit, LISTS, json.dumps(document)), after)
 
 
-def _place_by_time(tables: Tables, stream: Stream, history: History, commits: Sequence[int]) -> list[PlacedCommand]:
-    """Places commits of the table `lists` that no evaluation logged: after the events that were there before them."""
-    if not commits:
+def _place_by_time(
+    tables: Tables, stream: Stream, history: History, commits: Sequence[int], logged: Mapping[int | None, int | None]
+) -> list[PlacedCommand]:
+    """Places commits of the table `lists` that no evaluation logged: after the events that were there before them.
+
+    logged: those that were, with the last commit of events judged before; a later commit is in force no earlier.
+    """
+    if logged.keys() >= set(commits):
         return []
     times = {row["version"]: row["at"] for row in _read_times(tables, LISTS_TABLE)}
     stamps: Sequence[int] = history.stamps
@@ -132,10 +138,15 @@ def _place_by_time(tables: Tables, stream: Stream, history: History, commits: Se
         events = sorted((row["version"], row["at"]) for row in _read_times(tables, stream.name))
         numbers, stamps = [number for number, _ in events], list(accumulate((at for _, at in events), max))
     placed = []
+    reached = -1
     for commit in commits:
+        if commit in logged:
+            reached = max(reached, arrival_number(logged[commit]))
+            continue
         # Of a commit whose log was cleaned the time is not known; it was long ago.
         at = bisect_right(stamps, times.get(commit, 0))
-        placed.append(_place_lists(stream, commit, numbers[at - 1] if at else None))
+        after = max(reached, numbers[at - 1] if at else -1)
+        placed.append(_place_lists(stream, commit, None if after < 0 else after))
     return placed
 
 
