@@ -28,9 +28,9 @@ from lookback.core.judging.verdicts import Memory, are_memories
 from lookback.core.rules.compiled import WARMING_LANE, CompiledRule, Feature
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
+from lookback.core.rules.roles import WARMING
 from lookback.core.rules.rulebook import (
     WARM,
-    WARMING,
     Command,
     Entry,
     LogRow,

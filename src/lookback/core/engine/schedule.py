@@ -15,12 +15,11 @@ import numpy as np
 
 from lookback.core.engine.evaluation import Batch, CommitRanges, Evaluator, Output
 from lookback.core.rules.gate import APPROVAL
-from lookback.core.rules.roles import name_role
+from lookback.core.rules.roles import WARMING, name_role
 from lookback.core.rules.rulebook import (
     ACTIONS,
     COMMANDS,
     WARM,
-    WARMING,
     LogRow,
     Piece,
     RuleBook,
