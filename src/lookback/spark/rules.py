@@ -523,7 +523,7 @@ def find_warming(tables: Tables, stream: str | None = None) -> dict[tuple[str, i
     """
     is_own = F.lit(True) if stream is None else F.col("stream") == stream
     has_ended = F.bool_or(F.col("action").isin(*(action for action in ACTIONS.values() if action != ACTIONS["draft"])))
-    begun = F.max(F.when(F.col("action") == WARMING, F.col("logged_at")))
+    begun = F.min(F.when(F.col("action") == WARMING, F.col("logged_at")))
 
     def select(rows: DataFrame) -> DataFrame:
         own = rows.where(is_own & F.col("rule_id").isNotNull() & F.col("version").isNotNull())
