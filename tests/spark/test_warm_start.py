@@ -127,7 +127,7 @@ def test_the_stream_goes_on_while_a_version_is_warming(tables: Tables) -> None:
         assert (waiting.rule_id, waiting.version, waiting.pieces) == ("long", 1, 0)
         late = dt.datetime.now(dt.timezone.utc) + dt.timedelta(hours=1)
         figures = read_stream_figures(tables, STREAM, now=late)
-        assert [each.check for each in check_health(figures) if each.check == "warming"] == ["warming"]
+        assert [each.check for each in check_health(figures) if each.check == "warming_stuck"] == ["warming_stuck"]
         may_read.set()
         evaluation.wait_until(
             lambda report: any((row["rule_id"], row["action"]) == ("long", "activated") for row in report.log),

@@ -24,7 +24,8 @@ from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import Warmed, open_warmed
 from lookback.core.engine.warming import History, find_reason_cold
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.rulebook import WARM, WARMING, Piece, RuleBook, RuleChange
+from lookback.core.rules.roles import WARMING
+from lookback.core.rules.rulebook import WARM, Piece, RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream

@@ -66,7 +66,7 @@ THRESHOLDS: dict[str, Threshold] = {
     ),
     "state_growth": Threshold(2, "times", "windows that fill for the first time do so too, but only once"),
     "state_least": Threshold(1_000_000, "rows", "a few megabytes; what grows below that costs nothing yet"),
-    "warming": Threshold(600, "seconds", "the history of twenty million events is there in half of that"),
+    "warming_stuck": Threshold(600, "seconds", "the history of twenty million events is there in half of that"),
     "storm": Threshold(1_000, "alerts", "nobody reviews so many of one rule in an hour"),
 }
 
@@ -280,10 +280,10 @@ def _check_rules(figures: Figures) -> list[Finding]:
 
 def _check_warming(figures: Figures) -> list[Finding]:
     """Names the versions that have waited for their history for long."""
-    most = THRESHOLDS["warming"].value
+    most = THRESHOLDS["warming_stuck"].value
     return [
         Finding(
-            WARNING, "warming",
+            WARNING, "warming_stuck",
             f"Version {each.version} of rule {each.rule_id} has been warming for {_format_span(waited)}, with {each.named} of "
             f"{each.pieces or 'no'} pieces of its history published; the version before it is in force.",
             "Is the evaluation running? Its log says why a history could not be made. To start without it: lookback rules "

@@ -642,7 +642,7 @@ class RuleBook:
             begun = Warming(replace(entry, lane=self._find_free_lane()), self._arrival)
             self._opened.append(Command(WARMING, opened=begun))
         self.change_warming(begun)
-        write(WARMING, describe_warming(begun.begun), version=entry.version)
+        write("warming", describe_warming(begun.begun), version=entry.version)
         return True
 
     def _keep_warming(self, entry: Entry, warming: list[Warming], write: Any) -> bool:
@@ -659,7 +659,7 @@ class RuleBook:
         if known is not None and not known.is_known:
             same = replace(known, begun=same.begun, is_known=True)
         self.change_warming(replace(same, entry=replace(entry, lane=same.entry.lane)))
-        write(WARMING, describe_warming(same.begun), version=entry.version)
+        write("warming", describe_warming(same.begun), version=entry.version)
         return True
 
     def _has_same_needs(self, entry: Entry, rule: CompiledRule) -> bool:

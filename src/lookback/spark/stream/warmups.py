@@ -18,7 +18,8 @@ from lookback.core.engine.warming import find_reason_cold
 from lookback.core.errors import LookbackError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
-from lookback.core.rules.rulebook import EVALUATED, Piece
+from lookback.core.rules.roles import find_roles
+from lookback.core.rules.rulebook import EVALUATED, WITH_STATE, Piece
 from lookback.core.values.texts import summarize_error
 from lookback.spark.stream.checkpoint import RULES, Checkpoint
 from lookback.spark.stream.dispatch import select_rule_changes
@@ -26,6 +27,8 @@ from lookback.spark.stream.histories import Histories, Waiting
 from lookback.spark.stream.parcels import Parcels
 
 if TYPE_CHECKING:
+    from pyspark.sql import Row
+
     from lookback.core.streams.declaration import Stream
     from lookback.spark.rules import RulesTable
     from lookback.spark.stream.sink import BatchReport
@@ -192,12 +195,12 @@ class WarmUps:
     def _find_held_needs(self, start: int) -> dict[str, int]:
         """Returns how far back the rules reach whose rows were there before commit `start` of the rules table."""
         held: dict[str, int] = {}
-        if start == 0:
-            return held
-        for row in (
-            self.tables.read("rules", version=start - 1).where("status in ('active', 'shadow', 'paused')").collect()
-        ):
-            rule = self._compile(row["document"])
+        by_rule: dict[str, list[Row]] = {}
+        for row in self.tables.read("rules", version=start - 1).collect() if start else ():
+            if row["rule_id"] not in (None, "*"):
+                by_rule.setdefault(row["rule_id"], []).append(row)
+        for row in (row for rows in by_rule.values() for row in find_roles(rows).listed):
+            rule = self._compile(row["document"]) if row["status"] in WITH_STATE else None
             for name, width in (rule.needs if rule is not None else {}).items():
                 held[name] = max(width, held.get(name, 0))
         return held
