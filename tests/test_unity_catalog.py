@@ -328,6 +328,7 @@ def test_a_query_over_a_catalog_is_looked_at_twice_a_second_and_local_rules_are_
         evaluation._query = SimpleNamespace(awaitTermination=ended)  # type: ignore[assignment]
         evaluation._watch = SimpleNamespace(is_cheap=is_cheap, follow_if_due=lambda _: None)  # type: ignore[assignment]
         evaluation._lists = SimpleNamespace(follow_if_due=lambda: None)  # type: ignore[assignment]
+        evaluation._warm_ups = None
         evaluation._quarantines = SimpleNamespace(publish=lambda: None)  # type: ignore[assignment]
         evaluation._require_ownership = lambda: None
         evaluation._stopping, evaluation._idle = threading.Event(), None

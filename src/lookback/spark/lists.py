@@ -117,7 +117,7 @@ def list_names(tables: Tables) -> list[str]:
 
 
 def read_contents(tables: Tables, names: Iterable[str]) -> Lists:
-    """Reads what these lists have now, for a trial of a rule that asks them; a list that is not there is empty."""
+    """Reads what the lists of these `names` have now, for a trial of a rule that asks them; one that is not there is empty."""
     wanted = sorted(names)
     if not wanted or not tables.exists(TABLE):
         return Lists.empty()
