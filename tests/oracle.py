@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lookback.core.expressions.compiling import Expression
+from lookback.core.expressions.compiling import Expression, Membership
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature, compile_rule
 from lookback.core.streams.alerts import compute_alert_id
 from lookback.core.streams.declaration import Stream
@@ -40,7 +40,8 @@ _T = TypeVar("_T")
 class OracleEvent:
     """One event: stored values by field, the commit that brought it, and its id in the order that ids compare in.
 
-    number: its place in the order of arrival. known: values of expressions over the event alone.
+    number: its place in the order of arrival. known: values of expressions over the event alone. listed: what calls of in_list
+    gave when it arrived.
     """
 
     values: Mapping[str, Any]
@@ -49,6 +50,7 @@ class OracleEvent:
     id_key: Any
     number: int = -1
     known: dict[str, Any] = field(default_factory=dict)
+    listed: dict[str, Column] = field(default_factory=dict)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -144,6 +146,8 @@ class Oracle:
         self.failed: dict[tuple[str, int], int] = {}
         self.notes: list[tuple[str, str, int, int]] = []
         self.refused: list[tuple[str, int]] = []
+        # By list its rows: a value, and the time at which it expires.
+        self.lists: dict[str, list[tuple[str, float]]] = {}
 
     @property
     def watermark(self) -> int:
@@ -218,6 +222,31 @@ class Oracle:
             before = self.watermark
             self.advanced = max(self.advanced, time)
             self._reach(before)
+
+    def change_lists(self, rows: Iterable[tuple[str, str, int | None]]) -> None:
+        """A commit of table `lists` between two commits of events. rows: list, value and expiry of all that it then has."""
+        self.lists = {}
+        for name, value, end in rows:
+            self.lists.setdefault(name, []).append((value, math.inf if end is None else end))
+        COVERED["commits of lists"] += 1
+
+    def is_listed(self, name: str, text: str, time: int) -> bool:
+        """Whether a text is in a list at a time."""
+        return any(value == text and time < end for value, end in self.lists.get(name, ()))
+
+    def look_up(self, memberships: Iterable[Membership], columns: Mapping[str, Column], time: int) -> dict[str, Column]:
+        """What calls of in_list give now, for columns of one row."""
+        found: dict[str, Column] = {}
+        for membership in memberships:
+            text = membership.text.evaluate({**columns, **found}, 1)
+            value = outcome(text)
+            if value is None or value is ERROR:
+                found[membership.name] = Column(BOOLEAN, np.array([False]), text.null, text.error)
+            else:
+                is_listed = self.is_listed(membership.list_name, value, time)
+                found[membership.name] = single(BOOLEAN, is_listed)
+                COVERED[f"look-ups: {is_listed}"] += 1
+        return found
 
     def run(self, events: list[OracleEvent], deleted: Mapping[int, Sequence[OracleEvent]] | None = None) -> None:
         """Judges events; each commit is complete. deleted: what each of these commits deletes."""
@@ -297,6 +326,9 @@ class Oracle:
                 del self.hours[slot]
 
     def _event(self, event: OracleEvent, watermark: int) -> None:
+        for rule in self.in_force():
+            new = [each for each in rule.compiled.memberships if each.name not in event.listed]
+            event.listed |= self.look_up(new, self.columns(event), event.time)
         features = {f.feature_id: f for rule in self.in_force() for f in rule.compiled.features}
         for feature in features.values():
             self._feed(feature, event, watermark)
@@ -333,7 +365,8 @@ class Oracle:
 
     def columns(self, event: OracleEvent) -> dict[str, Column]:
         """The event's fields as columns of one row."""
-        return {name: single(type_, event.values[name]) for name, type_ in self.stream.fields.items()}
+        fields = {name: single(type_, event.values[name]) for name, type_ in self.stream.fields.items()}
+        return {**fields, **event.listed}
 
     def text(self, name: str, value: Any) -> str | None:
         """The text of a field's stored value."""
@@ -433,8 +466,10 @@ class _Kind:
             COVERED["arguments with an error that a filter leaves out"] += passes is not True and argument is ERROR
         return False
 
-    def holds(self, measured: Mapping[str, Column], own: Mapping[str, Column], complete: bool) -> bool | None:
-        """Whether the rule's condition holds; None for an error."""
+    def holds(
+        self, measured: Mapping[str, Column], own: Mapping[str, Column], complete: bool, time: int
+    ) -> bool | None:
+        """Whether the rule's condition holds; None for an error. time: that of the alert, for in_list."""
         if any(column.error is not None for column in measured.values()):
             return None
         try:
@@ -446,6 +481,7 @@ class _Kind:
         if self.compiled.when is None:
             return True
         columns = {**own, **measured, "window_complete": single(BOOLEAN, complete)}
+        columns |= self.oracle.look_up(self.compiled.when.memberships, columns, time)
         result = outcome(self.compiled.when.evaluate(columns, 1))
         return None if result is ERROR else result is True
 
@@ -453,7 +489,7 @@ class _Kind:
         self, about: _Subject, measured: dict[str, Column], own: Mapping[str, Column], complete: bool, arrival: int
     ) -> bool:
         """Settles a subject by its measures; whether that raised an alert."""
-        holds = self.holds(measured, own, complete)
+        holds = self.holds(measured, own, complete, about.time)
         if holds is None:
             self.fail()
             return False

@@ -40,6 +40,7 @@ from lookback.core.rules import document as rules
 from lookback.core.rules.rulebook import LogRow
 from lookback.core.streams.alerts import Alert, LateEvent
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.lookups import Lookup
 from lookback.core.streams.source_keys import FILE_KEYS
 from lookback.core.values import types
 from lookback.core.values.columns import from_values, to_text
@@ -471,6 +472,20 @@ def test_example_of_a_streams_key_is_taken_and_its_default_is_the_codes(row: dic
                 assert shown_default == f"{value:,}"
             else:
                 assert parse_duration(shown_default) == parse_duration(value)
+
+
+def test_the_page_of_streams_has_every_key_of_a_look_up() -> None:
+    rows = stream_rows("key of look-up")
+    assert [row["key of look-up"].strip("`") for row in rows] == list(list_document_keys(Lookup))
+    for row in rows:
+        (text,) = names_in(row["example"])
+        document = {**DECLARED, "fields": ORDER_FIELDS, "lookups": [yaml.safe_load(text)]}
+        (lookup,) = Stream.from_dict(document).lookups
+        (plain,) = Stream.from_dict(
+            {**document, "lookups": [{"table": "t", "on": "order_id", "fields": {"x": "int"}}]}
+        ).lookups
+        key = row["key of look-up"].strip("`")
+        assert lookup.to_dict()[key] != plain.to_dict()[key]
 
 
 def test_the_page_of_streams_has_every_type() -> None:

@@ -17,7 +17,7 @@ def test_settings_of_the_repository() -> None:
     assert settings.root == "./here"
     assert (settings.profile, settings.every) == ("latency", "0 seconds")
     assert settings.spark["spark.driver.memory"]
-    assert set(settings.streams()) == {"transactions", "logins", "payments", "items", "readings", "metrics"}
+    assert set(settings.streams()) == {"transactions", "logins", "payments", "items", "readings", "metrics", "alerts"}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,10 @@ def test_a_rule_file_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     file.write_text("rule_id: a\nwindow: 1 hour\nrule_id: b\n")
     with pytest.raises(SetupError, match=r"rule\.yml:3: the key rule_id is written twice"):
         load_rule_document(file)
+    file.write_text("sequence:\n  steps:\n  - name: a\n    where: x\n    where: y\n  - name: b\n    where: x\n")
+    with pytest.raises(SetupError) as refused:
+        load_rule_document(file)
+    assert str(refused.value) == f"{file}:5: the key sequence.steps[0].where is written twice"
 
 
 def test_how_long_rows_are_kept_is_a_setting_by_table_and_all_are_kept_without(tmp_path: Path) -> None:

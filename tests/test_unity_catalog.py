@@ -93,7 +93,7 @@ def test_only_the_service_writes_what_it_decides_and_analysts_see_no_raw_rows() 
     writers = {grant.securable: grant.principal for grant in found if "MODIFY" in grant.privileges}
     assert writers == {
         "SCHEMA main.fraud": "lookback-service", "TABLE main.fraud.rules": "analysts", "TABLE main.fraud.reviews": "analysts", "TABLE main.fraud.labels": "analysts",
-        "TABLE main.fraud.snoozes": "analysts",
+        "TABLE main.fraud.snoozes": "analysts", "TABLE main.fraud.lists": "analysts",
     }  # fmt: skip
     assert not [grant for grant in found if grant.principal == "analysts" and "rejected" in grant.securable]
 
@@ -327,6 +327,8 @@ def test_a_query_over_a_catalog_is_looked_at_twice_a_second_and_local_rules_are_
         evaluation = Evaluation.__new__(Evaluation)
         evaluation._query = SimpleNamespace(awaitTermination=ended)  # type: ignore[assignment]
         evaluation._watch = SimpleNamespace(is_cheap=is_cheap, follow_if_due=lambda _: None)  # type: ignore[assignment]
+        evaluation._lists = SimpleNamespace(follow_if_due=lambda: None)  # type: ignore[assignment]
+        evaluation._warm_ups = None
         evaluation._quarantines = SimpleNamespace(publish=lambda: None)  # type: ignore[assignment]
         evaluation._require_ownership = lambda: None
         evaluation._stopping, evaluation._idle = threading.Event(), None

@@ -38,6 +38,7 @@ PUBLIC = (
     "lookback.spark.figures",
     "lookback.spark.review",
     "lookback.spark.snoozes",
+    "lookback.spark.lists",
     "lookback.spark.operations.status",
     "lookback.spark.operations.forget",
 )

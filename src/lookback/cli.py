@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lookback.commands import alerts, backtests, labels, remote, rules, streams, upkeep
+from lookback.commands import alerts, backtests, labels, lists, remote, rules, streams, upkeep
 from lookback.commands.options import FOUND_PROBLEMS, WRONG_USE, make_adder
 from lookback.config import Settings
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
@@ -59,6 +59,7 @@ def _make_parser() -> argparse.ArgumentParser:
     streams.add_commands(command, places)
     alerts.add_commands(command)
     labels.add_commands(command, places)
+    lists.add_commands(command, places)
     backtests.add_commands(command)
     remote.add_commands(commands, places)
     demo = command("demo", _demo, "the main job on real transactions, in a folder of its own")

@@ -39,6 +39,7 @@ RETAINED = {
     "ingests": 7,
     "labels": 90,
     "snoozes": 7,
+    "lists": 30,
 }
 
 
@@ -385,10 +386,12 @@ def _count_nodes(node: Any, known: dict[int, int]) -> int:
 
 def _note_places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str, int]]:
     """Notes the line of every place below a node. Returns the places that occur twice, each with its later line."""
-    if not isinstance(node, yaml.MappingNode):
-        return []
     twice: list[tuple[str, int]] = []
-    for key, value in node.value:
+    if isinstance(node, yaml.SequenceNode):
+        for at, value in enumerate(node.value):
+            lines[f"{place}[{at}]"] = value.start_mark.line + 1
+            twice += _note_places(value, f"{place}[{at}]", lines)
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         name, line = f"{place}.{key.value}".lstrip("."), key.start_mark.line + 1
         if name in lines:
             twice.append((name, line))

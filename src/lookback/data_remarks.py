@@ -20,6 +20,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import Mask, to_text
 from lookback.core.values.limits import WIDEST_LIMITS
+from lookback.core.values.lists import Lists
 from lookback.core.values.suggestions import find_nearest
 from lookback.core.values.texts import count_noun
 from lookback.core.values.windows import SEQUENCE
@@ -33,22 +34,24 @@ _MAX_COMPARED_VALUES = 1_000
 _IGNORED_KEYS = ("suppress", "reset_on_alert", "effective_from", "effective_until", "message", "tests")
 
 
-def find_data_remarks(rule: CompiledRule, stream: Stream, events: pa.Table) -> list[Remark]:
+def find_data_remarks(rule: CompiledRule, stream: Stream, events: pa.Table, lists: Lists | None = None) -> list[Remark]:
     """Finds what no event of a history confirms.
 
     That is a text compared with a field that never held it, a condition that matched no event, a rule that would have
-    raised nothing, and events that could not be judged. events: as for `replay`; without any there are no remarks.
+    raised nothing, and events that could not be judged. events: as for `replay`; without any there are no remarks. lists: as
+    they are; None for a rule that names none, or where they are not known.
     """
     if not len(events):
         return []
-    history = read_events(events, stream, 1)[0]
+    known = Lists.empty() if lists is None else lists
+    history = read_events(events, stream, 1)[0].look_up(rule.memberships, known)
     compared = [
         each for place, text in _list_expressions(rule) for each in _find_unseen_values(place, text, stream, history)
     ]
     unmatched = list(_find_unmatched_conditions(rule, history))
     remarks = [*dict.fromkeys(compared), *unmatched]
     if not any(remark.place == "where" for remark in unmatched):
-        remarks += _find_replay_remarks(rule, stream, events)
+        remarks += _find_replay_remarks(rule, stream, events, known)
     return remarks
 
 
@@ -82,7 +85,7 @@ def _find_unseen_values(place: str, text: str, stream: Stream, history: Events) 
                 expression = compile_expression(sql, stream.fields, WIDEST_LIMITS)
             except ExpressionError:
                 continue  # it reads a measure or a step, which events do not have
-            if expression.type.name == "string" and expression.fields:
+            if expression.type.name == "string" and expression.fields and not expression.memberships:
                 seen = _count_values(expression, history)
                 if literal.name not in seen:
                     name = column.name if isinstance(column, exp.Column) else sql
@@ -128,10 +131,10 @@ def _find_unmatched_conditions(rule: CompiledRule, history: Events) -> Iterator[
             yield Remark(place, f"{what} matched none of {count_noun(int(candidates.sum()), 'event')}")
 
 
-def _find_replay_remarks(rule: CompiledRule, stream: Stream, events: pa.Table) -> Iterator[Remark]:
+def _find_replay_remarks(rule: CompiledRule, stream: Stream, events: pa.Table, lists: Lists) -> Iterator[Remark]:
     """Yields the errors of a replay of the rule over the events, and a remark if it raises no alert."""
     probe: dict[str, Any] = {name: value for name, value in rule.spec.document.items() if name not in _IGNORED_KEYS}
-    result = replay([probe], events, stream)
+    result = replay([probe], events, stream, lists)
     for row in result.errors:
         if row.action == "failed":
             yield Remark("", row.message)

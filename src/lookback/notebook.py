@@ -18,7 +18,7 @@ from lookback.config import Settings, load_rule_document
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.explaining.events import EventExplanation
 from lookback.core.explaining.evidence import Explanation, StepEvidence
-from lookback.core.operations.health import Finding, check_health, describe_health
+from lookback.core.operations.health import Finding, check_health, describe_health, describe_warm_up
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.parameters import read_parameter
@@ -212,7 +212,7 @@ def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     time = workspace.stream.event_time
-    newest = workspace.tables.read(workspace.stream.name).orderBy(F.col(time).desc())
+    newest = workspace.tables.read_events(workspace.stream.name).orderBy(F.col(time).desc())
     frame = to_frame(newest.limit(limit))
     if not len(frame):
         show(text("The table holds no event yet."))
@@ -285,11 +285,13 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
     given no result yet. Retracted alerts are not drawn. Remarks name conditions that no event meets, such as a text that
     was never seen in its field.
     """
+    from lookback.spark.lists import read_contents
     from lookback.spark.tables.history import read_recent_events
 
     stream = workspace.streams[str(document.get("stream"))]
-    recent = read_recent_events(workspace.tables, stream, events)
-    trial = run_trial(document, recent, stream)
+    rule = compile_rule(document, stream)
+    recent, lists = read_recent_events(workspace.tables, stream, events), read_contents(workspace.tables, rule.lists)
+    trial = run_trial(document, recent, stream, lists)
     title = f"{document.get('rule_id')}: what it would have flagged"
     measured: dict[str, Any] = {"values": trial.values, "name": trial.name, "limits": trial.limits}
     show(pictures.plot_flagged(trial.events, trial.final_alerts, stream.event_time, title, **measured))
@@ -298,7 +300,7 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
         show(trial.alerts[columns].tail(10).iloc[::-1])
     if len(trial.errors):
         show(trial.errors)
-    _show_remarks(find_data_remarks(compile_rule(document, stream), stream, recent))
+    _show_remarks(find_data_remarks(rule, stream, recent, lists))
     return trial
 
 
@@ -341,6 +343,32 @@ def backtest_rule(
         show(*(text(f"Beside {each.rule_id} version {each.version}: {each.sentence}.") for each in result.comparisons))
     show(text(f"{document['rule_id']} over {result.events:,} events; nothing was published."))
     return frame
+
+
+def edit_list(
+    workspace: Workspace, name: str = "", add: str = "", remove: str = "", until: str = "", reason: str = "",
+    kind: str = "", author: str = "",
+) -> None:  # fmt: skip
+    """Puts values on a list that rules look up with `in_list(field, 'name')`, takes others off, and shows all lists.
+
+    name: the list; empty: nothing is changed. add, remove: values with commas. until: a time, or a duration such as `30 days`,
+    from which on events are not on the list; empty: never. reason: why they are on it. kind: cidr for ranges of addresses.
+    author: default: the user who runs the notebook. Raises SetupError.
+    """
+    from lookback.spark.lists import add_values, read_until, remove_values, show_lists
+
+    if (add or remove) and not name:
+        raise SetupError("list_add and list_remove name values, and list_name the list: set it too")
+    added, removed = ([part.strip() for part in each.split(",") if part.strip()] for each in (add, remove))
+    if removed:
+        show(text(str(remove_values(workspace.tables, name, removed))))
+    if added:
+        show(text(str(add_values(
+            workspace.tables, name, added, until=read_until(until) if until else None, reason=reason or None,
+            kind=kind or None, author=author or None,
+        ))))  # fmt: skip
+    rows = show_lists(workspace.tables)
+    show(pd.DataFrame(rows) if rows else text("There are no lists yet."))
 
 
 def publish_rule(
@@ -447,6 +475,7 @@ def evaluate_stream(
     `auto`, see `lookback.views.live.watch`. An interrupt of the cell ends it cleanly; a half-done batch is repeated at the
     next start.
     """
+    from lookback.spark.replay.histories import make_history
     from lookback.spark.stream.checkpoint import Checkpoint
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
@@ -461,7 +490,7 @@ def evaluate_stream(
         every=every or workspace.settings.every, admission=workspace.settings.admission, on_batch=metrics.add,
         idle_after=parse_duration(idle_after) if idle_after and not once else None, rebuild=mode == "rebuild",
         default_shards=shards or workspace.stream.shards or workspace.settings.shards,
-        accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate,
+        accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate, historian=make_history,
     )  # fmt: skip
     with metrics:
         commits = None if once else lambda: read_commit_times(workspace.tables, workspace.stream)
@@ -481,6 +510,8 @@ def show_health(workspace: Workspace) -> list[Finding]:
     if findings:
         rows = [{"level": each.level, "what": each.what, "what to do": each.remedy} for each in findings]
         show(pd.DataFrame(rows))
+    for each in figures.warming:
+        show(text(f"Warming: {describe_warm_up(each)}."))
     return findings
 
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from lookback.core.errors import SetupError
-from lookback.core.streams.declaration import RESERVED_FIELDS
+from lookback.core.streams.fields import RESERVED_FIELDS
 from lookback.core.values.texts import first_line, quote_identifier
 
 # The rows at the beginning of a file that a draft is made from.

@@ -710,3 +710,125 @@ def _with_resolution(draw: st.DrawFn) -> dict[str, Any]:
         },
         "when": "m0 >= 3" if "reset_on_alert" in policy else "true",
     }
+
+
+# Conditions over the event alone that ask lists; some of them are an error for some events, or NULL.
+_LISTED = [
+    "in_list(k, 'l1')", "not in_list(k, 'l1')", "in_list(n, 'l2')", "in_list(n, 'l2') and n >= 0", "in_list(c, 'l2')",
+    "in_list(n, 'l2') or c = 1", "in_list(10 div n, 'l2')", "coalesce(in_list(k, 'l1'), true)", "in_list(k, 'l1') is null",
+    "in_list(c, 'it\\'s. é')", "in_list(case when in_list(k, 'l1') then n end, 'l2')", "in_list(a, 'it\\'s. é')",
+    "in_list(k, 'l1') and not in_list(n, 'l2')", "in_list(k, 'nobody knows')", "10 / n > 2 and in_list(k, 'l1')",
+    "in_list(k, 'l1') or 10 / n > 2", "in_list(at, 'l1') or in_list(upper(k), 'l1')", "n = 0 or in_list(n, 'l2') = (c = 1)",
+]  # fmt: skip
+_LISTED_MEASURES = [
+    "count(*) filter (where {0})", "count(*) filter (where {0})", "sum(n) filter (where {0})", "sum(a) filter (where {0})",
+    "sum(case when {0} then n else 1 end)", "count(case when {0} then 1 end)", "max(case when {0} then d end)",
+    "count(distinct case when {0} then k else 'no' end)", "avg(case when {0} then a else 1.00 end) filter (where {1})",
+]  # fmt: skip
+# What a list may have: the texts of values of fields, and some that no field has.
+_LISTABLE = [*["x", "0", "1"] * 4, "y", "2", "X", "10", "5", "0.00", "1.01", "", "é"]
+
+
+@st.composite
+def _asking(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The rule with questions to lists in some of its expressions."""
+    listed = st.sampled_from(_LISTED)
+    new = dict(document)
+    if draw(st.booleans()):
+        new["where"] = draw(listed)
+    if kind == "sequence":
+        sequence = dict(new["sequence"])
+        sequence["steps"] = [dict(step) for step in sequence["steps"]]
+        for at, step in enumerate(sequence["steps"]):
+            own, key = draw(listed), "absent" if "absent" in step else "where"
+            how = draw(st.sampled_from(["{0}", "({1}) and {0}", "({1}) or {0}", "{1}", "not ({0}) and ({1})"]))
+            step[key] = how.format(f"({own})", step[key])
+            if at and draw(st.booleans()):
+                linked = draw(st.sampled_from(_LINKED_CONDITIONS)).format(f"s{draw(st.integers(0, at - 1))}")
+                step[key] = f"({own}) {draw(st.sampled_from(['and', 'or']))} {linked}"
+        if draw(st.booleans()):
+            sequence["until"] = draw(listed)
+        return new | {"sequence": sequence}
+    measures = dict(new["measures"])
+    for name, spec in measures.items():
+        if draw(st.booleans()):
+            text = draw(st.sampled_from(_LISTED_MEASURES)).format(draw(listed), draw(listed))
+            text = text.replace("max(", "count(") if name == "m0" else text
+            measures[name] = spec | {"measure": text} if isinstance(spec, dict) else text
+    new["measures"] = measures
+    known = "when" in new and draw(st.booleans())
+    keys = ["k", "c", "d"] if kind == "lookback" else new["group_by"]
+    asked = [f"in_list({key}, '{'l1' if key == 'k' else 'l2'}')" for key in keys if key != "d"]
+    first = measures["m0"] if isinstance(measures["m0"], str) else measures["m0"]["measure"]
+    if first.startswith(("count", "sum")):
+        # No double is a text.
+        asked += ["in_list(m0, 'l2')", "not in_list(m0, 'l2')", "in_list(m0 - 1, 'l2') or window_complete"]
+    if asked and (known or draw(st.booleans())):
+        new["when"] = " and ".join([*([f"({new['when']})"] if known else []), draw(st.sampled_from(asked))])
+    return _bearing(new) if kind == "lookback" else new
+
+
+@st.composite
+def list_cases(draw: st.DrawFn, *, with_deletes: bool) -> dict[str, Any]:
+    """Cases as of `cases` about rules that ask lists, which change between commits, and of whose events some are deleted."""
+    events = [row | {"k": draw(st.sampled_from(["x", "x", "y", None]))} for row in draw(rows())]
+    if with_deletes and draw(st.booleans()):
+        # Few events at one time.
+        events = [row | {"at": row["at"] + at} for at, row in enumerate(events)]
+    last = max(row["arrival"] for row in events)
+    known: dict[str, dict[str, Any]] = {}
+    found = []
+    for change in draw(changes(events, updates=False)):
+        document = change["document"]
+        if change["rule_id"] != "*" and document is not None:
+            text = json.dumps(document, sort_keys=True)
+            if text not in known:
+                kind = "sequence" if "sequence" in document else _kind_of(document["window"])
+                known[text] = draw(_asking(document, kind))
+            change = change | {"document": known[text]}  # noqa: PLW2901 - the same change
+        found.append(change)
+    times = [row["at"] for row in events]
+    found = sorted([*draw(list_changes(times, last)), *found], key=lambda change: change["after"])
+    deletes = []
+    if with_deletes:
+        # Of events at one time, any may be taken for the one that is deleted.
+        alone = [at for at, time in enumerate(times) if times.count(time) == 1]
+        gone = draw(st.lists(st.sampled_from(alone), max_size=4, unique=True)) if alone else []
+        commits = sorted({row["arrival"] for row in events})
+        later = {at: [commit for commit in commits if commit > events[at]["arrival"]] for at in gone}
+        deletes = [(at, draw(st.sampled_from(listed[:3]))) for at, listed in later.items() if listed]
+    return {
+        "stream": draw(st.sampled_from(["plain", "narrow", "tight"])),
+        "rows": events,
+        "changes": found,
+        "deleted": deletes,
+        "cuts": draw(st.lists(st.integers(1, last), unique=True, max_size=4)),
+        "shards": draw(st.integers(1, 3)),
+        "reload": draw(st.booleans()),
+        "cached": draw(st.sampled_from([None, 0, 3_000])),
+        "small_pages": draw(st.sampled_from([False, False, True])),
+    }
+
+
+def _kind_of(window: Any) -> str:
+    return "lookback" if isinstance(window, str) else next(iter(window))
+
+
+@st.composite
+def list_changes(draw: st.DrawFn, times: list[int], last: int) -> list[dict[str, Any]]:
+    """Commits of table `lists`, each with all that the lists then have, as [list, value, expires_at]."""
+    edges = [*times, min(times) - 1, max(times) + 1]
+    names = ["l1", "l1", "l2", "l2", "l2", "it's. é"]
+    contents: list[list[Any]] = []
+    found = []
+    afters = sorted(draw(st.lists(st.integers(0, last), min_size=1, max_size=6)))
+    for number, after in enumerate(afters, 1):
+        gone = draw(st.lists(st.integers(0, len(contents)), max_size=6))
+        contents = [row for at, row in enumerate(contents) if at not in gone]
+        for _ in range(draw(st.integers(0 if contents else 4, 8))):
+            expires = draw(st.sampled_from([None, None, "edge", "past"]))
+            end = None if expires is None else draw(st.sampled_from(edges)) + (expires == "past")
+            contents.append([draw(st.sampled_from(names)), draw(st.sampled_from(_LISTABLE)), end])
+        document = {"stream": "tx", "commit": 3 * number, "rows": list(contents)}
+        found.append(_row(after, "insert", "*", None, "lists", document))
+    return found

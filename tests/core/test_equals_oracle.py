@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from random import Random
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import STREAMS, cases, gate_columns, linked_cases, resolution_cases, rising_cases
+from cases import STREAMS, cases, gate_columns, linked_cases, list_cases, resolution_cases, rising_cases
 from hypothesis import given
 from state_layout import small_runs, state_pages, write_as_before_runs
 
@@ -30,6 +31,7 @@ from lookback.core.streams.events import Events, read_events
 from lookback.core.values import pages as pages_module
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import to_text
+from lookback.core.values.lists import KnownLists, ListChange, Lists
 from lookback.testing.harness import replay
 from oracle import COVERED, Oracle, OracleEvent
 
@@ -86,7 +88,9 @@ def run_oracle(case: dict[str, Any]) -> Oracle:
         for change in case["changes"]:
             if change["after"] != start:
                 continue
-            if change["rule_id"] == "*":
+            if change["status"] == "lists":
+                oracle.change_lists(change["document"]["rows"])
+            elif change["rule_id"] == "*":
                 oracle.command(change["status"], (change["document"] or {}).get("time"))
             elif change["change"] == "delete":
                 oracle.end(change["rule_id"], change["version"])
@@ -146,7 +150,7 @@ def _run_engine(case: dict[str, Any]) -> Output:
     blocks = []
     for shard in range(case["shards"]):
         known = len(total.rows)
-        evaluator = Evaluator(stream, shard, case["shards"])
+        evaluator = Evaluator(stream, shard, case["shards"], lists=KnownLists(lists_of(case)))
         state, store = new_state(stream, case.get("cached")), DictStore()
         for number, (start, end) in enumerate(zip(edges, [*edges[1:], _END], strict=True)):
             if case["reload"] and number:
@@ -188,6 +192,19 @@ def _run_engine(case: dict[str, Any]) -> Output:
         total.rows.sort(key=lambda row: row[0])
     assert merge_alerts(blocks).column("alert_id").to_pylist() == [alert.alert_id for alert in total.alerts]
     return total
+
+
+def lists_of(case: dict[str, Any]) -> dict[int, Lists]:
+    """The lists of a case after each commit that changes them, made of the changes from one commit to the next."""
+    known, before, found = Lists.empty(), Counter[tuple[Any, ...]](), {}
+    for change in case["changes"]:
+        if change["status"] == "lists":
+            commit, after = change["document"]["commit"], Counter(map(tuple, change["document"]["rows"]))
+            rows = [ListChange("delete", commit, *row) for row in (before - after).elements()]
+            rows += [ListChange("insert", commit, *row) for row in (after - before).elements()]
+            known, before = known.apply(rows, commit), after
+            found[commit] = Lists.from_bytes(known.to_bytes()) if case["reload"] else known
+    return found
 
 
 def deleted_in(case: dict[str, Any], events: Events, start: int, end: int) -> Events | None:
@@ -249,25 +266,54 @@ def notes_of(rows: list[LogRow]) -> list[tuple[Any, ...]]:
     return sorted((row.action, row.rule_id, row.version, row.arrival) for row in rows)
 
 
+def changes_of(alerts: list[Alert]) -> list[int]:
+    """What each row means for its alert by the row before it (contract 11.6): it begins to stand, goes on, or ceases to."""
+    standing: dict[str, bool] = {}
+    changes = []
+    for alert in alerts:
+        stands = alert.verdict != "retracted"
+        changes.append(stands - standing.get(alert.alert_id, False))
+        standing[alert.alert_id] = stands
+    return changes
+
+
 def assert_engine_equals_oracle(case: dict[str, Any]) -> None:
     oracle, engine = run_oracle(case), run_engine(case)
     # Row by row in the same order, however the batches are cut and the keys divided.
     assert list(map(plain, engine.alerts)) == oracle.alerts
+    assert [alert.change for alert in engine.alerts] == changes_of(engine.alerts)
     assert late_of(engine.late) == sorted(oracle.late)
     assert failures_of(engine) == oracle.failed
     assert notes_of(engine.notes) == sorted(oracle.notes)
+    logged = [(row.rule_id, row.version, row.arrival or 0) for row in engine.log if row.action == "list"]
+    commits = [change for change in case["changes"] if change["status"] == "lists"]
+    judged = sorted({0, *(row["arrival"] for row in case["rows"])})
+    assert logged == [
+        ("*", each["document"]["commit"], max(commit for commit in judged if commit <= each["after"]))
+        for each in commits
+    ]
     rejected = [row for row in engine.log if row.action == "rejected"]
     assert [(row.rule_id, row.version) for row in rejected] == oracle.refused
     assert all(row.message.startswith(REFUSAL) for row in rejected)
+
+
+def lists_in(change: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """What the lists have after a change, as a replay takes it; those that have nothing any more are empty."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("l1", "l2", "it's. é")}
+    for name, value, end in change["document"]["rows"]:
+        found[name].append({"value": value, "expires_at": end})
+    return found
 
 
 def assert_replay_equals_oracle(case: dict[str, Any]) -> None:
     oracle = run_oracle(case)
     # Those that rule_log says took effect.
     obeyed = [change for change in case["changes"] if change.get("shown", "fits") == "fits"]
-    rules = [(change, change["after"] or None) for change in obeyed]
-    result = replay(rules, case["rows"], STREAMS[case["stream"]])
+    rules = [(change, change["after"] or None) for change in obeyed if change["status"] != "lists"]
+    lists = [(lists_in(change), change["after"] or None) for change in obeyed if change["status"] == "lists"]
+    result = replay(rules, case["rows"], STREAMS[case["stream"]], lists)
     assert list(map(plain, result.alerts)) == oracle.alerts
+    assert [alert.change for alert in result.alerts] == changes_of(result.alerts)
     assert late_of(result.late_events) == sorted(oracle.late)
     stream = STREAMS[case["stream"]]
     places = [late_sort_key(stream, row.arrival, row.event_time, row.event_id) for row in result.late_events]
@@ -279,6 +325,17 @@ def assert_replay_equals_oracle(case: dict[str, Any]) -> None:
     for row in result.alerts:
         revisions.setdefault(row.alert_id, []).append(row.revision)
     assert all(numbers == list(range(len(numbers))) for numbers in revisions.values())
+
+
+@given(list_cases(with_deletes=True))
+def test_c11_3_rules_that_ask_lists_equal_the_oracle(case: dict[str, Any]) -> None:
+    """Lists change between commits; in `where`, FILTER, arguments and steps they count as they were when an event arrived."""
+    assert_engine_equals_oracle(case)
+
+
+@given(list_cases(with_deletes=False))
+def test_c11_3_a_replay_with_lists_equals_the_oracle(case: dict[str, Any]) -> None:
+    assert_replay_equals_oracle(case)
 
 
 @given(cases(updates=True))

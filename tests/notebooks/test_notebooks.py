@@ -97,7 +97,7 @@ def run(execute: Callable[[NotebookNode, Path], str], place: Path, monkeypatch: 
 
 def test_0_a_place_is_set_up(place: Path, run: Run):
     said = run("00_set_up.ipynb", landing=place / "landing")
-    assert said.count(" created") == 16  # eleven tables of the product, five of streams; metrics is both
+    assert said.count(" created") == 17  # twelve tables of the product, five of streams; metrics and alerts are both
     assert (place / "landing").is_dir()
 
 
@@ -112,13 +112,14 @@ def test_2_a_rule_is_checked_tried_and_published(place: Path, run: Run):
     said = run(
         "02_author_rules.ipynb",
         rule_id="customer-day", window="24 hours", parameters="limit: 300", when="total >= :limit and n >= 2",
-        vary="limit=200,300,400", budget="5", publish="true", events="4000",
+        vary="limit=200,300,400", budget="5", publish="true", events="4000", list_name="known", list_add="1, 2", list_until="30 days",
     )  # fmt: skip
     assert "Raised when total >= 300 and n >= 2" in said
     assert "a picture: customer-day: what it would have flagged" in said
     for picture in ("alerts a day by limit", "precision and recall by limit"):
         assert f"a picture: customer-day: {picture}" in said
     assert f"customer-day over {EVENTS - 1:,} events; nothing was published." in said
+    assert "list known: 2 offered = 2 added + 0 changed + 0 duplicates + 0 rejected; 2 values now" in said
     assert "customer-day is published as version 1, active." in said
     assert "conf/settings.yml has no gate" in said
 

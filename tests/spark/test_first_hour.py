@@ -128,6 +128,15 @@ def test_the_first_hour(
     assert shell.run("rules", "check", shell.rule(USUAL), "--against-data") == 0
     assert "never seen" not in shell.out
     assert "would have raised no alert" not in shell.out
+    # A list counts as it is, and one that nobody has filled is named.
+    asking = shell.rule({**USUAL, "rule_id": "asking", "where": "in_list(status, 'refused')"})
+    assert shell.run("rules", "check", asking, "--against-data") == 0
+    assert "remark: rule 'asking': there is no list 'refused'; there are no lists yet" in shell.out
+    assert "matched none of" in shell.out
+    assert shell.run("lists", "add", "refused", "DECLINED") == 0
+    assert shell.run("rules", "check", asking, "--against-data") == 0
+    assert "no list" not in shell.out
+    assert "matched none of" not in shell.out
     elsewhere = shell.rule({**USUAL, "rule_id": "elsewhere", "stream": "others"})
     found = shell.objects("rules", "check", elsewhere, "--against-data")
     assert [(row["level"], row["place"]) for row in found] == [("remark", "tests"), ("remark", "stream")]

@@ -95,6 +95,12 @@ def made(created: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     tables.append_rows(
         [(rule_id, key, now, now, "known", "ann") for rule_id, key in [*keys, ("by-customer", None)]], "snoozes"
     )
+    # What was ever looked up in a list is known by the versions of rules.
+    publish(tables, [rule("listed", where="in_list(customer, 'vips') and in_list(shop, 'shops')")], status="draft")
+    tables.append_rows(
+        [(name, value, None, None, now, None, None) for name in ("vips", "shops") for value in ("17", "5", "x")],
+        "lists",
+    )
     reject(tables, json.dumps({"id": "r1", "customer": "17", "amount": "x"}), json.dumps({"customer": 5}), '17,"', None)
     return tables
 
@@ -123,7 +129,7 @@ def test_what_belongs_to_a_customer_leaves_every_table_and_the_state(lived: Tabl
     assert "the first is e1" in failed.head()["message"]  # type: ignore[index]
     folder = checkpoint_folder(lived, STREAM)
     counted = {
-        "payins": 3, "reviews": 3, "alerts": 3, "labels": 1, "snoozes": 2, "late_events": 1, "rule_log": 1, "rejected_events": 1,
+        "payins": 3, "reviews": 3, "alerts": 3, "labels": 1, "snoozes": 2, "lists": 1, "late_events": 1, "rule_log": 1, "rejected_events": 1,
     }  # fmt: skip
 
     trial = forget(lived, STREAM, CUSTOMER, dry_run=True, checkpoint=folder)
@@ -140,6 +146,9 @@ def test_what_belongs_to_a_customer_leaves_every_table_and_the_state(lived: Tabl
     assert values(lived, "labels", "stream", "event_id") == [("others", "e1"), ("payins", "e2")]
     left = {(row["rule_id"], (row["key"] or {}).get("customer")) for row in lived.read("snoozes").collect()}
     assert left == {("by-customer", "5"), ("others", "17"), ("by-customer", None)}
+    assert values(lived, "lists", "list", "value") == [
+        ("shops", "17"), ("shops", "5"), ("shops", "x"), ("vips", "5"), ("vips", "x")
+    ]  # fmt: skip
     assert failed.isEmpty()
     assert lived.read("rule_log").where("action = 'activated'").count() == len(RULES)
     assert lived.read("rejected_events").where("raw like '%r1%'").isEmpty()
@@ -164,7 +173,7 @@ def check_purges(tables: Tables, report: ForgetReport, again: ForgetReport) -> N
     assert set(kept) == set(report.rows)
     assert kept["alerts"].statements == (f"VACUUM {tables.identifier('alerts')}",)
     now = dt.datetime.now(dt.timezone.utc)
-    for name, days in ((STREAM.name, 30), ("alerts", 7)):
+    for name, days in ((STREAM.name, 30), ("alerts", 30), ("reviews", 7)):
         assert dt.timedelta(0) < now + dt.timedelta(days=days) - kept[name].after < dt.timedelta(minutes=5)
     # Made again, it says the same, to the time of the commits.
     assert {purge.table for purge in again.purges} == set(kept)

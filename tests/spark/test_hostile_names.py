@@ -113,7 +113,7 @@ def test_hostile_root_file_fields_and_values_change_nothing(created: Tables, tmp
     )
     # The rejected row has no value that is greater.
     assert dict(report.rows) == {
-        STREAM.name: 3, "reviews": 1, "alerts": 2, "labels": 0, "snoozes": 0, "late_events": 0, "rule_log": 0, "rejected_events": 0,
+        STREAM.name: 3, "reviews": 1, "alerts": 2, "labels": 0, "snoozes": 0, "lists": 0, "late_events": 0, "rule_log": 0, "rejected_events": 0,
     }  # fmt: skip
     report = forget(tables, STREAM, f"key = '{literal}'")
     assert {name: count for name, count in report.rows.items() if count} == {"rejected_events": 1}

@@ -53,8 +53,8 @@ def test_an_evaluation_that_runs_notices_nothing_of_it(tables: Tables) -> None:
         assert (found[STREAM.name].compacted, found[STREAM.name].written, found[STREAM.name].files) == (4, 1, 1)
         assert found["alerts"].compacted >= 2
         assert {name: each.keeps for name, each in found.items()} == {
-            "rejected_events": "7 days", "rules": "3650 days", "alerts": "7 days", "late_events": "7 days",
-            "rule_log": "7 days", "reviews": "7 days", "notifications": "7 days", "ingests": "7 days", "labels": "7 days", "snoozes": "7 days", "metrics": "30 days", STREAM.name: "30 days",
+            "rejected_events": "7 days", "rules": "3650 days", "alerts": "30 days", "late_events": "7 days",
+            "rule_log": "7 days", "reviews": "7 days", "notifications": "7 days", "ingests": "7 days", "labels": "7 days", "snoozes": "7 days", "lists": "3650 days", "metrics": "30 days", STREAM.name: "30 days",
         }  # fmt: skip
         # What OPTIMIZE has removed is younger than that.
         assert {each.deleted for each in found.values()} == {0}

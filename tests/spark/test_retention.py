@@ -26,6 +26,7 @@ from lookback.spark.tables.schemas import (
     INGESTS,
     LABELS,
     LATE_EVENTS,
+    LISTS,
     NOTIFICATIONS,
     REVIEWS,
     RULE_LOG,
@@ -102,6 +103,9 @@ def test_rows_that_are_older_go_and_what_rebuilds_and_notifiers_read_stays(table
     write(tables, "labels", LABELS, labels)
     write(tables, "snoozes", SNOOZES, [("r", None, old, at, f"until {at:%Y}", "kim") for at in (old, young)])
 
+    kept = [("a", f"{at}", None, "kim", old, at, None) for at in (young, None)]
+    write(tables, "lists", LISTS, [("a", "x", None, "kim", old, old, None), *kept])
+
     found = {name: delete_old(tables, name, YEAR) for name in ORDER}
 
     # Open was a3: a1 was revised since, a2 reviewed.
@@ -116,6 +120,7 @@ def test_rows_that_are_older_go_and_what_rebuilds_and_notifiers_read_stays(table
     assert texts(tables, "ingests", "offered") == {"2"}
     assert (found["labels"].rows, texts(tables, "labels", "event_id")) == (1, {"e2"})
     assert (found["snoozes"].rows, texts(tables, "snoozes", "reason")) == (1, {f"until {young:%Y}"})
+    assert (found["lists"].rows, texts(tables, "lists", "value")) == (1, {f"{young}", "None"})
     assert found["rule_log"].rows == 2
     assert texts(tables, "rule_log", "action", "arrival") == {
         "activated 3", "failed 9", "late_events_deleted 6", "alerts_deleted 6", "log_deleted 6",

@@ -318,7 +318,13 @@ def test_declarations_of_the_guide_are_fine():
     page = (Path(__file__).parents[2] / "docs/sources.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```yaml stream\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     streams = [Stream.from_dict(yaml.safe_load(block)) for block in blocks]
-    assert [declared.name for declared in streams] == ["card_payments", "readings_by_line", "secured", "orders"]
+    assert [declared.name for declared in streams] == [
+        "card_payments",
+        "readings_by_line",
+        "secured",
+        "purchases",
+        "orders",
+    ]
     topics = [Topic.of(declared) for declared in streams if reads_kafka(declared)]
     assert len(topics) == 3
     assert not any("${" in text for topic in topics[:2] for text in topic.options.values())

@@ -22,12 +22,13 @@ COLUMNS = {
     "rejected_events": "stream raw reason source ingested_at read_as",
     "rules": "rule_id version status document author comment changed_at approved_by evidence",
     "alerts": "alert_id revision verdict rule_id rule_version mode severity stream key event_id event_time window_start "
-    "window_end window_complete measures message evidence arrival decided_at",
+    "window_end window_complete measures message evidence arrival decided_at entity entity_id score change",
     "late_events": "stream event_id event_time arrival late_by_us action",
     "rule_log": "stream rule_id version action message batch_id arrival logged_at",
     "reviews": "alert_id disposition revision reviewer note reviewed_at",
     "labels": "stream event_id positive label labelled_at source author",
     "snoozes": "rule_id key from until reason author",
+    "lists": "list value reason author added_at expires_at kind",
 }
 NOW = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 
@@ -61,7 +62,7 @@ def test_c5_the_events_table_has_the_declared_fields_and_ingested_at(created: Ta
     }
 
 
-@pytest.mark.parametrize(("name", "days"), [("transactions", 30), ("rules", 3650)])
+@pytest.mark.parametrize(("name", "days"), [("transactions", 30), ("rules", 3650), ("alerts", 30)])
 def test_c5_what_is_replayed_has_a_change_feed_and_keeps_its_history(created: Tables, name: str, days: int):
     found = properties(created, name)
 
@@ -113,7 +114,9 @@ def test_exists(created: Tables):
     assert not created.exists("payments")
 
 
-@pytest.mark.parametrize("name", ["../rules", "Rules", "a.b", "", "a`b", "rules; drop table x"])
+@pytest.mark.parametrize(
+    "name", ["../rules", "Rules", "a.b", "a.b.c.d", "a..b", "a.b.c`d", "", "a`b", "rules; drop table x"]
+)
 def test_a_name_that_is_no_table_name_is_refused(created: Tables, name: str):
     with pytest.raises(SetupError, match="not a table name"):
         created.identifier(name)

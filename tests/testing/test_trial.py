@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lookback.core.streams.declaration import Stream
+from lookback.core.values.lists import ListChange, Lists
 from lookback.testing import trial
 from lookback.testing.trial import run_trial
 
@@ -114,3 +115,12 @@ def test_of_many_windows_those_of_the_newest_events_are_shown(monkeypatch: pytes
     # Each event is in two windows, so twelve events, of minutes 280 to 390; [260, 300) would lack two of its four.
     assert sorted((values["event_time"] - START) // dt.timedelta(minutes=1)) == [320, 340, 360, 380]
     assert set(values["value"]) == {4}
+
+
+def test_c11_3_a_trial_takes_lists_as_they_are():
+    document = {**RULE, **SUMS, "window": "10 minutes", "where": "in_list(k, 'known')"}
+    lists = Lists.empty().apply([ListChange("insert", 3, "known", "x")])
+    assert len(run_trial(document, events(AMOUNTS), STREAM).alerts) == 0
+    done = run_trial(document, events(AMOUNTS), STREAM, lists)
+    assert len(done.final_alerts) == 3
+    assert len(done.values) == 4

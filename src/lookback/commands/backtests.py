@@ -49,6 +49,10 @@ def add_commands(command: AddCommand) -> None:
         "--against", metavar="ID|FILE", help="compare with this version: the alerts that are gained, lost and kept"
     )
     tried.add_argument("--as-of", metavar="TIME", help="count the labels that were known at that time (default: now)")
+    tried.add_argument(
+        "--lists", choices=["then", "now"], default="then",
+        help="lists as they were when events came (then), or as they are now all the time, as what-if",
+    )  # fmt: skip
     tried.add_argument("--out", metavar="DIR", help="a new or empty folder for a Delta table of the alerts")
     proven = command(
         "prove", _prove, "judge a stream's events anew, and compare with its alerts and late events row for row"
@@ -93,7 +97,7 @@ def _backtest(options: argparse.Namespace) -> None:
     show = None if wants_json(options) else print_line
     with backtest(
         tables, streams[names[0]], candidates, within, vary=varied, rows=bool(options.out), against=against, as_of=as_of,
-        streams=streams, progress=show,
+        lists_now=options.lists == "now", streams=streams, progress=show,
     ) as result:  # fmt: skip
         for warning in result.warnings:
             print(f"warning: {warning}", file=sys.stderr)

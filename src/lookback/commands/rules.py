@@ -24,6 +24,7 @@ from lookback.commands.options import (
 from lookback.config import load_rule_document
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.rules.document import read_rule
+from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.remarks import Remark, find_remarks
 from lookback.core.rules.wording import list_changes
 from lookback.core.values.texts import count_noun, join_words
@@ -58,6 +59,7 @@ def _add_subcommands(command: AddCommand) -> None:
     push.add_argument("--status", default="active", choices=["active", "draft", "shadow", "paused"])
     push.add_argument("--author", default="")
     push.add_argument("--comment", default="")
+    push.add_argument("--cold", action="store_true", help="without the history of its windows: they fill from now on")
     check = command("check", _check_rules, "check rules and run their own tests; nothing is written")
     check.add_argument("files", nargs="+")
     check.add_argument(
@@ -243,12 +245,16 @@ def _check_file(file: str, streams: Mapping[str, Stream], tables: Tables | None,
 
 
 def _check_against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Remark]:
+    from lookback.spark.lists import list_names, read_contents
     from lookback.spark.tables.history import read_recent_events
 
+    unknown = find_unknown_lists(rule, list_names(tables)) if rule.lists else []
+    remarks = [Remark(problem.place, problem.message) for problem in unknown]
     recent = read_recent_events(tables, stream, events) if tables.exists(stream.name) else ()
     if not len(recent):
-        return [Remark("stream", f"{stream.name!r} has no events to check the rule against; ingest some first")]
-    return find_data_remarks(rule, stream, recent)
+        missing = f"{stream.name!r} has no events to check the rule against; ingest some first"
+        return [*remarks, Remark("stream", missing)]
+    return [*remarks, *find_data_remarks(rule, stream, recent, read_contents(tables, rule.lists))]
 
 
 def _print_findings(checked: _CheckedFile) -> None:
@@ -276,10 +282,14 @@ def _push_rules(options: argparse.Namespace) -> int:
         return FOUND_PROBLEMS
     rules = _open_rules_table(options)
     for document in map(load_rule_document, options.files):
+        if options.cold:
+            document["warm_start"] = False
         if cold := rules.cold_measures(document):
-            text = "no rule keeps the rows yet; window_complete is false until the longest window has filled"
-            verb = "starts" if len(cold) == 1 else "start"
-            print(f"warning: {document['rule_id']}: {join_words(cold)} {verb} empty, since {text}", file=sys.stderr)
+            verb, text = "starts" if len(cold) == 1 else "start", rules.describe_history(document)
+            print(
+                f"warning: {document['rule_id']}: {join_words(cold)} {verb} empty, since no rule keeps the rows yet; {text}",
+                file=sys.stderr,
+            )
         version = rules.push(document, status=options.status, author=options.author, comment=options.comment)
         status = rules.choose_status(options.status)
         print(f"published {document['rule_id']} version {version} ({status})")

@@ -56,6 +56,7 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _show_status(options: argparse.Namespace) -> int:
+    from lookback.core.operations.health import WarmUp, describe_warm_up
     from lookback.spark.operations.status import stream_status
     from lookback.spark.stream.checkpoint import Checkpoint
     from lookback.spark.stream.pipeline import checkpoint_folder
@@ -87,6 +88,8 @@ def _show_status(options: argparse.Namespace) -> int:
         print("alerts, open, rejected: of the last 90 days\n")
         for row in rows:
             print_health(row)
+            for each in row["warming"]:
+                print(f"warming: {describe_warm_up(WarmUp(**each))}")
     unhealthy = [row for row in rows if not row["healthy"]]
     is_unsent = options.tell and not _send_notices(settings.conf, unhealthy)
     return FOUND_PROBLEMS if is_unsent or (options.check and unhealthy) else 0

@@ -27,6 +27,7 @@ TABLES = (
     "ingests",
     "labels",
     "snoozes",
+    "lists",
 )
 _MAY_RUN = {JobPermissionLevel.CAN_MANAGE, JobPermissionLevel.CAN_MANAGE_RUN, JobPermissionLevel.IS_OWNER}
 # Other paths are files of volumes, packages of a registry, or notebooks of a Git repository.

@@ -190,7 +190,7 @@ class RuleFigures:
         """Reads the events of the period, each id once, with their labels and all fields."""
         stream = self._stream
         value = F.col(stream.value).cast("double") if stream.value else F.lit(None).cast("double")
-        rows = self._tables.read(stream.name).select(
+        rows = self._tables.read_events(stream.name).select(
             F.col(stream.event_id).cast("string").alias("event_id"), F.col(stream.event_time).alias("event_time"),
             value.alias("value"), F.struct(*stream.fields).alias("event"),
         )  # fmt: skip

@@ -16,7 +16,6 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -30,9 +29,9 @@ from lookback.core.values.types import BOOLEAN, STRING, TIMESTAMP
 from lookback.spark.explaining.counted import find_counted_events, list_named_events
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
 from lookback.spark.ingest.rejected import Rejection, count_rejections
-from lookback.spark.ingest.sources import Files, Source
+from lookback.spark.ingest.sources import Source
 from lookback.spark.stream.rebuild import Evaluations
-from lookback.spark.tables.lakehouse import to_timestamp
+from lookback.spark.tables.lakehouse import keep, to_timestamp
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -194,7 +193,7 @@ def import_labels(
     bare = _make_file_stream(stream, _FileColumns(_EVENT_ID, _POSITIVE, None, None, None))
     source = Source.find(tables.spark, bare, str(path), format, options)
     columns = _find_columns(tables, source, stream, {"--event-id": event_id, "--positive": positive, "--at": at})
-    checked, offered = _read_rows(source.select_files(tables.spark, _make_file_stream(stream, columns)))
+    checked, offered = source.select_files(tables.spark, _make_file_stream(stream, columns)).read_kept()
     judged = keep(_add_outcomes(tables, stream, _select_columns(checked, columns), now))
     try:
         counts = {row[_OUTCOME]: row["count"] for row in judged.groupBy(_OUTCOME).count().collect()}
@@ -214,18 +213,6 @@ def import_labels(
     return LabelReport(stream.name, offered, new, unknown, duplicates, rejected, seconds, rejections)
 
 
-def _read_rows(files: Files) -> tuple[DataFrame, int]:
-    """Reads the rows of files, together if that is possible, and counts them."""
-    try:
-        rows = keep(files.read_together())
-        return rows, rows.count()
-    except Exception as error:
-        if not files.may_succeed_apart(error):
-            raise
-    rows = keep(files.read_apart())
-    return rows, rows.count()
-
-
 def _make_rows(new: DataFrame, stream: Stream, author: str, now: int) -> DataFrame:
     """Makes rows of the table `labels`. now: the time of a label that has none, in microseconds."""
     file_name = F.regexp_extract(FILE, "[^/]*$", 0)
@@ -233,13 +220,6 @@ def _make_rows(new: DataFrame, stream: Stream, author: str, now: int) -> DataFra
         F.lit(stream.name).alias("stream"), _EVENT_ID, _POSITIVE, _LABEL, F.coalesce(_AT, to_timestamp(now)).alias(_AT),
         F.coalesce(_SOURCE, file_name).alias(_SOURCE), F.lit(author).alias("author"),
     )  # fmt: skip
-
-
-def keep(rows: DataFrame) -> DataFrame:
-    """Keeps rows that are read several times; serverless compute does not, and reads them again."""
-    with suppress(PySparkException):
-        return rows.persist(StorageLevel.MEMORY_AND_DISK)
-    return rows
 
 
 def _find_columns(tables: Tables, source: Source, stream: Stream, given: Mapping[str, str | None]) -> _FileColumns:
@@ -297,7 +277,7 @@ def _add_outcomes(tables: Tables, stream: Stream, rows: DataFrame, now: int) -> 
     same = Window.partitionBy(usable, _EVENT_ID, _AT, _POSITIVE, _LABEL).orderBy(FILE, BLOCK, ROW)
     rows = rows.withColumn("__nth", F.row_number().over(same))
 
-    ids = tables.read(stream.name).select(F.col(stream.event_id).cast("string").alias(_EVENT_ID)).distinct()
+    ids = tables.read_events(stream.name).select(F.col(stream.event_id).cast("string").alias(_EVENT_ID)).distinct()
     rows = rows.join(ids.withColumn("__known", F.lit(True)), _EVENT_ID, "left")
     stored = tables.read(TABLE).where(F.col("stream") == stream.name)
     one = F.struct(_AT, _POSITIVE, _LABEL)

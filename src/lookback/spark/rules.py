@@ -14,19 +14,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812
 
+from lookback.core.engine.warming import find_reason_cold
 from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_document, read_rule
 from lookback.core.rules.gate import REFUSAL, find_objection, is_proven, is_same_person
+from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
-from lookback.core.rules.roles import REJECTED, SHADOW, find_roles, write_quarantined
-from lookback.core.rules.rulebook import ACTIONS, COMMANDS, MAX_VERSION, WITH_STATE, Entry, RuleBook, RuleChange
+from lookback.core.rules.roles import REJECTED, SHADOW, WARMING, find_roles, write_quarantined
+from lookback.core.rules.rulebook import (
+    ACTIONS,
+    COMMANDS,
+    LISTS,
+    MAX_VERSION,
+    WARM,
+    WITH_STATE,
+    Entry,
+    Piece,
+    RuleBook,
+    RuleChange,
+)
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.windows import Lookback, Session, Window
+from lookback.spark.lists import list_names
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict
 from lookback.spark.tables.schemas import RULES
 from lookback.testing.rule_tests import check_rule
@@ -39,6 +53,8 @@ if TYPE_CHECKING:
 
 _DAY_US = MICROSECONDS["day"]
 _MAX_ATTEMPTS = 20
+# How long a warm-up takes, roughly: making a history of two sums took 10 microseconds of processor time an event.
+_LEAST_SECONDS, _EVENTS_PER_SECOND = 5, 150_000
 _MAX_PAUSE_SECONDS = 3.0
 _CONFLICT = "the rule has a version that was not there a moment ago"
 
@@ -103,6 +119,13 @@ class RulesTable:
         """Binds a rule to its stream and runs its own tests. Raises RuleError with every problem at once."""
         return check_rule(document, self.streams)
 
+    def _check_with_lists(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
+        """Checks a rule that is to be published: the lists that it names have to be there. Raises RuleError."""
+        compiled = self.check(document)
+        if compiled.lists and (problems := find_unknown_lists(compiled, list_names(self.tables))):
+            raise RuleError(compiled.spec.rule_id, problems)
+        return compiled
+
     def push(
         self, document: Mapping[str, Any] | Rule, *, status: str = "active", author: str = "", comment: str = ""
     ) -> int:
@@ -111,7 +134,7 @@ class RulesTable:
         If two processes publish at once, both versions are written, one after the other. Raises SetupError if others keep
         publishing.
         """
-        compiled = self.check(document)
+        compiled = self._check_with_lists(document)
         text = _write_document(compiled, self.streams)
         status = self.choose_status(status)
         return self._publish(compiled.spec.rule_id, lambda last: (status, text), author, comment)
@@ -186,7 +209,7 @@ class RulesTable:
                     {**test, "parameters": {**rule.parameters, **test.get("parameters", {})}} for test in rule.tests
                 ]
             status = self.choose_status("active" if current.status == "quarantined" else current.status)
-            return status, _write_document(self.check(document), self.streams)
+            return status, _write_document(self._check_with_lists(document), self.streams)
 
         return self._publish(rule_id, make_row, author, comment)
 
@@ -227,6 +250,30 @@ class RulesTable:
                 ) from None
         self._append(_NewRow("*", None, action, json.dumps(document), author, comment))
 
+    def announce_lists(self, stream: str, commits: Mapping[int, str]) -> None:
+        """Publishes the command by which a stream obeys the lists of commits of the table `lists`.
+
+        commits: by commit what it changed, for the log.
+        """
+        rows = [
+            _NewRow("*", commit, LISTS, json.dumps({"stream": stream, "commit": commit, "message": text}), AUTHOR, "")
+            for commit, text in sorted(commits.items())
+        ]
+        self._append(*rows)
+
+    def read_announced(self, stream: str) -> list[int]:
+        """Reads the commits of the table `lists` that `announce_lists` has published for a stream, ascending."""
+        is_own = (F.col("status") == LISTS) & (F.get_json_object("document", "$.stream") == F.lit(stream))
+
+        def select(rows: DataFrame) -> DataFrame:
+            return rows.where((F.col("rule_id") == "*") & is_own & F.col("version").isNotNull()).select("version")
+
+        return sorted({row["version"] for row in self.tables.query("rules", select)})
+
+    def publish_piece(self, stream: str, piece: Piece) -> None:
+        """Publishes a row that names a piece of history, for a version that is warming."""
+        self._append(_NewRow("*", None, WARM, piece.to_document(stream), AUTHOR, ""))
+
     def cold_measures(self, document: Mapping[str, Any] | Rule) -> list[str]:
         """Returns the measures that will start empty and take over a day to fill, as no rule keeps their rows yet.
 
@@ -246,6 +293,22 @@ class RulesTable:
                     kept |= set(_find_spans(compile_rule(row.document, self.streams[stream])).values())
         return [span.name for span, state in spans.items() if state not in kept]
 
+    def describe_history(self, document: Mapping[str, Any] | Rule) -> str:
+        """Says how the windows of a rule are filled whose rows no rule keeps: from the table, how long that takes, or not at all."""
+        compiled = self.check(document)
+        if (reason := find_reason_cold(compiled)) is not None:
+            return f"{reason}, so window_complete is false until the longest window has filled"
+        tables, time_ = self.tables.holding(*self.streams.values()), self.streams[compiled.spec.stream].event_time
+        rows, reach = tables.read(compiled.spec.stream), max(compiled.needs.values())
+        ((newest,),) = rows.agg(F.max(F.unix_micros(time_))).collect()
+        rows = rows.where(F.unix_micros(time_) >= newest - reach)
+        ((count, first),) = rows.agg(F.count("*"), F.min(F.unix_micros(time_))).collect()
+        seconds = round(_LEAST_SECONDS + count / _EVENTS_PER_SECOND)
+        return (
+            f"the running stream reads the {count:,} events since {to_text(to_utc(first))} from the table, in some {seconds:,} s, "
+            "and until then the version before it stays in force"
+        )
+
     def rows(self, without: Container[tuple[str, int | None]] = ()) -> list[RuleRow]:
         """Returns the versions that count, by rule_id; commands and rows without an id are left out.
 
@@ -256,12 +319,14 @@ class RulesTable:
         return _list_by_role(row for row in rows if (row["rule_id"], row["version"]) not in without)
 
     def list_rows(self) -> list[RuleRow]:
-        """Returns the versions that count, with status rejected for a later one that its stream rejected: it is not in force."""
-        rejected = find_rejected(self.tables) if self.tables.exists("rule_log") else set()
+        """Returns the versions that count, with status rejected or warming for a later one that is not, or not yet, in force."""
+        has_log = self.tables.exists("rule_log")
+        shown = dict.fromkeys(find_warming(self.tables), WARMING) if has_log else {}
+        shown |= dict.fromkeys(find_rejected(self.tables), REJECTED) if has_log else {}
 
         def show(row: Row) -> Row:
-            is_shown = (row["rule_id"], row["version"]) in rejected and row["status"] != "draft"
-            return Row(**{**row.asDict(), "status": REJECTED}) if is_shown else row
+            status = shown.get((row["rule_id"], row["version"]))
+            return row if status is None or row["status"] == "draft" else Row(**{**row.asDict(), "status": status})
 
         return _list_by_role(map(show, self._read_versions()))
 
@@ -423,8 +488,8 @@ class RulesTable:
             return str(row["document"]) if (rule_id, version) in book.list_versions() else None
         return None
 
-    def _append(self, new: _NewRow) -> None:
-        frame = self.tables.spark.createDataFrame([self._complete(new)], RULES).coalesce(1)
+    def _append(self, *rows: _NewRow) -> None:
+        frame = self.tables.spark.createDataFrame([self._complete(row) for row in rows], RULES).coalesce(1)
         existing = self.tables.read("rules").columns
         self.tables.append(frame.select(*(name for name in RULES.names if name in existing)), "rules")
 
@@ -479,6 +544,23 @@ def find_rejected(tables: Tables, stream: str | None = None) -> set[tuple[str, i
         return by_version.agg(F.bool_and(is_rejected).alias("is_rejected")).where("is_rejected")
 
     return {(row["rule_id"], row["version"]) for row in tables.query("rule_log", select)}
+
+
+def find_warming(tables: Tables, stream: str | None = None) -> dict[tuple[str, int], dt.datetime]:
+    """Finds the versions, by rule_id and number, that wait for the history of their windows, each with the time since when.
+
+    stream: None for any. A version that a later one has replaced may be among them.
+    """
+    is_own = F.lit(True) if stream is None else F.col("stream") == stream
+    has_ended = F.bool_or(F.col("action").isin(*(action for action in ACTIONS.values() if action != ACTIONS["draft"])))
+    begun = F.min(F.when(F.col("action") == WARMING, F.col("logged_at")))
+
+    def select(rows: DataFrame) -> DataFrame:
+        own = rows.where(is_own & F.col("rule_id").isNotNull() & F.col("version").isNotNull())
+        found = own.groupBy("rule_id", "version").agg(begun.alias("since"), has_ended.alias("has_ended"))
+        return found.where(F.col("since").isNotNull() & ~F.coalesce("has_ended", F.lit(False)))
+
+    return {(row["rule_id"], row["version"]): row["since"] for row in tables.query("rule_log", select)}
 
 
 def _list_by_role(rows: Iterable[Row]) -> list[RuleRow]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,18 +16,22 @@ import pandas as pd
 
 from lookback.config import load_stream
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.schedule import Warmed, open_warmed
+from lookback.core.engine.warming import find_reason_cold
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import STATUSES, Rule
 from lookback.core.rules.quarantine import describe_failure
-from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import LISTS, WARM, LogRow, Piece, RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, LateEvent
 from lookback.core.streams.arrival import find_marks, late_sort_key, split_future
 from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events, read_events
+from lookback.core.values.contents import read_contents, set_contents
+from lookback.core.values.lists import KnownLists, ListChange, Lists
 from lookback.core.values.types import TIMESTAMP
 
 _Row = TypeVar("_Row")
@@ -77,9 +81,32 @@ class Harness:
         self.alerts: Rows[Alert] = Rows()
         self.late_events: Rows[LateEvent] = Rows()
         self.errors: Rows[LogRow] = Rows()
-        self._evaluator = Evaluator(self.stream, automatic=watermark == "automatic")
+        self._known = KnownLists({})
+        self._evaluator = Evaluator(self.stream, automatic=watermark == "automatic", lists=self._known)
         self._state = ShardState(RuleBook(self.stream, {self.stream.name: self.stream}))
         self._changes = 0
+
+    def lists(self, contents: Mapping[str, Iterable[Any]]) -> None:
+        """Sets what is in lists now, between two commits, for `in_list(field, 'name')`.
+
+        contents: by list its values: texts, whole numbers, or mappings of value, expires_at (from which event time on it is no
+        value any more) and kind (`cidr` for a range of addresses). Lists that are not named stay as they are. Raises
+        EventError, with the place, for anything else.
+
+        >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
+        >>> harness = Harness({"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields})
+        >>> harness.lists({"stolen": ["x"]})
+        >>> harness.rule({"rule_id": "stolen", "stream": "uses", "window": "1 minute", "measures": {"n": "count(*)"},
+        ...     "where": "in_list(card, 'stolen')", "when": "n >= 1"})
+        >>> harness.events([{"id": at, "at": "2026-03-01T10:00:00Z", "card": card} for at, card in enumerate("xy")])
+        >>> [alert.event_id for alert in harness.alerts]
+        ['0']
+        """
+        commit = (self._state.lists_commit or 0) + 1
+        known = self._known.read(self._state.lists_commit, None)
+        self._known.versions[commit] = set_contents(known, _require_contents(contents, "lists"), commit)
+        self._changes += 1
+        self._process(Batch(empty_events(self.stream, ()), changes=[_change_lists(self._changes, commit)]))
 
     def rule(self, rule: Mapping[str, Any] | Rule, status: str = "active", version: int | None = None) -> None:
         """Applies a rule change now, between two commits. Versions are 1, 2, ... unless given.
@@ -158,15 +185,22 @@ class Harness:
 
 
 def replay(
-    rules: Iterable[Mapping[str, Any] | Rule | tuple[Mapping[str, Any], int | None]],
+    rules: Iterable[
+        Mapping[str, Any] | Rule | tuple[Mapping[str, Any], int | None] | tuple[Mapping[str, Any], int | None, int]
+    ],
     events: object,
     stream: Stream | Mapping[str, Any] | str | Path,
+    lists: Mapping[str, Iterable[Any]] | Lists | Iterable[tuple[Mapping[str, Iterable[Any]], int | None]] = (),
 ) -> Result:
     """Judges events in order of arrival, as the stream would have.
 
     rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
-    arrival, the last commit judged before it (None: before the first). events: as for Harness.events; with columns
-    `arrival` and `committed_at` where they are known. Raises RuleError, EventError and StreamError.
+    rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
+    arrival, the last commit judged before it (None: before the first). A third part gives the row a warm start: its version
+    gathers rows from the first commit on, is warming from `arrival` on, and comes into force after that commit. events: as
+    for Harness.events; with columns `arrival` and `committed_at` where they are known. lists: what is in lists from the
+    start, as for Harness.lists, or pairs of that and the arrival from which on it holds. Raises RuleError, EventError and
+    StreamError.
 
     >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
     >>> stream = {"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields}
@@ -176,7 +210,9 @@ def replay(
     ['7']
     """
     declared = load_any_stream(stream)
-    changes = _read_changes(rules, declared)
+    changes, warmed = _read_changes(rules, declared)
+    known, list_changes = _read_lists(lists)
+    changes = [*list_changes, *changes]
     rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
     result = Result()
     commits = rows.commits
@@ -184,8 +220,9 @@ def replay(
         rows, future = split_future(rows, committed_at, declared)
         result.late_events.extend(future)
     marks = find_marks(rows, commits)
-    evaluator = Evaluator(declared)
+    evaluator = Evaluator(declared, lists=known)
     state = ShardState(RuleBook(declared, {declared.name: declared}))
+    open_warmed(state, warmed)
     for batch in _split_batches(rows, marks, changes, declared):
         output = evaluator.process(state, batch)
         state.drop_old()
@@ -194,6 +231,37 @@ def replay(
         result.errors.extend(find_errors(output, declared.name))
     result.late_events[:] = _sort_late_events(result.late_events, declared)
     return result
+
+
+def _read_lists(lists: Any) -> tuple[KnownLists, list[tuple[int | None, RuleChange]]]:
+    """Reads the lists of a replay: their contents by commit, and the changes that bring them, before those of rules."""
+    pairs = [(lists, None)] if isinstance(lists, (Mapping, Lists)) else list(lists)
+    known, changes = Lists.empty(), list[tuple[int | None, RuleChange]]()
+    versions: dict[int, Lists] = {}
+    for at, pair in enumerate(pairs):
+        if not isinstance(pair, tuple) or len(pair) != 2 or not (pair[1] is None or _is_whole(pair[1])):
+            raise EventError(
+                f"lists[{at}]: must be a pair of contents and the arrival from which on they hold, got {pair!r:.100}"
+            )
+        contents, arrival = pair
+        if isinstance(contents, Lists):
+            known = contents
+        else:
+            known = set_contents(known, _require_contents(contents, f"lists[{at}]"), at + 1)
+        versions[at + 1] = known
+        changes.append((None if arrival is None else int(arrival), _change_lists(at - len(pairs), at + 1)))
+    return KnownLists(versions), changes
+
+
+def _require_contents(contents: object, place: str) -> dict[str, list[ListChange]]:
+    rows, problems = read_contents(contents, place)
+    if problems:
+        raise EventError("\n".join(str(problem) for problem in problems))
+    return rows
+
+
+def _change_lists(number: int, commit: int) -> RuleChange:
+    return RuleChange("insert", number, "*", commit, LISTS, json.dumps({"commit": commit}))
 
 
 def load_any_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
@@ -222,13 +290,39 @@ def find_errors(output: Output, stream: str) -> list[LogRow]:
     )
 
 
-def _read_changes(rules: Any, stream: Stream) -> list[tuple[int | None, RuleChange]]:
-    """Reads the rules of a replay as changes, each with its activation arrival. Raises RuleError."""
+def _read_changes(rules: Any, stream: Stream) -> tuple[list[tuple[int | None, RuleChange]], list[Warmed]]:
+    """Reads the rules of a replay as changes, each with its activation arrival, and those with a warm start. Raises RuleError."""
     if isinstance(rules, (str, bytes, Mapping, Rule)) or not isinstance(rules, Iterable):
         raise RuleError(
             "?", [Problem("rules", f"must be a list of rules, got {rules!r:.100}; put one rule into a list")]
         )
-    return [_read_change(rule, at, stream) for at, rule in enumerate(rules)]
+    changes, warmed = list[tuple[int | None, RuleChange]](), list[Warmed]()
+    for at, rule in enumerate(rules):
+        is_warm = isinstance(rule, tuple) and len(rule) == 3
+        arrival, change = _read_change(rule[:2] if is_warm else rule, at, stream)
+        if is_warm:
+            version = _read_warmed(rule[2], arrival, change, at, stream)
+            piece = Piece(version.rule_id, version.version, version.arrival, 1, 1)
+            ending = RuleChange("insert", at, "*", None, WARM, piece.to_document(stream.name), warms=True)
+            changes += [(arrival, replace(change, warms=True)), (version.arrival, ending)]
+            warmed.append(version)
+        else:
+            changes.append((arrival, change))
+    return changes, warmed
+
+
+def _read_warmed(active_from: Any, arrival: int | None, change: RuleChange, at: int, stream: Stream) -> Warmed:
+    """Reads the warm start of a row. Raises RuleError."""
+    name, place = change.rule_id or "?", f"rules[{at}]"
+    if not _is_whole(active_from) or (arrival is not None and active_from < arrival):
+        message = f"must be the last commit judged before the version speaks, not before its arrival, got {active_from!r:.100}"
+        raise RuleError(name, [Problem(f"{place}.active_from", message)])
+    if change.version is None or change.document is None or change.rule_id is None or change.status is None:
+        raise RuleError(name, [Problem(place, "a row with a warm start has rule_id, version, status and document")])
+    reason = find_reason_cold(compile_rule(json.loads(change.document), stream))
+    if reason is not None:
+        raise RuleError(name, [Problem(place, f"starts cold: {reason}; leave the third part out")])
+    return Warmed(int(active_from), change.rule_id, change.version, change.status, change.document)
 
 
 def _read_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleChange]:

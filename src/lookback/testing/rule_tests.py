@@ -15,6 +15,7 @@ from lookback.core.streams.alerts import Alert
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import find_row_problems, read_events
 from lookback.core.values.columns import to_text
+from lookback.core.values.lists import Lists
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_time
 from lookback.testing.harness import Harness
@@ -49,8 +50,9 @@ def run_rule_tests(rule: Rule | CompiledRule, stream: Stream) -> list[Problem]:
     A test's events go through a fresh harness, each a commit of its own unless `arrival` groups them. Its `alerts` are
     all rows with verdict raised, in order of arrival; if one of them names a verdict, all rows, suppressed and retracted
     ones included. Only the columns that the test writes are compared: numbers and times by value, the rest as text.
-    A name that neither the stream nor the rule knows is a problem, and so is an event that could not be judged: a test
-    that passes because of either proves nothing.
+    `lists` are the contents of lists, by name, from before the first event on; other lists are empty. A name that neither
+    the stream nor the rule knows is a problem, and so is an event that could not be judged: a test that passes because of
+    either proves nothing.
     """
     compiled = rule if isinstance(rule, CompiledRule) else compile_rule(rule, stream)
     problems = []
@@ -66,11 +68,13 @@ def _run_test(rule: CompiledRule, stream: Stream, test: Mapping[str, Any]) -> li
         *_find_unknown_fields(rows, stream),
         *find_row_problems(rows, stream),
         *_find_wrong_expectations(expected, rule),
+        *_find_unread_lists(test.get("lists", {}), rule),
     ]
     if wrong:
         return wrong
     harness = Harness(stream)
     try:
+        harness.lists(test.get("lists", {}))
         harness.rule(_with_parameters(rule.spec, test))
         harness.events(rows)
     except RuleError as error:
@@ -119,6 +123,13 @@ def _find_wrong_expectations(expected: Sequence[Mapping[str, Any]], rule: Compil
                         yield f"alert {number}: the rule has no {kind} {quote_value(inner)}; {_suggest_name(inner, known)}"
 
 
+def _find_unread_lists(contents: Mapping[str, Any], rule: CompiledRule) -> Iterator[str]:
+    """Yields a message for each list that a test fills and the rule does not read."""
+    for name in contents:
+        if name not in rule.lists:
+            yield f"the rule reads no list {quote_value(name)}; {_suggest_name(name, sorted(rule.lists))}"
+
+
 def _suggest_name(name: object, known: Iterable[str]) -> str:
     listed = tuple(known)
     return suggest(name, listed, None if listed else "leave it out, it has none")
@@ -128,6 +139,8 @@ def _find_cause(rule: CompiledRule, rows: Sequence[Mapping[str, Any]], stream: S
     """Returns the expression that fails for one of the test's events, and the remedy."""
     guard = "guard it, such as by nullif(x, 0) under a division, or by try_cast"
     events, _ = read_events(rows, stream, 1)
+    # What is in the lists does not matter to an error of what is looked up there.
+    events = events.look_up(rule.memberships, Lists.empty())
     parts = [("where", rule.where)]
     for measure in rule.measures:
         parts += [(f"measures.{measure.name}", measure.feature.filter)]

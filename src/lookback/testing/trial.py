@@ -13,6 +13,7 @@ import pyarrow as pa
 from lookback.core.explaining.explanation import main_measure, to_number
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.wording import find_field_limits, find_measure_limits
+from lookback.core.values.lists import Lists
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, TiledWindow
 from lookback.testing.harness import replay
 
@@ -46,9 +47,10 @@ class Trial:
     limits: tuple[float, ...] = ()
 
 
-def run_trial(document: Mapping[str, Any], events: pa.Table, stream: Stream) -> Trial:
-    """Runs a rule over events; see `replay` for their form. Raises RuleError and EventError."""
-    result = replay([document], events, stream)
+def run_trial(document: Mapping[str, Any], events: pa.Table, stream: Stream, lists: Lists | None = None) -> Trial:
+    """Runs a rule over events; see `replay` for their form. lists: as they are. Raises RuleError and EventError."""
+    known = Lists.empty() if lists is None else lists
+    result = replay([document], events, stream, known)
     frame, alerts = events.to_pandas(), result.alerts.to_pandas()
     final_alerts = _find_final_alerts(alerts)
     frames = (frame, alerts, result.errors.to_pandas(), final_alerts)
@@ -60,7 +62,7 @@ def run_trial(document: Mapping[str, Any], events: pa.Table, stream: Stream) -> 
     field_name = next(iter(fields)) if fields and not limits and rule.spec.kind == LOOKBACK else None
     name = field_name or measure.name
     # With reset_on_alert, values depend on earlier alerts, so there are none without the rule's own condition.
-    others = [] if rule.spec.reset_on_alert else _replay_without_condition(document, rule, events, stream)
+    others = [] if rule.spec.reset_on_alert else _replay_without_condition(document, rule, events, stream, known)
     rows = [*_make_rows(final_alerts.to_dict("records"), flagged=True), *_make_rows(others, flagged=False)]
     value_rows = pd.DataFrame(rows, columns=[*_COLUMNS, "flagged"]).drop_duplicates("alert_id", keep="first")
     if field_name is None:
@@ -83,7 +85,7 @@ def _find_final_alerts(alerts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _replay_without_condition(
-    document: Mapping[str, Any], rule: CompiledRule, events: pa.Table, stream: Stream
+    document: Mapping[str, Any], rule: CompiledRule, events: pa.Table, stream: Stream, lists: Lists
 ) -> list[dict[str, Any]]:
     """Replays the rule without its condition: on events spread over all of them, or on the windows of the newest ones."""
     probe = {name: value for name, value in document.items() if name not in _IGNORED_KEYS}
@@ -92,7 +94,7 @@ def _replay_without_condition(
         step = -(-len(events) // _MAX_VALUES)
         step += next(more for more in range(60) if math.gcd(step + more, 60) == 1)
         probe["when"] = f"mod(unix_micros(`{stream.event_time}`), {step}) = 0" if step > 1 else "true"
-        return [vars(alert) for alert in replay([probe], events, stream).alerts]
+        return [vars(alert) for alert in replay([probe], events, stream, lists).alerts]
     probe.pop("when", None)
     window = rule.spec.window
     windows_per_event = -(-window.size // window.slide) if isinstance(window, TiledWindow) else 1
@@ -100,7 +102,7 @@ def _replay_without_condition(
     max_events = max(1, _MAX_VALUES // windows_per_event)
     since = times.nlargest(max_events).iloc[-1] if len(times) > max_events else None
     newest = events if since is None else events.filter(pa.array((times >= since).to_numpy()))
-    alerts = [vars(alert) for alert in replay([probe], newest, stream).alerts if alert.verdict != "retracted"]
+    alerts = [vars(alert) for alert in replay([probe], newest, stream, lists).alerts if alert.verdict != "retracted"]
     # Windows that began earlier lack events.
     return [alert for alert in reversed(alerts) if since is None or alert["window_start"] >= since]
 

@@ -10,7 +10,7 @@ import pytest
 from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
-from test_equals_oracle import assert_engine_equals_oracle
+from test_equals_oracle import assert_engine_equals_oracle, regression, run_engine
 
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
@@ -197,3 +197,22 @@ def test_c3_1_a_delete_that_meets_other_values_is_told(gone: dict[str, Any], *, 
         [("delete_unmatched", "r", 1, 2)] if noted else []
     )
     assert state.state_rows() == (1 if gone["id"] == "a" else 2)
+
+
+@pytest.mark.parametrize("linked", ["element_at(s0.at, -1) < at", "s0.count >= 1 and n = 2", "n = 2"])
+def test_c3_1_a_wait_goes_on_although_the_event_of_an_earlier_step_is_deleted(linked: str) -> None:
+    """The deleted event had to be there for the wait to begin; what is shown of it is gone."""
+    steps = [
+        {"name": "s0", "where": "n = 1"}, {"name": "s1", "where": linked},
+        {"name": "silent", "absent": "n = 3", "within": "3 microseconds"},
+    ]  # fmt: skip
+    document = {"group_by": ["k"], "sequence": {"within": "8 microseconds", "steps": steps}}
+    rows = [
+        {"id": name, "at": at, "arrival": arrival, "n": n}
+        for arrival, (name, at, n) in enumerate([("a", 29, 1), ("b", 31, 2), ("c", 30, 0), ("d", 50, 0)], 1)
+    ]
+    case = regression("", [document], rows) | {"deleted": [(0, 3)]}
+    output = run_engine(case)
+    assert not output.failures
+    assert [(alert.event_id, alert.arrival) for alert in output.alerts] == [("b", 4)]
+    assert_engine_equals_oracle(case)

@@ -15,6 +15,7 @@ from test_equals_oracle import (
     changes_after,
     failures_of,
     late_of,
+    lists_of,
     new_state,
     notes_of,
     plain,
@@ -36,6 +37,7 @@ from lookback.core.rules.gate import APPROVAL, write_evidence
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.events import read_events
+from lookback.core.values.lists import KnownLists
 from payins import STREAM, STREAMS, rule
 
 if TYPE_CHECKING:
@@ -52,9 +54,10 @@ def run_rebuilt(case: dict[str, Any], schedule: Schedule, batches: Sequence[int]
     stream = generated.STREAMS[case["stream"]]
     events, _ = read_events(case["rows"], stream, 1)
     marks, total = find_marks(events, events.commits), Output()
-    bound = [(schedule.restore_gate(change), schedule.after(change.commit)) for change in all_changes(case)]
+    bound = [(schedule.restore_decision(change), schedule.after(change.commit)) for change in all_changes(case)]
     for shard in range(case["shards"]):
-        evaluator, state, store = Evaluator(stream, shard, case["shards"]), new_state(stream), DictStore()
+        evaluator = Evaluator(stream, shard, case["shards"], lists=KnownLists(lists_of(case)))
+        state, store = new_state(stream), DictStore()
         waiting = [WaitingChange(change, after) for change, after in bound if after is not None]
         changes = [change for change, after in bound if after is None]
         for start, end in zip([0, *batches], [*batches, 10**9], strict=True):
@@ -77,8 +80,17 @@ def logged(rows: list[LogRow]) -> list[tuple[Any, ...]]:
     return sorted((dataclasses.astuple(row) for row in rows if row.action != "commit_cut"), key=repr)
 
 
+@given(generated.list_cases(with_deletes=False))
+def test_c11_3_commits_of_lists_bound_to_their_logged_arrivals_give_what_they_gave(case: dict[str, Any]) -> None:
+    assert_rebuilt_equals_oracle(case)
+
+
 @given(generated.cases(updates=True))
 def test_c3_7_changes_bound_to_their_logged_arrivals_give_what_they_gave(case: dict[str, Any]) -> None:
+    assert_rebuilt_equals_oracle(case)
+
+
+def assert_rebuilt_equals_oracle(case: dict[str, Any]) -> None:
     oracle, first = run_oracle(case), run_engine(case)
     stream = generated.STREAMS[case["stream"]]
     through = max((row["arrival"] for row in case["rows"]), default=0)
@@ -205,9 +217,9 @@ def test_c10_8_the_schedule_refuses_the_rows_that_the_log_says_the_gate_rejected
     schedule = Schedule.from_log(changes, rows, STREAM, STREAMS, 9)
     assert {commit for commit, _, _ in schedule.refused} == refused
     assert Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
-    assert {each.commit for each in map(schedule.restore_gate, changes) if each.gate} == refused
+    assert {each.commit for each in map(schedule.restore_decision, changes) if each.gate} == refused
     # A row that comes after those that were logged is decided as it comes.
-    assert schedule.restore_gate(dataclasses.replace(gated(100), gate=APPROVAL)).gate == APPROVAL
+    assert schedule.restore_decision(dataclasses.replace(gated(100), gate=APPROVAL)).gate == APPROVAL
 
 
 def test_c10_8_the_time_to_read_the_log_is_in_proportion_to_the_rows_that_the_gate_rejected() -> None:

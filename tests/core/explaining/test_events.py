@@ -11,12 +11,14 @@ from test_evidence import RULE, STREAM, as_rows, moment, rows
 import lookback
 from growth import grows_in_proportion
 from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
-from lookback.core.explaining.evidence import Activation, Clock, Evidence, Reset
+from lookback.core.explaining.evidence import Activation, Clock, Evidence, ListHistory, Reset
 from lookback.core.explaining.progress import find_progress
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import read_events
+from lookback.core.values.contents import read_contents, set_contents
+from lookback.core.values.lists import KnownLists, Lists
 from lookback.core.values.times import parse_time
 from lookback.core.values.windows import TiledWindow
 
@@ -292,3 +294,83 @@ def test_c10_9_the_time_to_find_how_far_a_sequence_came_is_in_proportion_to_the_
 
     seconds_for(200)
     assert grows_in_proportion(seconds_for, 2_000)
+
+
+_LISTED = {**BASE, "window": "20 seconds", "measures": MEASURES, "when": "n >= 1"}
+_LIST_ROWS = [
+    {"id": name, "at": moment(at), "k": "a", "amount": at, "arrival": 1 + at} for at, name in enumerate("abcdef")
+]
+# `known` has the values 1 and 2 from the third commit on, and 2 alone from the fifth on.
+_LIST_CHANGES = [({"known": [1, 2]}, 2), ({"known": [2, 4]}, 4)]
+
+
+def _explain_lists(document: dict[str, Any]) -> dict[str, EventExplanation]:
+    """Explains every event of a rule that asks the list `known` (see _LIST_CHANGES)."""
+    rule = compile_rule(document, STREAM)
+    alerts = as_rows(lookback.replay([document], _LIST_ROWS, STREAM, _LIST_CHANGES).alerts)
+    events = read_events(_LIST_ROWS, STREAM, 1)[0]
+    highs = {row["arrival"]: parse_time(row["at"]) for row in _LIST_ROWS}
+    versions, known = {}, Lists.empty()
+    for number, (contents, _) in enumerate(_LIST_CHANGES, 1):
+        rows, problems = read_contents(contents)
+        assert not problems
+        versions[number] = known = set_contents(known, rows, number)
+    history = ListHistory(KnownLists(versions), [(after, at) for at, (_, after) in enumerate(_LIST_CHANGES, 1)])
+    evidence = Evidence(
+        rule, events, Clock(Declarations.of(STREAM), highs), [Activation(None, "r", rule)], lists=history
+    )
+    found = {}
+    for at, row in enumerate(_LIST_ROWS):
+        about = [each for each in alerts if each["event_id"] == row["id"]]
+        commit = row["arrival"] if rule.spec.kind == "lookback" else _LIST_ROWS[-1]["arrival"]
+        found[row["id"]] = explain_event_at(evidence, at, commit, Standing(1, "active"), {}, 0, about)
+    return found
+
+
+def test_c10_9_and_11_3_a_list_that_kept_a_rule_from_seeing_an_event_is_named() -> None:
+    found = _explain_lists({**_LISTED, "where": "not in_list(cast(amount as bigint), 'known') and amount < 5"})
+
+    # a, b: before the list had values. c: 2. d: 3. e: 4, which is in the list by then. f: 5.
+    names = {name: [reason.name for reason in each.reasons] for name, each in found.items()}
+    assert names == {"a": ["raised"], "b": ["raised"], "c": ["list"], "d": ["raised"], "e": ["list"], "f": ["where"]}
+    assert found["c"].reasons[0].text == (
+        "The rule does not see the event: not in_list(cast(amount as bigint), 'known') is false (amount = 2.00). "
+        "What decided is the list 'known', as table lists was after commit 1."
+    )
+    assert found["e"].reasons[0].text.endswith("after commit 2.")
+    assert found["e"].event == {"id": "e", "at": "2024-03-04T00:00:04Z", "k": "a", "amount": "4.00"}
+    assert found["c"].to_dict()["where"][0]["lists"] == ("known",)
+
+
+def test_c10_9_and_11_3_a_list_in_a_condition_is_shown_as_it_was_when_the_event_was_judged() -> None:
+    document = {**_LISTED, "when": "n >= 1 and (in_list(n, 'known') or total > 9)"}
+    found = _explain_lists(document)
+
+    # n: 1 to 6, total: 0, 1, 3, 6, 10, 15.
+    names = {name: [reason.name for reason in each.reasons] for name, each in found.items()}
+    assert names == {"a": ["list"], "b": ["list"], "c": ["list"], "d": ["list"], "e": ["raised"], "f": ["raised"]}
+    text = str(found["a"].windows[0].parts[1])
+    assert text == "in_list(n, 'known') or total > 9 is false (n = 1, total = 0.00, in_list(n, 'known') = false)"
+    assert found["a"].reasons[0].text.endswith("is the list 'known', as table lists was before its first commit.")
+
+
+def test_c11_3_an_alert_is_explained_by_the_lists_that_its_events_met() -> None:
+    """Of the events up to f, the list had 2 (c) and 4 (e) when they came; what it has now does not matter."""
+    document = {**_LISTED, "measures": {"n": "count(*) filter (where in_list(cast(amount as bigint), 'known'))"}}
+    picture = _explain_lists(document)["f"].picture
+    assert picture is not None
+    (measure,) = picture.measures
+    assert list(measure.events["id"]) == ["c", "e"]
+    assert list(measure.events.columns) == ["id", "at", "k", "amount", "arrival"]
+
+
+def test_c10_9_and_11_3_a_list_that_kept_an_event_out_of_a_step_is_named() -> None:
+    steps = [
+        {"name": "first", "where": "amount < 2"},
+        {"name": "second", "where": "amount > 1 and not in_list(cast(amount as bigint), 'known')"},
+    ]
+    found = _explain_lists({**BASE, "sequence": {"within": "1 minute", "steps": steps}})
+
+    assert {name: [reason.name for reason in each.reasons] for name, each in found.items()}["c"] == ["sequence", "list"]
+    assert found["c"].reasons[1].text == "With another answer of the list 'known' it would fit step second."
+    assert "raised" in {reason.name for reason in found["d"].reasons}

@@ -39,8 +39,9 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
 from lookback.core.values.columns import Column, from_values
 from lookback.core.values.durations import parse_duration
+from lookback.core.values.lists import Lists
 from lookback.core.values.pages import decode_page, encode_page
-from lookback.core.values.types import parse_type
+from lookback.core.values.types import STRING, parse_type
 
 # The fields of the generated cases, and one of every other type.
 STREAM = Stream.from_dict(
@@ -187,7 +188,7 @@ def replay_call(rules: Any, rows: Any, stream: Any) -> None:
 
 
 def page(data: bytes) -> None:
-    """Any bytes as a page, as a run and as keys of a keyed table."""
+    """Any bytes as a page, as a run, as lists and as keys of a keyed table."""
     with contextlib.suppress(StateError):
         decode_page(data, "page 7")
     with contextlib.suppress(StateError):
@@ -196,6 +197,11 @@ def page(data: bytes) -> None:
     with contextlib.suppress(StateError):
         shared = SharedRun.decode(data, "page 7")
         shared.encode()
+    with contextlib.suppress(StateError):
+        lists = Lists.from_bytes(data, "page 7")
+        for name in lists.names:
+            lists.find(name, from_values(STRING, ["10.0.0.1"]), np.zeros(1, dtype=np.int64))
+        Lists.from_bytes(lists.to_bytes())
     for record in (
         [{}, [[0, 1]]],
         [{}, 1, [[1, 0, 1, 1, 0, 0, 1, 0, 0, [1]]]],

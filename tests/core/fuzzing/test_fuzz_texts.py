@@ -151,7 +151,7 @@ def test_any_value_is_a_document_or_refused(value: Any) -> None:
 @given(
     st.dictionaries(
         st.sampled_from(
-            ["stream", "event_id", "event_time", "fields", "columns", "source", "max_future", "commit_rows"]
+            ["stream", "event_id", "event_time", "fields", "columns", "source", "max_future", "commit_rows", "lookups"]
         ),
         _VALUES | st.fixed_dictionaries({"id": st.just("int"), "at": st.just("timestamp") | _SCALARS}),
     )

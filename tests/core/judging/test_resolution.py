@@ -307,5 +307,6 @@ def test_what_subtracts_is_of_the_very_key() -> None:
     buckets = Buckets(4, 0, "count")
     combined = combine_runs([run], None, buckets, 4)
     other = Keys(np.array([3, 2]), np.array([0, 0]))
-    left = subtract_rows(combined, other, np.array([1, 1]), None, buckets, 4)
+    left, had = subtract_rows(combined, other, np.array([1, 1]), None, buckets, 4)
+    assert had.tolist() == [1]
     assert (left.keys.low.tolist(), left.times.tolist()) == ([1], [0])

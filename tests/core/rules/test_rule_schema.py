@@ -48,16 +48,19 @@ _ALL = {
     "description": "Everything at once",
     "parameters": {"limit": 1.5, "span": "1 hour", "only": True},
     "severity": "low",
+    "score": 12,
     "where": "true",
     "effective_from": "2026-01-01T00:00:00Z",
     "effective_until": "2026-12-31 23:59:59.5+01:00",
     "allowed_lateness": "0 seconds",
     "suppress": "1 hour",
+    "warm_start": False,
     "tests": [
         {"name": "nothing", "events": [{"tags": ["a", None]}], "alerts": [{"event_id": 1, "measures": {"n": 1.5}}]},
         {"events": [], "parameters": {}},
     ],
 }
+_ENTITY = {"lookback": "beneficiary_id", "sequence": "user_id"}
 # Of each kind one with all its keys.
 FULL: dict[str, dict[str, Any]] = {
     "lookback": {
@@ -76,6 +79,7 @@ FULL: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
+FULL = {kind: {**document, "entity": _ENTITY.get(kind, "customer_id")} for kind, document in FULL.items()}
 ACCEPTED = [
     *GOOD,
     *FULL.values(),
@@ -89,7 +93,7 @@ ACCEPTED = [
 ]
 # Wrong in what a schema cannot see: values against each other, or against the calendar, expressions, the stream.
 BEYOND = {
-    "an id with a line's end", "lateness above the stream's", "until before from", "a thirteenth month",
+    "an id with a line's end", "an entity that is not in group_by", "an entity misspelt", "lateness above the stream's", "until before from", "a thirteenth month",
     "a time beyond all years", "a window beyond all years", "a slide above the size", "a slide too small",
     "a resolution above the window", "a resolution above a measure's window", "min with a resolution",
     "max with a resolution", "distinct with a resolution",

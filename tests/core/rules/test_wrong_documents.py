@@ -197,6 +197,17 @@ VALUES = [
     Wrong("an id that is a number", lookback(rule_id=5), "rule_id", ("got 5", "write '5'")),
     Wrong("severity in capitals", lookback(severity="HIGH"), "severity", ("low, medium, high, critical", "did you mean 'high'?")),
     Wrong("severity without a value", lookback(severity=None), "severity", ("must be one of low", "got null")),
+    Wrong("an entity that is no text", lookback(entity=["beneficiary_id"]), "entity", ("must be a text", "in quotes")),
+    Wrong("an empty entity", lookback(entity=""), "entity", ("is blank", "name a field of group_by")),
+    Wrong("an entity that is not in group_by", lookback(entity="customer_id"), "entity", ("not in group_by", "name one of its fields", "add it there")),
+    Wrong("an entity misspelt", lookback(entity="beneficary_id"), "entity", ("'beneficary_id' is not in group_by", "name one of its fields")),
+    Wrong("an entity of all events together", lookback(group_by=..., message="x", entity="amount"), "entity", ("not in group_by",)),
+    Wrong("a score in words", lookback(score="high"), "score", ("0 to 1,000,000, got 'high'", "leave it out")),
+    Wrong("a score that is a flag", lookback(score=True), "score", ("whole number", "got true")),
+    Wrong("a score with a fraction", lookback(score=1.5), "score", ("whole number", "got 1.5")),
+    Wrong("a score below zero", lookback(score=-1), "score", ("from 0 to 1,000,000, got -1",)),
+    Wrong("a score too large", lookback(score=1_000_001), "score", ("from 0 to 1,000,000", "got 1000001")),
+    Wrong("a score without a value", lookback(score=None, severity="high"), "score", ("got null", "of the severity, 50")),
     Wrong("a policy like revise", lookback(late="revised"), "late", ("'revised'", "did you mean 'revise'?")),
     Wrong("a flag in words", lookback(reset_on_alert="yes"), "reset_on_alert", ("true or false", "got 'yes'")),
     Wrong("a flag as a number", tumbling(early=1), "early", ("must be true or false", "got 1")),
@@ -523,14 +534,14 @@ def test_c4_all_problems_of_a_document_come_at_once() -> None:
     document = lookback(
         rule_id="Not Good", severity="huge", group_by=["nope"], where="amuont > 1", window="0 seconds", early=True,
         measures={"total": "sum(rate)", "large": "count(*) filter (where amount)"}, when="total > 1 and custmer_id = 1",
-        suppress="soon", message="{totl}", tests={}, zzz=1,
+        suppress="soon", message="{totl}", tests={}, zzz=1, entity="customer_id", score=-5,
     )  # fmt: skip
     with pytest.raises(RuleError) as refused:
         compile_rule(document, PAYMENTS, version=3)
     places = [problem.place for problem in refused.value.problems]
     assert sorted(places) == [
-        "early", "group_by", "measures.large", "measures.total", "message", "rule_id", "severity", "suppress", "tests",
-        "when", "where", "window", "zzz",
+        "early", "entity", "group_by", "measures.large", "measures.total", "message", "rule_id", "score", "severity",
+        "suppress", "tests", "when", "where", "window", "zzz",
     ]  # fmt: skip
     lines = str(refused.value).splitlines()
     assert len(lines) == len(places)
@@ -626,7 +637,15 @@ def paths(node: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
     "document", [LOOKBACK, SLIDING, steps(FAILURES, SUCCESS, SILENT)], ids=["lookback", "sliding", "sequence"]
 )
 def test_whatever_stands_in_a_place_is_accepted_or_refused_in_words(document: dict[str, Any]) -> None:
-    full = {**document, "severity": "low", "suppress": "1 hour", "allowed_lateness": "1 minute", "description": "text"}
+    full = {
+        **document,
+        "severity": "low",
+        "score": 5,
+        "entity": document["group_by"][0],
+        "suppress": "1 hour",
+        "allowed_lateness": "1 minute",
+        "description": "text",
+    }
     full |= {"effective_from": "2026-01-01", "effective_until": "2026-02-01"}
     for path in [*paths(full)]:
         for value in ODD:

@@ -8,7 +8,8 @@ import pytest
 
 from lookback.config import Settings, load_rule_document, load_stream, load_streams
 from lookback.core.errors import SetupError, StreamError
-from lookback.core.streams import declaration
+from lookback.core.streams import fields as module
+from lookback.core.streams.alerts import FIELDS as ALERT_FIELDS
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType, decimal, parse_type
 
@@ -35,7 +36,7 @@ def test_each_type_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         parsed.append(text)
         return parse_type(text, **options)
 
-    monkeypatch.setattr(declaration, "parse_type", parse_and_note)
+    monkeypatch.setattr(module, "parse_type", parse_and_note)
     assert Stream.from_dict(MINIMAL).fields["id"] == BIGINT
     assert parsed == ["bigint", "timestamp", "decimal(18,2)"]
 
@@ -108,10 +109,28 @@ def test_every_field_problem_is_told():
 
 
 @pytest.mark.parametrize(
-    "name", ["rules", "alerts", "rejected_events", "reviews", "labels", "snoozes", "1st", "a.b", "", None, "a" * 64]
+    "name",
+    ["rules", "alerts", "rejected_events", "reviews", "labels", "snoozes", "lists", "1st", "a.b", "", None, "a" * 64],
 )
 def test_names_that_are_no_stream(name: object):
     assert "stream" in problems(stream=name)
+
+
+def test_c11_6_the_stream_of_alerts_is_declared_as_it_ships_or_with_fewer_fields() -> None:
+    own = load_stream(CONF / "streams/alerts.yml")
+    assert own.is_of_alerts
+    assert not load_stream(CONF / "streams/transactions.yml").is_of_alerts
+    named = {"stream": "alerts", "event_id": own.event_id, "event_time": own.event_time}
+    few = {"change_id": "string", "decided_at": "timestamp", "score": "bigint"}
+    assert list(Stream.from_dict({**named, "fields": few, "allowed_lateness": "2 hours"}).fields) == list(few)
+    # Its table is the product's, whose columns are what they are.
+    for fields in ({**few, "mine": "int"}, {**few, "score": "int"}):
+        with pytest.raises(
+            StreamError, match=r"made of the alerts of all streams; declare it as conf/streams/alerts\.yml does"
+        ):
+            Stream.from_dict({**named, "fields": fields})
+    with pytest.raises(StreamError, match="'alerts' is a table of the product; leave `table` out"):
+        Stream.from_dict({**named, "fields": few, "table": "/x"})
 
 
 @pytest.mark.parametrize("document", [None, [], "payments", 3])
@@ -128,10 +147,13 @@ def test_an_id_is_an_integer_or_a_string(type_: str):
 def test_the_streams_that_are_shipped():
     streams = load_streams(CONF)
 
-    assert set(streams) == {"transactions", "logins", "payments", "items", "readings", "metrics"}
+    assert set(streams) == {"transactions", "logins", "payments", "items", "readings", "metrics", "alerts"}
     assert streams["transactions"].fields["amount"] == decimal(18, 2)
-    # The engine itself writes the events of the last one.
+    # The engine itself writes the events of the last two.
     assert not streams.pop("metrics").source
+    own = streams.pop("alerts")
+    assert not own.source
+    assert own.fields == ALERT_FIELDS
     for stream in streams.values():
         assert (CONF.parent / stream.source["path"]).is_file()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, replace
 from types import MappingProxyType
@@ -105,7 +106,7 @@ def test_any_value_of_a_streams_key_is_refused_at_its_place_or_kept(key: str, va
     try:
         stream = Stream.from_dict({**STREAM, key: value})
     except StreamError as refused:
-        places = {problem.place.partition(".")[0] for problem in refused.problems}
+        places = {re.split(r"[.\[]", problem.place)[0] for problem in refused.problems}
         # With other fields, the other keys that name fields are wrong too.
         assert places <= {key} | ({"event_id", "event_time"} if key == "fields" else set())
         return
@@ -134,7 +135,7 @@ def test_limits_are_a_mapping(value: Any) -> None:
     assert stream_problems(limits=value) == {"limits": f"a mapping of limit to number is needed, got {value!r:.100}"}
 
 
-@pytest.mark.parametrize("key", ["columns", "comments", "source", "table"])
+@pytest.mark.parametrize("key", ["columns", "comments", "source", "table", "lookups"])
 def test_a_key_without_a_value_is_as_if_it_were_left_out(key: str) -> None:
     assert Stream.from_dict({**STREAM, key: None}) == Stream.from_dict(STREAM)
 

@@ -328,8 +328,10 @@ def match_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> tu
     return is_found, np.array(had, dtype=np.int64)
 
 
-def subtract_rows(run: Run, keys: Keys, times: Int64s, values: Values | None, buckets: Buckets, closed: int) -> Run:
-    """Removes rows from a run that is combined up to `closed`.
+def subtract_rows(
+    run: Run, keys: Keys, times: Int64s, values: Values | None, buckets: Buckets, closed: int
+) -> tuple[Run, Int64s]:
+    """Removes rows from a run that is combined up to `closed`. Returns the run, and the positions of the rows that it had.
 
     Before `closed`, a row's contribution is subtracted from its bucket, if the bucket has rows. From `closed` on rows are
     not combined, and one row of equal key, time and value is removed. A bucket without rows disappears.
@@ -342,12 +344,15 @@ def subtract_rows(run: Run, keys: Keys, times: Int64s, values: Values | None, bu
         key = int(run.keys.low[group[at]]), int(run.keys.high[group[at]]), int(run.times[at])
         rows.setdefault(key, []).append(at)
     columns = [keys.low, keys.high, wanted_times, *buckets.contributions(times, values)]
-    for low, high, time, *contribution in zip(*(column.tolist() for column in columns), strict=True):
+    had: list[int] = []
+    for wanted, row_wanted in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        low, high, time, *contribution = row_wanted
         for at in rows.get((low, high, time), []):
             row = [part[at] for part in parts]
             if row == contribution or (row[0] and time < closed):
                 for part, value in zip(parts, contribution, strict=True):
                     part[at] -= value
+                had.append(wanted)
                 break
     left = Run(run.keys, run.starts, run.times, None, tuple(_narrow(part) for part in parts))
-    return left.take(parts[0] > 0)
+    return left.take(parts[0] > 0), np.array(had, dtype=np.int64)

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from lookback.core.engine.warming import History, ReadParcel, needs_history, open_features, take_over
+from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.judging.measuring import group_keys, select_kept, select_values
 from lookback.core.judging.segment import RuleRun, Segment, Timeline
@@ -24,10 +26,22 @@ from lookback.core.judging.sequences import delete_from_sequences, judge_sequenc
 from lookback.core.judging.sessions import SessionMemory, delete_from_sessions, forget_measures, judge_sessions
 from lookback.core.judging.tiled import TiledJudge, adopt_keys
 from lookback.core.judging.verdicts import Memory, are_memories
-from lookback.core.rules.compiled import CompiledRule, Feature
+from lookback.core.rules.compiled import WARMING_LANE, CompiledRule, Feature
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
-from lookback.core.rules.rulebook import Command, Entry, LogRow, RuleChange, order_changes
+from lookback.core.rules.roles import WARMING
+from lookback.core.rules.rulebook import (
+    WARM,
+    Command,
+    Entry,
+    LogRow,
+    Piece,
+    RuleChange,
+    Warming,
+    describe_start,
+    describe_warming,
+    order_changes,
+)
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
@@ -35,6 +49,7 @@ from lookback.core.streams.events import Events, empty_events
 from lookback.core.streams.flagged import FlaggedEvents, FlagPlace
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.lists import KnownLists, Lists, ListSource
 from lookback.core.values.times import NEVER
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING
 
@@ -45,7 +60,7 @@ JUDGES: dict[str, Callable[[RuleRun], None]] = {
     SEQUENCE: judge_sequences,
 }
 # Removes deleted events from the keyed tables of one rule of a kind.
-DELETERS: dict[str, Callable[[ShardState, CompiledRule, Keys, Events, Mask], None]] = {
+DELETERS: dict[str, Callable[[ShardState, CompiledRule, Keys, Events, Mask, Lists], None]] = {
     LOOKBACK: delete_judged,
     SESSION: delete_from_sessions,
     SEQUENCE: delete_from_sequences,
@@ -71,7 +86,7 @@ class Batch:
 
     events: inserted events of the shard, in any order; deleted: rows deleted, with the commit that deleted them.
     marks: every commit of the batch and its highest event time over all shards, None if no event of it counts.
-    coverage: the events and fields that dispatch sent; None for all.
+    coverage: the events and fields that dispatch sent; None for all. deleting: the commits that deleted rows of any shard.
     """
 
     events: Events
@@ -79,6 +94,7 @@ class Batch:
     marks: Mapping[int, int | None] = field(default_factory=dict)
     changes: list[RuleChange] = field(default_factory=list)
     coverage: Coverage | None = None
+    deleting: frozenset[int] = frozenset()
 
 
 class CommitRanges:
@@ -101,7 +117,8 @@ class CommitRanges:
             here = np.flatnonzero((deleted.commits >= start) & (deleted.commits < end))
             deleted = deleted.take(here) if len(here) else None
         marks = {commit: high for commit, high in batch.marks.items() if start <= commit < end}
-        return Batch(events, deleted, marks, coverage=batch.coverage)
+        deleting = frozenset(commit for commit in batch.deleting if start <= commit < end)
+        return Batch(events, deleted, marks, coverage=batch.coverage, deleting=deleting)
 
 
 @dataclass
@@ -151,6 +168,10 @@ class Evaluator:
     automatic False: the watermark moves only by `advance` commands. flagging: where the rules that write no alerts note
     events, by rule_id: lookback rules without suppress and revise those that would have raised alerts, rules over other
     windows, which must be paused, those that their windows count. max_evidence: how many events an alert of a sequence names.
+    lists: gives the contents of the lists that rules name, as of the commit that the state has reached.
+
+    warms: whether versions wait for the history of their windows. read_parcel: reads pieces of it. query: the evaluation that
+    pieces must be for.
     """
 
     stream: Stream
@@ -159,6 +180,10 @@ class Evaluator:
     automatic: bool = True
     flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
     max_evidence: int = MAX_EVIDENCE_IDS
+    lists: ListSource = field(default_factory=KnownLists)
+    warms: bool = False
+    read_parcel: ReadParcel | None = None
+    query: str = ""
 
     def process(self, state: ShardState, batch: Batch, output: Output | None = None) -> Output:
         """Applies the batch's rule changes, then judges its events; `state` is brought up to date.
@@ -167,15 +192,15 @@ class Evaluator:
         """
         output = Output() if output is None else output
         self._apply_changes(state, batch.changes, output)
-        in_force = state.book.in_force()
-        if not _check_coverage(in_force, batch, output):
+        judged = state.book.list_judged()
+        if not _check_coverage(judged, batch, output):
             return output
-        rules = _drop_stopped(state, in_force)
+        rules = _drop_stopped(state, judged)
         _open_features(state, rules)
         if not batch.marks:
             return output
         _open_memories(state, rules)
-        self._note_cut_commit(state, batch, output)
+        is_cut = self._note_cut_commit(state, batch, output)
         watermark = None
         for part in _split_batch(batch):
             self._delete_events(state, rules, part, output)
@@ -183,6 +208,8 @@ class Evaluator:
             watermark = self._pass_time(state, part.marks)
             _keep_rows(segment, _drop_stopped(state, rules), output)
         _forget_unused(state, _drop_stopped(state, rules), watermark)
+        if is_cut or batch.deleting:
+            self._begin_anew(state, output)
         return output
 
     def advance(self, state: ShardState, time: int) -> Output:
@@ -196,7 +223,7 @@ class Evaluator:
     def _apply_changes(self, state: ShardState, changes: Sequence[RuleChange], output: Output) -> None:
         """Applies rule changes in their order, each with the commands that it gives."""
         for change in order_changes(changes):
-            log, commands = state.book.apply([change], state.last_commit)
+            log, commands = state.book.apply([change], state.last_commit, partial(self._needs_history, state))
             output.log += log
             for command in commands:
                 self._run_command(command, state, output)
@@ -207,6 +234,12 @@ class Evaluator:
             self._advance(state, command.time, output)
         elif command.action == "clear_state":
             state.clear()
+            for warming in state.book.list_known_warming():
+                state.book.change_warming(replace(warming, is_void=True))
+        elif command.opened is not None:
+            self._open_warming(command.opened, state)
+        elif command.action == WARM and command.piece is not None:
+            self._take_piece(command.piece, command.warms, state, output)
 
     def _advance(self, state: ShardState, time: int, output: Output) -> None:
         """Moves the watermark, and judges a segment without events, in which it moves."""
@@ -214,7 +247,7 @@ class Evaluator:
         state.advanced = time if state.advanced is None else max(state.advanced, time)
         after = self._watermark(state)
         assert after is not None
-        rules = _drop_stopped(state, state.book.in_force())
+        rules = _drop_stopped(state, state.book.list_judged())
         # Before time passes: a version that came into force just now may keep rows for longer.
         _open_features(state, rules)
         if state.last_commit is not None and (before is None or before < after):
@@ -222,27 +255,93 @@ class Evaluator:
             commits, watermarks = np.array([state.last_commit]), np.array([NEVER if before is None else before])
             timeline = Timeline(commits, watermarks, np.array([after]))
             events = empty_events(self.stream, {name for _, rule in rules for name in rule.fields})
-            _judge_segment(self._segment(state, events, timeline), rules, output)
+            segment = self._segment(state, rules, events, timeline, output)
+            _judge_segment(segment, _drop_stopped(state, rules), output)
         self._pass_time(state, {})
+
+    # Warm-ups ---------------------------------------------------------------------------------------------------------
+
+    def _needs_history(self, state: ShardState, rule: CompiledRule) -> bool:
+        return self.warms and needs_history(state, rule, self._watermark(state))
+
+    def _open_warming(self, warming: Warming, state: ShardState) -> None:
+        rule = state.book.compile_warming(warming)
+        if rule is not None:
+            open_features(state, rule)
+
+    def _take_piece(self, piece: Piece, warms: bool | None, state: ShardState, output: Output) -> None:
+        """Loads a piece of the history of a version that is warming, which comes into force with the last one.
+
+        warms: see `RuleChange`: where rows come in a replay, the version has its history already.
+        """
+        warming = state.book.warming.get((piece.rule_id, piece.version))
+        if warming is None or not warming.is_known or warms is False:
+            return
+        if warms is None and not (self._fits(piece, warming, state) and self._load(piece, warming, state)):
+            return
+        waiting = state.book.compile_warming(warming)
+        row, entry = state.book.finish_warming(warming.key, state.last_commit, describe_start(piece))
+        output.log.append(row)
+        if waiting is not None and not piece.is_cold:
+            rule = next((rule for each, rule in state.book.in_force() if each is entry), None)
+            if rule is not None:
+                take_over(state, waiting, rule)
+
+    def _fits(self, piece: Piece, warming: Warming, state: ShardState) -> bool:
+        """Returns whether a piece is the next one of a version's history."""
+        if piece.query != self.query or warming.begun is None:
+            return False
+        # A history may end with commits that have no events, as long as none has been judged since.
+        ends = piece.through == warming.begun or (state.last_commit == warming.begun <= piece.through)
+        return ends and (piece.is_cold or piece.piece == warming.loaded + 1)
+
+    def _load(self, piece: Piece, warming: Warming, state: ShardState) -> bool:
+        """Loads a piece. Returns whether it is the last one."""
+        rule = state.book.compile_warming(warming)
+        if rule is not None and not piece.is_cold and not warming.is_void:
+            assert self.read_parcel is not None
+            # Piece by piece, the keys of a shard are divided like those of many shards.
+            content = self.read_parcel(piece.parcel, self.shard + self.shards * (piece.piece - 1))
+            History.decode(content, piece.parcel).load(state, rule)
+        state.book.change_warming(replace(warming, loaded=piece.piece))
+        return piece.is_last
+
+    def _begin_anew(self, state: ShardState, output: Output) -> None:
+        """Lets the versions that are warming wait for a history that ends later, with what a delete has left.
+
+        A commit that is cut between two batches is on both sides of its middle, and history has whole commits.
+        """
+        for warming in state.book.list_known_warming():
+            if not warming.is_replayed:
+                anew = replace(warming, begun=state.last_commit, loaded=0, is_void=False)
+                state.book.change_warming(anew)
+                self._open_warming(anew, state)
+                row = LogRow(self.stream.name, *warming.key, WARMING, describe_warming(anew.begun), state.last_commit)
+                output.log.append(row)
 
     # Events and deletes -----------------------------------------------------------------------------------------------
 
-    def _note_cut_commit(self, state: ShardState, batch: Batch, output: Output) -> None:
+    def _note_cut_commit(self, state: ShardState, batch: Batch, output: Output) -> bool:
+        """Notes in the log if the first commit was cut. Returns whether it was."""
         first = int(min(batch.marks))
-        if state.last_commit is not None and first <= state.last_commit:
+        is_cut = state.last_commit is not None and first <= state.last_commit
+        if is_cut:
             message = f"commit {first} was cut between two batches; its pieces are judged one after another"
             output.log.append(LogRow(self.stream.name, None, None, "commit_cut", message, first))
+        return is_cut
 
     def _delete_events(self, state: ShardState, rules: _Rules, part: Batch, output: Output) -> None:
         """Removes the part's deleted events from the rows of features, and from the keyed tables of rules."""
         if part.deleted is None:
             return
-        deleted, commit = part.deleted, int(part.deleted.commits[0])
+        deleted, commit, lists = part.deleted, int(part.deleted.commits[0]), self._read_lists(state, rules)
         unmatched: set[tuple[str, int]] = set()
         for feature, users in _list_features(rules):
             with _contain_failure(output, state, users, commit):
-                if self._delete_rows(state, feature, deleted):
-                    unmatched.update((entry.rule_id, entry.version) for entry, _ in users)
+                if self._delete_rows(state, feature, deleted, lists):
+                    unmatched.update(
+                        (entry.rule_id, entry.version) for entry, rule in users if rule.lane < WARMING_LANE
+                    )
         # One row, however many shards have such an event: the number of shards must not show.
         for rule_id, version in sorted(unmatched):
             row = LogRow(self.stream.name, rule_id, version, "delete_unmatched", describe_unmatched(commit), commit)
@@ -251,30 +350,51 @@ class Evaluator:
             if rule.spec.kind in DELETERS:
                 with _contain_failure(output, state, [(entry, rule)], commit):
                     keys = group_keys(rule.group_by, deleted)
-                    DELETERS[rule.spec.kind](state, rule, keys, deleted, keys.shard(self.shards) == self.shard)
+                    is_own = keys.shard(self.shards) == self.shard
+                    DELETERS[rule.spec.kind](state, rule, keys, deleted, is_own, lists)
 
-    def _delete_rows(self, state: ShardState, feature: Feature, deleted: Events) -> bool:
-        """Removes the rows of deleted events. Returns whether one was not found (see `ShardState.remove_rows`)."""
-        keys = group_keys(feature.group_by, deleted)
-        selected = select_kept(feature, deleted) & (keys.shard(self.shards) == self.shard)
-        values = select_values(feature, deleted)
-        return state.remove_rows(
-            feature.feature_id,
-            feature.row_set,
-            keys.take(selected),
-            deleted.times[selected],
-            None if values is None else values.values[selected],
-        )
+    def _delete_rows(self, state: ShardState, feature: Feature, deleted: Events, lists: Lists) -> bool:
+        """Removes the rows of deleted events, each as it was kept, whatever was in the lists then.
+
+        Returns whether an event was not found that must have been kept, although there is a row of its key and time with
+        another value: it was updated after it was judged, or the value is another event's.
+        """
+        keys, name = group_keys(feature.group_by, deleted), feature.feature_id
+        left = np.flatnonzero(keys.shard(self.shards) == self.shard)
+        was_kept = np.ones(len(deleted), dtype=bool)
+        for answered in list_answers(deleted, feature.memberships, lists):
+            is_kept, values = select_kept(feature, answered), select_values(feature, answered)
+            was_kept &= is_kept
+            at = left[is_kept[left]]
+            part = None if values is None else values.values[at]
+            missing = state.remove_rows(name, feature.row_set, keys.take(at), deleted.times[at], part)
+            left = np.setdiff1d(left, np.delete(at, missing))
+        left = left[was_kept[left]]
+        return state.has_rows_at(name, keys.take(left), deleted.times[left])
 
     def _judge_events(self, state: ShardState, rules: _Rules, part: Batch, output: Output) -> Segment:
         """Judges the events of a part by all rules that have not stopped."""
         state.segments += 1
-        segment = self._segment(state, part.events, self._timeline(state, part.marks))
+        timeline = self._timeline(state, part.marks)
+        segment = self._segment(state, _drop_stopped(state, rules), part.events, timeline, output)
         _judge_segment(segment, _drop_stopped(state, rules), output)
         return segment
 
-    def _segment(self, state: ShardState, events: Events, timeline: Timeline) -> Segment:
-        return Segment(self.stream, state, events, timeline, self.shard, self.shards, self.flagging, self.max_evidence)
+    def _segment(self, state: ShardState, rules: _Rules, events: Events, timeline: Timeline, output: Output) -> Segment:
+        """Makes a segment whose events are looked up in the lists that the rules name, each as it arrives."""
+        lists = self._read_lists(state, rules)
+        for entry, rule in rules:
+            if rule.memberships:
+                with _contain_failure(output, state, [(entry, rule)], int(timeline.commits[0])):
+                    events = events.look_up(rule.memberships, lists)
+        return Segment(
+            self.stream, state, events, timeline, self.shard, self.shards, self.flagging, self.max_evidence, lists
+        )
+
+    def _read_lists(self, state: ShardState, rules: _Rules) -> Lists:
+        """Reads the lists that the rules name, as they are in force."""
+        names = frozenset[str]().union(*(rule.lists for _, rule in rules))
+        return self.lists.read(state.lists_commit, names) if names else Lists.empty()
 
     def _timeline(self, state: ShardState, marks: Mapping[int, int | None]) -> Timeline:
         """Returns the watermarks before and after each commit."""
@@ -448,7 +568,7 @@ def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> N
     raised = {
         entry.role: (rule.spec.suppress, rule.allowed_lateness)
         for entry, rule in rules
-        if rule.spec.suppress is not None
+        if rule.spec.suppress is not None and rule.lane < WARMING_LANE
     }
     state.forget_unused(features, tables, raised, watermark)
 

@@ -5,17 +5,29 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lookback.core.engine.evaluation import Batch, CommitRanges, Evaluator, Output
 from lookback.core.rules.gate import APPROVAL
-from lookback.core.rules.roles import name_role
-from lookback.core.rules.rulebook import ACTIONS, COMMANDS, LogRow, RuleBook, RuleChange, order_changes
+from lookback.core.rules.roles import WARMING, name_role
+from lookback.core.rules.rulebook import (
+    ACTIONS,
+    COMMANDS,
+    LIST_CHANGED,
+    WARM,
+    LogRow,
+    Piece,
+    RuleBook,
+    RuleChange,
+    describe_start,
+    order_changes,
+)
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
@@ -28,7 +40,7 @@ from lookback.core.values.types import DataType
 # Actions of rule_log that no row of the rules table brings.
 NO_CHANGES = frozenset({"failed", "commit_cut", "session_closed", "revisions_limited", "delete_unmatched"})
 # Actions of rule_log by which a version or a command took effect.
-_OBEYED = frozenset(ACTIONS.values()) - {ACTIONS["draft"]} | frozenset(COMMANDS)
+_OBEYED = frozenset(ACTIONS.values()) - {ACTIONS["draft"]} | frozenset(COMMANDS) | {LIST_CHANGED}
 # By table: the action by which rule_log records through which commit the retention of settings has deleted rows of it.
 DELETED = {"alerts": "alerts_deleted", "late_events": "late_events_deleted", "rule_log": "log_deleted"}
 # The rule_id, version and action of a row of rule_log.
@@ -37,6 +49,16 @@ _Logged = tuple[str | None, int | None, str]
 _Time = tuple[int, int]
 # The commit, rule_id and version of a change.
 _Slot = tuple[int, str | None, int | None]
+
+
+class Warmed(NamedTuple):
+    """A version that came into force at `arrival` with the history of its windows; see `rulebook.Entry` for the others."""
+
+    arrival: int
+    rule_id: str
+    version: int
+    status: str
+    document: str
 
 
 @dataclass(frozen=True)
@@ -85,7 +107,8 @@ class Schedule:
     first. through: the last arrival in the output tables, None for none; changes of all other commits wait until it is
     judged. seed: None where the events are read from their first commit on. refused: the rows that the gate rejected, by
     `RuleChange.slot`. declared: the rows of `Declarations`. unexplained: the rules, `*` for commands, whose logged changes
-    are not those that the rows give: some rows are gone (see `restore_changes`).
+    are not those that the rows give: some rows are gone (see `restore_changes`). warmed: the versions whose history a replay
+    gathers from the first commit on; warming: the slots of all rows with which a warm-up began, and with which one ended.
     """
 
     through: int | None
@@ -94,21 +117,28 @@ class Schedule:
     refused: frozenset[_Slot] = frozenset()
     declared: Sequence[tuple[int | None, str]] = ()
     unexplained: frozenset[str] = field(default=frozenset(), compare=False)
+    warmed: Sequence[Warmed] = ()
+    warming: frozenset[_Slot] = frozenset()
 
     def after(self, commit: int) -> int | None:
         """Returns the commit of the events after which the changes of a commit of the rules take effect."""
         return self.arrivals.get(commit, self.through)
 
-    def restore_gate(self, change: RuleChange) -> RuleChange:
-        """Returns a logged change under the gate if the gate rejected it then, else without; settings of today do not count."""
+    def restore_decision(self, change: RuleChange) -> RuleChange:
+        """Returns a logged change as the stream took it then: settings of today do not count.
+
+        It is under the gate if the gate rejected it, and its version waits for its history if it did then.
+        """
         if change.commit not in self.arrivals:
             return change
-        return replace(change, gate=APPROVAL if change.slot in self.refused else "")
+        gate = APPROVAL if change.slot in self.refused else ""
+        return replace(change, gate=gate, warms=change.slot in self.warming)
 
     def begin(self, state: ShardState, stream: Stream) -> None:
-        """Writes into a new state what remains of the commits that are not read again."""
+        """Writes into a new state what remains of the commits that are not read again, and opens what was warmed later."""
         if self.seed is not None:
             self.seed.apply_to(state, stream)
+        open_warmed(state, self.warmed)
 
     def drop_known(self, state: ShardState, rows: list[tuple[AlertOrder, Alert]]) -> list[tuple[AlertOrder, Alert]]:
         """Drops the alerts that are in the tables already although their windows are not read again as a whole."""
@@ -119,7 +149,11 @@ class Schedule:
         seed = None if self.seed is None else [self.seed.high, [[*each] for each in self.seed.raised]]
         refused, arrivals = sorted(map(list, self.refused), key=repr), sorted(self.arrivals.items())
         declared = [list(row) for row in self.declared]
-        return {"through": self.through, "arrivals": arrivals, "seed": seed, "refused": refused, "declared": declared}
+        warming = sorted(map(list, self.warming), key=repr)
+        return {
+            "through": self.through, "arrivals": arrivals, "seed": seed, "refused": refused, "declared": declared,
+            "warmed": [list(each) for each in self.warmed], "warming": warming,
+        }  # fmt: skip
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Schedule:
@@ -130,9 +164,15 @@ class Schedule:
             high, raised = document["seed"]
             seed = Seed(int(high), [(role, dict(key), int(at)) for role, key, at in raised])
         # An earlier release wrote none.
-        refused = frozenset((int(commit), rule_id, version) for commit, rule_id, version in document.get("refused", []))
+        refused, warming = (
+            frozenset((int(commit), rule_id, version) for commit, rule_id, version in document.get(name, []))
+            for name in ("refused", "warming")
+        )
+        warmed = [Warmed(*each) for each in document.get("warmed", [])]
         declared = [(None if after is None else int(after), str(text)) for after, text in document.get("declared", [])]
-        return cls(None if through is None else int(through), arrivals, seed, refused, declared)
+        return cls(
+            None if through is None else int(through), arrivals, seed, refused, declared, warmed=warmed, warming=warming
+        )
 
     @classmethod
     def from_log(
@@ -152,13 +192,29 @@ class Schedule:
         arrivals: dict[int, int | None] = {}
         unlogged: list[int] = []
         refused, unexplained = set[_Slot](), set[str]()
-        for change in order_changes(replace(each, gate="") for each in changes):
+        warming, warmed = set[_Slot](), list[Warmed]()
+        ordered = order_changes(replace(each, gate="") for each in changes)
+        pieces = _find_last_pieces(ordered, stream.name)
+        warm_ids = {rule_id for rule_id, _, action in times if action == WARMING}
+        for change in ordered:
             # What is accepted depends on the declaration that held when the row was read.
             book.declare(declarations.after(_find_read(reads, change, reached)).stream)
             if _was_refused(change, book, times, reached):
                 refused.add(change.slot)
                 change = replace(change, gate=APPROVAL)  # noqa: PLW2901 - the same row, as the stream saw it
-            log, _ = book.apply([change], None)
+            piece = pieces.get(change.slot)
+            if piece is None:
+                is_warm = change.rule_id in warm_ids and _was_warmed(change, book, times, reached)
+            else:
+                is_warm = _was_last(piece, book, times, reached)
+            if is_warm:
+                warming.add(change.slot)
+            if piece is not None and is_warm and not piece.is_cold:
+                entry = book.warming[piece.rule_id, piece.version].entry
+                listed = times[entry.rule_id, entry.version, ACTIONS[entry.status]]
+                arrival = min(time for time, _ in listed if time >= reached)
+                warmed.append(Warmed(arrival, entry.rule_id, entry.version, entry.status, entry.document))
+            log = obey(book, replace(change, warms=is_warm), None)
             at = [_take_first(times.get((row.rule_id, row.version, row.action)), reached) for row in log]
             if change.commit < 0:
                 unlike = zip(log, at, strict=True)
@@ -169,7 +225,28 @@ class Schedule:
                 arrivals.update(dict.fromkeys(unlogged, None if reached == arrival_number(None) else reached))
                 unlogged = []
         unexplained |= {str(rule_id) for (rule_id, _, action), left in times.items() if left and action in _OBEYED}
-        return cls(through, arrivals, seed, frozenset(refused), declarations.to_rows(), frozenset(unexplained))
+        return cls(
+            through, arrivals, seed, frozenset(refused), declarations.to_rows(), frozenset(unexplained), warmed,
+            frozenset(warming),
+        )  # fmt: skip
+
+
+def obey(book: RuleBook, change: RuleChange, arrival: int | None) -> list[LogRow]:
+    """Applies a change as it was logged, and returns what it logs. A last piece of history brings its version into force."""
+    log, commands = book.apply([change], arrival)
+    for command in commands:
+        if command.piece is not None and command.warms:
+            row, _ = book.finish_warming(
+                (command.piece.rule_id, command.piece.version), arrival, describe_start(command.piece)
+            )
+            log.append(row)
+    return log
+
+
+def open_warmed(state: ShardState, warmed: Iterable[Warmed]) -> None:
+    """Lets versions gather rows in a state from now on, silently, until their row comes and they come into force."""
+    for each in warmed:
+        state.book.open_warming(each.rule_id, each.version, each.status, each.document)
 
 
 def restore_changes(rows: Iterable[RuleChange], logged: Iterable[LogRow]) -> list[RuleChange]:
@@ -180,7 +257,7 @@ def restore_changes(rows: Iterable[RuleChange], logged: Iterable[LogRow]) -> lis
     """
     first: dict[tuple[str | None, int | None], int] = {}
     for row in logged:
-        if row.action in _OBEYED or row.action == "rejected":
+        if row.action in _OBEYED or row.action in ("rejected", WARMING):
             slot, arrival = (row.rule_id, row.version), arrival_number(row.arrival)
             first[slot] = min(arrival, first.get(slot, arrival))
 
@@ -313,12 +390,45 @@ def _was_refused(change: RuleChange, book: RuleBook, times: Mapping[_Logged, lis
     with_gate, without = (book.preview(replace(change, gate=gate)) for gate in (APPROVAL, ""))
     if with_gate == without:
         return False
+    return _find_first(with_gate, times, reached) < _find_first(without, times, reached)
 
-    def find_first(log: list[LogRow]) -> tuple[float, float]:
-        listed = [times.get((row.rule_id, row.version, row.action), []) for row in log]
-        return min((time for each in listed for time in each if time[0] >= reached), default=(inf, inf))
 
-    return find_first(with_gate) < find_first(without)
+def _find_last_pieces(changes: Iterable[RuleChange], stream: str) -> dict[_Slot, Piece]:
+    """Finds the row with the last piece of the history of each version, by which it may have come into force.
+
+    A version that began to warm up anew has several such rows; the stream took the last one.
+    """
+    found: dict[tuple[str, int], tuple[_Slot, Piece]] = {}
+    for change in changes:
+        if change.rule_id != "*" or change.status != WARM or change.change != "insert":
+            continue
+        with suppress(ValueError, TypeError, LookupError):
+            document = json.loads(change.document or "")
+            piece = Piece.from_document(document)
+            if document["stream"] == stream and piece.is_last:
+                found[piece.rule_id, piece.version] = change.slot, piece
+    return dict(found.values())
+
+
+def _was_warmed(change: RuleChange, book: RuleBook, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
+    """Returns whether the log has a version as one that began to warm up, before any other row about it."""
+    warm, cold = (book.preview(replace(change, warms=warms)) for warms in (True, False))
+    return warm != cold and _find_first(warm, times, reached) < _find_first(cold, times, reached)
+
+
+def _was_last(piece: Piece, book: RuleBook, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
+    """Returns whether the log has the version of a piece of history as one that came into force with it."""
+    warming = book.warming.get((piece.rule_id, piece.version))
+    if warming is None:
+        return False
+    action = ACTIONS[warming.entry.status]
+    return any(time >= reached for time, _ in times.get((piece.rule_id, piece.version, action), []))
+
+
+def _find_first(log: Iterable[LogRow], times: Mapping[_Logged, list[_Time]], reached: int) -> tuple[float, float]:
+    """Finds the first time, not before `reached`, at which the log has one of these rows; infinite for none."""
+    listed = [times.get((row.rule_id, row.version, row.action), []) for row in log]
+    return min((time for each in listed for time in each if time[0] >= reached), default=(inf, inf))
 
 
 def _take_first(times: list[_Time] | None, reached: int) -> int | None:

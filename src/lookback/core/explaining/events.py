@@ -15,7 +15,7 @@ from lookback.core.explaining.evidence import NOT_DELETED, Evidence, Explanation
 from lookback.core.explaining.explanation import explain_alert, find_clean_start, list_last_rows
 from lookback.core.explaining.progress import Progress, find_progress
 from lookback.core.explaining.tracing import TracedRow, replay
-from lookback.core.expressions.compiling import Expression, split_condition
+from lookback.core.expressions.compiling import Expression, add_memberships, split_condition
 from lookback.core.judging.lateness import find_in_time, find_late
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.values.columns import Column, from_values, to_stored, to_text, to_texts
@@ -44,7 +44,8 @@ class Part:
     """A part of a condition, between two `and`. text: as SQL; values: of the names that it reads, as exact text.
 
     holds: None if it is NULL, or has an error; both count as false. step: the name of the step of a sequence that it
-    belongs to. is_linked: whether it also reads earlier steps, so that `holds` is about the event alone.
+    belongs to. is_linked: whether it also reads earlier steps, so that `holds` is about the event alone. lists: those that kept
+    it from holding: with another answer of theirs it would.
     """
 
     text: str
@@ -53,6 +54,7 @@ class Part:
     has_error: bool = False
     step: str = ""
     is_linked: bool = False
+    lists: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The part with its values and what became of it."""
@@ -67,7 +69,8 @@ class Part:
 class JudgedWindow:
     """A window that the event is in. Times are aware; end as the alerts table has it. measures: as exact text.
 
-    is_judged: False for a window whose end the watermark has not passed, of a rule that is not `early`.
+    is_judged: False for a window whose end the watermark has not passed, of a rule that is not `early`. lists_commit: the
+    commit of table `lists` by which the condition was judged; None for before the first, or where it asks no list.
     """
 
     window_start: Any
@@ -76,6 +79,7 @@ class JudgedWindow:
     is_complete: bool
     measures: Mapping[str, str | None]
     parts: tuple[Part, ...]
+    lists_commit: int | None = None
 
     @property
     def holds(self) -> bool:
@@ -147,8 +151,9 @@ def explain_event_at(
     rows that the alerts table has about the event.
     """
     rule, events = evidence.rule, evidence.events
-    one = {name: column.take(slice(at, at + 1)) for name, column in events.columns.items()}
-    texts = {name: to_text(column.item(0)) for name, column in one.items()}
+    here = slice(at, at + 1)
+    one = {name: column.take(here) for name, column in events.columns.items()}
+    texts = {name: to_text(column.item(0)) for name, column in evidence.select_fields(here).items()}
     found = EventExplanation(
         rule_id=rule.spec.rule_id, standing=standing, event_id=events.id_text(at), event_time=to_utc(int(events.times[at])),
         arrival=int(events.commits[at]), event=texts, key={name: texts[name] for name in rule.group_by},
@@ -156,7 +161,7 @@ def explain_event_at(
     )  # fmt: skip
     if found.is_seen:
         rows = _TRACERS.get(rule.spec.kind, _trace_window)(evidence, at, commit)
-        windows = [_judge_row(rule, one, row) for row in rows]
+        windows = [_judge_row(evidence, one, row) for row in rows]
         watermark = evidence.clock.watermark_before(commit + 1)
         if isinstance(rule.window, TiledWindow):
             windows += _list_open(rule.window, int(events.times[at]), watermark, windows)
@@ -231,16 +236,24 @@ def _trace_match(evidence: Evidence, at: int, commit: int) -> list[TracedRow]:
 _TRACERS = {LOOKBACK: _trace_event, SEQUENCE: _trace_match}
 
 
-def _judge_row(rule: CompiledRule, one: Mapping[str, Column], row: TracedRow) -> JudgedWindow:
+def _judge_row(evidence: Evidence, one: Mapping[str, Column], row: TracedRow) -> JudgedWindow:
     """Judges the condition over the measures of a row, part by part."""
-    alert, columns = row.alert, dict(one)
+    rule, alert, columns = evidence.rule, row.alert, dict(one)
     values = {measure.name: row.value_of(measure) for measure in rule.measures}
     for each in rule.measures:
         value = values[each.name]
         columns[each.name] = from_values(each.type, [None if value is None else to_stored(each.type, value)])
     columns[WINDOW_COMPLETE] = from_values(BOOLEAN, [alert.window_complete])
+    commit = None
+    if rule.when is not None and rule.when.memberships:
+        commit = evidence.lists.commit_at(alert.arrival)
+        lists = evidence.lists.read(alert.arrival, rule.when.memberships)
+        times = np.array([parse_time(alert.event_time)], dtype=np.int64)
+        columns = add_memberships(columns, rule.when.memberships, times, lists)
     parts = tuple(_judge_parts(rule.when, columns))
-    return JudgedWindow(alert.window_start, alert.window_end, True, alert.window_complete, to_texts(values), parts)
+    return JudgedWindow(
+        alert.window_start, alert.window_end, True, alert.window_complete, to_texts(values), parts, commit
+    )
 
 
 def _judge_parts(condition: Expression | None, columns: Mapping[str, Column]) -> Iterator[Part]:
@@ -251,8 +264,22 @@ def _judge_parts(condition: Expression | None, columns: Mapping[str, Column]) ->
 def _judge_part(part: Expression, columns: Mapping[str, Column], step: str = "", is_linked: bool = False) -> Part:
     value = part.evaluate(columns, 1)
     has_error = value.error is not None and bool(value.error[0])
-    texts = {name: to_text(columns[name].item(0)) for name in sorted(part.fields)}
-    return Part(part.sql, texts, value.item(0), has_error, step, is_linked)
+    texts = {name: to_text(columns[name].item(0)) for name in sorted(part.named)}
+    for membership in part.memberships:
+        if part.sql.removeprefix("not ") != membership.sql:
+            texts[membership.sql] = to_text(columns[membership.name].item(0))
+    holds = value.item(0)
+    lists = () if holds else tuple(dict.fromkeys(_find_decisive_lists(part, columns)))
+    return Part(part.sql, texts, holds, has_error, step, is_linked, lists)
+
+
+def _find_decisive_lists(part: Expression, columns: Mapping[str, Column]) -> Iterator[str]:
+    """Yields the lists with another answer of which a part would hold that does not."""
+    for membership in part.memberships:
+        column = columns[membership.name]
+        turned = {**columns, membership.name: replace(column, values=~column.values)}
+        if part.evaluate(turned, 1).is_true()[0]:
+            yield membership.list_name
 
 
 def _judge_steps(rule: CompiledRule, one: Mapping[str, Column]) -> Iterator[Part]:
@@ -275,9 +302,8 @@ def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanat
         )
     yield from _find_standing_reasons(evidence, at, found)
     if not found.is_seen:
-        failed = [str(part) for part in found.where if not part.holds]
-        name = "error" if any(part.has_error for part in found.where) else "where"
-        yield Reason(name, f"The rule does not see the event: {join_words(failed)}.")
+        lists_commit = evidence.lists.commit_at(arrival)
+        yield _make_reason("where", "The rule does not see the event", found.where, lists_commit)
         return
     yield from _find_late_reasons(evidence, at)
     ends = [parse_time(each.window_end) for each in found.windows] if spec.kind != LOOKBACK else [time]
@@ -285,9 +311,9 @@ def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanat
         yield Reason("range", "The rule triggers only within [effective_from, effective_until), and this is outside.")
     judged = [each for each in found.windows if each.is_judged]
     for window in judged:
-        if failed := [str(part) for part in window.parts if not part.holds]:
-            name = "error" if any(part.has_error for part in window.parts) else "condition"
-            yield Reason(name, f"{_name_window(rule, window)}the condition does not hold: {join_words(failed)}.")
+        if any(not part.holds for part in window.parts):
+            words = f"{_name_window(rule, window)}the condition does not hold"
+            yield _make_reason("condition", words, window.parts, window.lists_commit)
     if spec.kind == LOOKBACK and not found.windows and arrival <= commit and _is_taken(evidence, at):
         yield Reason(
             "error", "A measure has an error over the event's window, which counts as a condition that does not hold."
@@ -303,6 +329,10 @@ def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanat
             _describe_progress(evidence, found, found.progress, evidence.clock.watermark_before(commit + 1))
         )
         yield Reason("sequence", f"No match that is complete took the event; {words}. {came}")
+        for part in found.steps:
+            if part.lists:
+                names = join_words([repr(each) for each in part.lists])
+                yield Reason("list", f"With another answer of the list {names} it would fit step {part.step}.")
     if spec.kind == LOOKBACK and evidence.first_counted(at + 1):
         yield Reason(
             "reset",
@@ -316,6 +346,23 @@ def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanat
         yield Reason("deleted", f"The event was deleted with commit {evidence.gone_at[at]}.")
     if spec.suppress is not None and not found.alerts and any(each.holds for each in judged):
         yield Reason("suppress", "The rule suppresses alerts of a key for a time after one of them.")
+
+
+def _make_reason(name: str, words: str, parts: Sequence[Part], lists_commit: int | None) -> Reason:
+    """Makes the reason that some parts of a condition give, by which an event raised nothing.
+
+    It is the lists alone if with other answers of theirs each of these parts would hold. lists_commit: as of which they were
+    asked.
+    """
+    failed = [part for part in parts if not part.holds]
+    text = f"{words}: {join_words([str(part) for part in failed])}."
+    if any(part.has_error for part in parts):
+        return Reason("error", text)
+    if not all(part.lists for part in failed):
+        return Reason(name, text)
+    names = join_words([repr(each) for each in dict.fromkeys(each for part in failed for each in part.lists)])
+    since = "before its first commit" if lists_commit is None else f"after commit {lists_commit}"
+    return Reason("list", f"{text} What decided is the list {names}, as table lists was {since}.")
 
 
 def _describe_progress(

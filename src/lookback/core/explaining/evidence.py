@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lookback.core.expressions.compiling import Expression
+from lookback.core.expressions.compiling import Expression, Membership
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.streams.alerts import BY_EVENT, AlertOrder, sortable_id
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Mask
+from lookback.core.values.columns import Column, Mask
 from lookback.core.values.keys import Int64s
+from lookback.core.values.lists import KnownLists, Lists, ListSource
 from lookback.core.values.times import NEVER
 from lookback.core.values.windows import LOOKBACK
 
@@ -36,13 +37,14 @@ class Activation:
     rule None: the rule keeps no state from then on. rule_id `*`: all state was cleared. A version beside the rule that is
     explained has a name of its own in place of rule_id, and another lane. A rule that another declaration of the stream
     changes, since it allows for more lateness, comes into force anew. advances: how many of the clock's advances took
-    effect before it; some may name the same commit.
+    effect before it; some may name the same commit. is_silent: the rule keeps state from then on and raises no alert.
     """
 
     arrival: int | None
     rule_id: str
     rule: CompiledRule | None
     advances: int = 0
+    is_silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,40 @@ class Clock:
         highest = np.maximum.accumulate(np.array([self.highs[at] for at in commits.tolist()], dtype=np.int64))
         disorder = self.declarations.list_values("max_out_of_orderness", commits)
         return commits, highest, np.maximum.accumulate(highest - disorder)
+
+
+@dataclass(frozen=True)
+class ListHistory:
+    """The lists by which the events of a stream were judged.
+
+    source: gives their contents; changes: (arrival, commit of table `lists`), in the order in which they took effect.
+    """
+
+    source: ListSource = field(default_factory=KnownLists)
+    changes: Sequence[tuple[int | None, int]] = ()
+
+    def commit_at(self, commit: int) -> int | None:
+        """Returns the commit of table `lists` by which a commit of events was judged; None for before the first."""
+        known = [list_commit for arrival, list_commit in self.changes if arrival_number(arrival) < commit]
+        return known[-1] if known else None
+
+    def read(self, commit: int, memberships: Iterable[Membership]) -> Lists:
+        """Returns the lists that calls of in_list ask, as they were when a commit of events was judged."""
+        return self.source.read(self.commit_at(commit), frozenset(each.list_name for each in memberships))
+
+    def look_up(self, events: Events, memberships: Sequence[Membership]) -> Events:
+        """Returns events in order of arrival with the answers of in_list that each got when it arrived."""
+        new = [membership for membership in memberships if membership.name not in events.columns]
+        if not new:
+            return events
+        used = np.array([arrival_number(arrival) for arrival, _ in self.changes], dtype=np.int64)
+        versions = np.searchsorted(used, events.commits)
+        parts = []
+        for version in np.unique(versions).tolist() if len(events) else [0]:
+            part = events.take(versions == version)
+            commit = int(part.commits[0]) if len(part) else 0
+            parts.append(part.look_up(new, self.read(commit, new)))
+        return parts[0].join(parts[1:])
 
 
 @dataclass(frozen=True)
@@ -228,7 +264,7 @@ class Evidence:
     activations: in the order in which they took effect; without one of the rule itself it is taken to have been in force
     from the start. resets: the alerts of this key that emptied its windows. gone_at: the commit that deleted each event,
     NOT_DELETED for none, shape (rows,); None: no event was deleted. earliest: events before that time are not among
-    `events`.
+    `events`. lists: as events were judged by them; `events` get the answers of in_list that each got when it arrived.
     """
 
     rule: CompiledRule
@@ -238,11 +274,27 @@ class Evidence:
     resets: Sequence[Reset] = ()
     gone_at: Int64s | None = None
     earliest: int = NEVER
+    lists: ListHistory = field(default_factory=ListHistory)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", self.lists.look_up(self.events, self._memberships))
+
+    @cached_property
+    def _memberships(self) -> list[Membership]:
+        """The calls of in_list about events, of the rule and of those that share its state."""
+        rules = [self.rule, *(each.rule for each in self.activations if each.rule is not None)]
+        return list({each.name: each for rule in rules for each in rule.memberships}.values())
 
     @property
     def stream(self) -> Stream:
         """The stream of the events, as it is declared last."""
         return self.clock.stream
+
+    def select_fields(self, at: Int64s | slice) -> dict[str, Column]:
+        """Returns the fields of the events at positions."""
+        answers = {membership.name for membership in self._memberships}
+        columns = self.events.columns.items()
+        return {name: column.take(at) for name, column in columns if name not in answers}
 
     @cached_property
     def is_wanted(self) -> Mask:
@@ -320,7 +372,7 @@ class Evidence:
         """Returns the events at `positions` that have not been deleted by now: all fields, and `arrival`."""
         shown = positions[~self.is_deleted[positions]]
         ordered = shown[np.argsort(self.events.times[shown], kind="stable")] if by_time else shown
-        columns = {name: column.take(ordered).to_list() for name, column in self.events.columns.items()}
+        columns = {name: column.to_list() for name, column in self.select_fields(ordered).items()}
         return pd.DataFrame({**columns, "arrival": self.events.commits[ordered]})
 
     def list_events(self, mask: Mask) -> Int64s:

@@ -20,7 +20,7 @@ from lookback.core.errors import ExpressionError
 from lookback.core.explaining.evidence import Evidence, Explanation, KindEvidence, MeasureEvidence
 from lookback.core.explaining.steps import explain_sequence, is_absence
 from lookback.core.explaining.tracing import TracedRow, replay
-from lookback.core.expressions.compiling import compile_expression
+from lookback.core.expressions.compiling import add_memberships, compile_expression
 from lookback.core.judging.measuring import select_kept
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
 from lookback.core.rules.wording import describe_measure, describe_rule, find_event_limits, find_measure_limits
@@ -120,7 +120,11 @@ def _event_limits(evidence: Evidence, alert: Mapping[str, Any], main: str) -> It
         if limit.field not in {name.lower() for name in measure.argument_fields}:
             continue
         with contextlib.suppress(ExpressionError):
-            value = compile_expression(limit.text, schema, WIDEST_LIMITS).evaluate(columns, 1).item(0)
+            expression = compile_expression(limit.text, schema, WIDEST_LIMITS)
+            lists = evidence.lists.read(int(alert["arrival"]), expression.memberships)
+            times = np.array([parse_time(alert["event_time"])], dtype=np.int64)
+            seen = add_memberships(columns, expression.memberships, times, lists)
+            value = expression.evaluate(seen, 1).item(0)
             if value is not None:
                 yield limit.text, str(measure.format_value(value))
 

@@ -214,6 +214,8 @@ class _Replay:
     def _is_own(self, activation: Activation) -> bool:
         """Returns whether the rule that is explained came into force, and not one like it beside it."""
         rule = activation.rule
+        if activation.is_silent:
+            return False
         return rule is not None and (rule.fingerprint, rule.lane) == (self._document, self._evidence.rule.lane)
 
     def _select_own(self, output: Output) -> Iterator[tuple[AlertOrder, Alert]]:

@@ -14,7 +14,7 @@ from sqlglot import exp
 from lookback.core.errors import TypeNameError
 from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FORMS, FUNCTIONS, make_call, make_like, quote_text
 from lookback.core.expressions.kernels import LONG_MAX, LONG_MIN
-from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, make_constant, make_field
+from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, make_constant, make_field, name_membership
 from lookback.core.expressions.operators import (
     Refused,
     add_interval,
@@ -87,6 +87,9 @@ _DOTTED = re.compile(r"[0-9]+(\.[0-9]+){2,}", re.ASCII)
 _DAY = re.compile(r"[0-9]{4} - [0-9]{1,2} - [0-9]{1,2}", re.ASCII)
 _LONGEST_DAYS = LONG_MAX // MICROSECONDS["day"]
 
+# The function that asks whether a value is in a list.
+IN_LIST = "in_list"
+
 _Handler = Callable[["Binder", exp.Expr], Node]
 
 
@@ -102,6 +105,8 @@ class Binder:
         for name in schema:
             self._names.setdefault(name.lower(), []).append(name)
         self.problems: list[str] = []
+        # The calls of in_list by the names of their columns: the SQL, the list's name, and the text that is looked up.
+        self.memberships: dict[str, tuple[str, str, Node]] = {}
 
     def bind(self, tree: exp.Expr) -> Node | None:
         """Returns the typed node of a tree, None if it has problems."""
@@ -276,11 +281,32 @@ class Binder:
 
     def _bind_call(self, tree: exp.Expr) -> Node:
         name = str(tree.name).lower()
+        if name == IN_LIST:
+            return self._bind_membership(self.bind_all(tree.expressions))
         if name in FUNCTIONS or name in FORMS:
             return make_call(name, self.bind_all(tree.expressions))
         self._report(_explain_no_function(name))
         self.bind_all([tree for tree in tree.expressions if not isinstance(tree, (exp.Star, exp.Distinct))])
         raise _OperandProblems
+
+    def _bind_membership(self, arguments: Sequence[Node]) -> Node:
+        example = "in_list(terminal_id, 'known-terminals')"
+        if len(arguments) != 2:
+            raise Refused(f"in_list() takes a field and the name of a list, such as {example}; got {len(arguments)}")
+        value, list_name = arguments
+        name = list_name.literal
+        if list_name.type != STRING or not isinstance(name, str) or not name.strip():
+            raise Refused(f"in_list(): the list is named by a text in quotes, such as {example}; got {list_name.sql}")
+        if not value.fields:
+            raise Refused(f"in_list(): {value.sql} is the same for all events; look a field up, such as {example}")
+        sql = f"in_list({value.sql}, {quote_text(name)})"
+        column = name_membership(sql)
+        try:
+            text = cast_explicitly(value, STRING, tolerant=False)
+        except Refused as refused:
+            raise Refused(f"in_list() looks up texts: {refused}") from None
+        self.memberships[column] = (sql, name, text)
+        return make_field(column, BOOLEAN, sql)
 
 
 class _OperandProblems(Exception):
@@ -422,8 +448,9 @@ def _explain_no_function(name: str) -> str:
         return f"{name}() is not allowed; it gives another value each time, so a replay would differ"
     if name in _REMEDIES:
         return f"{name}() is not allowed; {_REMEDIES[name]}"
-    near = find_nearest(name, [*FUNCTIONS, *FORMS])
-    hint = f"did you mean {near}()?" if near else f"the functions are {', '.join(sorted([*FUNCTIONS, *FORMS]))}"
+    known = [*FUNCTIONS, *FORMS, IN_LIST]
+    near = find_nearest(name, known)
+    hint = f"did you mean {near}()?" if near else f"the functions are {', '.join(sorted(known))}"
     return f"function {name}() is not allowed; {hint}"
 
 

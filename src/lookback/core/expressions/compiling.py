@@ -8,7 +8,7 @@ No text is ever passed to `eval`, and a construct whose values could differ from
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -20,11 +20,13 @@ from lookback.core.errors import ExpressionError
 from lookback.core.expressions.binding import Binder, split_conjuncts
 from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, check_ordered
 from lookback.core.expressions.kernels import narrow_decimals
-from lookback.core.expressions.nodes import Node
-from lookback.core.expressions.syntax import children, parse, quote_node, unwrap
+from lookback.core.expressions.nodes import Node, replace_settled
+from lookback.core.expressions.syntax import children, name_as_sql, parse, quote_node, unwrap
 from lookback.core.values.columns import Column
+from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS, Limits
-from lookback.core.values.types import BOOLEAN, NULL, DataType
+from lookback.core.values.lists import Lists
+from lookback.core.values.types import BOOLEAN, NULL, STRING, DataType
 
 # The limits of canonical SQL, which can be longer and deeper than the text it comes from; that text was checked.
 _CANONICAL = Limits(
@@ -40,12 +42,15 @@ class Expression:
 
     sql: canonical, that is, equal for texts that differ only in white space, case of keywords and names, aliases of
     functions and needless parentheses. Equal `sql` over one schema means equal values, so it can identify shared state.
-    fields: the names that it reads, spelled as in the schema. An expression is unpickled by compiling its `sql`.
+    fields: the names of the columns that it reads, spelled as in the schema; a call of in_list reads a column of its own, in
+    place of its argument. memberships: these calls, each after those in its argument. An expression is unpickled by compiling
+    its `sql`.
     """
 
     sql: str
     type: DataType
     fields: frozenset[str]
+    memberships: tuple[Membership, ...] = field(repr=False, compare=False)
     _node: Node = field(repr=False, compare=False)
     _schema: tuple[tuple[str, DataType], ...] = field(repr=False, compare=False)
 
@@ -63,6 +68,12 @@ class Expression:
         return replace(column, values=column.values.astype(self.type.storage))
 
     @cached_property
+    def named(self) -> frozenset[str]:
+        """The names of the schema that it reads, those in arguments of in_list too."""
+        own = self.fields - {membership.name for membership in self.memberships}
+        return own.union(*(membership.text.named for membership in self.memberships))
+
+    @cached_property
     def is_readable(self) -> bool:
         """True if `sql` can be compiled again with the same fields and type; if not, it must not be sent as text."""
         try:
@@ -75,6 +86,35 @@ class Expression:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return recompile, (self.sql, dict(self._schema))
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A call of in_list.
+
+    name: of the column that has its values; sql: the call; list_name: of the list; text: the text that is looked up there.
+    """
+
+    name: str
+    sql: str
+    list_name: str
+    text: Expression
+
+    def evaluate(self, columns: Mapping[str, Column], times: Int64s, lists: Lists) -> Column:
+        """Returns whether the texts are in the list at their times (microseconds, shape (rows,)); NULL for a NULL."""
+        texts = self.text.evaluate(columns, len(times))
+        known = Column(STRING, replace_settled(texts, ~texts.is_known()), texts.null)
+        return Column(BOOLEAN, lists.find(self.list_name, known, times), texts.null, texts.error)
+
+
+def add_memberships(
+    columns: Mapping[str, Column], memberships: Iterable[Membership], times: Int64s, lists: Lists
+) -> dict[str, Column]:
+    """Returns the columns with those of calls of in_list, each after those in its argument. times: of the rows."""
+    known = dict(columns)
+    for membership in memberships:
+        known[membership.name] = membership.evaluate(known, times, lists)
+    return known
 
 
 def _narrow_column(column: Column) -> Column:
@@ -99,7 +139,7 @@ class AggregateCall:
     @property
     def fields(self) -> frozenset[str]:
         """The names that argument and filter read."""
-        return frozenset().union(*(part.fields for part in (self.argument, self.filter) if part is not None))
+        return frozenset().union(*(part.named for part in (self.argument, self.filter) if part is not None))
 
 
 def compile_expression(text: str, schema: Mapping[str, DataType], limits: Limits = DEFAULT_LIMITS) -> Expression:
@@ -122,8 +162,31 @@ def _compile_tree(tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits
     node = binder.bind(tree)
     if node is None or binder.problems:
         raise ExpressionError(binder.problems)
+    return _make_expression(node, schema, _make_memberships(binder, schema))
+
+
+def _make_memberships(binder: Binder, schema: Mapping[str, DataType]) -> list[Membership]:
+    """Returns the calls of in_list that were bound, each after those in its argument."""
+    made: list[Membership] = []
+    for name, (sql, list_name, text) in binder.memberships.items():
+        made.append(Membership(name, sql, list_name, _make_expression(text, schema, made)))
+    return made
+
+
+def _make_expression(node: Node, schema: Mapping[str, DataType], known: Sequence[Membership]) -> Expression:
+    """Makes the expression of a node. known: calls of in_list, those of the node among them."""
+    wanted = set(node.fields)
+    for membership in reversed(known):
+        if membership.name in wanted:
+            wanted |= membership.text.fields
+    used = tuple(membership for membership in known if membership.name in wanted)
     return Expression(
-        node.sql, node.type, node.fields, node, tuple((name, schema[name]) for name in sorted(node.fields))
+        node.sql,
+        node.type,
+        node.fields,
+        used,
+        node,
+        tuple((name, schema[name]) for name in sorted(wanted & schema.keys())),
     )
 
 
@@ -143,6 +206,29 @@ def split_condition(condition: Expression) -> list[Expression]:
     """Splits a condition at its outermost `and` into its operands, in order."""
     schema = dict(condition._schema)
     return [_compile_tree(tree, schema) for tree in split_conjuncts(parse(condition.sql, _CANONICAL))]
+
+
+def drop_memberships(condition: Expression) -> Expression | None:
+    """Returns a condition without in_list that is true or an error wherever this one is, whatever is in the lists.
+
+    None if there is none: this one may hold for any event.
+    """
+    if not condition.memberships:
+        return condition
+    kept: list[str] = []
+    for part in split_condition(condition):
+        if not part.memberships:
+            kept.append(part.sql)
+            continue
+        # Anything but a look-up, or not one, may be an error for some contents of lists and not for others.
+        (membership, *others) = part.memberships
+        if others or part.sql.removeprefix("not ") != membership.sql:
+            return None
+        text = membership.text
+        if text.sql not in {f"cast({name_as_sql(name)} as string)" for name in text.fields}:
+            # An error of the text is one of the condition.
+            kept.append(f"{text.sql} is null or true")
+    return recompile(" and ".join(f"({part})" for part in kept), dict(condition._schema)) if kept else None
 
 
 @dataclass(frozen=True)
@@ -170,7 +256,7 @@ def _find_comparisons(sql: str, schema: tuple[tuple[str, DataType], ...]) -> Seq
     for part in split_condition(recompile(sql, dict(schema))):
         if part._node.compared is not None:
             symbol, *nodes = part._node.compared
-            left, right = (Expression(each.sql, each.type, each.fields, each, schema) for each in nodes)
+            left, right = (_make_expression(each, dict(schema), part.memberships) for each in nodes)
             found.append(Comparison(symbol, left, right))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,14 @@ class Node:
 def make_field(name: str, type_: DataType, sql: str) -> Node:
     """Makes the node that reads a column."""
     return Node(type_, sql, lambda columns, rows: columns[name], fields=frozenset({name}))
+
+
+def name_membership(sql: str) -> str:
+    """Returns the name of the column that has the values of a call of in_list. sql: the call.
+
+    No field has such a name, and there is no dot in it, which would be that of a step.
+    """
+    return f"in_list:{sha256(sql.encode()).hexdigest()[:32]}"
 
 
 def make_constant(type_: DataType, value: Any, sql: str, level: int = PRIMARY, literal: Any = None) -> Node:

@@ -25,6 +25,7 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, from_values, to_texts
 from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.lists import Lists
 from lookback.core.values.windows import Lookback
 
 # After an alert has emptied a key, so many of its events are judged first; twice as many each time without an alert.
@@ -135,9 +136,9 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
             is_complete &= queries.first >= complete_from
     inputs = dict(columns)
     assert rule.when is not None
-    for name in rule.when.fields & set(events.columns):
+    for name in rule.when.named & set(events.columns):
         inputs[name] = events.columns[name].take(counted)
-    holds, errors = rule_run.check_condition(inputs, is_complete)
+    holds, errors = rule_run.check_condition(inputs, is_complete, events.times[counted])
     if has_error is not None:
         holds, errors = holds & ~has_error[counted], errors | has_error[counted]
     return Verdicts(columns, is_complete, holds, errors)
@@ -269,7 +270,9 @@ def forget_other_versions(state: ShardState, entry: Entry, rule: CompiledRule) -
     table.notes.update(mark)
 
 
-def delete_judged(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask) -> None:
+def delete_judged(
+    state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask, _lists: Lists
+) -> None:
     """Forgets the selected deleted events, so that they are not judged again."""
     if rule.spec.late != "revise":
         return
@@ -308,7 +311,7 @@ class _Revising:
         if has_error is not None:
             rule_run.failed |= judged & has_error
             self._judged = judged & ~has_error
-        named = {*(rule.when.fields if rule.when else ()), *rule.message_names, *rule.group_by}
+        named = {*(rule.when.named if rule.when else ()), *rule.message_names, *rule.group_by}
         self._fields = [name for name in rule.fields if name in named]
         self._windows = {measure.window for measure in rule.measures if isinstance(measure.window, Lookback)}
         # Per key the judged events that may still be revised (see `_read_judged`).
@@ -376,7 +379,7 @@ class _Revising:
             name: from_values(rule_run.stream.fields[name], [item.judged.values[at] for item in items])
             for at, name in enumerate(self._fields)
         }
-        holds, errors = rule_run.check_condition({**columns, **event_columns}, is_complete)
+        holds, errors = rule_run.check_condition({**columns, **event_columns}, is_complete, times)
         for row, item in enumerate(items):
             if errors[row]:
                 arrival = int(rule_run.events.commits[item.position])

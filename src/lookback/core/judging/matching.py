@@ -310,7 +310,7 @@ class Steps:
         self.compiled = rule_run.rule.sequence
         self.steps = self.compiled.steps
         self.reads_event_alone = all(step.own for step in self.steps)
-        self.fields = rule_run.stream.fields
+        self.fields = rule_run.kept_types
         # The position of each field among the values of a row.
         self._kept = {name: at for at, name in enumerate(self.compiled.kept)}
         self.numbers = {step.step.name: at for at, step in enumerate(self.steps)}

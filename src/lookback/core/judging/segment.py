@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lookback.core.aggregation.sharedruns import Kept
+from lookback.core.expressions.compiling import add_memberships
 from lookback.core.expressions.kernels import either_mask
 from lookback.core.judging.lateness import Actions, LateEvents, earliest_in_time
 from lookback.core.judging.measuring import Measuring, select_kept
@@ -20,8 +21,10 @@ from lookback.core.rules.rulebook import EVALUATED, Entry, LogRow
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import (
+    BEGINS,
     BY_EVENT,
     BY_WATERMARK,
+    CEASES,
     MAX_EVIDENCE_IDS,
     Alert,
     AlertOrder,
@@ -36,6 +39,7 @@ from lookback.core.streams.events import Events
 from lookback.core.streams.flagged import FlaggedEvents, FlagPlace, make_bits
 from lookback.core.values.columns import Column, Mask, Values, find_beyond_calendar, from_text, from_values, to_text
 from lookback.core.values.keys import Int64s
+from lookback.core.values.lists import Lists
 from lookback.core.values.types import BOOLEAN, DataType
 
 
@@ -131,15 +135,16 @@ class Segment:
 
     watermarks, commit_indexes: per event, the watermark that it is judged against and its commit's index in the timeline.
     measuring: measures windows. late_events: which events are late. gathered: the results so far. flagging, max_evidence:
-    see `Evaluator`.
+    see `Evaluator`. lists: as they are in force, for conditions; events have columns of what they were looked up for.
     """
 
     def __init__(
         self, stream: Stream, state: ShardState, events: Events, timeline: Timeline, shard: int, shards: int,
-        flagging: Mapping[str, FlagPlace] | None = None, max_evidence: int = MAX_EVIDENCE_IDS,
+        flagging: Mapping[str, FlagPlace] | None = None, max_evidence: int = MAX_EVIDENCE_IDS, lists: Lists | None = None,
     ) -> None:  # fmt: skip
         self.stream, self.state, self.timeline = stream, state, timeline
         self.flagging, self.max_evidence = flagging or {}, max_evidence
+        self.lists = Lists.empty() if lists is None else lists
         self.events = events.in_order_of_arrival()
         self.commit_indexes: Int64s = np.searchsorted(timeline.commits, self.events.commits).astype(np.int64)
         self.watermarks: Int64s = timeline.before[self.commit_indexes]
@@ -305,7 +310,8 @@ class RuleRun:
         """Counts the events that the rule judged, and notes what it did with each late one."""
         evaluated = self._gathered.evaluated
         evaluated[self.entry.role] = evaluated.get(self.entry.role, 0) + int(np.count_nonzero(judged))
-        self._late_events.record(wanted, taken, judged)
+        if not self.entry.is_unseen:
+            self._late_events.record(wanted, taken, judged)
 
     def count_taken(self, taken: Mask) -> None:
         """Records the events that the rule's windows take, and counts those of them that have an error.
@@ -351,10 +357,11 @@ class RuleRun:
             has_error = either_mask(has_error, error)
         return has_error
 
-    def check_condition(self, columns: Mapping[str, Column], complete: Mask) -> tuple[Mask, Mask]:
+    def check_condition(self, columns: Mapping[str, Column], complete: Mask, times: Int64s) -> tuple[Mask, Mask]:
         """Marks where the rule's condition holds, and where a measure or the condition has an error.
 
-        A time or a date outside the years 1 to 9999 is an error of its measure.
+        times: the event times that alerts about the rows would have, at which in_list looks up in the lists of now. A time or
+        a date outside the years 1 to 9999 is an error of its measure.
         """
         errors = np.zeros(len(complete), dtype=bool)
         for measure in self.rule.measures:
@@ -365,10 +372,22 @@ class RuleRun:
                 errors |= error
         if self.rule.when is None:
             return ~errors, errors
-        when = self.rule.when.evaluate({**columns, WINDOW_COMPLETE: Column(BOOLEAN, complete)}, len(complete))
+        seen = {**columns, WINDOW_COMPLETE: Column(BOOLEAN, complete)}
+        if self.rule.when.memberships:
+            seen = add_memberships(seen, self.rule.when.memberships, times, self._segment.lists)
+        when = self.rule.when.evaluate(seen, len(complete))
         if when.error is not None:
             errors |= when.error
         return when.is_true() & ~errors, errors
+
+    @cached_property
+    def kept_types(self) -> Mapping[str, DataType]:
+        """The types of all that a sequence may keep of an event: its fields, and what it was looked up for.
+
+        An error of what was looked up is kept as NULL: either way a condition that needs it is not true.
+        """
+        looked_up = dict.fromkeys((membership.name for membership in self.rule.memberships), BOOLEAN)
+        return {**self.stream.fields, **looked_up} if looked_up else self.stream.fields
 
     @cached_property
     def complete_from(self) -> int | None:
@@ -427,7 +446,7 @@ class RuleRun:
         keys: read only if there are such fields.
         """
         when, fields = self.rule.when, self.stream.fields
-        named = [] if when is None else [(at, n) for at, n in enumerate(self.rule.group_by) if n in when.fields]
+        named = [] if when is None else [(at, n) for at, n in enumerate(self.rule.group_by) if n in when.named]
         listed = list(keys) if named else []
         return {name: from_values(fields[name], [key[at] for key in listed]) for at, name in named}
 
@@ -462,10 +481,10 @@ class RuleRun:
         is_complete: bool,
         values: Mapping[str, Any],
     ) -> None:
-        """Writes a row of alerts. measures: typed values; values: what else the message may name."""
+        """Writes the first row of an alert, or its retraction. measures: typed values; values: what else the message may name."""
         arrival, key = self.arrival_of(order), self._encode_key(subject)
-        make, begin = self.writer.make_alert, key.id_begin
-        alert = make(subject, verdict, revision, arrival, measures, is_complete, values, begin)
+        make, begin, change = self.writer.make_alert, key.id_begin, CEASES if verdict == "retracted" else BEGINS
+        alert = make(subject, verdict, revision, arrival, measures, is_complete, values, begin, change)
         self._add_alert(order, key, alert)
 
     def revise(

@@ -44,6 +44,7 @@ from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask, from_values, to_texts
 from lookback.core.values.keycolumns import KeyColumns
 from lookback.core.values.keys import Int64s, Keys, find_keys, order_by_group, order_by_number
+from lookback.core.values.lists import Lists
 from lookback.core.values.times import NEVER
 from lookback.core.values.types import BIGINT
 
@@ -250,7 +251,9 @@ def judge_sequences(rule_run: RuleRun) -> None:
     _Judge(rule_run).run()
 
 
-def delete_from_sequences(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask) -> None:
+def delete_from_sequences(
+    state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask, _lists: Lists
+) -> None:
     """Removes the selected deleted events: from now on they count for no step, begin no wait and end none."""
     assert rule.spec.sequence is not None
     table = state.table(rule.store)
@@ -347,7 +350,7 @@ class _KeyedBatch:
 
     def _to_columns(self, rows: Sequence[Row]) -> KeyColumns:
         """Returns rows in columns."""
-        types, id_type = self._rule_run.stream.fields, self._rule_run.events.id_column.type
+        types, id_type = self._rule_run.kept_types, self._rule_run.events.id_column.type
         columns = [from_values(BIGINT, [row[at] for row in rows]) for at in (0, 4, 2)]
         columns.append(from_values(id_type, [int(row.id) if id_type.is_integer else row.id for row in rows]))
         columns += [from_values(types[name], [row.values[at] for row in rows]) for at, name in enumerate(self._fields)]
@@ -634,7 +637,7 @@ class _KeyJudge:
         self._coming = 0
         # The evidence of the last alert, and the first rows that its steps took.
         self._evidence: list[str] = []
-        self._evidence_begins: list[Row] = []
+        self._evidence_begins: list[list[Row]] = []
         # What steps took whose conditions read earlier ones, by the first rows of the steps up to each.
         self._linked: dict[tuple[SortKey, ...], LinkedStep] = {}
         self._index_rows()
@@ -799,7 +802,8 @@ class _KeyJudge:
 
         If there is as much as an alert may have, the next alert with the same first rows has the same, unless a row came late.
         """
-        begins, most = [rows[0] for rows in taken], self._rule_run.max_evidence
+        # Of a wait, the events that a step took may have been deleted since.
+        begins, most = [list(rows[:1]) for rows in taken], self._rule_run.max_evidence
         if len(self._evidence) < most or begins != self._evidence_begins:
             self._evidence, self._evidence_begins = _list_evidence(taken, most), begins
         return self._evidence

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lookback.core.aggregation.distinct import count_from_start
+from lookback.core.judging.answers import list_answers
 from lookback.core.judging.measuring import select_kept, select_values
 from lookback.core.judging.segment import Order, RuleRun
 from lookback.core.judging.verdicts import Judgement, Memory, Subject, memories_value, read_memories
@@ -24,6 +25,7 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, Values, from_values, replace_nan, to_text, to_texts
 from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.lists import Lists
 from lookback.core.values.times import NEVER_DUE, to_utc
 from lookback.core.values.types import BIGINT
 from lookback.core.values.windows import Session
@@ -117,19 +119,26 @@ def _number_slots(slots: Sequence[Slot]) -> dict[str, int]:
     return {slot.feature_id: number for number, slot in enumerate(slots) if slot.feature_id is not None}
 
 
-def delete_from_sessions(state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask) -> None:
-    """Removes one row of equal key, time and values for each selected event; a session may fall apart by it."""
+def delete_from_sessions(
+    state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask, lists: Lists
+) -> None:
+    """Removes one row of equal key, time and values for each selected event; a session may fall apart by it.
+
+    The values are those that the event had, whatever is in the lists now.
+    """
     table = state.table(rule.store)
     slots = _number_slots(_read_slots(table))
-    if rule.where is not None:
-        selected = selected & deleted.value(rule.where).is_true()
+    answered = list(list_answers(deleted, rule.memberships, lists))
+    wanted = [None if rule.where is None else events.value(rule.where).is_true() for events in answered]
     for at in np.flatnonzero(selected).tolist():
         key = keys.pair(at)
         value = table.get(key)
         if value is None:
             continue
-        known = SessionRows.from_value(value)
-        rank = _find_row(known.rows, int(deleted.times[at]), _measured_values(rule, deleted, at, slots))
+        known, time = SessionRows.from_value(value), int(deleted.times[at])
+        likely = (events for events, mask in zip(answered, wanted, strict=True) if mask is None or mask[at])
+        ranks = (_find_row(known.rows, time, _measured_values(rule, events, at, slots)) for events in likely)
+        rank = next((rank for rank in ranks if rank is not None), None)
         if rank is not None:
             known = SessionRows(known.stored_key, [*known.rows[:rank], *known.rows[rank + 1 :]])
             if known.rows:
@@ -450,7 +459,7 @@ class _Judge:
             if slot.feature_id is not None and slot.since is not None:
                 is_complete &= starts >= slot.since
         key_columns = rule_run.key_columns(self._stored_keys[result.key] for result in shown)
-        holds, errors = rule_run.check_condition({**columns, **key_columns}, is_complete)
+        holds, errors = rule_run.check_condition({**columns, **key_columns}, is_complete, ends)
         effective = rule_run.find_effective(ends)
         row = 0
         for result in results:

@@ -200,11 +200,13 @@ class _Windows:
         is_early = rule_run.spec.early
         if is_early not in self._arrivals:
             self._arrivals[is_early] = self._find_arrivals(is_early)
-        arrivals = self._arrivals[is_early]
+        arrivals, when = self._arrivals[is_early], rule_run.rule.when
+        # What is in a list depends on when a window ends.
+        is_apart = when is not None and bool(when.memberships)
         for part in range(arrivals.parts):
-            name = (is_early, part, rule_run.complete_from)
+            name = (is_early, part, rule_run.complete_from, is_apart)
             if self._updated[0] != name:
-                self._updated = name, self._find_updated(arrivals.take(part), rule_run.complete_from)
+                self._updated = name, self._find_updated(arrivals.take(part), rule_run.complete_from, is_apart=is_apart)
             _, results = self._updated
             assert results is not None
             yield name, results
@@ -285,8 +287,12 @@ class _Windows:
         part_of = np.cumsum(np.diff(full, prepend=full[:1]) > 0, dtype=np.int64)
         return _Arrivals(positions[order], first[order], last[order], part_of)
 
-    def _find_updated(self, arrivals: _Arrivals, complete_from: int | None) -> _Results:
-        """Finds the results that events bring. complete_from: windows that start before it are not complete."""
+    def _find_updated(self, arrivals: _Arrivals, complete_from: int | None, *, is_apart: bool) -> _Results:
+        """Finds the results that events bring.
+
+        complete_from: windows that start before it are not complete. is_apart: each window has results of its own; otherwise
+        windows with the same rows share them.
+        """
         rule_run, slide, grouping = self._rule_run, self.tiles.slide, self._grouping
         numbers = grouping.numbers[arrivals.positions]
         order = np.lexsort((arrivals.first, numbers))
@@ -294,6 +300,8 @@ class _Windows:
         windows = self._make_queries(groups, starts)
         is_alike = self._measuring.has_same_rows(self.presence, windows)
         is_alike[0] = False
+        if is_apart:
+            is_alike[:] = False
         is_alike[1:] &= (groups[1:] == groups[:-1]) & (starts[1:] == starts[:-1] + slide)
         if complete_from is not None:
             is_alike[1:] &= (starts[1:] < complete_from) == (starts[:-1] < complete_from)
@@ -366,13 +374,14 @@ class _RuleJudge:
             for measure in rule_run.rule.measures
         }
         is_complete = rule_run.find_complete(results.first_starts)
-        holds, errors = rule_run.check_condition({**columns, **self._key_columns(results)}, is_complete)
+        ends = results.first_starts + windows.tiles.size
+        holds, errors = rule_run.check_condition({**columns, **self._key_columns(results)}, is_complete, ends)
         self._writer.add(results, Verdicts(columns, is_complete, holds, errors))
 
     def _key_columns(self, results: _Results) -> dict[str, Column]:
         """Returns the group_by fields that the condition reads, of each result."""
         rule = self._rule_run.rule
-        if rule.when is None or rule.when.fields.isdisjoint(rule.group_by):
+        if rule.when is None or rule.when.named.isdisjoint(rule.group_by):
             return {}
         used, keys = results.used_groups, results.keys.take(results.used_groups)
         numbered = zip(keys.list_pairs(), results.numbers[used].tolist(), strict=True)

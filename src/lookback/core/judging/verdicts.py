@@ -10,7 +10,7 @@ from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.rules.rulebook import Entry
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState, raised_wake
-from lookback.core.streams.alerts import Alert, complete_alert_id
+from lookback.core.streams.alerts import BEGINS, CEASES, GOES_ON, Alert, complete_alert_id
 from lookback.core.values.columns import Column, Mask
 from lookback.core.values.times import to_utc
 
@@ -86,6 +86,9 @@ class AlertWriter:
 
     def __init__(self, entry: Entry, rule: CompiledRule, stream: str, state: ShardState) -> None:
         self._entry, self._rule, self._stream = entry, rule, stream
+        # The document may write the field with other capitals than the stream.
+        entity = rule.spec.entity.lower()
+        self._entity = next((name for name in rule.group_by if name.lower() == entity), None)
         # By key the time of its last raised alert.
         span = rule.spec.suppress
         keep = None if span is None else (span, rule.allowed_lateness)
@@ -120,12 +123,14 @@ class AlertWriter:
 
         memory: of the row before; values: what else the message may name; id_begin: see `EncodedKey`.
         """
-        memory, verdict = self._decide(self.keep_own(memory), subject, judgement)
+        before = self.keep_own(memory)
+        memory, verdict = self._decide(before, subject, judgement)
         if memory is None or verdict is None:
             return memory, None
+        change = CEASES if not memory.holds else BEGINS if before is None or not before.holds else GOES_ON
         measures, is_complete = dict(judgement.measures), judgement.is_complete
         return memory, self.make_alert(
-            subject, verdict, memory.revision, arrival, measures, is_complete, values, id_begin
+            subject, verdict, memory.revision, arrival, measures, is_complete, values, id_begin, change
         )
 
     def _decide(
@@ -155,9 +160,13 @@ class AlertWriter:
         is_complete: bool,
         values: Mapping[str, Any],
         id_begin: str,
+        change: int,
     ) -> Alert:
-        """Makes the row of a verdict. measures: typed values; values: what else the message may name; id_begin: see `EncodedKey`."""
-        entry, rule = self._entry, self._rule
+        """Makes the row of a verdict. measures: typed values; values: what else the message may name; id_begin: see `EncodedKey`.
+
+        change: BEGINS, GOES_ON or CEASES.
+        """
+        entry, rule, entity = self._entry, self._rule, self._entity
         event_time, window_end = to_utc(subject.event_time), subject.window_end
         named = subject.event_id if subject.event_id is not None else subject.window_start
         message = rule.spec.message
@@ -183,4 +192,8 @@ class AlertWriter:
             message,
             subject.evidence,
             arrival,
+            entity,
+            None if entity is None else subject.key_texts[entity],
+            rule.spec.score,
+            change,
         )

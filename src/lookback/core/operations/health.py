@@ -66,6 +66,7 @@ THRESHOLDS: dict[str, Threshold] = {
     ),
     "state_growth": Threshold(2, "times", "windows that fill for the first time do so too, but only once"),
     "state_least": Threshold(1_000_000, "rows", "a few megabytes; what grows below that costs nothing yet"),
+    "warming_stuck": Threshold(600, "seconds", "the history of twenty million events is there in half of that"),
     "storm": Threshold(1_000, "alerts", "nobody reviews so many of one rule in an hour"),
 }
 
@@ -102,6 +103,24 @@ class Sample:
     rules: Mapping[str, RuleCounts] = field(default_factory=dict)
 
 
+class WarmUp(NamedTuple):
+    """A version that waits for the history of its windows. since: when that began; named, pieces: how many of its pieces are published."""
+
+    rule_id: str
+    version: int
+    since: dt.datetime
+    named: int
+    pieces: int
+
+
+def describe_warm_up(each: WarmUp) -> str:
+    """Says in words how far a version is that waits for its history."""
+    how_far = (
+        f"{each.named} of {each.pieces} pieces of its history are published" if each.pieces else "its history is made"
+    )
+    return f"version {each.version} of rule {each.rule_id} since {each.since:%Y-%m-%dT%H:%M:%SZ}: {how_far}"
+
+
 @dataclass(frozen=True)
 class Figures:
     """The figures of a stream at the time `now` (aware).
@@ -112,6 +131,7 @@ class Figures:
     commit. samples: rows of the table `metrics` of the last hour, oldest first; last_sample: when its newest row was
     written. failing: rule_id -> the message of its last failure in the last hour; refused: rule_id -> why its last row was
     rejected. rejected: rows that ingest rejected in the last hour; reason: that of the newest; ingested: rows it accepted.
+    warming: the versions that wait for the history of their windows.
     """
 
     stream: str
@@ -130,6 +150,7 @@ class Figures:
     rejected: int = 0
     reason: str = ""
     ingested: int = 0
+    warming: Sequence[WarmUp] = ()
 
     @property
     def is_silent(self) -> bool:
@@ -254,7 +275,23 @@ def _check_rules(figures: Figures) -> list[Finding]:
         )
         for rule_id, why in sorted(figures.refused.items())
     ]  # fmt: skip
-    return findings
+    return findings + _check_warming(figures)
+
+
+def _check_warming(figures: Figures) -> list[Finding]:
+    """Names the versions that have waited for their history for long."""
+    most = THRESHOLDS["warming_stuck"].value
+    return [
+        Finding(
+            WARNING, "warming_stuck",
+            f"Version {each.version} of rule {each.rule_id} has been warming for {_format_span(waited)}, with {each.named} of "
+            f"{each.pieces or 'no'} pieces of its history published; the version before it is in force.",
+            "Is the evaluation running? Its log says why a history could not be made. To start without it: lookback rules "
+            "push FILE --cold.",
+        )
+        for each in figures.warming
+        if (waited := _seconds(figures.now - each.since)) > most
+    ]  # fmt: skip
 
 
 def _check_storms(figures: Figures) -> list[Finding]:

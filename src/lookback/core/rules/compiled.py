@@ -17,6 +17,7 @@ from lookback.core.errors import ExpressionError, Problem, RuleError
 from lookback.core.expressions.compiling import (
     AggregateCall,
     Expression,
+    Membership,
     compile_aggregate,
     compile_expression,
     compile_part,
@@ -28,6 +29,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.durations import format_duration
 from lookback.core.values.suggestions import find_nearest, suggest
+from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT, BOOLEAN, NULL, DataType, array
 from lookback.core.values.windows import (
     LOOKBACK,
@@ -54,6 +56,8 @@ _DIGITS = re.compile(r"(\d+)")
 JUDGED = "judged-"
 # The prefix of the names of tables that keep the keys with open windows.
 OPEN_KEYS = "open-"
+# From this lane on, a rule shares no state at all: its version waits for the history of its windows.
+WARMING_LANE = 2
 _MEMORY_PREFIXES = {TUMBLING: "windows-", SLIDING: "windows-", SESSION: "sessions-"}
 # More digits than any value that a message shows.
 _WIDE_CONTEXT = Context(prec=400)
@@ -91,6 +95,11 @@ class Feature:
         """The resolution of the feature's windows in microseconds; 0 for none."""
         return 0 if self.buckets is None else self.buckets.resolution
 
+    @cached_property
+    def memberships(self) -> tuple[Membership, ...]:
+        """The calls of in_list in its expressions, each after those in its argument."""
+        return _list_memberships((self.where, self.filter, self.argument))
+
     @property
     def argument_type(self) -> DataType | None:
         """The type of the aggregate's argument; None for count(*)."""
@@ -127,7 +136,7 @@ class CompiledMeasure:
     @property
     def argument_fields(self) -> frozenset[str]:
         """The fields of an event that the aggregate's argument reads."""
-        return frozenset() if self.feature.argument is None else self.feature.argument.fields
+        return frozenset() if self.feature.argument is None else self.feature.argument.named
 
     def format_value(self, value: Any) -> str | None:
         """Formats a value for people; None for NULL.
@@ -209,6 +218,25 @@ class CompiledRule:
     def window(self) -> Window | None:
         """The window of the rule; None for a sequence."""
         return self.spec.window
+
+    @cached_property
+    def memberships(self) -> tuple[Membership, ...]:
+        """The calls of in_list about events as they arrive: of all expressions but `when`, each after those in its argument."""
+        return _list_memberships(self._event_parts)
+
+    @cached_property
+    def lists(self) -> frozenset[str]:
+        """The names of the lists that the rule reads."""
+        judged = () if self.when is None else self.when.memberships
+        return frozenset(each.list_name for each in (*self.memberships, *judged))
+
+    @property
+    def _event_parts(self) -> list[Expression | None]:
+        """The expressions over single events."""
+        parts = [self.where, *(part for m in self.measures for part in (m.feature.filter, m.feature.argument))]
+        if self.sequence is not None:
+            parts += [self.sequence.until, *(step.condition for step in self.sequence.conditions)]
+        return parts
 
     @cached_property
     def message_names(self) -> frozenset[str]:
@@ -318,7 +346,8 @@ def compile_rule(
 ) -> CompiledRule:
     """Reads a rule from a document and binds it to `stream`. Raises RuleError with every problem, each with its place.
 
-    lane: 1 for the second of two versions side by side, which then share no state that belongs to one rule.
+    lane: 1 for the second of two versions side by side, which then share no state that belongs to one rule; WARMING_LANE or
+    higher for a version that is warming, which shares none with any rule.
     """
     rule, problems = read_rule(document.document if isinstance(document, Rule) else document, stream.limits)
     binder = _Binder(rule, stream, problems, lane)
@@ -326,6 +355,12 @@ def compile_rule(
     if problems or compiled is None:
         raise RuleError(rule.rule_id, limit_problems(problems), version)
     return compiled
+
+
+def _list_memberships(parts: Iterable[Expression | None]) -> tuple[Membership, ...]:
+    """Lists the calls of in_list in some expressions, each once, after those in its argument."""
+    found = {each.name: each for part in parts if part is not None for each in part.memberships}
+    return tuple(found.values())
 
 
 def _name_owner(rule_id: str, lane: int) -> list[Any]:
@@ -372,7 +407,7 @@ class _Binder:
             parts += [sequence.until, *(step.condition for step in sequence.conditions)]
             used |= set(sequence.kept)
         for expression in parts:
-            used |= expression.fields if expression else set()
+            used |= expression.named if expression else set()
         fields = tuple(sorted(used & set(stream.fields)))
         presence = None
         if isinstance(rule.window, TiledWindow):
@@ -411,8 +446,9 @@ class _Binder:
         )
 
     def _identify_state(self, group_by: tuple[str, ...], lateness: int) -> list[Any]:
-        """Returns the first part of every feature's identity, with the rule's id if it resets: it then shares no state."""
-        owner = _name_owner(self._rule.rule_id, self._lane) if self._rule.reset_on_alert else []
+        """Returns the first part of every feature's identity, with the rule's id if it shares no state: it resets, or is warming."""
+        is_alone = self._rule.reset_on_alert or self._lane >= WARMING_LANE
+        owner = _name_owner(self._rule.rule_id, self._lane) if is_alone else []
         return [self._stream.name, group_by, lateness, *owner]
 
     def _name_store(
@@ -492,12 +528,14 @@ class _Binder:
         dotted = {name for step in [*steps, *([absent] if absent else [])] for name in step.condition.fields}
         dotted |= set(_PLACEHOLDER.findall(self._rule.message))
         kept = {name.partition(".")[2] for name in dotted if "." in name}
+        looked_up = set[str]()
         for compiled in [*steps, *([absent] if absent else [])]:
+            looked_up |= {membership.name for membership in compiled.condition.memberships}
             kept |= {name for name in compiled.condition.fields if "." not in name} if not compiled.own else set()
         if absent is not None:
             kept |= {self._names.get(name.lower(), name) for name in self._rule.group_by}
             kept |= set(_PLACEHOLDER.findall(self._rule.message))
-        kept_fields = tuple(sorted(kept & set(self._stream.fields)))
+        kept_fields = tuple(sorted(kept & {*self._stream.fields, *looked_up}))
         return CompiledSequence(tuple(steps), absent, until, kept_fields, spec.within)
 
     def _bind_step(self, step: Step, before: Sequence[Step], rest: Sequence[Step], place: str) -> CompiledStep | None:
@@ -509,8 +547,16 @@ class _Binder:
         )
         if condition is None or reported:
             return None
+        for membership in condition.memberships:
+            if of_steps := sorted(membership.text.named - set(self._stream.fields)):
+                self._add_problem(
+                    place,
+                    f"in_list() reads {of_steps[0]}, which is of an earlier step; look up a field of the event itself, since "
+                    "what is in a list is decided when an event arrives",
+                )
+                return None
         gate = compile_part(step.condition, self._stream.fields)
-        return CompiledStep(step, condition, gate, condition.fields <= set(self._stream.fields))
+        return CompiledStep(step, condition, gate, condition.named <= set(self._stream.fields))
 
     def _find_wrong_steps(self, text: str, before: Sequence[Step], rest: Sequence[Step], place: str) -> set[str]:
         """Reports each name in a condition that belongs to a step which it cannot see, or to none; returns these names.
@@ -672,7 +718,9 @@ def _make_feature(kind: list[Any], where: Expression | None, call: AggregateCall
     elif isinstance(window, Lookback) and window.resolution:
         # The delay decides which buckets are closed, so rules with different delays share no combined rows.
         identity += ["resolution", window.resolution, window.delay]
-        buckets = Buckets(window.resolution, window.delay + lateness, call.function)
+        # What an event put in where a list decided can only be taken out again as long as it has a row of its own.
+        is_single = any(part is not None and part.memberships for part in parts)
+        buckets = Buckets(window.resolution, NEVER_DUE if is_single else window.delay + lateness, call.function)
     row_set = "" if owner or buckets else json.dumps(group_by)
     return Feature(
         stream, group_by, call.function, lateness, where, call.filter, call.argument, tiles, buckets, _digest(identity),

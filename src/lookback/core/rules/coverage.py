@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lookback.core.expressions.compiling import drop_memberships
 from lookback.core.rules.compiled import CompiledRule
 
 # A grouping set (fields in ascending order) and the condition, as canonical SQL, of the events to send; None: all events.
@@ -80,7 +81,8 @@ def find_coverage(rules: Iterable[CompiledRule]) -> Coverage:
     fields: set[str] = set()
     for rule in rules:
         # A condition that dispatch might read differently could lose events, so all events are sent instead.
-        where = rule.where.sql if rule.where is not None and rule.where.is_readable else None
-        wants.add((rule.group_by, where))
+        # What is in a list is known where events are judged.
+        where = drop_memberships(rule.where) if rule.where is not None and rule.where.is_readable else None
+        wants.add((rule.group_by, None if where is None else where.sql))
         fields.update(rule.fields)
     return Coverage.of(wants, fields)

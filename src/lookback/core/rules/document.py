@@ -15,6 +15,7 @@ from typing import Any
 
 from lookback.core.errors import DurationError, Problem, RuleError
 from lookback.core.rules.parameters import Parameters, Value, find_wrong_value
+from lookback.core.values.contents import read_contents
 from lookback.core.values.durations import format_duration, parse_duration
 from lookback.core.values.limits import DEFAULT_LIMITS, WIDEST_LIMITS, Limits, name_limit
 from lookback.core.values.suggestions import suggest
@@ -26,6 +27,9 @@ RULE_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.ASCII)
 # The names of measures and steps.
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 SEVERITIES = ("low", "medium", "high", "critical")
+# What an alert adds to the risk of its entity where the document has no `score`: ten low ones weigh as much as a critical one.
+SCORES = {"low": 10, "medium": 25, "high": 50, "critical": 100}
+MAX_SCORE = 1_000_000
 LATE_POLICIES = ("evaluate", "record", "revise")
 EXPIRIES = ("sliding", "fixed")
 STATUSES = ("draft", "shadow", "active", "paused", "retired", "quarantined")
@@ -45,8 +49,8 @@ _MAX_PLACE_CHARACTERS, _MAX_MESSAGE_CHARACTERS, _MAX_VALUE_CHARACTERS = 120, 550
 # Windows that one event lies in.
 MAX_OVERLAP = 1_000
 COMMON_KEYS = (
-    "rule_id", "description", "parameters", "stream", "severity", "group_by", "where", "effective_from",
-    "effective_until", "allowed_lateness", "suppress", "message", "tests",
+    "rule_id", "description", "parameters", "stream", "severity", "group_by", "entity", "score", "where", "effective_from",
+    "effective_until", "allowed_lateness", "suppress", "warm_start", "message", "tests",
 )  # fmt: skip
 _WINDOW_KEYS = ("window", "measures", "when", "early")
 # The further keys of each kind of rule.
@@ -67,7 +71,7 @@ SEQUENCE_KEYS = ("within", "steps", "until", "expiry")
 STEP_KEYS = ("name", "where", "at_least", "at_most")
 ABSENT_KEYS = ("name", "absent", "within")
 MEASURE_KEYS = ("measure", "window")
-TEST_KEYS = ("name", "events", "alerts", "parameters")
+TEST_KEYS = ("name", "events", "alerts", "parameters", "lists")
 _KEYS = tuple(dict.fromkeys((*COMMON_KEYS, *(key for keys in KEYS_OF_KIND.values() for key in keys))))
 
 
@@ -86,8 +90,9 @@ class Rule:
 
     It has either a `window` with measures or a `sequence`. Triggers lie in [effective_from, effective_until).
     allowed_lateness: None for the stream's. when: can be empty for tumbling, sliding and session windows, which give a
-    result each. parameters: the values that are written into the other attributes already. document: as the author wrote
-    it.
+    result each. entity: the field of group_by whose value the alerts are about; empty for none. score: what an alert adds to
+    the risk of that value. parameters: the values that are written into the other attributes already. document: as the author
+    wrote it.
     """
 
     rule_id: str
@@ -100,11 +105,14 @@ class Rule:
     parameters: Mapping[str, Value] = field(default_factory=dict, compare=False)
     severity: str = "medium"
     group_by: tuple[str, ...] = ()
+    entity: str = ""
+    score: int = SCORES["medium"]
     where: str | None = None
     late: str = "evaluate"
     reset_on_alert: bool = False
     early: bool = False
     suppress: int | None = None
+    warm_start: bool = True
     allowed_lateness: int | None = None
     effective_from: int | None = None
     effective_until: int | None = None
@@ -308,6 +316,7 @@ class _Reader:
         self._check_keys(kind)
         # A rule without any window counts as a lookback rule.
         required = kind == LOOKBACK or (sequence is None and document.get("window") is None)
+        severity, group_by = self._read_choice("severity", SEVERITIES, "medium"), self._read_group_by()
         rule = Rule(
             rule_id=self._read_rule_id(),
             stream=self._read_text("stream", required=True),
@@ -317,13 +326,16 @@ class _Reader:
             when=self._read_expression("when", required=required) if sequence is None else "",
             sequence=sequence,
             description=self._read_text("description"),
-            severity=self._read_choice("severity", SEVERITIES, "medium"),
-            group_by=self._read_group_by(),
+            severity=severity,
+            group_by=group_by,
+            entity=self._read_entity(group_by),
+            score=self._read_score(severity),
             where=self._read_expression("where") or None,
             late=self._read_choice("late", LATE_POLICIES, "evaluate"),
             reset_on_alert=self._read_flag("reset_on_alert"),
             early=self._read_flag("early"),
             suppress=self._read_duration(document.get("suppress"), "suppress") if "suppress" in document else None,
+            warm_start=self._read_flag("warm_start", default=True),
             allowed_lateness=self._read_lateness(),
             effective_from=self._read_time("effective_from"),
             effective_until=self._read_time("effective_until"),
@@ -433,11 +445,11 @@ class _Reader:
         self._add_problem(key, _describe_bad_choice(choices, value))
         return default
 
-    def _read_flag(self, key: str) -> bool:
-        value = self._document.get(key, False)
+    def _read_flag(self, key: str, *, default: bool = False) -> bool:
+        value = self._document.get(key, default)
         if not isinstance(value, bool):
             self._add_problem(key, f"must be true or false, got {quote_value(value)}")
-            return False
+            return default
         return value
 
     def _read_group_by(self) -> tuple[str, ...]:
@@ -454,6 +466,32 @@ class _Reader:
                 f"group_by names a field twice (capitals make no difference): {quote_value(value)}; leave one out",
             )
         return tuple(reversed(names.values()))
+
+    def _read_entity(self, group_by: tuple[str, ...]) -> str:
+        """Reads the field that the alerts are about: one of group_by, capitals make no difference."""
+        entity = self._read_text("entity")
+        if not entity:
+            return ""
+        named = next((name for name in group_by if name.lower() == entity.lower()), None)
+        # A group_by that cannot be read has a problem of its own.
+        if named is None and (group_by or self._document.get("group_by", []) == []):
+            self._add_problem(
+                "entity", f"{quote_value(entity)} is not in group_by; name one of its fields, or add it there"
+            )
+        return named or ""
+
+    def _read_score(self, severity: str) -> int:
+        if "score" not in self._document:
+            return SCORES[severity]
+        value = self._document["score"]
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SCORE:
+            return value
+        self._add_problem(
+            "score",
+            f"must be a whole number from 0 to {MAX_SCORE:,}, got {quote_value(value)}; leave it out for that of the severity, "
+            f"{SCORES[severity]}",
+        )
+        return SCORES[severity]
 
     def _read_duration(self, value: object, place: str, *, zero: bool = False) -> int:
         if message := self._parameters.find_unknown(value):
@@ -747,6 +785,10 @@ class _Reader:
                     self._add_problem(f"{place}.{key}", _describe_unknown_key(key, TEST_KEYS))
             if "parameters" in test:
                 self._check_test_parameters(test["parameters"], f"{place}.parameters")
+            if "lists" in test:
+                _, problems = read_contents(test["lists"], f"{place}.lists")
+                for found in problems:
+                    self._add_problem(found.place, found.message)
             for key, example in (("events", "{event_id: 1, amount: 100}"), ("alerts", "{event_id: 1}")):
                 items = test.get(key)
                 if items is None and key == "alerts":
@@ -798,6 +840,7 @@ _KEYS_OF_OTHER_STEPS = {
 # The remedy for a text that must not be blank.
 _REMEDIES = {
     "stream": "name the stream whose events the rule judges",
+    "entity": "name a field of group_by, such as customer_id, or leave it out",
     "where": "write which events the rule sees, such as \"payment_type = 'CSH'\", or leave it out for all",
     "when": "write the condition that raises the alert, such as 'n >= 10'",
 }

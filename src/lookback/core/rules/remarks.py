@@ -43,6 +43,7 @@ def find_remarks(rule: CompiledRule) -> list[Remark]:
         *_find_week_starts(rule),
         *_find_self_limits(rule),
         *_find_missing_tests(rule),
+        *_find_empty_lists(rule),
     ]
 
 
@@ -98,7 +99,7 @@ def _find_self_limits(rule: CompiledRule) -> Iterator[Remark]:
 def _value_fields(measure: CompiledMeasure) -> frozenset[str]:
     """Returns the fields whose values the measure aggregates; none for a count."""
     argument = measure.feature.argument
-    return argument.fields if argument is not None and measure.feature.function in _VALUE_AGGREGATES else frozenset()
+    return argument.named if argument is not None and measure.feature.function in _VALUE_AGGREGATES else frozenset()
 
 
 def _holds_event(measure: CompiledMeasure) -> bool:
@@ -117,3 +118,11 @@ def _find_missing_tests(rule: CompiledRule) -> Iterator[Remark]:
         yield Remark(
             "tests", "is missing; write an alert that you want and a near miss, so that a change cannot break them"
         )
+
+
+def _find_empty_lists(rule: CompiledRule) -> Iterator[Remark]:
+    """Finds lists that the rule asks and that are empty in all of its tests."""
+    filled = {name for test in rule.spec.tests for name, values in (test.get("lists") or {}).items() if values}
+    if rule.spec.tests:
+        for name in sorted(rule.lists - filled):
+            yield Remark("tests", f"list {name!r} is empty in every test; write `lists: {{{name}: [...]}}` into one")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 SHADOW = "shadow"
-# In place of the status of a row that its stream rejected and never obeyed.
-REJECTED = "rejected"
+# In place of the status of a row that its stream rejected and never obeyed, and of one that waits for its history.
+REJECTED, WARMING = "rejected", "warming"
 # In the evidence of a quarantined row, the version that failed.
 QUARANTINED = "quarantined"
 
@@ -29,7 +29,7 @@ _Row = TypeVar("_Row", bound=TableRow)
 
 @dataclass(frozen=True)
 class Roles(Generic[_Row]):
-    """The rows of a rule that count. main: active, paused, retired or quarantined; draft: a draft, or REJECTED, later than all others."""
+    """The rows of a rule that count. main: active, paused, retired or quarantined; draft: a draft, REJECTED or WARMING, later than all others."""
 
     main: _Row | None = None
     shadow: _Row | None = None
@@ -77,7 +77,7 @@ def find_roles(rows: Iterable[_Row]) -> Roles[_Row]:
     draft: _Row | None = None
     for row in sorted(rows, key=lambda row: row["version"] or 0):
         status = row["status"]
-        if status in ("draft", REJECTED):
+        if status in ("draft", REJECTED, WARMING):
             draft = row
             continue
         draft = None

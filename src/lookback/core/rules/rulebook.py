@@ -15,15 +15,15 @@ from itertools import zip_longest
 from typing import Any
 
 from lookback.core.errors import Problem, RuleError
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import WARMING_LANE, CompiledRule, compile_rule
 from lookback.core.rules.document import RULE_ID, STATUSES, quote_value, read_document
 from lookback.core.rules.gate import find_objection
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
-from lookback.core.rules.roles import SHADOW, name_role, read_quarantined
+from lookback.core.rules.roles import SHADOW, WARMING, name_role, read_quarantined
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.limits import LIMITS, WIDEST_LIMITS, Limits, name_limit
-from lookback.core.values.texts import cut_end
+from lookback.core.values.texts import cut_end, to_one_line
 from lookback.core.values.times import parse_calendar_time, to_utc
 
 EVALUATED = ("active", SHADOW)
@@ -39,7 +39,7 @@ ACTIONS = {
 # A bigint, and room for the next one.
 MAX_VERSION = 2**63 - 2
 # Fields of an entry that are written only where they are not as they begin.
-_NEWER = {"broken", "lane", "ended"}
+_NEWER = {"broken", "lane", "ended", "is_unseen"}
 # Longer ids are cut in the log; a valid one has at most 100 characters.
 _MAX_ID_CHARACTERS = 103
 _MAX_LOG_CHARACTERS = 4_000
@@ -47,6 +47,13 @@ _MAX_LOG_CHARACTERS = 4_000
 # were replaced.
 _MOST_COMPILED, _MOST_DECLARATIONS = LIMITS["rules"].most + 2_000, 100
 COMMANDS = ("clear_state", "retire_all", "advance")
+# The status of a row by which a stream learns of a commit of table `lists`, and the action by which its log names that commit.
+# The stream writes these rows itself.
+LISTS, LIST_CHANGED = "lists", "list"
+# The status of the rows of `*` with which the stream's driver hands out history.
+WARM = "warm"
+# The message of rule_log for a version that has come into force after a warm-up.
+WITH_HISTORY = "with the history of its windows"
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,8 @@ class RuleChange:
     `change`: insert, delete, update (the row after it), or before (the row as it was before an update).
     evidence: JSON; of a quarantined row it names the version that failed, of an active one what it showed to the gate.
     gate: what an enforced gate asks of the row if it is active: EVIDENCE or APPROVAL; empty for nothing. The shell sets it, so
-    that rows that were admitted before the gate was enforced stay as they are.
+    that rows that were admitted before the gate was enforced stay as they are. warms: of a logged row, whether its version
+    was warmed first, and of a piece of history, whether it was the last; None where the state decides.
     """
 
     change: str
@@ -69,6 +77,7 @@ class RuleChange:
     author: str | None = None
     approved_by: str | None = None
     gate: str = ""
+    warms: bool | None = None
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -109,7 +118,8 @@ class Entry:
 
     broken: judging it raised an unexpected exception in this shard; it is not judged again until another row comes into
     force. lane: 0 or 1; two versions side by side have different lanes, and each lane has state of its own. ended: the
-    version of a quarantine that ended the other role; an insert must be above it too. role: the name under which what belongs
+    version of a quarantine that ended the other role; an insert must be above it too. is_unseen: of a replay, a version that
+    gathers rows before its row has come, and is in no table yet. role: the name under which what belongs
     to this role of the rule alone is counted and remembered.
     """
 
@@ -122,6 +132,7 @@ class Entry:
     broken: bool = False
     lane: int = 0
     ended: int = 0
+    is_unseen: bool = False
     role: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -135,11 +146,84 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Warming:
+    """A version that comes into force once its features have the rows of the commits before it.
+
+    entry: as it comes into force, but in a lane of its own. begun: the last commit judged before its features began to keep
+    rows; None before the first. is_known: its row has come. is_replayed: its features have had all rows from the first commit
+    on, as a replay lets them before the row comes. loaded: the pieces of history that its features have. is_void: `clear_state` came after `begun`,
+    so that no row of the history counts any more.
+    """
+
+    entry: Entry
+    begun: int | None
+    is_known: bool = True
+    is_replayed: bool = False
+    loaded: int = 0
+    is_void: bool = False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The rule's id and the version."""
+        return self.entry.rule_id, self.entry.version
+
+    @property
+    def silent(self) -> Entry:
+        """The version as it gathers rows: it keeps state and raises no alerts."""
+        return replace(self.entry, status="paused", is_unseen=not self.is_known)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A row of `*` with a piece of the history of a version that is warming, or without any: it then starts cold.
+
+    through: the last commit of the history. piece: its number, from 1 on, of `pieces`. parcel: the name under which the
+    shards find it; query: the evaluation that it is for.
+    """
+
+    rule_id: str
+    version: int
+    through: int
+    piece: int = 0
+    pieces: int = 0
+    parcel: str = ""
+    query: str = ""
+
+    @property
+    def is_last(self) -> bool:
+        """True if the version comes into force after it."""
+        return self.piece == self.pieces
+
+    @property
+    def is_cold(self) -> bool:
+        """True if there is no history."""
+        return self.pieces == 0
+
+    def to_document(self, stream: str) -> str:
+        """Returns the document of the row."""
+        return json.dumps({"stream": stream, **vars(self)})
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Piece:
+        """Reads what `to_document` wrote. Raises ValueError, TypeError or KeyError for anything else."""
+        numbers = {name: int(document[name]) for name in ("version", "through", "piece", "pieces")}
+        return cls(str(document["rule_id"]), parcel=str(document["parcel"]), query=str(document["query"]), **numbers)
+
+
+@dataclass(frozen=True)
 class Command:
-    """A command row that concerns this stream. time: the watermark that an `advance` sets, in microseconds."""
+    """A command row that concerns this stream, or what a version that begins to warm up asks for.
+
+    time: the watermark that an `advance` sets, in microseconds. commit: of table `lists`, for `lists`. piece: of history.
+    warms: see `RuleChange`. opened: the version whose features begin to keep rows.
+    """
 
     action: str
     time: int | None = None
+    commit: int | None = None
+    piece: Piece | None = None
+    warms: bool | None = None
+    opened: Warming | None = None
 
 
 class Rejected(Exception):
@@ -151,19 +235,27 @@ class RuleBook:
     """The rules in force for `stream`. streams: every declared stream by name, against which rules are checked.
 
     entries: by rule_id the active or paused version, else the one in shadow, else the one that ended the rule.
-    challengers: by rule_id the version in shadow beside an active or paused one.
+    challengers: by rule_id the version in shadow beside an active or paused one. lists_commit: the last commit of table
+    `lists` that a row has named; None before the first. warming: by rule_id and version those that wait for their history,
+    beside what is in force.
     """
 
     stream: Stream
     streams: Mapping[str, Stream]
     entries: dict[str, Entry] = field(default_factory=dict)
     challengers: dict[str, Entry] = field(default_factory=dict)
+    lists_commit: int | None = None
+    warming: dict[tuple[str, int], Warming] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._json: str | None = None
         # Rules in shadow whose state an earlier release wrote, when both roles had one name there.
         self.former_shadows: list[str] = []
         self._counts = self._count_in_force()
+        self._needs_history: Callable[[CompiledRule], bool] = lambda _: False
+        # The last commit judged before the change that is applied, and the versions that it lets begin to warm up.
+        self._arrival: int | None = None
+        self._opened: list[Command] = []
         # The versions in force that were taken out of judging: rule_id and version.
         self.broken = self._list_broken()
         self._know_declarations()
@@ -176,19 +268,27 @@ class RuleBook:
         }
         self._widest = Limits(document_bytes=max(each.limits.document_bytes for each in self.streams.values()))
 
-    def apply(self, changes: Iterable[RuleChange], arrival: int | None) -> tuple[list[LogRow], list[Command]]:
-        """Applies changes in order and returns the log rows and commands. arrival: the last commit judged before them."""
+    def apply(
+        self, changes: Iterable[RuleChange], arrival: int | None,
+        needs_history: Callable[[CompiledRule], bool] = lambda _: False,
+    ) -> tuple[list[LogRow], list[Command]]:  # fmt: skip
+        """Applies changes in order and returns the log rows and commands.
+
+        arrival: the last commit judged before them. needs_history: whether a version is warmed before it comes into force.
+        """
         log: list[LogRow] = []
         commands: list[Command] = []
+        self._needs_history = needs_history
         for change in order_changes(changes):
             commands += self._apply(change, arrival, log)
         return log, commands
 
     def preview(self, change: RuleChange) -> list[LogRow]:
         """Returns the log rows that a change of one rule would give, and applies nothing."""
-        before = self._list_roles(str(change.rule_id))
+        before, warming = self._list_roles(str(change.rule_id)), dict(self.warming)
         log, _ = self.apply([change], None)
         self._set_roles(str(change.rule_id), *before)
+        self.warming = warming
         return log
 
     def declare(self, stream: Stream) -> None:
@@ -204,6 +304,61 @@ class RuleBook:
         """
         known = ((entry, self._compile_in_force(entry)) for entry in self._entries_of_stream(statuses))
         return [(entry, rule) for entry, rule in known if isinstance(rule, CompiledRule)]
+
+    def list_judged(self) -> list[tuple[Entry, CompiledRule]]:
+        """Returns the rules in force and, silent, those that are warming."""
+        if not self.warming:
+            return self.in_force()
+        silent = ((each.silent, self._compile_in_force(each.entry)) for _, each in sorted(self.warming.items()))
+        return self.in_force() + [(entry, rule) for entry, rule in silent if isinstance(rule, CompiledRule)]
+
+    def list_known_warming(self) -> list[Warming]:
+        """Returns the versions that wait for their history and whose row has come."""
+        return [each for _, each in sorted(self.warming.items()) if each.is_known]
+
+    def compile_warming(self, warming: Warming) -> CompiledRule | None:
+        """Returns the rule of a version that is warming, with features of its own; None if it cannot be read any more."""
+        rule = self._compile_in_force(warming.entry)
+        return rule if isinstance(rule, CompiledRule) else None
+
+    def open_warming(self, rule_id: str, version: int, status: str, document: str) -> None:
+        """Lets a version, whose row comes later, gather rows from now on, in a replay."""
+        entry = Entry(rule_id, version, status, document, self.stream.name, version, lane=self._find_free_lane())
+        self.warming[entry.rule_id, entry.version] = Warming(entry, None, is_known=False, is_replayed=True)
+        self._json = None
+
+    def change_warming(self, warming: Warming) -> None:
+        """Puts another state of a version that is warming in place of the one before."""
+        self.warming[warming.key], self._json = warming, None
+
+    def finish_warming(self, key: tuple[str, int], arrival: int | None, message: str = "") -> tuple[LogRow, Entry]:
+        """Brings a version that was warming into force. Returns its row of the log, and its entry."""
+        entry, self._json = self.warming.pop(key).entry, None
+        roles = self._list_roles(entry.rule_id)
+        # A version in shadow that came later stays beside it.
+        later = [each for each in roles if each.status == SHADOW and each.version > entry.version]
+        roles = [each for each in roles if each not in later]
+        if later and entry.status != SHADOW:
+            main, *_ = fill_role([*roles, *later], replace(entry, status="paused"))
+            self._enter(replace(main, status=entry.status), *later)
+        else:
+            self._enter(*fill_role(roles, replace(entry, lane=0)))
+        row = LogRow(self.stream.name, entry.rule_id, entry.version, ACTIONS[entry.status], message, arrival)
+        held = next(each for each in self._list_roles(entry.rule_id) if each.version == entry.version)
+        return row, held
+
+    def _find_free_lane(self) -> int:
+        used = {each.entry.lane for each in self.warming.values()}
+        return next(lane for lane in range(WARMING_LANE, WARMING_LANE + len(used) + 1) if lane not in used)
+
+    def _list_warming(self, rule_id: str) -> list[Warming]:
+        """Lists the versions of a rule that are warming and whose row has come."""
+        return [each for each in self.warming.values() if each.is_known and each.entry.rule_id == rule_id]
+
+    def _drop_warming(self, dropped: Iterable[Warming]) -> None:
+        for each in dropped:
+            del self.warming[each.key]
+            self._json = None
 
     def unreadable(self) -> list[tuple[Entry, str]]:
         """Returns the rules in force that cannot be read under this release or the current declaration, each with why."""
@@ -223,9 +378,13 @@ class RuleBook:
             if (known := held.get(entry.rule_id)) is not None and known.version == entry.version:
                 held[entry.rule_id], self._json = replace(known, broken=True), None
                 self.broken.add((entry.rule_id, entry.version))
+        warming = self.warming.get((entry.rule_id, entry.version))
+        if warming is not None:
+            self.change_warming(replace(warming, entry=replace(warming.entry, broken=True)))
+            self.broken.add(warming.key)
 
     def _list_broken(self) -> set[tuple[str, int]]:
-        entries = (*self.entries.values(), *self.challengers.values())
+        entries = (*self.entries.values(), *self.challengers.values(), *(each.entry for each in self.warming.values()))
         return {(entry.rule_id, entry.version) for entry in entries if entry.broken}
 
     def list_versions(self) -> set[tuple[str, int]]:
@@ -237,14 +396,19 @@ class RuleBook:
         """Returns the book as JSON for the state store."""
         if self._json is None:
             entries = [*self.entries.values(), *self.challengers.values()]
-            self._json = json.dumps([_to_row(entry) for entry in entries], separators=(",", ":"))
+            rows = [_to_row(entry) for entry in entries] + [_to_warming_row(each) for each in self.warming.values()]
+            self._json = json.dumps(rows, separators=(",", ":"))
         return self._json
 
     def load(self, text: str) -> None:
         """Reads the entries that `to_json` wrote."""
-        self.entries, self.challengers, self.former_shadows = {}, {}, []
+        self.entries, self.challengers, self.warming, self.former_shadows = {}, {}, {}, []
         for row in json.loads(text):
+            warming = row.pop(WARMING, None)
             entry = Entry(**row)
+            if warming is not None:
+                self.warming[entry.rule_id, entry.version] = Warming(entry, **warming)
+                continue
             # A challenger is written after the version beside it.
             held = self.challengers if entry.rule_id in self.entries else self.entries
             held[entry.rule_id] = entry
@@ -305,6 +469,7 @@ class RuleBook:
         def write(action: str, message: str = "", version: int | None = change.version) -> None:
             log.append(LogRow(self.stream.name, logged_id, version, action, message, arrival))
 
+        self._arrival, self._opened = arrival, list[Command]()
         try:
             if change.rule_id == "*":
                 return self._command(change, log, arrival)
@@ -320,16 +485,16 @@ class RuleBook:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a row holds, it stops no other
             write("rejected", f"the row cannot be read: {describe_error(error)}; write it with `lookback rules push`")
-        return []
+        return self._opened
 
     def _delete(self, change: RuleChange, write: Any) -> None:
+        for warming in self._list_warming(str(change.rule_id)):
+            if _is_meant(change, warming.entry):
+                self._drop_warming([warming])
+                write("retired", "the row of the version that was warming was deleted", warming.entry.version)
+                return
         for entry in self._list_roles(str(change.rule_id)):
-            if change.version is None:
-                # The version that the row was given is unknown, but its status and document identify it.
-                is_meant = (entry.status, entry.document) == (change.status, change.document)
-            else:
-                is_meant = entry.version == change.version
-            if is_meant and entry.status != "retired":
+            if _is_meant(change, entry) and entry.status != "retired":
                 self._end_role(entry, replace(entry, status="retired"))
                 if entry.stream == self.stream.name:
                     write("retired", "the row in force was deleted")
@@ -343,26 +508,28 @@ class RuleBook:
             self._enter(ended)
             return
         passed = ended.version if ended.status == "quarantined" else 0
-        self._enter(replace(left[0], ended=max(left[0].ended, passed), highest=max(left[0].highest, ended.highest)))
+        main = replace(left[0], ended=max(left[0].ended, passed), highest=max(left[0].highest, ended.highest))
+        self._enter(main, *left[1:])
 
     def _put(self, change: RuleChange, write: Any) -> None:
         rule_id = change.rule_id
         if not (isinstance(rule_id, str) and RULE_ID.fullmatch(rule_id)):
             raise Rejected(f"rule_id must be 1 to 100 of a-z, 0-9, '.', '_', '-', got {rule_id!r:.120} (rule_id)")
         roles = self._list_roles(rule_id)
-        highest = roles[0].highest if roles else 0
+        warming = [each.entry for each in self._list_warming(rule_id)]
+        highest = max([*(each.highest for each in roles[:1]), *(each.version for each in warming)], default=0)
         version = change.version
         if version is None:
-            same = any((each.status, each.document) == (change.status, change.document) for each in roles)
+            same = any((each.status, each.document) == (change.status, change.document) for each in [*roles, *warming])
             if change.change == "update" and same:
                 return
             version = highest + 1
             change = replace(change, version=version)
-        versions = {each.version for each in roles}
+        versions = {each.version for each in [*roles, *warming]}
         if change.change == "update" and versions and version not in versions and version < max(versions):
             return
         name = self._document_stream(change)
-        concerns_us = self.stream.name in (name, *(each.stream for each in roles))
+        concerns_us = self.stream.name in (name, *(each.stream for each in [*roles, *warming]))
         try:
             self._check(change, roles, version, name)
             _check_gate(change, roles, version)
@@ -375,7 +542,8 @@ class RuleBook:
 
     def _check(self, change: RuleChange, roles: list[Entry], version: int, name: str) -> None:
         """Checks that a row can come into force. Raises Rejected and RuleError."""
-        highest = roles[0].highest if roles else 0
+        warming = self._list_warming(str(change.rule_id))
+        highest = max([*(each.highest for each in roles[:1]), *(each.entry.version for each in warming)], default=0)
         if change.status not in STATUSES:
             raise Rejected(f"status must be one of {', '.join(STATUSES)}, got {change.status!r:.40} (status)")
         if version < 0:
@@ -384,7 +552,7 @@ class RuleBook:
             raise Rejected(
                 f"version must be less than {MAX_VERSION:,}, or no other could follow, got {version:,} (version)"
             )
-        last = max((max(each.version, each.ended) for each in roles), default=-1)
+        last = max((max(each.version, each.ended) for each in [*roles, *(each.entry for each in warming)]), default=-1)
         if change.change == "insert" and last >= version:
             raise Rejected(
                 f"superseded: version {version} is not above version {last}, which is in force; "
@@ -408,12 +576,13 @@ class RuleBook:
         replaced = [each for each in roles if each.is_in_force and each.stream == name]
         if change.status == SHADOW:
             replaced = [each for each in replaced if each.status == SHADOW or each.version == change.version]
-        if change.status == "draft" or replaced:
+        if change.status == "draft" or replaced or self._list_warming(str(change.rule_id)):
             return
-        count = self._counts[name]
-        if count >= most:
+        # Versions that are warming come into force beside the others.
+        number = self._counts[name] + len({rule_id for rule_id, _ in self.warming if rule_id not in self.entries})
+        if number >= most:
             raise Rejected(
-                name_limit(f"stream {name!r} has {count:,} rules in force already; retire one first", "rules")
+                name_limit(f"stream {name!r} has {number:,} rules in force already; retire one first", "rules")
             )
 
     def _put_in_force(
@@ -426,14 +595,24 @@ class RuleBook:
                 self._enter(replace(main, highest=highest), *beside)
             write("drafted", version=version)
             return
-        if any((each.version, each.status, each.document) == (version, status, document) for each in roles):
+        warming = self._list_warming(str(change.rule_id))
+        present = [*roles, *(each.entry for each in warming)]
+        if any((each.version, each.status, each.document) == (version, status, document) for each in present):
             return
         entry = Entry(str(change.rule_id), version, status, document, name, highest)
+        if self._warm_first(change, entry, warming, write):
+            if roles:
+                main, *beside = roles
+                self._enter(replace(main, highest=highest), *beside)
+            return
         in_force = [each for each in roles if each.is_in_force]
-        if status == "quarantined" and in_force:
-            failing = find_failing(in_force, version, change.evidence)
+        if status == "quarantined" and (in_force or warming):
+            failing = find_failing([*in_force, *(each.entry for each in warming)], version, change.evidence)
+            self._drop_warming(each for each in warming if each.entry.version == failing.version)
             self._end_role(failing, entry)
         else:
+            if not self._keep_warming(entry, warming, write):
+                self._drop_warming(_find_replaced(warming, status))
             self._enter(*fill_role(roles, entry))
         if name == self.stream.name:
             write(ACTIONS[status], version=version)
@@ -441,8 +620,51 @@ class RuleBook:
             # An UPDATE may move a version that was for this stream.
             left = {each.version for each in self._list_roles(entry.rule_id) if each.stream == self.stream.name}
             here = [each for each in roles if each.stream == self.stream.name and each.status != "retired"]
-            if any(each.version not in left for each in here):
+            if warming or any(each.version not in left for each in here):
                 write("retired", f"version {version} is for stream {name!r}", version=version)
+
+    def _warm_first(self, change: RuleChange, entry: Entry, warming: list[Warming], write: Any) -> bool:
+        """Lets an active version, or one in shadow, wait for the history of its windows, if it needs that. Returns whether."""
+        rule = self._compile(entry.stream, entry.document)
+        if entry.status not in EVALUATED or entry.stream != self.stream.name or isinstance(rule, RuleError):
+            return False
+        if not (self._needs_history(rule) if change.warms is None else change.warms):
+            return False
+        replaced = _find_replaced(warming, entry.status)
+        known = self.warming.get((entry.rule_id, entry.version))
+        same = next((each for each in replaced if self._has_same_needs(each.entry, rule)), None)
+        self._drop_warming(replaced)
+        if known is not None and not known.is_known:
+            begun = replace(known, entry=replace(entry, lane=known.entry.lane), begun=self._arrival, is_known=True)
+        elif same is not None:
+            begun = replace(same, entry=replace(entry, lane=same.entry.lane))
+        else:
+            begun = Warming(replace(entry, lane=self._find_free_lane()), self._arrival)
+            self._opened.append(Command(WARMING, opened=begun))
+        self.change_warming(begun)
+        write("warming", describe_warming(begun.begun), version=entry.version)
+        return True
+
+    def _keep_warming(self, entry: Entry, warming: list[Warming], write: Any) -> bool:
+        """Lets a version that is paused while it, or one with the same features, is warming go on to be. Returns whether."""
+        rule = self._compile(entry.stream, entry.document)
+        if entry.status != "paused" or entry.stream != self.stream.name or isinstance(rule, RuleError):
+            return False
+        known = self.warming.get((entry.rule_id, entry.version))
+        replaced = _find_replaced(warming, entry.status)
+        same = next((each for each in replaced if self._has_same_needs(each.entry, rule)), None)
+        if same is None:
+            return False
+        self._drop_warming(replaced)
+        if known is not None and not known.is_known:
+            same = replace(known, begun=same.begun, is_known=True)
+        self.change_warming(replace(same, entry=replace(entry, lane=same.entry.lane)))
+        write("warming", describe_warming(same.begun), version=entry.version)
+        return True
+
+    def _has_same_needs(self, entry: Entry, rule: CompiledRule) -> bool:
+        other = self._compile(entry.stream, entry.document)
+        return isinstance(other, CompiledRule) and other.needs == rule.needs
 
     def _document_stream(self, change: RuleChange) -> str:
         """Returns the name of the stream in the row's document. Raises Rejected and RuleError."""
@@ -456,17 +678,21 @@ class RuleBook:
     def _command(self, change: RuleChange, log: list[LogRow], arrival: int | None) -> list[Command]:
         if change.change != "insert":
             return []
-        if change.status not in COMMANDS:
+        if change.status not in (*COMMANDS, LISTS, WARM):
             raise Rejected(
                 f"a command's status must be one of {', '.join(COMMANDS)}, got {change.status!r:.40} (status)"
             )
         document = read_document(change.document) if change.document else {}
         name = document.get("stream")
+        if change.status == WARM:
+            return self._read_piece(change, document)
         if name is not None and name != self.stream.name:
             if not isinstance(name, str) or name not in self.streams:
                 known = ", ".join(sorted(self.streams))
                 raise Rejected(f"there is no stream {quote_value(name)}; known are {known}, none means all (stream)")
             return []
+        if change.status == LISTS:
+            return self._change_lists(document, log, arrival)
         time = None
         if change.status == "advance":
             try:
@@ -476,6 +702,9 @@ class RuleBook:
                     f"advance needs a time such as '2026-01-31T12:00:00Z', got {quote_value(document.get('time'))} (time)"
                 ) from None
         if change.status == "retire_all":
+            for each in self.list_known_warming():
+                self._drop_warming([each])
+                log.append(LogRow(self.stream.name, *each.key, "retired", "by retire_all", arrival))
             for rule_id in list(self.entries):
                 roles = self._list_roles(rule_id)
                 ending = [each for each in roles if each.stream == self.stream.name and each.status != "retired"]
@@ -490,12 +719,76 @@ class RuleBook:
         log.append(LogRow(self.stream.name, "*", change.version, str(change.status), message, arrival))
         return [Command(str(change.status), time)]
 
+    def _change_lists(self, document: Mapping[str, Any], log: list[LogRow], arrival: int | None) -> list[Command]:
+        """Goes on to a commit of table `lists`. One that is not above the last does nothing, so a row may be there twice."""
+        commit, message = document.get("commit"), document.get("message")
+        if type(commit) is not int or not 0 <= commit < MAX_VERSION:
+            raise Rejected(
+                f"lists needs the number of a commit of table lists, got {quote_value(commit)}; leave these rows to the "
+                "stream, which writes them itself when the table changes (commit)"
+            )
+        if self.lists_commit is not None and commit <= self.lists_commit:
+            return []
+        self.lists_commit = commit
+        text = cut_end(to_one_line(message), _MAX_LOG_CHARACTERS) if isinstance(message, str) else ""
+        log.append(LogRow(self.stream.name, "*", commit, LIST_CHANGED, text, arrival))
+        return [Command(LISTS, commit=commit)]
+
+    def _read_piece(self, change: RuleChange, document: Mapping[str, Any]) -> list[Command]:
+        """Reads a piece of history. It changes nothing here: state decides whether it is taken."""
+        if document.get("stream") != self.stream.name:
+            return []
+        try:
+            piece = Piece.from_document(document)
+        except (ValueError, TypeError, KeyError):
+            raise Rejected(
+                "a row with the status warm is written by the stream's driver alone; delete it (status)"
+            ) from None
+        return [Command(WARM, piece=piece, warms=change.warms)]
+
 
 def _to_row(entry: Entry) -> dict[str, Any]:
     # Without what is as it always was before a version could break, and before a rule could have two versions in force.
     kept = {"lane"} if entry.status == SHADOW else set[str]()
     columns = {name: value for name, value in vars(entry).items() if name != "role"}
     return {name: value for name, value in columns.items() if name not in _NEWER or value or name in kept}
+
+
+def _to_warming_row(warming: Warming) -> dict[str, Any]:
+    state = {name: value for name, value in vars(warming).items() if name != "entry"}
+    return {**_to_row(warming.entry), WARMING: state}
+
+
+def describe_start(piece: Piece) -> str:
+    """Returns the message of rule_log for a version that comes into force with a piece of history."""
+    return "without history: it could not be made" if piece.is_cold else WITH_HISTORY
+
+
+def describe_warming(begun: int | None) -> str:
+    """Returns the message of rule_log for a version that begins to warm up after the commit `begun`."""
+    return (
+        f"its windows reach further back than what is kept: the events through commit {begun} are read from the table"
+    )
+
+
+def _is_meant(change: RuleChange, entry: Entry) -> bool:
+    """Returns whether a deleted row is the one of an entry."""
+    if change.version is None:
+        # The version that the row was given is unknown, but its status and document identify it.
+        return (entry.status, entry.document) == (change.status, change.document)
+    return entry.version == change.version
+
+
+def _find_replaced(warming: Iterable[Warming], status: str) -> list[Warming]:
+    """Returns those of a rule's versions that are warming which a later one of this status replaces.
+
+    A challenger replaces a challenger, a paused version the other one, and any other status ends both.
+    """
+    if status == SHADOW:
+        return [each for each in warming if each.entry.status == SHADOW]
+    if status == "paused":
+        return [each for each in warming if each.entry.status != SHADOW]
+    return list(warming)
 
 
 def fill_role(roles: list[Entry], entry: Entry) -> list[Entry]:

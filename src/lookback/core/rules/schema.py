@@ -29,17 +29,21 @@ from lookback.core.rules.document import (
     MAX_EVENTS,
     MAX_MEASURES,
     MAX_OVERLAP,
+    MAX_SCORE,
     MAX_STEPS,
     MEASURE_KEYS,
     NAME,
     RULE_ID,
+    SCORES,
     SEQUENCE_KEYS,
     SEVERITIES,
     STEP_KEYS,
     TEST_KEYS,
     WINDOW_FORMS,
 )
+from lookback.core.values.contents import ROW_KEYS
 from lookback.core.values.durations import MICROSECONDS
+from lookback.core.values.lists import CIDR
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SLIDING
 
 _Schema = dict[str, Any]
@@ -69,6 +73,7 @@ def build_rule_schema() -> dict[str, Any]:
         "type": "object",
         "properties": _select((*COMMON_KEYS, *_list_kind_keys()), {**_common_properties(), **_kind_properties()}),
         "required": ["rule_id", "stream"],
+        "dependentRequired": {"entity": ["group_by"]},
         "additionalProperties": False,
         "allOf": [
             {
@@ -183,8 +188,8 @@ def _choice(description: str, choices: Iterable[str], default: str) -> _Schema:
     return {"description": f"{description} Default: {default}.", "enum": list(choices), "default": default}
 
 
-def _flag(description: str) -> _Schema:
-    return {"description": f"{description} Default: false.", "type": "boolean", "default": False}
+def _flag(description: str, *, default: bool = False) -> _Schema:
+    return {"description": f"{description} Default: {str(default).lower()}.", "type": "boolean", "default": default}
 
 
 def _name(description: str, *examples: str) -> _Schema:
@@ -264,6 +269,25 @@ def _common_properties() -> dict[str, _Schema]:
             "default": [],
             "examples": [["customer_id"], ["customer_id", "terminal_id"]],
         },
+        "entity": {
+            "description": (
+                "A field of group_by: whom the alerts are about. Rules over the stream `alerts` add up the scores of an "
+                "entity. Default: none."
+            ),
+            "type": "string",
+            "pattern": r"\S",
+            "examples": ["customer_id"],
+        },
+        "score": {
+            "description": (
+                "What an alert adds to the risk of its entity. Default: by severity, "
+                f"{', '.join(f'{severity} {score}' for severity, score in SCORES.items())}."
+            ),
+            "type": "integer",
+            "minimum": 0,
+            "maximum": MAX_SCORE,
+            "examples": [25],
+        },
         "where": _expression(
             "Which events the rule sees; it may name the event's fields. Default: all events.",
             "payment_type = 'CSH'",
@@ -287,6 +311,11 @@ def _common_properties() -> dict[str, _Schema]:
             "After an alert, later ones of the same rule and key up to this much event time on get the verdict "
             "suppressed. Default: every alert is raised.",
             "1 hour",
+        ),
+        "warm_start": _flag(
+            "Whether the rule comes into force with the events of before in its windows. If false, its windows fill from then "
+            "on.",
+            default=True,
         ),
         "message": {
             "description": (
@@ -345,8 +374,24 @@ def _test() -> _Schema:
             **_values_by_name(),
             "examples": [{"limit": 1000}],
         },
+        "lists": _lists(),
     }
     return _mapping("Events, and the alerts that they raise.", _select(TEST_KEYS, described), ["events"])
+
+
+def _lists() -> _Schema:
+    row = {
+        "value": {"description": "The text that cast(field as string) gives.", "type": ["string", "integer"]},
+        "expires_at": _time("Events from this time on do not find the value. Default: never.", "2026-01-31T12:00:00Z"),
+        "kind": {"description": "cidr for a range of addresses, such as 10.0.0.0/8. Default: a text.", "enum": [CIDR]},
+    }
+    value = {"oneOf": [{"type": ["string", "integer"]}, _mapping("A value.", _select(ROW_KEYS, row), ["value"])]}
+    return {
+        "description": "The contents of the lists that in_list() asks, by name. Default: a list is empty.",
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": value},
+        "examples": [{"known-terminals": ["T1", "T2"]}],
+    }
 
 
 def _kind_properties() -> dict[str, _Schema]:

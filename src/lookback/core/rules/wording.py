@@ -71,6 +71,9 @@ def describe_rule(rule: CompiledRule) -> str:
         parts.append(f"only events where {collapse_spaces(spec.where)}")
     if spec.sequence is not None and spec.sequence.until:
         parts.append(f"{_describe_events(spec.sequence.until)} ends what has begun, once it has been judged itself")
+    if rule.lists:
+        asked = "the list {} is asked" if len(rule.lists) == 1 else "the lists {} are asked"
+        parts.append(f"{asked.format(join_words(sorted(rule.lists)))} when an event arrives")
     if spec.early:
         parts.append("judged after each event as well, before the window ends")
     if spec.late == "record":

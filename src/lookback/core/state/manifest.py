@@ -198,7 +198,7 @@ class Manifest:
     """Everything that a shard keeps outside of other pages; see `shard.ShardState` for the fields.
 
     pieces: the number of pieces of each page that has any, by the page's name. has_suppressed: whether there is a page of
-    suppressed keys, as earlier releases wrote it.
+    suppressed keys, as earlier releases wrote it. lists_commit: left out of the JSON while it is None.
     """
 
     high: int | None
@@ -214,6 +214,7 @@ class Manifest:
     has_suppressed: bool
     row_sets: dict[str, RowSetRecord]
     declared: str = ""
+    lists_commit: int | None = None
 
     def to_json(self) -> str:
         """Returns the manifest as JSON."""
@@ -225,6 +226,7 @@ class Manifest:
             **({"pieces": self.pieces} if self.pieces else {}),
             **({"row_sets": self.row_sets} if self.row_sets else {}),
             **({"declared": self.declared} if self.declared else {}),
+            **({} if self.lists_commit is None else {"lists_commit": self.lists_commit}),
         }  # fmt: skip
         return json.dumps(document, separators=(",", ":"))
 
@@ -247,4 +249,12 @@ class Manifest:
             row_sets={name: RowSetRecord.from_json(row) for name, row in document.get("row_sets", {}).items()},
             pieces={str(name): int(count) for name, count in document.get("pieces", {}).items()},
             declared=str(document.get("declared", "")),
+            lists_commit=_read_commit(document.get("lists_commit")),
         )
+
+
+def _read_commit(value: Any) -> int | None:
+    """Reads the number of a commit, None for none. Raises ValueError for anything else."""
+    if value is not None and type(value) is not int:
+        raise ValueError("the commit of lists is no integer")
+    return value

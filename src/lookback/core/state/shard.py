@@ -243,6 +243,11 @@ class ShardState:
         self._pieces: dict[str, int] = {}
         self.manifest = b""
 
+    @property
+    def lists_commit(self) -> int | None:
+        """The last commit of table `lists` that the shard has obeyed, by which it judges; None before the first."""
+        return self.book.lists_commit
+
     def begin(self, store: Store) -> None:
         """Starts a batch that writes to `store`."""
         self._store, self._run_count = Pieces(store, self._pieces), 0
@@ -467,32 +472,38 @@ class ShardState:
             if table.is_empty:
                 self.drop_table(name)
 
-    def remove_rows(self, feature_id: str, row_set: str, keys: Keys, times: Int64s, values: Values | None) -> bool:
+    def remove_rows(self, feature_id: str, row_set: str, keys: Keys, times: Int64s, values: Values | None) -> Int64s:
         """Removes rows of a feature, for a privacy request, from the runs that hold them. row_set: see `rules.compiled.Feature`.
 
-        Returns whether a row was not found although there is one of its key and time with another value: its event was
-        updated after it was judged, or the value is another event's. False for a feature with buckets, whose combined rows
-        have no times of their own.
+        Returns the positions of those that were not found.
         """
         feature = self.features[feature_id]
         if feature.buckets is not None:
-            self._subtract(feature, feature.buckets, keys, times, values)
-            return False
+            had = self._subtract(feature, feature.buckets, keys, times, values)
+            return np.delete(np.arange(len(times)), had)
         left = self._remove_shared(feature_id, self.row_sets.get(row_set, []), keys, times, values)
         for at in range(len(feature.runs) - 1, -1, -1):
             if not len(left):
-                return False
+                break
             part = None if values is None else values[left]
             run, held = remove_rows(self._load_current(feature, feature.runs[at]), keys.take(left), times[left], part)
             if len(held):
                 left = np.delete(left, held)
                 self._replace_runs(feature, at, at + 1, run)
-        if not len(left):
+        return left
+
+    def has_rows_at(self, feature_id: str, keys: Keys, times: Int64s) -> bool:
+        """Returns whether a feature has a row of one of these keys at its time, whatever its value.
+
+        False for a feature with buckets, whose combined rows have no times of their own.
+        """
+        feature = self.features[feature_id]
+        if feature.buckets is not None or not len(times):
             return False
         own = [self._load_current(feature, stored) for stored in feature.runs]
         columns: list[Run | FeatureColumn] = [run for run in own if len(run)]
         columns += self._list_columns(feature_id)
-        return any(bool(rows.has_rows(keys.take(left), times[left]).any()) for rows in columns)
+        return any(bool(rows.has_rows(keys, times).any()) for rows in columns)
 
     def _remove_shared(
         self, feature_id: str, runs: list[StoredRun], keys: Keys, times: Int64s, values: Values | None
@@ -518,6 +529,49 @@ class ShardState:
             if stored.has_dropped and len(times):
                 self._rewrite_shared(runs, at, at + 1)
         return left
+
+    def gather_rows(self, feature_id: str, row_set: str) -> Run | None:
+        """Returns all rows of a feature as one run; None if it has none. row_set: see `rules.compiled.Feature`."""
+        feature = self.features[feature_id]
+        runs = [self._load_current(feature, stored) for stored in feature.runs]
+        runs += [column.to_run() for column in self._list_columns(feature_id)]
+        runs = [run for run in runs if len(run)]
+        if not runs:
+            return None
+        buckets, closed = feature.buckets, feature.closed
+        if buckets is None:
+            merged = merge_runs(runs, feature.floor)
+        else:
+            merged = combine_runs(runs, feature.floor, buckets, closed)
+        return merged if len(merged) else None
+
+    def add_history(self, feature_id: str, run: Run) -> None:
+        """Adds rows that arrived before all others of a feature."""
+        feature = self.features[feature_id]
+        floor = _find_floor(feature)
+        is_kept = run.times >= floor
+        if is_kept.any():
+            feature.runs.insert(0, self._new_run(feature, run if is_kept.all() else run.take(is_kept)))
+
+    def replace_feature(self, feature_id: str, row_set: str, by: str) -> None:
+        """Puts another feature, which has every row of its own times, in the place of one. by: its id, which ends.
+
+        Rows below the floor of the other one are kept, and windows are complete wherever either feature has all rows.
+        """
+        new, old = self.features.pop(by), self.features.get(feature_id)
+        if old is not None and old.floor is not None and new.floor is not None and old.floor < new.floor:
+            bounds = [each for each in (old.complete_from, new.complete_from) if each is not None]
+            rows = self.gather_rows(feature_id, row_set)
+            self.drop_feature(feature_id)
+            below = None if rows is None else rows.take(rows.times < new.floor)
+            new.floor, new.since = old.floor, min(bounds)
+            self.features[feature_id] = new
+            if below is not None and len(below):
+                self.add_history(feature_id, below)
+        else:
+            if old is not None:
+                self.drop_feature(feature_id)
+            self.features[feature_id] = new
 
     def drop_feature(self, feature_id: str) -> None:
         """Drops a feature and its rows."""
@@ -677,6 +731,7 @@ class ShardState:
         self.high, self.advanced, self.last_commit = manifest.high, manifest.advanced, manifest.last_commit
         self.segments, self.timer = manifest.segments, manifest.timer
         self.origin, self.saves, self.declared = manifest.origin, manifest.saves, manifest.declared
+        self.book.lists_commit = manifest.lists_commit
         in_memory = known.runs_in_memory() if known is not None and known.origin == self.origin else {}
         self.features = {name: FeatureState.from_record(record) for name, record in manifest.features.items()}
         self.row_sets = {name: _read_row_set(record) for name, record in manifest.row_sets.items()}
@@ -733,6 +788,7 @@ class ShardState:
             has_suppressed=False,
             row_sets={name: _record_row_set(runs) for name, runs in self.row_sets.items() if runs},
             declared=self.declared,
+            lists_commit=self.lists_commit,
         )
 
     def _new_run(self, feature: FeatureState, run: Run) -> StoredRun:
@@ -805,16 +861,18 @@ class ShardState:
 
     def _subtract(
         self, feature: FeatureState, buckets: Buckets, keys: Keys, times: Int64s, values: Values | None
-    ) -> None:
-        """Removes rows from a feature with buckets.
+    ) -> Int64s:
+        """Removes rows from a feature with buckets. Returns the positions of those that it had.
 
         Closed rows are combined first, so that the result does not depend on which were combined when the request came.
         """
-        if len(times) and feature.runs:
-            runs = [self._load_current(feature, stored) for stored in feature.runs]
-            run = combine_runs(runs, feature.floor, buckets, feature.closed)
-            run = subtract_rows(run, keys, times, values, buckets, feature.closed)
-            self._replace_runs(feature, 0, len(runs), run)
+        if not len(times) or not feature.runs:
+            return np.zeros(0, dtype=np.int64)
+        runs = [self._load_current(feature, stored) for stored in feature.runs]
+        run = combine_runs(runs, feature.floor, buckets, feature.closed)
+        run, had = subtract_rows(run, keys, times, values, buckets, feature.closed)
+        self._replace_runs(feature, 0, len(runs), run)
+        return had
 
     def _load_current(self, feature: FeatureState, stored: StoredRun) -> Run:
         """Returns the run without the rows of keys that were emptied since it was made."""

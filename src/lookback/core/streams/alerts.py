@@ -1,4 +1,8 @@
-"""The rows that the engine writes: alerts, late events and failures; the identity of an alert, and the order of alerts."""
+"""The rows that the engine writes: alerts, late events and failures; the identity of an alert, and the order of alerts.
+
+Rows of alerts are also the events of the stream `alerts`, on which rules can look: those with which an alert begins or ceases
+to stand. `FIELDS` are the fields of these events.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,24 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from lookback.core.values.types import DataType, parse_type
+
+# The name of the table, and of the stream whose events are made from its rows.
+TABLE = "alerts"
+CHANGE_ID, DECIDED_AT = "change_id", "decided_at"
+# The fields of an event of that stream -> their types. score: of the rule, below 0 where the alert ceases to stand.
+FIELDS: Mapping[str, DataType] = {
+    name: parse_type(type_)
+    for name, type_ in {
+        CHANGE_ID: "string", DECIDED_AT: "timestamp", "alert_id": "string", "verdict": "string", "rule_id": "string",
+        "rule_version": "bigint", "stream": "string", "severity": "string", "mode": "string", "entity": "string",
+        "entity_id": "string", "score": "bigint",
+    }.items()
+}  # fmt: skip
+# The columns of the table that events are made of; rows of earlier releases do not have them.
+LATER_COLUMNS = ("entity", "entity_id", "score", "change")
+# What a row means for its alert: it stands from now on, it did before and does still, it does no longer.
+BEGINS, GOES_ON, CEASES = 1, 0, -1
 # What a person may decide about an alert, and whether that makes its events positive; None: neither.
 DISPOSITIONS: Mapping[str, bool | None] = {"confirmed": True, "false_positive": False, "benign": False, "unclear": None}
 # What a shard did with a late event: of those of all shards the strongest action counts.
@@ -25,6 +47,9 @@ _CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_ke
 @dataclass
 class Alert:
     """A row of the alerts table. measures: typed values by name; times are aware UTC; decided_at: set when written.
+
+    entity, entity_id: the field of the key that the alert is about, and its value as text; None if the rule names none.
+    score: that of the rule. change: BEGINS, GOES_ON or CEASES; a suppressed alert stands as a raised one does.
 
     It is not frozen, since a frozen one of so many fields takes five times as long to make.
     """
@@ -47,6 +72,10 @@ class Alert:
     message: str
     evidence: Sequence[str]
     arrival: int
+    entity: str | None = None
+    entity_id: str | None = None
+    score: int = 0
+    change: int = BEGINS
     decided_at: dt.datetime | None = None
 
 

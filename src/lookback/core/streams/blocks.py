@@ -40,7 +40,8 @@ ALERTS_SCHEMA = pa.schema(
         ("rule_version", pa.int64()), ("mode", pa.string()), ("severity", pa.string()), ("stream", pa.string()),
         ("key", _TEXTS), ("event_id", pa.string()), ("event_time", _TIME), ("window_start", _TIME),
         ("window_end", _TIME), ("window_complete", pa.bool_()), ("measures", _TEXTS), ("message", pa.string()),
-        ("evidence", pa.list_(pa.string())), ("arrival", pa.int64()),
+        ("evidence", pa.list_(pa.string())), ("arrival", pa.int64()), ("entity", pa.string()), ("entity_id", pa.string()),
+        ("score", pa.int64()), ("change", pa.int32()),
     ]
 )  # fmt: skip
 # The fields of AlertOrder that are not among the columns above; they serve to sort the alerts of all shards.

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, Strict
 
-from lookback.core.errors import Problem, StreamError, TypeNameError
-from lookback.core.streams import metrics
+from lookback.core.errors import Problem, StreamError
+from lookback.core.streams import alerts, metrics
+from lookback.core.streams.fields import FieldTypes, find_undeclared, parse_fields, texts_by_field
+from lookback.core.streams.lookups import Lookup, parse_lookups
 from lookback.core.streams.source_keys import find_source_problems
 from lookback.core.values.durations import format_duration, parse_duration
 from lookback.core.values.limits import Limits
 from lookback.core.values.reading import Refused, needs, read_mapping
 from lookback.core.values.suggestions import suggest
-from lookback.core.values.types import DataType, parse_type
+from lookback.core.values.types import DataType
 
-_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 # A table that others write is declared by its path or as catalog.schema.table.
 _PATH = re.compile(r"/[^\0]*[^/\0]|dbfs:/.+|[a-z][a-z0-9]*://.+", re.ASCII)
 _TABLE = re.compile(r"\w[\w-]{0,254}(\.\w[\w-]{0,254}){2}")
-# Tables of the product, and columns that the change feed or the engine adds.
+# Tables of the product.
 RESERVED_TABLES = frozenset(
     {
         "rules",
@@ -36,66 +37,19 @@ RESERVED_TABLES = frozenset(
         "ingests",
         "labels",
         "snoozes",
+        "lists",
     }
 )
-RESERVED_FIELDS = frozenset(
-    {"ingested_at", "arrival", "committed_at", "_change_type", "_commit_version", "_commit_timestamp"}
-)
+# Streams whose events the engine itself writes, so that their id, time and fields are fixed -> who writes them.
+_OWN_STREAMS = {
+    metrics.TABLE: (metrics.METRICS_ID, metrics.MEASURED_AT, metrics.FIELDS, "written by every evaluation"),
+    alerts.TABLE: (alerts.CHANGE_ID, alerts.DECIDED_AT, alerts.FIELDS, "made of the alerts of all streams"),
+}
 # The types of the fields that can be the id and the time of an event.
 _TYPES = {
     "event_id": frozenset({"tinyint", "smallint", "int", "bigint", "string"}),
     "event_time": frozenset({"timestamp"}),
 }
-
-
-class _Fields(NamedTuple):
-    """The declared fields that can be used, and the problems of the others."""
-
-    types: dict[str, DataType]
-    problems: list[Problem]
-
-
-def _read_fields(fields: _Fields) -> dict[str, DataType]:
-    if fields.problems:
-        raise Refused(fields.problems)
-    return fields.types
-
-
-def _parse_fields(declared: object) -> _Fields:
-    if not isinstance(declared, Mapping) or not declared:
-        return _Fields({}, [Problem("", f"a mapping of field to Spark type is needed, got {declared!r}")])
-    fields: dict[str, DataType] = {}
-    problems: list[Problem] = []
-    lowered: set[str] = set()
-    for name, text in declared.items():
-        if not (isinstance(name, str) and _FIELD.fullmatch(name)):
-            problems.append(Problem(str(name), f"{name!r} is not a field name; use letters, digits and _"))
-        elif name.lower() in RESERVED_FIELDS:
-            problems.append(Problem(name, f"{name!r} is a column that the engine adds; choose another name"))
-        elif name.lower() in lowered:
-            problems.append(Problem(name, f"{name!r} is declared twice (Spark does not tell capitals apart)"))
-        else:
-            lowered.add(name.lower())
-            try:
-                fields[name] = parse_type(text, explicit=True)
-            except TypeNameError as error:
-                problems.append(Problem(name, str(error)))
-    return _Fields(fields, problems)
-
-
-def _texts_by_field(kind: str) -> PlainValidator:
-    """Returns what reads a mapping of field to text."""
-
-    def read(texts: object) -> dict[str, str]:
-        texts = texts or {}
-        if not isinstance(texts, Mapping):
-            raise ValueError(f"a mapping of field to {kind} is needed, got {texts!r}")
-        wrong = {name: text for name, text in texts.items() if not isinstance(text, str)}
-        if wrong:
-            raise Refused(Problem(str(name), f"a {kind} is needed, got {text!r}") for name, text in wrong.items())
-        return dict(texts)
-
-    return PlainValidator(read)
 
 
 def _read_count(value: object) -> int:
@@ -137,20 +91,22 @@ Count = Annotated[int, PlainValidator(_read_count)]
 class Stream:
     """A checked stream declaration; durations are in microseconds.
 
-    name: also the name of the events table. fields: the declared columns in order, name -> type. columns: field -> SQL
-    expression over the source's columns, used by ingest only. comments: field -> its description, for readers of the table.
+    name: also the name of the events table. fields: the declared columns in order, name -> type; those that look-ups bring
+    are the last. columns: field -> SQL expression over the source's columns, used by ingest only. comments: field -> its
+    description, for readers of the table.
     An event is late if its time is below the watermark, which is the highest event time of all earlier commits minus
     max_out_of_orderness. shards: the number of parts into which the keys of a new checkpoint are divided; None: chosen by
     the evaluation. table: the path, or catalog.schema.table, of a Delta table of events that others write; empty:
-    Lookback's own table, which ingest fills. value: the field that says what an event is worth; empty: none.
+    Lookback's own table, which ingest fills. value: the field that says what an event is worth; empty: none. lookups: the
+    tables whose values ingest adds to each event.
     """
 
     name: Annotated[Name, Field(alias="stream")]
     event_id: FieldName
     event_time: FieldName
-    fields: Annotated[Mapping[str, DataType], PlainValidator(_read_fields)]
-    columns: Annotated[Mapping[str, str], _texts_by_field("SQL expression")] = field(default_factory=dict)
-    comments: Annotated[Mapping[str, str], _texts_by_field("text")] = field(default_factory=dict)
+    fields: FieldTypes
+    columns: Annotated[Mapping[str, str], texts_by_field("SQL expression")] = field(default_factory=dict)
+    comments: Annotated[Mapping[str, str], texts_by_field("text")] = field(default_factory=dict)
     max_out_of_orderness: Duration = 10_000_000
     allowed_lateness: Duration = 3_600_000_000
     max_future: Duration = 3_600_000_000
@@ -164,6 +120,18 @@ class Stream:
     table: Annotated[str, PlainValidator(_read_table)] = ""
     shards: Annotated[int | None, PlainValidator(_read_count)] = None
     value: Annotated[str, Strict(), needs("the name of a field is needed")] = ""
+    lookups: Annotated[Sequence[Lookup], PlainValidator(tuple)] = ()
+
+    @property
+    def own_fields(self) -> dict[str, DataType]:
+        """The fields that an event has of its source, without those that look-ups bring."""
+        brought = {name for lookup in self.lookups for name in lookup.brings}
+        return {name: type_ for name, type_ in self.fields.items() if name not in brought}
+
+    @property
+    def is_of_alerts(self) -> bool:
+        """True for the stream `alerts`: its events are rows of the table of that name, which the engine writes."""
+        return self.name == alerts.TABLE
 
     @property
     def has_table_path(self) -> bool:
@@ -178,16 +146,22 @@ class Stream:
                 "?",
                 [Problem("", f"a stream is a mapping of stream, event_id, event_time, fields ..., got {document!r}")],
             )
-        fields = _parse_fields(document.get("fields"))
+        declared = document.get("fields")
+        own = parse_fields(declared)
+        # A field with a type that is refused is declared too; its own problem says what to do.
+        names = set(declared) if isinstance(declared, Mapping) else set()
+        lookups = parse_lookups(document.get("lookups"), own, names)
+        fields = own._replace(types={**own.types, **lookups.fields})
+        problems = [*lookups.problems, *_find_contradictions(document, own.types, names, fields.types)]
         try:
-            return read_mapping(cls, {**document, "fields": fields}, _find_contradictions(document, fields.types))
+            return read_mapping(cls, {**document, "fields": fields, "lookups": lookups.listed}, problems)
         except Refused as error:
             raise StreamError(str(document.get("stream")), error.problems) from None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the document with all defaults: from_dict(to_dict(x)) == x."""
         document: dict[str, Any] = {"stream": self.name, "event_id": self.event_id, "event_time": self.event_time}
-        document["fields"] = {name: str(type_) for name, type_ in self.fields.items()}
+        document["fields"] = {name: str(type_) for name, type_ in self.own_fields.items()}
         document["columns"], document["comments"] = dict(self.columns), dict(self.comments)
         document.update({name: format_duration(getattr(self, name)) for name in _DURATIONS})
         document.update({name: getattr(self, name) for name in _COUNTS})
@@ -199,6 +173,8 @@ class Stream:
             document["shards"] = self.shards
         if self.value:
             document["value"] = self.value
+        if self.lookups:
+            document["lookups"] = [lookup.to_dict() for lookup in self.lookups]
         return document
 
 
@@ -216,39 +192,49 @@ def _find_value_problems(value: object, names: set[Any], fields: Mapping[str, Da
         yield Problem("value", f"field {value!r} is {fields[value]}; what an event is worth is a number")
 
 
-def _find_contradictions(document: Mapping[str, Any], fields: Mapping[str, DataType]) -> Iterator[Problem]:
-    """Finds the values that do not go with the declared fields that can be used, or with another key."""
-    name, declared, table = (document.get(key) for key in ("stream", "fields", "table"))
-    # A field with a type that is refused is declared too; its own problem says what to do.
-    names = set(declared) if isinstance(declared, Mapping) else set()
+def _find_name_problems(document: Mapping[str, Any], own: Mapping[str, DataType]) -> Iterator[Problem]:
+    """Finds what a stream may not be that has the name of a table of the product."""
+    name = document.get("stream")
+    known = _OWN_STREAMS.get(name) if isinstance(name, str) else None
+    if known is None:
+        if isinstance(name, str) and name in RESERVED_TABLES:
+            yield Problem("stream", f"{name!r} is a table of the product; choose another name")
+        return
+    event_id, event_time, fields, written = known
+    named = [document.get(key) for key in ("event_id", "event_time")]
+    if named != [event_id, event_time] or not own.items() <= fields.items():
+        yield Problem(
+            "stream",
+            f"{name!r} is a table of the product, {written}; declare it as conf/streams/{name}.yml does, or choose "
+            "another name",
+        )
+    if document.get("lookups"):
+        yield Problem("lookups", f"{name!r} is {written}, and ingest looks nothing up; leave it out")
+
+
+def _find_contradictions(
+    document: Mapping[str, Any], own: Mapping[str, DataType], names: set[Any], fields: Mapping[str, DataType]
+) -> Iterator[Problem]:
+    """Finds the values that do not go with the declared fields that can be used, or with another key.
+
+    own: the fields of the source; names: all of them that are declared; fields: those of look-ups too.
+    """
+    name, table = document.get("stream"), document.get("table")
     for key, types in _TYPES.items():
         field_ = document.get(key)
-        if fields and isinstance(field_, str) and field_ not in names:
-            hint = suggest(field_, fields, "")
+        if own and isinstance(field_, str) and field_ not in names:
+            hint = suggest(field_, own, "")
             yield Problem(key, f"{field_!r} is not one of the declared fields" + (f"; {hint}" if hint else ""))
-        elif isinstance(field_, str) and field_ in fields and fields[field_].name not in types:
-            yield Problem(key, f"field {field_!r} is {fields[field_]}; it must be one of {', '.join(sorted(types))}")
-    yield from _find_value_problems(document.get("value"), names, fields)
-    for key in ("columns", "comments"):
-        texts = document.get(key)
-        for each in texts if isinstance(texts, Mapping) else ():
-            if each not in fields:
-                yield Problem(f"{key}.{each}", f"{each!r} is not one of the declared fields")
-    if name == metrics.TABLE:
-        # A stream of the engine's own, which every evaluation writes, so its columns are fixed.
-        named = [document.get(key) for key in ("event_id", "event_time")]
-        if named != [metrics.METRICS_ID, metrics.MEASURED_AT] or not fields.items() <= metrics.FIELDS.items():
-            yield Problem(
-                "stream",
-                f"{metrics.TABLE!r} is a table of the product, written by every evaluation; declare it as "
-                "conf/streams/metrics.yml does, or choose another name",
-            )
-    elif isinstance(name, str) and name in RESERVED_TABLES:
-        yield Problem("stream", f"{name!r} is a table of the product; choose another name")
+        elif isinstance(field_, str) and field_ in own and own[field_].name not in types:
+            yield Problem(key, f"field {field_!r} is {own[field_]}; it must be one of {', '.join(sorted(types))}")
+    yield from _find_value_problems(document.get("value"), {*names, *fields}, fields)
+    yield from find_undeclared(document.get("columns"), own, "columns", "the declared fields")
+    yield from find_undeclared(document.get("comments"), fields, "comments", "the declared fields")
+    yield from _find_name_problems(document, own)
     if not _is_table(table):
         return
-    if name == metrics.TABLE:
-        yield Problem("table", f"{metrics.TABLE!r} is a table of the product; leave `table` out")
-    for key in ("source", "columns"):
+    if isinstance(name, str) and name in _OWN_STREAMS:
+        yield Problem("table", f"{name!r} is a table of the product; leave `table` out")
+    for key in ("source", "columns", "lookups"):
         if document.get(key):
             yield Problem(key, f"ingest reads by it, and into {table} others write; leave it out, or `table`")

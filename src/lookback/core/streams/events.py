@@ -12,12 +12,13 @@ import pandas as pd
 import pyarrow as pa
 
 from lookback.core.errors import EventError
-from lookback.core.expressions.compiling import Expression
+from lookback.core.expressions.compiling import Expression, Membership, add_memberships
 from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.cache import estimate_bytes
 from lookback.core.values.columns import (
     Column,
+    Mask,
     arrow_type,
     find_beyond_calendar,
     from_arrow,
@@ -25,6 +26,7 @@ from lookback.core.values.columns import (
     normalize_zeros,
 )
 from lookback.core.values.keys import Int64s
+from lookback.core.values.lists import Lists
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType
 
 # Bounds the values of expressions that events cache.
@@ -64,6 +66,26 @@ class Events:
             while self._cached_bytes > MAX_VALUE_BYTES:
                 self._cached_bytes -= estimate_bytes(self._values.pop(next(iter(self._values))))
         return column
+
+    def look_up(self, memberships: Iterable[Membership], lists: Lists) -> Events:
+        """Returns the same events with columns of calls of in_list (see `add_memberships`), as of their own times."""
+        new = [membership for membership in memberships if membership.name not in self.columns]
+        if not new:
+            return self
+        columns = add_memberships(self.columns, new, self.times, lists)
+        return Events(columns, self.commits, self._id, self._time)
+
+    def join(self, others: Sequence[Events]) -> Events:
+        """Returns these events and others with the same columns, one after another."""
+        if not others:
+            return self
+        parts = [self, *others]
+        columns = {name: _concat([part.columns[name] for part in parts]) for name in self.columns}
+        return Events(columns, np.concatenate([part.commits for part in parts]), self._id, self._time)
+
+    def with_column(self, name: str, column: Column) -> Events:
+        """Returns the same events with a column of that name."""
+        return Events({**self.columns, name: column}, self.commits, self._id, self._time)
 
     def id_value(self, at: int) -> int | str:
         """Returns the id of one event: an integer or a text, as the stream declares it."""
@@ -121,10 +143,17 @@ class Events:
 
 
 def _concat(columns: Sequence[Column]) -> Column:
-    null = None
-    if any(column.null is not None for column in columns):
-        null = np.concatenate([np.zeros(len(c), dtype=bool) if c.null is None else c.null for c in columns])
-    return Column(columns[0].type, np.concatenate([column.values for column in columns]), null)
+    values = np.concatenate([column.values for column in columns])
+    null, error = _concat_masks([c.null for c in columns], columns), _concat_masks([c.error for c in columns], columns)
+    return Column(columns[0].type, values, null, error)
+
+
+def _concat_masks(masks: Sequence[Mask | None], columns: Sequence[Column]) -> Mask | None:
+    if all(mask is None for mask in masks):
+        return None
+    parts = [np.zeros(len(c), dtype=bool) if mask is None else mask for mask, c in zip(masks, columns, strict=True)]
+    joined: Mask = np.concatenate(parts)
+    return joined
 
 
 def empty_events(stream: Stream, fields: Iterable[str]) -> Events:

@@ -18,6 +18,7 @@ from lookback.core.explaining.evidence import (
     Activation,
     Clock,
     Evidence,
+    ListHistory,
     Reset,
 )
 from lookback.core.rules.compiled import CompiledRule
@@ -31,7 +32,14 @@ from lookback.spark.explaining.evidence import (
     read_highs,
     select_changes,
 )
-from lookback.spark.explaining.history import Lanes, RuleHistory, find_advances, read_feed, read_obeyed
+from lookback.spark.explaining.history import (
+    Lanes,
+    RuleHistory,
+    find_advances,
+    read_feed,
+    read_list_history,
+    read_obeyed,
+)
 from lookback.spark.stream.rebuild import Evaluations
 
 if TYPE_CHECKING:
@@ -159,7 +167,8 @@ def _find_by_key(
         F.unix_micros("_commit_timestamp").alias("committed_at"), _KEY,
     )  # fmt: skip
     clock = Clock(history.declarations, read_highs(feed, history.declarations, arrival), find_advances(log))
-    count = _CountKey(rule, clock, lanes.activations, resetting)
+    lists = read_list_history(tables, stream, rule, lanes.activations, history)
+    count = _CountKey(rule, clock, lanes.activations, resetting, lists)
 
     def count_key(alerts: pa.Table, changes: pa.Table) -> pa.Table:
         # Spark tells what to pass by the number of parameters, and would take `self` for one.
@@ -177,6 +186,7 @@ class _CountKey:
     activations: Sequence[Activation]
     # Versions whose alerts emptied the key's windows, and whether they wait for an absence.
     resetting: Mapping[int, bool]
+    lists: ListHistory
 
     def __call__(self, alerts: pa.Table, changes: pa.Table) -> pa.Table:
         """Returns a row for each event behind an alert, and one with NULL for an alert that cannot be reproduced."""
@@ -191,7 +201,7 @@ class _CountKey:
         own = read_counted_events(inserted, stream, self.clock.declarations).in_order_of_arrival()
         evidence = Evidence(
             rule=self.rule, events=own, clock=self.clock, activations=self.activations, resets=self._list_resets(rows),
-            gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)),
+            gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)), lists=self.lists,
         )  # fmt: skip
         names, ids = list[str](), list[str | None]()
         for alert, counted in zip(targets, find_counted(evidence, targets), strict=True):

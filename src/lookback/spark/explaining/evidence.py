@@ -24,7 +24,15 @@ from lookback.core.streams.events import Events, read_events
 from lookback.core.values.keys import Int64s
 from lookback.core.values.times import parse_time
 from lookback.core.values.windows import SEQUENCE
-from lookback.spark.explaining.history import Lanes, RuleHistory, find_advances, read_feed, read_obeyed, read_or_refuse
+from lookback.spark.explaining.history import (
+    Lanes,
+    RuleHistory,
+    find_advances,
+    read_feed,
+    read_list_history,
+    read_obeyed,
+    read_or_refuse,
+)
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
@@ -57,6 +65,7 @@ def read_evidence(
         resets=_read_resets(tables, stream, rule, alert, history, lanes),
         gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)),
         earliest=earliest,
+        lists=read_list_history(tables, stream, rule, lanes.activations, history),
     )
 
 

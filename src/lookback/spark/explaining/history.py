@@ -11,18 +11,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.engine.schedule import Schedule
+from lookback.core.engine.schedule import Schedule, obey
 from lookback.core.errors import ReviewError, RuleError
-from lookback.core.explaining.evidence import Activation
+from lookback.core.explaining.evidence import Activation, ListHistory
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
-from lookback.core.rules.rulebook import ACTIONS, Entry, LogRow, RuleBook, RuleChange, fill_role, order_changes
+from lookback.core.rules.rulebook import (
+    ACTIONS,
+    LIST_CHANGED,
+    WARM,
+    WITH_HISTORY,
+    Entry,
+    LogRow,
+    RuleBook,
+    RuleChange,
+    fill_role,
+    order_changes,
+)
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import first_line, join_words
 from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.stream.declared import read_declarations
+from lookback.spark.stream.listfeed import ReplayedLists
 from lookback.spark.stream.rebuild import Term, read_log, restore_rule_changes
 from lookback.spark.tables.history import find_first_readable
 
@@ -97,6 +109,8 @@ class RuleHistory:
         changes = order_changes(read_or_refuse(lambda: restore_rule_changes(tables, self._begins, logged), "rules"))
         changes = [each for each in changes if not _is_command_elsewhere(each, stream)]
         self._changes = _group_by_rule(changes, lambda change: change.rule_id)
+        # With these, versions came into force that had to wait for the history of their windows.
+        self._pieces = _group_by_rule(changes, _find_warmed_rule)
         self._logged = _group_by_rule(logged, lambda row: row.rule_id)
         self._documents: dict[str, dict[int, list[_Document]]] = {}
         self._compiled: dict[tuple[str, int, int], CompiledRule | None] = {}
@@ -220,13 +234,15 @@ class RuleHistory:
         known = {(row.version, row.action) for row in logged if row.action in STATUS_BY_ACTION}
         obeyed, others = dict[int, list[_Document]](), dict[int, list[_Document]]()
         for change, judged, log in self._obey([rule_id]):
-            number = max([0, *obeyed, *others]) + 1 if change.version is None else change.version
             if change.change == "delete":
                 continue
-            others[number] = [_Document(change, judged)]
+            if change.status != WARM:
+                number = max([0, *obeyed, *others]) + 1 if change.version is None else change.version
+                others[number] = [_Document(change, judged)]
             for row in log:
                 if (row.version, row.action) in known and change.status != "draft" and row.version is not None:
-                    obeyed.setdefault(row.version, []).append(_Document(change, judged, row.action))
+                    own = others[row.version][0].change if change.status == WARM else change
+                    obeyed.setdefault(row.version, []).append(_Document(own, judged, row.action))
         return {**others, **obeyed}
 
     def sort_obeyed(self, log: Sequence[Row]) -> list[Row]:
@@ -259,11 +275,10 @@ class RuleHistory:
         """
         schedule = self._make_schedule(rule_ids)
         book = RuleBook(self._stream, self._streams)
-        for change in map(schedule.restore_gate, self._list_changes(rule_ids)):
+        for change in map(schedule.restore_decision, self._list_changes(rule_ids)):
             judged = schedule.arrivals.get(change.commit, _NOT_JUDGED)
             book.declare(self.declarations.after(judged).stream)
-            log, _ = book.apply([change], None)
-            yield change, judged, log
+            yield change, judged, obey(book, change, None)
 
     def _make_schedule(self, rule_ids: Sequence[str]) -> Schedule:
         """Makes the schedule by which the changes of some rules were logged."""
@@ -273,7 +288,10 @@ class RuleHistory:
 
     def _list_changes(self, rule_ids: Sequence[str]) -> list[RuleChange]:
         """Lists the changes of some rules in the order of the rules table."""
-        return sorted((each for name in rule_ids for each in self._changes.get(name, [])), key=lambda each: each.order)
+        listed = [each for name in rule_ids for each in self._changes.get(name, [])]
+        if "*" not in rule_ids:
+            listed += [each for name in rule_ids for each in self._pieces.get(name, [])]
+        return sorted(listed, key=lambda each: each.order)
 
     def _compile(self, change: RuleChange, judged: int | None, lane: int = 0) -> CompiledRule | None:
         """Compiles a row for the declaration that held; a rule in force stays valid where limits were lowered."""
@@ -295,6 +313,16 @@ def _is_command_elsewhere(change: RuleChange, stream: Stream) -> bool:
         return read_document(change.document).get("stream") not in (None, stream.name)
     except RuleError:
         return False
+
+
+def _find_warmed_rule(change: RuleChange) -> str | None:
+    """Returns the id of the rule whose history a change names; None for any other change."""
+    if change.rule_id != "*" or change.status != WARM:
+        return None
+    try:
+        return str(read_document(change.document).get("rule_id"))
+    except RuleError:
+        return None
 
 
 def _name_row(arrival: int | None, row: Mapping[str, Any]) -> _LogName:
@@ -361,6 +389,19 @@ def read_obeyed(tables: Tables, stream: Stream, arrival: int, history: RuleHisto
     return history.sort_obeyed(log.orderBy(*in_order).collect())
 
 
+def read_list_history(
+    tables: Tables, stream: Stream, rule: CompiledRule, activations: Iterable[Activation], history: RuleHistory
+) -> ListHistory:
+    """Reads by which lists the stream judged its events, as far as a rule or those that may share its state name them."""
+    names = rule.lists.union(*(each.rule.lists for each in activations if each.rule is not None))
+    if not names:
+        return ListHistory()
+    own = (F.col("stream") == stream.name) & (F.col("action") == LIST_CHANGED)
+    rows = history.term.select(tables.read("rule_log").where(own), "logged_at").orderBy("version").collect()
+    source = read_or_refuse(lambda: ReplayedLists.find(tables, names), "lists")
+    return ListHistory(source, [(row["arrival"], row["version"]) for row in rows])
+
+
 class Lanes:
     """The rules that were in force after each change, and which versions of an alert's rule shared its state.
 
@@ -374,18 +415,23 @@ class Lanes:
         # Of each version of a rule how many of its rows were obeyed, and the last of them.
         self._obeyed: dict[tuple[str, int | None], tuple[int, RuleChange | None]] = {}
         self._lanes: dict[int, int] = {}
+        # The versions before one that took over with a history of its own, which none of their alerts emptied.
+        self._apart: set[int] = set()
         self._advances = 0
         changes: list[_LaneChange] = []
         cuts = history.declarations.cuts
         for row in log:
             while cuts and cuts[0] <= arrival_number(row["arrival"]):
                 changes += self._list_declared_anew(cuts.pop(0))
+            is_warmed = row["message"] == WITH_HISTORY and row["rule_id"] == self._rule_id
+            if is_warmed and alert["rule_version"] not in self._lanes:
+                self._apart.update(self._lanes)
             changes += self._list_changes(row)
             self._advances += row["action"] == "advance"
         for cut in cuts:
             changes += self._list_declared_anew(cut)
         self._own = self._lanes.get(alert["rule_version"], 0)
-        self.activations = list(self._activate_all(changes))
+        self.activations = [*self._list_openings(log, alert.get("arrival")), *self._activate_all(changes)]
 
     def list_roles(self, rule_id: str) -> list[Entry]:
         """Lists the versions of a rule that are in force in the end, the one in shadow last."""
@@ -393,7 +439,17 @@ class Lanes:
 
     def is_own(self, version: int) -> bool:
         """Returns whether a version of the alert's rule shared the state of the alert's version."""
-        return self._lanes.get(version, self._own) == self._own
+        return version not in self._apart and self._lanes.get(version, self._own) == self._own
+
+    def _list_openings(self, log: list[Row], arrival: int | None) -> Iterator[Activation]:
+        """Yields an activation for each version that had the history of its windows before the alert's commit.
+
+        It keeps rows from the first commit on, beside the others.
+        """
+        for row in log:
+            if row["message"] == WITH_HISTORY and (arrival is None or row["arrival"] < arrival):
+                rule = self._history.find_kept(row["rule_id"], row["version"], row["arrival"])
+                yield Activation(None, f"history of {row['rule_id']} {row['version']}", rule, is_silent=True)
 
     def _list_changes(self, row: Row) -> list[_LaneChange]:
         """Lists what a row of rule_log changes."""

@@ -85,9 +85,9 @@ class _FieldSql(NamedTuple):
 
 
 def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malformed: Column | None = None) -> DataFrame:
-    """Casts rows of source columns to the stream's fields as declared, and adds REASON and ASSUMED.
+    """Casts rows of source columns to the stream's own fields as declared, and adds REASON and ASSUMED.
 
-    The rows have RAW, READ_AS, FILE, BLOCK and ROW, which stay. A value that is not exactly one of the field's type is a
+    The rows have RAW, READ_AS, FILE, BLOCK and ROW, which stay; fields that are looked up are NULL. A value that is not exactly one of the field's type is a
     REASON; only an expression in `columns` rounds. Source columns that are missing count as NULL. If there is a column
     CORRUPT, a row in which it is not NULL is malformed, for the reason `malformed`. text: arrays are in text columns as
     JSON. place: the source's name for messages. Raises SetupError if Spark cannot make a field from such columns.
@@ -101,8 +101,7 @@ def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malfor
     rows = rows.select("*", *nulls)
     fields = _build_fields(rows, stream, text, place)
     try:
-        problems = F.concat_ws("; ", *[field.problem for field in fields])
-        reason = F.when(problems != "", problems)
+        reason = _describe_problems(fields)
         if CORRUPT in rows.columns:
             unreadable = F.lit("malformed line") if malformed is None else malformed
             twice = F.lit("a key is written twice in the line, and only one value can count; send it once")
@@ -110,6 +109,8 @@ def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malfor
             reason = F.when(F.col(CORRUPT).isNotNull(), unreadable).otherwise(reason)
         others = [READ_AS, FILE, BLOCK, ROW]
         values = [field.value for field in fields]
+        names = {field.name for field in fields}
+        values += [F.lit(None).cast(str(t)).alias(name) for name, t in stream.fields.items() if name not in names]
         return rows.select(*values, reason.alias(REASON), _choose_assumption(fields).alias(ASSUMED), RAW, *others)
     except AnalysisException:
         for field in fields:
@@ -117,9 +118,25 @@ def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malfor
         raise
 
 
+def make_fields(rows: DataFrame, stream: Stream, place: str) -> tuple[list[Column], Column]:
+    """Returns the stream's own fields over rows with typed columns, and a column of the problems of a row, else NULL.
+
+    Raises SetupError as `cast_rows` does.
+    """
+    fields = _build_fields(rows, stream, False, place)
+    for field in fields:
+        field.check(rows, place)
+    return [field.value for field in fields], _describe_problems(fields)
+
+
+def _describe_problems(fields: Sequence[_Field]) -> Column:
+    problems = F.concat_ws("; ", *[field.problem for field in fields])
+    return F.when(problems != "", problems)
+
+
 def _build_fields(rows: DataFrame, stream: Stream, text: bool, place: str) -> list[_Field]:
-    """Builds the declared fields over source columns, whose types decide how a value is cast and when it is exact."""
-    fields = {name: _write_field_sql(stream, name) for name in stream.fields}
+    """Builds the stream's own fields over source columns, whose types decide how a value is cast and when it is exact."""
+    fields = {name: _write_field_sql(stream, name) for name in stream.own_fields}
     try:
         types = rows.select(*[F.expr(sql.value).alias(name) for name, sql in fields.items()]).schema
     except AnalysisException:
@@ -161,8 +178,8 @@ def repeats_key(line: Column) -> Column:
 
 
 def list_source_columns(stream: Stream) -> list[str]:
-    """Lists the columns that the stream's fields are made from, in order, without those BESIDE a record's value."""
-    names = sorted({name for field in stream.fields for name in find_source_columns(stream, field)})
+    """Lists the columns that the stream's own fields are made from, in order, without those BESIDE a record's value."""
+    names = sorted({name for field in stream.own_fields for name in find_source_columns(stream, field)})
     return [name for name in names if name.lower() not in BESIDE] if reads_kafka(stream) else names
 
 
@@ -210,7 +227,7 @@ class _Field:
     """
 
     def __init__(self, stream: Stream, name: str, text: bool, sql: _FieldSql, source: SparkType) -> None:
-        self._stream, self._name, self._type = stream, name, stream.fields[name]
+        self._stream, self.name, self._type = stream, name, stream.fields[name]
         self._expression = stream.columns.get(name)
         self._required = name in (stream.event_id, stream.event_time)
         self._reads = find_source_columns(stream, name)
@@ -224,11 +241,11 @@ class _Field:
 
     def check(self, rows: DataFrame, place: str) -> None:
         """Raises SetupError if Spark cannot make the field from these columns."""
-        _require_castable(rows, self._stream, self._name, [self.value, self.problem], place)
+        _require_castable(rows, self._stream, self.name, [self.value, self.problem], place)
 
     @property
     def value(self) -> Column:
-        return F.expr(self._cast).alias(self._name)
+        return F.expr(self._cast).alias(self.name)
 
     @property
     def is_time(self) -> bool:
@@ -252,19 +269,19 @@ class _Field:
         if self.is_time:
             # Python knows no other years, and durations can be added to these without an overflow.
             year = F.year(value)
-            problem = problem.when((year < 1) | (year > 9999), F.lit(f"{self._name} is not in the years 1 to 9999"))
+            problem = problem.when((year < 1) | (year > 9999), F.lit(f"{self.name} is not in the years 1 to 9999"))
             # In zones off UTC it lacks a part of these, too; a reader that collects such a time would fail.
             edge = value.cast("date").isin(*[F.lit(day).cast("date") for day in _EDGES])
             problem = problem.when(
-                edge, F.lit(f"{self._name} is on {_EDGES[0]} or {_EDGES[1]}, which not every zone has")
+                edge, F.lit(f"{self.name} is on {_EDGES[0]} or {_EDGES[1]}, which not every zone has")
             )
         if self._required and self._type.name == "string":
             # Different ids would become one, and all but the first of them duplicates.
             not_text = F.concat(
-                F.lit(f"{self._name}: '"), _shorten_value(value), F.lit("' holds bytes that are not UTF-8")
+                F.lit(f"{self.name}: '"), _shorten_value(value), F.lit("' holds bytes that are not UTF-8")
             )
             problem = problem.when(F.contains(value, F.lit("\ufffd")), not_text)
-        return problem.when(value.isNull(), F.lit(f"{self._name} is NULL")) if self._required else problem
+        return problem.when(value.isNull(), F.lit(f"{self.name} is NULL")) if self._required else problem
 
     def _describe_value(self, is_inexact: bool) -> Column:
         read = [
@@ -272,15 +289,21 @@ class _Field:
             for name in self._reads
         ]
         if self._expression is None:
-            text = F.btrim(F.col(quote_identifier(self._name)).cast("string"))
-            advice = suggest_remedy(self._name, self._type, text, is_inexact)
-            return F.concat(F.lit(f"{self._name}: '"), read[0], F.lit(f"' is not {self._type}: "), advice)
+            text = F.btrim(F.col(quote_identifier(self.name)).cast("string"))
+            advice = suggest_remedy(self.name, self._type, text, is_inexact)
+            return F.concat(F.lit(f"{self.name}: '"), read[0], F.lit(f"' is not {self._type}: "), advice)
         values = [
             F.concat(F.lit(f"{name} = '"), value, F.lit("'")) for name, value in zip(self._reads, read, strict=True)
         ]
-        failure = F.lit(f"{self._name}: `{self._expression}` is not {self._type} where ")
+        failure = F.lit(f"{self.name}: `{self._expression}` is not {self._type} where ")
         mend = f": cast it to {self._type} there, which rounds" if is_inexact else ": mend the expression or the row"
         return F.concat(failure, F.concat_ws(", ", *values), F.lit(mend))
+
+
+def quote_value(value: Column) -> Column:
+    """Writes a value as reasons have it: shortened, in quotes; NULL without them."""
+    quote = F.lit("'")
+    return F.coalesce(F.concat(quote, _shorten_value(value.cast("string")), quote), F.lit("NULL"))
 
 
 def _shorten_value(value: Column) -> Column:

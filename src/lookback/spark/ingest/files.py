@@ -19,6 +19,7 @@ from lookback.core.errors import SetupError
 from lookback.core.values.times import to_utc
 from lookback.spark.ingest.fields import ASSUMED, BLOCK, FILE, NO_TIME, NO_ZONE, RAW, REASON, ROW, reads_kafka
 from lookback.spark.ingest.kafka import name_source
+from lookback.spark.ingest.lookups import Lookups
 from lookback.spark.ingest.rejected import RejectedRows, Rejection, count_rejections, name_options_key
 from lookback.spark.ingest.sources import Files, Source, normalize_slashes, read_planned_files
 from lookback.spark.platform.session import find_local_path, is_connect
@@ -215,6 +216,11 @@ def require_ingest(tables: Tables, stream: Stream) -> None:
             "ingest keeps the rows that it found in memory while it writes them, commit by commit, for which Spark Connect "
             "(serverless, or standard access mode) has no way: take a cluster with dedicated access mode, as the job ingest does"
         )
+    if stream.is_of_alerts:
+        raise SetupError(
+            f"the events of stream {stream.name!r} are the alerts of the others, which their evaluations write: nothing is "
+            "ingested into it"
+        )
     if stream.table:
         raise SetupError(
             f"the events of stream {stream.name!r} are in {stream.table}, which others write: nothing is ingested into it. "
@@ -243,6 +249,8 @@ class IngestRound:
     def __init__(self, tables: Tables, stream: Stream, progress: Callable[[str], None] | None) -> None:
         self._tables, self._stream, self._progress = tables, stream, progress
         self._rejected = RejectedRows(tables, stream)
+        self._lookups = Lookups(tables, stream)
+        self._lookups.require()
         self._mark = f"{_MARK} {uuid.uuid4().hex[:12]} by process {os.getpid()} on {socket.gethostname()}"
         # The last `ingested_at`, once it is known: no other process stamps while the lock is held.
         self._stamp: int | None = None
@@ -281,26 +289,26 @@ class IngestRound:
             raise
 
     def _take(self, batch: _Batch, started: float, then: Callable[[DataFrame], None] | None = None) -> IngestReport:
-        rows, figures = batch
+        figures = batch.figures
         self._first_stamp = None
-        try:
+        with contextlib.ExitStack() as cached:
+            cached.callback(batch.rows.unpersist)
             written = _Written(0, 0)
             rejections: tuple[Rejection, ...] = ()
-            if figures.usable:
-                written = self._write(self._select_new(rows.where(F.col(REASON).isNull()), figures))
+            settled = self._settle(batch, cached)
+            if settled.new is not None:
+                written = self._write(self._select_new(settled.new))
             # Last, so that a run that was killed and is run again writes them once.
-            if figures.rejected:
-                refused = rows.where(F.col(REASON).isNotNull())
+            if settled.rejected:
+                refused = settled.rows.where(F.col(REASON).isNotNull())
                 rejections = count_rejections(refused, F.col(REASON), F.col(RAW), name_source())
                 self._rejected.write(refused, self._mark, to_timestamp(_now()))
             if then is not None:
-                then(rows)
-        finally:
-            rows.unpersist()
+                then(settled.rows)
         offered, seconds = figures.usable + figures.rejected, time.monotonic() - started
-        duplicates = figures.usable - written.events
+        duplicates = offered - settled.rejected - written.events
         report = IngestReport(
-            self._stream.name, offered, written.events, duplicates, figures.rejected, written.commits, seconds,
+            self._stream.name, offered, written.events, duplicates, settled.rejected, written.commits, seconds,
             without_zone=figures.without_zone, without_time=figures.without_time, rejections=rejections,
         )  # fmt: skip
         self._write_account(report)
@@ -338,9 +346,31 @@ class IngestRound:
         assert row is not None
         return _BatchFigures(*row)
 
-    def _select_new(self, usable: DataFrame, figures: _BatchFigures) -> DataFrame:
-        """Selects the events that the table does not have, each id once within dedupe_window, in order and numbered."""
-        unknown = self._drop_known(usable, figures)
+    def _settle(self, batch: _Batch, cached: contextlib.ExitStack) -> _Settled:
+        """Finds the events that the table does not have, and looks them up; `cached` releases what is cached for that.
+
+        An event that the table has is not looked up again: it stays a duplicate, whatever its key would find by now.
+        """
+        rows, figures = batch
+        if not figures.usable:
+            return _Settled(rows, figures.rejected, None)
+        usable = rows.where(F.col(REASON).isNull())
+        known = self._find_known(usable, figures)
+        new = usable if known is None else usable.join(known, self._is_known, "left_anti")
+        if not self._stream.lookups:
+            return _Settled(rows, figures.rejected, _Batch(new, figures))
+        looked_up = self._cache(self._lookups.join(new, are_few=figures.usable <= self._stream.commit_rows))
+        cached.callback(looked_up.rows.unpersist)
+        settled = looked_up.rows.unionByName(rows.where(F.col(REASON).isNotNull()))
+        if known is not None:
+            settled = settled.unionByName(usable.join(known, self._is_known, "left_semi"))
+        left = _Batch(looked_up.rows.where(F.col(REASON).isNull()), looked_up.figures)
+        rejected = figures.rejected + looked_up.figures.rejected
+        return _Settled(settled, rejected, left if left.figures.usable else None)
+
+    def _select_new(self, batch: _Batch) -> DataFrame:
+        """Selects events that the table does not have, each id once within dedupe_window, in order and numbered."""
+        unknown, figures = batch
         if figures.ids == figures.usable:
             # The usual case: no id twice in the batch, so that nothing need be brought together by id.
             unknown = unknown.withColumn(_DOUBTFUL, F.lit(False))
@@ -348,9 +378,10 @@ class IngestRound:
             unknown = self._drop_certain_duplicates(unknown)
         return self._number_rows(unknown, figures.usable)
 
-    def _drop_known(self, usable: DataFrame, figures: _BatchFigures) -> DataFrame:
+    def _find_known(self, usable: DataFrame, figures: _BatchFigures) -> DataFrame | None:
+        """Finds the (__id, __time) of the table's events with the ids of a batch; None if there are none."""
         if self._tables.is_unwritten(self._stream.name):
-            return usable
+            return None
         bounds = (figures.first_time, figures.last_time, figures.first_id, figures.last_id)
         known = read_possible_duplicates(self._tables, self._stream, *bounds)
         known = known.select(
@@ -362,11 +393,13 @@ class IngestRound:
             ids = F.broadcast(ids)
         # A checkpoint, since Spark would read the table again after every commit, with another result.
         hits = known.join(ids, F.col("__id") == F.col("__wanted"), "left_semi").localCheckpoint()
-        if hits.isEmpty():
-            return usable
+        return None if hits.isEmpty() else hits
+
+    @property
+    def _is_known(self) -> Column:
+        """The condition that a row is an event of the table, for a join with the result of `_find_known`."""
         gap = F.abs(F.col("__time") - _to_micros(self._stream.event_time))
-        same = (F.col("__id") == F.col(self._stream.event_id)) & (gap <= self._stream.dedupe_window)
-        return usable.join(hits, same, "left_anti")
+        return (F.col("__id") == F.col(self._stream.event_id)) & (gap <= self._stream.dedupe_window)
 
     def _drop_certain_duplicates(self, events: DataFrame) -> DataFrame:
         """Drops the rows that are certainly duplicates within the batch; rows that may be are marked as DOUBTFUL.
@@ -494,6 +527,14 @@ class _Batch(NamedTuple):
 
     rows: DataFrame
     figures: _BatchFigures
+
+
+class _Settled(NamedTuple):
+    """A batch after its events were looked up. rows: with their last REASON; rejected: how many have one; new: events to write."""
+
+    rows: DataFrame
+    rejected: int
+    new: _Batch | None
 
 
 class _Partitions(NamedTuple):

@@ -160,7 +160,7 @@ class Topic:
         else:
             rows = self.values.parse_json(lines, list_source_columns(stream))
         rows = rows.withColumn(CORRUPT, F.when(F.col(RAW).isNull(), F.lit("")).otherwise(F.col(CORRUPT)))
-        return drop_raw(cast_rows(rows, stream, text=True, place=str(self), malformed=F.col(_PROBLEM)))
+        return drop_raw(cast_rows(rows, stream, text=True, place=str(self), malformed=F.col(_PROBLEM)), stream)
 
     def _explain_unreadable(self, value: Column) -> Column:
         """Explains why a value cannot be read, if it cannot."""

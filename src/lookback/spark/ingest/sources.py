@@ -35,6 +35,7 @@ from lookback.spark.ingest.fields import (
     require_columns,
 )
 from lookback.spark.platform.session import on_databricks
+from lookback.spark.tables.lakehouse import keep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -255,6 +256,20 @@ class Files:
             raise SetupError(reason + others if reason.startswith(source.path) else f"{name}: {reason}{others}")
         return reduce(lambda some, more: some.unionByName(more), [*parts, self._make_unreadable_rows(broken)])
 
+    def read_kept(self) -> tuple[DataFrame, int]:
+        """Reads the rows of the files, together if that is possible, keeps them and counts them.
+
+        Raises what `read_together` and `read_apart` raise.
+        """
+        try:
+            rows = keep(self.read_together())
+            return rows, rows.count()
+        except Exception as error:
+            if not self.may_succeed_apart(error):
+                raise
+        rows = keep(self.read_apart())
+        return rows, rows.count()
+
     def list_columns(self) -> set[str]:
         """Lists the columns of the files, in lower case; of lines of JSON the keys of all lines.
 
@@ -323,7 +338,7 @@ class Files:
             # Empty files.
             return self._make_unreadable_rows({})
         rows = self._read_rows(names, schema)
-        return drop_raw(cast_rows(rows, self.stream, text=self.source.is_text, place=self.source.path))
+        return drop_raw(cast_rows(rows, self.stream, text=self.source.is_text, place=self.source.path), self.stream)
 
     def _read_rows(self, names: Sequence[str] | None, schema: StructType | None) -> DataFrame:
         """Reads rows of source columns, with RAW, READ_AS, FILE, BLOCK, ROW, and CORRUPT if the files are text."""
@@ -376,8 +391,10 @@ class Files:
             require_columns(self.stream, sample, self.source.path)
 
 
-def drop_raw(rows: DataFrame) -> DataFrame:
-    """Leaves RAW and READ_AS of checked rows only in those with a REASON."""
+def drop_raw(rows: DataFrame, stream: Stream) -> DataFrame:
+    """Leaves RAW and READ_AS of checked rows only in those with a REASON; in all of them if a look-up may still reject one."""
+    if stream.lookups:
+        return rows
     rejected = F.col(REASON).isNotNull()
     return rows.withColumns({name: F.when(rejected, F.col(name)) for name in (RAW, READ_AS)})
 

@@ -177,6 +177,7 @@ class _Setup:
     def _update_table(self, table: _Table, is_new: bool) -> SetUpStep:
         detail = self._tables.describe(table.name).asDict()
         done = ["created"] if is_new else self._add_columns(table) + self._set_checks(table, detail)
+        done += self._switch_feed_on(table, detail)
         done += self._set_comments(table, detail) + self._set_statistics(table, detail)
         done += self._set_clustering(table, detail) + self._add_key(table)
         return SetUpStep(f"table {self._tables.identifier(table.name)}", ", ".join(done) or AS_IT_SHOULD_BE)
@@ -204,6 +205,15 @@ class _Setup:
                 self._tables.spark.sql(f"ALTER TABLE {name} ADD CONSTRAINT {quote_name(check)} CHECK ({condition})")
                 done.append(f"its check {check}")
         return done
+
+    def _switch_feed_on(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
+        """Switches on the change feed of a product's table of an earlier release, if rules look at its rows."""
+        lacking = self._tables.find_lacking_properties(table.name, detail["properties"] or {})
+        if not lacking:
+            return []
+        settings = ", ".join(f"{quote_text(key)} = {quote_text(value)}" for key, value in lacking.items())
+        self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} SET TBLPROPERTIES ({settings})")
+        return ["its change feed"]
 
     def _set_comments(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
         name, done = self._tables.identifier(table.name), []

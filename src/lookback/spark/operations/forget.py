@@ -8,9 +8,12 @@ A request is a condition over the fields of a stream. It deletes:
     reviews          those of these alerts
     labels           those of these events
     snoozes          those whose key has every field that the condition reads and satisfies it
+    lists            values that satisfy it, of lists in which a rule of the stream looks up the one field that it reads
     late_events      those events
     rule_log         rows whose message names one of those events, or the key of a session that satisfies it
     rejected_events  rows that would satisfy it if they are read as the stream is declared today
+
+The events of the stream `alerts` are alerts of the other streams, which go with all their revisions.
 
 An alert of another key that merely counted such an event stays: a sum over many people names none of them. `rules` and
 `metrics` hold no event.
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -32,8 +36,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.errors import ExpressionError, SetupError
+from lookback.core.errors import ExpressionError, LookbackError, SetupError
 from lookback.core.expressions.compiling import Expression, compile_expression
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.document import read_document
 from lookback.core.values.texts import first_line
 from lookback.core.values.times import to_utc
 from lookback.core.values.types import BOOLEAN
@@ -55,6 +61,7 @@ _KNOWN_BY = {
     "alerts": ("alert_id",),
     "labels": ("stream", "event_id"),
     "snoozes": ("rule_id", "key"),
+    "lists": ("list", "value"),
     "late_events": ("stream", "event_id"),
     "rule_log": ("stream", "action", "message"),
     "rejected_events": ("stream", "raw"),
@@ -167,6 +174,10 @@ def forget_condition(stream: Stream, where: str) -> Expression:
     condition = compile_expression(where, stream.fields)
     if condition.type != BOOLEAN:
         raise ExpressionError([f"a condition is needed, but {condition.sql!r} is of type {condition.type}; compare it"])
+    if condition.memberships:
+        raise ExpressionError(
+            ["in_list() asks lists, which change; name the values themselves, such as `id in (17, 18)`"]
+        )
     if not condition.fields:
         raise ExpressionError([f"the condition {condition.sql!r} names no field; say whose events, such as `id = 17`"])
     return condition
@@ -202,14 +213,15 @@ class _Request:
 
     def count(self) -> dict[str, int]:
         """Finds all rows to delete. Returns their number by table; nothing is changed."""
-        present = self._tables.read(self._stream.name).where(self._holds).select(self._id)
+        present = self._tables.read_events(self._stream.name).where(self._holds).select(self._id)
         deleted = self._find_deleted_before()
         # A local checkpoint, as the rows that it is computed from will be deleted.
         ids = present if deleted is None else present.union(deleted)
         self._ids = ids.distinct().localCheckpoint()
         self._keys = {**self._find_dependents(), "rejected_events": self._find_rejected()}
         self._rows = {name: self._select_matching(name, keys).count() for name, keys in self._keys.items()}
-        self._rows[self._stream.name] = present.count()
+        if not self._stream.is_of_alerts:
+            self._rows[self._stream.name] = present.count()
         return {name: self._rows[name] for name in (self._stream.name, *_KNOWN_BY)}
 
     def delete(self) -> tuple[dict[str, int], int | None]:
@@ -221,6 +233,10 @@ class _Request:
                 self._delete_matching(dependent, keys)
         if not rows[name]:
             return rows, None
+        if self._stream.is_of_alerts:
+            # Its events are rows of alerts, and have gone with them.
+            removal = self._find_last_removal(name)
+            return rows, None if removal is None else removal.commit
         before = self._tables.version(name)
         table = self._tables.identifier(name)
         change_table(self._tables, name, lambda: self._tables.spark.sql(f"DELETE FROM {table} WHERE {self._text}"))
@@ -292,6 +308,7 @@ class _Request:
             "alerts": alerts,
             "labels": events,
             "snoozes": self._find_snoozes(),
+            "lists": self._find_listed(),
             "late_events": events,
             "rule_log": self._find_log_rows(),
         }
@@ -304,8 +321,11 @@ class _Request:
         by_event = alerts.select("alert_id", F.explode(list_named_events()).alias("event_id")).join(
             self._ids, "event_id", "left_semi"
         )
-        by_key = self._select_by_key(alerts, F.col("alert_id"))
-        return by_event.select("alert_id").union(by_key).distinct().localCheckpoint()
+        found = by_event.select("alert_id").union(self._select_by_key(alerts, F.col("alert_id")))
+        if self._stream.is_of_alerts:
+            events = self._tables.read_events(self._stream.name).where(self._holds)
+            found = found.union(events.select("alert_id"))
+        return found.distinct().localCheckpoint()
 
     def _find_snoozes(self) -> DataFrame:
         """Finds the snoozes whose key satisfies the condition, of rules of this stream or of any rule."""
@@ -314,6 +334,30 @@ class _Request:
         own = snoozes.join(rules.select("rule_id").distinct(), "rule_id", "left_semi")
         own = own.unionByName(snoozes.where("rule_id IS NULL"))
         return self._select_by_key(own, F.struct("rule_id", "key")).select("__known_by.*").localCheckpoint()
+
+    def _find_listed(self) -> DataFrame:
+        """Finds the values of lists that satisfy the condition, where a rule of this stream looks up its only field there."""
+        rows = self._tables.read("lists")
+        names = self._find_lists(self._fields[0]) if len(self._fields) == 1 else set[str]()
+        if not names:
+            return rows.limit(0).select("list", "value")
+        own = rows.where(F.col("list").isin(*names))
+        known_by = F.struct("list", "value")
+        found = self._select_satisfying(own, {self._fields[0]: F.col("value")}, known_by)
+        return found.select("__known_by.*").distinct().localCheckpoint()
+
+    def _find_lists(self, field: str) -> set[str]:
+        """Finds the lists in which rules of this stream look up just a field, by every version that the table has."""
+        own = F.get_json_object("document", "$.stream") == F.lit(self._stream.name)
+        documents = self._tables.read("rules").where(own).select("document").distinct().collect()
+        names: set[str] = set()
+        for (document,) in documents:
+            # A row that was written by hand may not be a rule.
+            with suppress(LookbackError):
+                rule = compile_rule(read_document(document), self._stream)
+                judged = () if rule.when is None else rule.when.memberships
+                names |= {each.list_name for each in (*rule.memberships, *judged) if each.text.named == {field}}
+        return names
 
     def _select_by_key(self, rows: DataFrame, known_by: Column) -> DataFrame:
         """Selects `known_by` of the rows whose key has every field that the condition reads and satisfies it."""

@@ -12,7 +12,7 @@ from lookback.spark.tables.lakehouse import quote_name
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # The tables that explain an alert. Not rejected_events, which has raw rows of anybody.
 _READ = ("alerts", "late_events", "rule_log", metrics.TABLE, "notifications", "ingests")
-_WRITTEN = ("rules", "reviews", "labels", "snoozes")
+_WRITTEN = ("rules", "reviews", "labels", "snoozes", "lists")
 
 
 @dataclass(frozen=True)

@@ -366,7 +366,7 @@ def _match_roughly(receiver: Receiver, starts: Mapping[str, float]) -> Column:
 
 
 def _read_waiting(row: Row) -> WaitingAlert:
-    alert = {name: _to_plain(row[name]) for name in ALERTS.names}
+    alert = {name: _to_plain(row[name]) for name in ALERTS.names if name in row}
     first, last = (None if row[name] is None else _to_seconds(row[name]) for name in ("first_failed", "last_failed"))
     return WaitingAlert(alert, _to_seconds(row["decided_at"]), row["attempts"] or 0, first, last)
 

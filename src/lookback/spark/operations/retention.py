@@ -10,6 +10,7 @@ The rows that each table loses once they are old enough:
     ingests        every row
     labels         every row, by `labelled_at`
     snoozes        every row, by its end
+    lists          values that have expired, by `expires_at`
 
 A rebuild writes rows that a table lacks. So that it leaves deleted rows out, a row of rule_log names, for each stream, the
 commit up to which rows were deleted. It is written first, so a kill between the two does no harm.
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 # late_events come first, as the tables after them date their commits.
-ORDER = ("late_events", "alerts", "rule_log", "notifications", metrics.TABLE, "ingests", "labels", "snoozes")
+ORDER = ("late_events", "alerts", "rule_log", "notifications", metrics.TABLE, "ingests", "labels", "snoozes", "lists")
 # For so long a deletion is tried again while others keep writing to the same table.
 _PATIENCE_SECONDS = 60.0
 
@@ -143,4 +144,5 @@ _CONDITIONS: Mapping[str, Callable[[Tables, dt.datetime], Column | None]] = {
     "ingests": _is_before("ended_at"),
     "labels": _is_before("labelled_at"),
     "snoozes": _is_before("until"),
+    "lists": _is_before("expires_at"),
 }

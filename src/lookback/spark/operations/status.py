@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -9,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.operations.health import RECENT, Figures, Sample, check_health, describe_health, is_healthy
-from lookback.core.rules.rulebook import EVALUATED
+from lookback.core.errors import LookbackError
+from lookback.core.operations.health import RECENT, Figures, Sample, WarmUp, check_health, describe_health, is_healthy
+from lookback.core.rules.document import read_document
+from lookback.core.rules.roles import WARMING
+from lookback.core.rules.rulebook import EVALUATED, WARM, Piece
 from lookback.core.streams import metrics
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.metrics import RuleCounts
 from lookback.spark.review import open_queue, queue_begins
-from lookback.spark.rules import RulesTable, find_rejected
+from lookback.spark.rules import RulesTable, find_rejected, find_warming
 from lookback.spark.stream.metrics import read_backlog
 
 if TYPE_CHECKING:
@@ -148,11 +152,13 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
     waiting commits, and the time for which the oldest has waited. rules: those that raise alerts. alerts, rejected: alerts
     and rejected rows of the 90 days of the queue. open: alerts in the open queue. late: all late events of the table.
     account: see `find_recent_account`. healthy, health: a flag and a sentence. findings: level, check, what, remedy of each.
+    warming: the versions that wait for the history of their windows: rule_id, version, since, and how many pieces of it are named.
     checkpoint: that of the stream's evaluation, if it can be reached.
     """
     tables = tables.holding(stream)
     zeros = dict.fromkeys(("events", "commits", "rules", "alerts", "open", "late", "rejected", "lag_commits"), 0)
     status: dict[str, Any] = {"stream": stream.name, **zeros, "judged": None, "lag_seconds": 0.0, "account": None}
+    status["warming"] = list[dict[str, Any]]()
     if not tables.exists(stream.name):
         missing = (
             "has no table yet: lookback init." if not stream.table else f"is in {stream.table}, which is not there."
@@ -167,7 +173,7 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
     figures = read_stream_figures(tables, stream, checkpoint)
     findings = check_health(figures)
     status.update(
-        events=count(stream.name, lambda rows: rows),
+        events=count(stream.name, lambda _: tables.read_events(stream.name)),
         commits=figures.committed,
         judged=figures.judged,
         rules=figures.rules,
@@ -178,6 +184,7 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         lag_commits=figures.waiting,
         lag_seconds=round(figures.lag, 3),
         account=find_recent_account(tables, stream, figures.judged, figures.now),
+        warming=[each._asdict() for each in figures.warming],
         healthy=is_healthy(findings),
         health=describe_health(figures, findings),
         findings=[asdict(finding) for finding in findings],
@@ -197,7 +204,7 @@ def read_stream_figures(
     waiting = read_backlog(tables, stream.name, judged)
     rejected, reason = _count_rejected(tables, stream.name, now)
     failing, refused = _read_failures(tables, stream.name, now)
-    ingested = tables.read(stream.name).where(F.col("ingested_at") >= now - RECENT).count() if rejected else 0
+    ingested = tables.read_events(stream.name).where(F.col("ingested_at") >= now - RECENT).count() if rejected else 0
     return Figures(
         stream.name, now,
         rules=sum(1 for row in own if row.status in EVALUATED),
@@ -206,7 +213,25 @@ def read_stream_figures(
         newest=waiting.newest, samples=samples,
         last_sample=None if last is None else _to_utc(last[metrics.MEASURED_AT]),
         failing=failing, refused=refused, rejected=rejected, reason=reason, ingested=ingested,
+        warming=read_warm_ups(tables, stream),
     )  # fmt: skip
+
+
+def read_warm_ups(tables: Tables, stream: Stream) -> list[WarmUp]:
+    """Reads which versions of a stream's rules wait for the history of their windows, and how far they are."""
+    since = find_warming(tables, stream.name)
+    if not since:
+        return []
+    listed = RulesTable(tables, {stream.name: stream}).list_rows()
+    waiting = [(row.rule_id, row.version) for row in listed if row.status == WARMING]
+    named: dict[tuple[str, int], tuple[int, int]] = {}
+    is_piece = (F.col("rule_id") == "*") & (F.col("status") == WARM)
+    for row in tables.query("rules", lambda rows: rows.where(is_piece).select("document")):
+        with contextlib.suppress(LookbackError, ValueError, TypeError, KeyError):
+            piece = Piece.from_document(read_document(row["document"]))
+            key = piece.rule_id, piece.version
+            named[key] = max(named.get(key, (0, 0)), (piece.piece, piece.pieces))
+    return [WarmUp(*key, _to_utc(since[key]), *named.get(key, (0, 0))) for key in sorted(waiting) if key in since]
 
 
 def _read_samples(tables: Tables, name: str, now: dt.datetime) -> tuple[list[Sample], Row | None]:

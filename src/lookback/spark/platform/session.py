@@ -278,6 +278,8 @@ def _make_start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
         # The catalog is in memory and Hive's is not used: tables are folders.
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        # A history that is read beside the stream must not keep its batches waiting: jobs in different pools take turns.
+        "spark.scheduler.mode": "FAIR",
         # Tasks of a shuffle: one for each core.
         "spark.sql.shuffle.partitions": str(cores),
         # VACUUM lists folders in as many tasks, 10,000 by default.

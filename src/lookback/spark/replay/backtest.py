@@ -25,15 +25,15 @@ from lookback.core.streams.blocks import TRIED, unpack_failures
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.windows import LOOKBACK
-from lookback.spark.labels import keep
 from lookback.spark.platform.session import find_local_path, open_own_session
 from lookback.spark.replay.comparison import Comparison, compare, find_changes, find_standing
 from lookback.spark.replay.counting import Counts, TrialCounts, count_trials, find_last_rows, read_range_labels
 from lookback.spark.replay.flagging import find_events_behind
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Answers, Plan, judge
-from lookback.spark.replay.trials import MAX_TRIALS, Trial, make_plan, read_commands, read_declarations
+from lookback.spark.replay.trials import MAX_TRIALS, Course, Trial, make_plan
 from lookback.spark.stream.shard import FAILURES, LOG
+from lookback.spark.tables.lakehouse import keep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -187,7 +187,8 @@ class Backtest:
 def backtest(
     tables: Tables, stream: Stream, candidates: Sequence[Candidate], within: Range | None = None, *,
     vary: Mapping[str, Sequence[object]] | None = None, rows: bool = True,
-    against: Candidate | None = None, as_of: dt.datetime | None = None, streams: Mapping[str, Stream] | None = None,
+    against: Candidate | None = None, as_of: dt.datetime | None = None, lists_now: bool = False,
+    streams: Mapping[str, Stream] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Backtest:  # fmt: skip
     """Judges all events of a stream by rules that were in force from before its first commit on, all in one pass.
@@ -196,8 +197,9 @@ def backtest(
     candidate is judged with every combination of these in place of its own (see `make_variants`). rows False: only figures
     are made, which is much faster where many variants alert. against: a candidate that each of the others is compared with;
     it is not varied, and its alerts are not among the result's. as_of: labels that became known later do not count; None:
-    now. streams: for labels, see `read_labels`. progress: called with lines for people. Raises RuleError for a wrong rule or
-    parameter, and SetupError if the table or its change feed is missing.
+    now. lists_now: rules that name lists see them as they are now all the time, and not as they were then. streams: for labels,
+    see `read_labels`. progress: called with lines for people. Raises RuleError for a wrong rule or parameter, and SetupError
+    if the table or its change feed is missing.
     """
     within = within or Range()
     trials = _make_trials(candidates, vary or {}, stream, within, rows=rows)
@@ -210,19 +212,17 @@ def backtest(
         raise SetupError(
             f"since_commit: {history.warning}, so there are no commits to begin at; begin at an event time"
         )
-    since_commit, commands = _find_first_commit(within, history), read_commands(tables, stream, history)
-    declarations = read_declarations(tables, stream, history)
+    since_commit = _find_first_commit(within, history)
+    names = frozenset[str]().union(*(trial.rule.lists for trial in trials))
+    course = Course.read(tables, stream, history, names, lists_now=lists_now)
     places = {trial.place: at for at, trial in enumerate(trials) if trial.place is not None}
     plan = make_plan(
-        dict(enumerate(trials)), stream, commands, since_commit, declarations=declarations,
-        flagging={at: place for place, at in places.items()},
+        dict(enumerate(trials)), stream, course, since_commit, flagging={at: place for place, at in places.items()},
     )  # fmt: skip
     answers = judge(history.read_lasting(tables), stream, plan, history.events, history.spans, progress)
     alerts = answers.read_tried_alerts()
     last = keep(find_last_rows(alerts))
-    events, again = find_events_behind(
-        tables, stream, history, trials, last, commands, declarations, since_commit, progress
-    )
+    events, again = find_events_behind(tables, stream, history, trials, last, course, since_commit, progress)
     events = keep(events)
     first_time, last_time = _clip(history, within)
     labels = read_range_labels(
@@ -234,7 +234,7 @@ def backtest(
         alerts = alerts.withColumn("arrival", F.lit(None).cast("bigint"))
     result = Backtest(
         figures, history.events, (history.first, history.last), history.deletes, first_time, last_time,
-        _list_errors(answers, plan), warnings=[history.warning] if history.warning else [],
+        _list_errors(answers, plan), warnings=[*filter(None, [history.warning]), *course.warnings],
         _rows=_name_variants(alerts, trials[: len(trials) - (against is not None)]) if rows else None,
         _kept=[each for each in (last, events, labels) if each is not None],
         _answers=[each for each in (answers, again) if each is not None],
@@ -251,7 +251,7 @@ def backtest(
 
 def find_last_days(tables: Tables, stream: Stream, days: float) -> Range | None:
     """Finds the range of the last days of a stream's events, up to the newest; None if it has no events."""
-    newest = tables.read(stream.name).agg(F.unix_micros(F.max(stream.event_time))).head()
+    newest = tables.read_events(stream.name).agg(F.unix_micros(F.max(stream.event_time))).head()
     return None if newest is None or newest[0] is None else Range(since=int(newest[0]) - round(days * _DAY_US))
 
 

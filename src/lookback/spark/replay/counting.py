@@ -14,8 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.streams.blocks import COMMIT, TRIED
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import WORD_BITS, FlagPlace, count_bits
-from lookback.spark.labels import keep, read_labels
-from lookback.spark.tables.lakehouse import to_timestamp
+from lookback.spark.labels import read_labels
+from lookback.spark.tables.lakehouse import keep, to_timestamp
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -17,14 +17,13 @@ from lookback.core.rules.compiled import CompiledRule
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.blocks import TRIED
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, Session, TiledWindow
 from lookback.spark.explaining.counted import list_named_events
 from lookback.spark.replay.counting import find_last_rows, list_flagged
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Answers, judge
-from lookback.spark.replay.trials import PlacedCommand, Trial, make_plan
+from lookback.spark.replay.trials import Course, Trial, make_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -62,13 +61,12 @@ def find_named_events(last: DataFrame) -> DataFrame:
 
 def find_events_behind(
     tables: Tables, stream: Stream, history: History, trials: Sequence[Trial], last: DataFrame,
-    commands: Sequence[PlacedCommand], declarations: Declarations, since_commit: int | None,
-    progress: Callable[[str], None] | None,
+    course: Course, since_commit: int | None, progress: Callable[[str], None] | None,
 ) -> tuple[DataFrame, Answers | None]:  # fmt: skip
     """Finds all events behind the standing alerts. Columns: tried, alert_id, event_id.
 
-    last: of `find_last_rows`. commands, declarations, since_commit: see `make_plan`. The answers, if there are any, must
-    stay open as long as the events are read.
+    last: of `find_last_rows`. course, since_commit: see `make_plan`. The answers, if there are any, must stay open as long as
+    the events are read.
     """
     # An alert of a lookback names its one event.
     names_all = all(trial.place is not None or trial.rule.spec.kind == LOOKBACK for trial in trials)
@@ -76,8 +74,8 @@ def find_events_behind(
     if not rejudging.numbers:
         return find_named_events(last), None
     plan = make_plan(
-        {at: trials[at] for at in sorted(rejudging.numbers)}, stream, commands, since_commit,
-        declarations=declarations, flagging=rejudging.places, paused=rejudging.places, max_evidence=sys.maxsize,
+        {at: trials[at] for at in sorted(rejudging.numbers)}, stream, course, since_commit,
+        flagging=rejudging.places, paused=rejudging.places, max_evidence=sys.maxsize,
     )  # fmt: skip
     groupings: dict[tuple[str, ...], list[int]] = {}
     for at in [*rejudging.shared, *rejudging.sequences]:
@@ -88,7 +86,7 @@ def find_events_behind(
     if rejudging.sequences:
         events = events.unionByName(find_named_events(find_last_rows(answers.read_tried_alerts())))
     if rejudging.shared:
-        clears = [command.after for command in commands if command.change.status == "clear_state"]
+        clears = [command.after for command in course.commands if command.change.status == "clear_state"]
         counted = list_flagged(answers.read_flagged(), {place: at for at, place in rejudging.places.items()})
         windows = last.where(_STANDS).where(F.col(TRIED).isin(*rejudging.shared))
         widths = {at: _find_width(trials[at].rule) for at in rejudging.places}

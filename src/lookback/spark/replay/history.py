@@ -59,7 +59,7 @@ class History:
         history = cls.read(tables, stream)
         if not history.first:
             return history
-        rows, time = tables.read(stream.name), F.unix_micros(stream.event_time)
+        rows, time = tables.read_events(stream.name), F.unix_micros(stream.event_time)
         counts = (
             rows.groupBy(F.unix_micros(_STAMP).alias(_STAMP))
             .agg(F.count("*").alias("events"), F.min(time).alias("first"), F.max(time).alias("last"))
@@ -119,7 +119,7 @@ class History:
         """Reads the rows that are there, with the columns of a change feed."""
         numbered = [(number, stamp) for number, stamp in enumerate(self.stamps, 1)]
         numbers = tables.spark.createDataFrame(numbered, f"{COMMIT} bigint, _stamp bigint")
-        rows = tables.read(self.stream.name).withColumn("_stamp", F.unix_micros(_STAMP))
+        rows = tables.read_events(self.stream.name).withColumn("_stamp", F.unix_micros(_STAMP))
         rows = rows.join(F.broadcast(numbers), "_stamp").drop("_stamp")
         return rows.withColumns({"_change_type": F.lit("insert"), "_commit_timestamp": F.col(_STAMP)})
 
@@ -154,7 +154,8 @@ def _read_counts(tables: Tables, stream: Stream, first: int, last: int) -> list[
 
     The first and the last event time of all are exact, those of one commit to a millisecond.
     """
-    folder = None if first or stream.table else tables.log_folder(stream.name)
+    # Of the rows of alerts and of a table that others write, not all are events.
+    folder = None if first or stream.table or stream.is_of_alerts else tables.log_folder(stream.name)
     logged = None if folder is None else list_inserted_rows(folder, last, stream.event_time)
     if not logged:
         return _count_changes(tables, stream, [(first, last)])

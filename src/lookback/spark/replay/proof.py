@@ -20,16 +20,17 @@ from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
 from lookback.core.rules.rulebook import WITH_STATE, LogRow, RuleChange
-from lookback.core.streams.alerts import ACTION_STRENGTHS
+from lookback.core.streams.alerts import ACTION_STRENGTHS, LATER_COLUMNS
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.spark.platform.session import open_own_session
 from lookback.spark.replay.history import History
-from lookback.spark.replay.reach import LostRules, Reach
+from lookback.spark.replay.reach import LostLists, LostRules, Reach
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
 from lookback.spark.stream.declared import read_declarations
+from lookback.spark.stream.listfeed import ReplayedLists
 from lookback.spark.stream.rebuild import (
     Term,
     find_deletions,
@@ -39,6 +40,7 @@ from lookback.spark.stream.rebuild import (
     restore_rule_changes,
 )
 from lookback.spark.tables.history import find_first_readable
+from lookback.spark.tables.schemas import ALERTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _MAPS = ("key", "measures")
+_ROW_KEY = ("alert_id", "revision", "arrival")
 _RECORDED, _REPLAYED = "recorded", "replayed"
 
 
@@ -55,7 +58,7 @@ class Proof:
 
     unprovable: rows that only one has, for a known reason: they are about events that were deleted later, of a version that was
     quarantined, or of a commit that was judged in pieces, an evaluation before the last `--fresh` wrote them, the
-    settings' retention deleted them, or they depend on events or rules whose history is gone (see `Reach`, `LostRules`).
+    settings' retention deleted them, or they depend on events, rules or lists whose history is gone (see `Reach`, `LostRules`, `LostLists`).
     """
 
     rule_id: str | None
@@ -128,11 +131,18 @@ def prove(
     )
     changes = restore_rule_changes(tables, begins, logged)
     plan, lost = _make_plan(changes, begins, declarations, streams, logged, last)
+    warmed = {f"{each.rule_id} {each.version}" for each in plan.warmed}
+    if start.saved is not None and not warmed <= start.saved.warmed:
+        # A version has come into force with a history that the saved state does not have: that of the first commits.
+        start = _Start.find(tables, stream, declarations, begun_at, None, first, last)
+        assert start.history is not None
+        history = start.history
     plan = plan if start.saved is None else _go_on(plan, start.saved)
     reach = None if start.reach is None else start.reach.follow(tables, history, declarations, plan.rules)
-    plan = replace(plan, keeps_state=saved is not None, high=None if reach is None else reach.high)
+    lists = ReplayedLists.find(tables, frozenset[str]().union(*(rule.lists for rule in plan.rules)))
+    plan = replace(plan, keeps_state=saved is not None, high=None if reach is None else reach.high, lists=lists)
     answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress, start.saved)
-    unreached = _Unreached(plan.rules, lost, reach)
+    unreached = _Unreached(plan.rules, lost, reach, LostLists.find(lists.begins, logged, plan.rules))
     excuses = _Excuses.find(tables, stream, history, logged, changes, unreached)
     between = (F.col("arrival") >= start.first) & (F.col("arrival") <= last)
     alerts, earlier = _compare_alerts(tables, stream, answers, between, begun_at)
@@ -142,7 +152,8 @@ def prove(
     rows += [] if rows and rows[-1].rule_id is None else [Proof(None, 0, 0, 0, 0)]
     if saved is not None and (accept or all(row.holds for row in rows)):
         through, shards, pages = history.last, answers.shards, answers.read_state()
-        SavedState.write(saved, declarations, begun_at, through, shards, pages, None if reach is None else vars(reach))
+        reached = None if reach is None else vars(reach)
+        SavedState.write(saved, declarations, begun_at, through, shards, pages, reached, warmed)
     return Proofs(rows, (start.first, last), _list_differences(alerts), unreached.describe(tables, stream), answers)
 
 
@@ -181,28 +192,30 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Unreached:
-    """The rows that cannot be proved because the history of events or rules is gone. rules: those that are judged."""
+    """The rows that cannot be proved because the history of events, rules or lists is gone. rules: those that are judged."""
 
     rules: Sequence[CompiledRule]
     lost: LostRules
     reach: Reach | None
+    lists: LostLists
 
     def excuse(self, *, late: bool = False) -> Column:
         """Returns the condition of the rows that cannot be proved. late: of late_events."""
-        lost = self.lost.excuse(late=late)
+        lost = self.lost.excuse(late=late) | self.lists.excuse(late=late)
         return lost if self.reach is None else lost | self.reach.excuse(self.rules, late=late)
 
     def describe(self, tables: Tables, stream: Stream) -> str:
         """Describes for people what cannot be proved; empty if nothing is gone."""
         events = [] if self.reach is None else [self.reach.describe(tables.identifier(stream.name), self.rules)]
         rules = [self.lost.describe(tables.identifier("rules"))] if self.lost.begins else []
-        return ". ".join([*events, *rules])
+        lists = [self.lists.describe(tables.identifier("lists"))] if self.lists.rules else []
+        return ". ".join([*events, *rules, *lists])
 
 
 def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
     """Makes the result of a proof without new commits."""
     columns = (F.lit("").alias("side"), F.lit(0).alias("times"), *ALERTS_SCHEMA.names)
-    return Proofs([Proof(None, 0, 0, 0, 0)], commits, tables.read("alerts").where("false").select(*columns))
+    return Proofs([Proof(None, 0, 0, 0, 0)], commits, _read_recorded(tables).where("false").select(*columns))
 
 
 def _go_on(plan: Plan, state: SavedState) -> Plan:
@@ -214,12 +227,32 @@ def _compare_alerts(
     tables: Tables, stream: Stream, answers: Answers, between: Column, begun_at: dt.datetime | None
 ) -> tuple[DataFrame, dict[str, int]]:
     """Compares the alerts; returns also by rule how many rows an earlier evaluation wrote, which are left out."""
-    recorded, earlier = tables.read("alerts").where((F.col("stream") == stream.name) & between), dict[str, int]()
+    recorded, earlier = _read_recorded(tables).where((F.col("stream") == stream.name) & between), dict[str, int]()
     if begun_at is not None:
         older = recorded.where(F.col("decided_at") < F.lit(begun_at)).groupBy("rule_id").count()
         earlier = {row["rule_id"]: int(row["count"]) for row in older.collect()}
         recorded = recorded.where(F.col("decided_at") >= F.lit(begun_at))
-    return _compare(recorded, answers.read_alerts().where(between), ALERTS_SCHEMA.names), earlier
+    replayed = _blank_later_columns(answers.read_alerts().where(between), recorded)
+    return _compare(recorded, replayed, ALERTS_SCHEMA.names), earlier
+
+
+def _read_recorded(tables: Tables) -> DataFrame:
+    """Reads the table of alerts, also one of an earlier release, with all columns."""
+    rows = tables.read("alerts")
+    missing = [name for name in LATER_COLUMNS if name not in rows.columns]
+    if not missing:
+        return rows
+    return rows.withColumns({name: F.lit(None).cast(ALERTS[name].dataType) for name in missing})
+
+
+def _blank_later_columns(replayed: DataFrame, recorded: DataFrame) -> DataFrame:
+    """Blanks the columns that the recorded rows of an earlier release do not have, so that the others are compared."""
+    older = recorded.where("change IS NULL").select(*_ROW_KEY)
+    if older.isEmpty():
+        return replayed
+    rows = replayed.join(older.distinct().withColumn("_is_older", F.lit(True)), list(_ROW_KEY), "left")
+    blanked = {name: F.when(F.col("_is_older").isNull(), F.col(name)) for name in LATER_COLUMNS}
+    return rows.withColumns(blanked).drop("_is_older")
 
 
 def _compare_late(tables: Tables, stream: Stream, answers: Answers, between: Column) -> DataFrame:
@@ -268,7 +301,7 @@ def _make_plan(
     schedule = Schedule.from_log(changes, logged, declarations.last, streams, None, declarations=declarations)
     first, waiting = list[RuleChange](), list[WaitingChange]()
     unknown = schedule.unexplained if begins else frozenset[str]()
-    for change in map(schedule.restore_gate, changes):
+    for change in map(schedule.restore_decision, changes):
         if change.commit not in schedule.arrivals or change.rule_id in unknown:
             continue
         after = schedule.arrivals[change.commit]
@@ -277,7 +310,8 @@ def _make_plan(
         elif after < last:
             waiting.append(WaitingChange(change, after))
     rules = _compile_all([*first, *(each.change for each in waiting)], declarations.widest)
-    plan = Plan(rules, first, waiting, streams, erases=True, declarations=declarations)
+    warmed = [each for each in schedule.warmed if each.arrival < last and each.rule_id not in unknown]
+    plan = Plan(rules, first, waiting, streams, erases=True, declarations=declarations, warmed=warmed)
     return plan, LostRules.find(begins, unknown, logged, waiting)
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import WaitingChange
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.rules.rulebook import WITH_STATE, LogRow
+from lookback.core.rules.rulebook import LIST_CHANGED, WITH_STATE, LogRow
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declarations import Declarations
@@ -123,6 +123,32 @@ class LostRules:
         )
         beside = f"those of {', '.join(sorted(self.beside))}, which began beside them, " if self.beside else ""
         return f"{text}, nor {beside}{'nor ' if beside else ''}those of late_events"
+
+
+@dataclass(frozen=True)
+class LostLists:
+    """The rules that name lists of which the first commits are gone. begins: the first that can be read; 0 if none is lost."""
+
+    begins: int = 0
+    rules: frozenset[str] = frozenset()
+
+    @classmethod
+    def find(cls, begins: int, logged: Iterable[LogRow], rules: Iterable[CompiledRule]) -> LostLists:
+        """Finds the rules that were judged by lists from before `begins`. logged: rows of rule_log."""
+        # As the lists were right before it, they are known.
+        lost = [row for row in logged if row.action == LIST_CHANGED and (row.version or 0) < begins - 1]
+        return cls(begins, frozenset(rule.spec.rule_id for rule in rules if rule.lists)) if lost else cls()
+
+    def excuse(self, *, late: bool = False) -> Column:
+        """Returns the condition of the rows that cannot be proved. late: of late_events, which name no rule."""
+        return F.lit(bool(self.rules)) if late else F.col("rule_id").isin(sorted(self.rules))
+
+    def describe(self, name: str) -> str:
+        """Says in a sentence what cannot be proved. name: of the table of lists."""
+        return (
+            f"the change feed of {name} begins at commit {self.begins}: rows of {', '.join(sorted(self.rules))}, which look "
+            "values up there, cannot be proved to differ, nor those of late_events"
+        )
 
 
 def _find_width(rule: CompiledRule) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,15 @@ _DOCUMENT, _PAGES = "state.json", "pages"
 class SavedState:
     """The state of all shards after a commit of the events. folder: that of the state itself.
 
-    reach: the attributes of the `Reach` of the replay that made it; None if that replay read the first commit.
+    reach: the attributes of the `Reach` of the replay that made it; None if that replay read the first commit. warmed: the
+    versions, as `rule_id version`, that came into force with a history which it gathered from the first commit on.
     """
 
     folder: Path
     through: int
     shards: int
     reach: Mapping[str, int | None] | None = None
+    warmed: frozenset[str] = frozenset()
 
     @classmethod
     def find(cls, place: Path, declarations: Declarations, begun_at: object = None) -> SavedState | None:
@@ -44,7 +46,8 @@ class SavedState:
         for folder in sorted(place.glob("[0-9]*"), reverse=True):
             try:
                 document = json.loads((folder / _DOCUMENT).read_text(encoding="utf-8"))
-                state = cls(folder, int(document["through"]), int(document["shards"]), document.get("reach"))
+                warmed = frozenset(map(str, document.get("warmed", [])))
+                state = cls(folder, int(document["through"]), int(document["shards"]), document.get("reach"), warmed)
             except (OSError, ValueError, LookupError, TypeError):
                 continue  # the write was cut off
             if document.get("fits") == _describe_fit(declarations, state.through, begun_at):
@@ -58,7 +61,7 @@ class SavedState:
     @classmethod
     def write(
         cls, place: Path, declarations: Declarations, begun_at: object, through: int, shards: int, pages: DataFrame,
-        reach: Mapping[str, int | None] | None = None,
+        reach: Mapping[str, int | None] | None = None, warmed: Iterable[str] = (),
     ) -> None:  # fmt: skip
         """Writes the state that a replay has reached, then removes every other one of the folder."""
         folder = place / f"{through:020}"
@@ -67,7 +70,7 @@ class SavedState:
         folder.mkdir(parents=True)
         pages.write.parquet(str(folder / _PAGES))
         fits = _describe_fit(declarations, through, begun_at)
-        document = {"through": through, "shards": shards, "fits": fits, "reach": reach}
+        document = {"through": through, "shards": shards, "fits": fits, "reach": reach, "warmed": sorted(warmed)}
         draft = folder / f"{_DOCUMENT}.draft"
         draft.write_text(json.dumps(document), encoding="utf-8")
         draft.replace(folder / _DOCUMENT)

@@ -23,7 +23,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.engine.schedule import WaitingChange, judge_batch
+from lookback.core.engine.schedule import WaitingChange, Warmed, judge_batch, open_warmed
+from lookback.core.engine.warming import History
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.coverage import Coverage, find_coverage
@@ -45,6 +46,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
 from lookback.core.streams.flagged import FlagPlace
+from lookback.core.values.lists import ListSource
 from lookback.core.values.times import parse_time
 from lookback.spark.platform.session import count_cores, is_connect
 from lookback.spark.stream.dispatch import (
@@ -57,6 +59,9 @@ from lookback.spark.stream.dispatch import (
     select_changes,
     take_rows,
 )
+from lookback.spark.stream.histories import name_part
+from lookback.spark.stream.listfeed import ReplayedLists
+from lookback.spark.stream.parcels import Parcels
 from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, pause_collector
 from lookback.spark.tables.schemas import ALERTS as ALERTS_COLUMNS
 from lookback.spark.tables.schemas import LATE_EVENTS
@@ -117,7 +122,9 @@ class Plan:
     nowhere, though it moves the watermark. tried: the candidates of a backtest by the id under which each is judged; empty:
     rules are judged under their own ids. flagging, max_evidence: see `Evaluator`. keeps_state: whether the answers include
     the state at the end. declarations: those by which the stream was judged; None: that of today. high: the highest event
-    time of the commits before those that are read, in microseconds; None for none.
+    time of the commits before those that are read, in microseconds; None for none. lists: those that rules name, by commit.
+    warmed: the versions that came into force with the history of their windows. history: where each shard leaves the rows
+    that it has gathered for the first rule.
     """
 
     rules: Sequence[CompiledRule]
@@ -131,6 +138,16 @@ class Plan:
     keeps_state: bool = False
     declarations: Declarations | None = None
     high: int | None = None
+    lists: ListSource = field(default_factory=ReplayedLists)
+    warmed: Sequence[Warmed] = ()
+    history: HistoryPlace | None = None
+
+
+class HistoryPlace(NamedTuple):
+    """The parcels of a history, and the name that they have there."""
+
+    parcels: Parcels
+    name: str
 
 
 class Tried(NamedTuple):
@@ -222,14 +239,16 @@ def count_shards(events: int, cores: int) -> int:
 
 def judge(
     rows: DataFrame, stream: Stream, plan: Plan, events: int, spans: Sequence[int],
-    progress: Callable[[str], None] | None = None, saved: SavedState | None = None,
+    progress: Callable[[str], None] | None = None, saved: SavedState | None = None, shards: int | None = None,
 ) -> Answers:  # fmt: skip
     """Judges the rows of a change feed. Each event goes in a block to the task of its key, which judges span after span.
 
-    events: the number of rows; spans: the last commit of each span. saved: the state to go on from.
+    events: the number of rows; spans: the last commit of each span. saved: the state to go on from. shards: the number of
+    tasks that the keys are divided among; None: as many as the events need.
     """
     spark = rows.sparkSession
-    shards = count_shards(events, count_cores(spark)) if saved is None else saved.shards
+    if shards is None:
+        shards = count_shards(events, count_cores(spark)) if saved is None else saved.shards
     labels, coverage = tuple(find_shard_labels(spark, shards)), find_coverage(plan.rules)
     declarations = plan.declarations or Declarations.of(stream)
     dispatch = _SpanDispatch(BlockBuilder(declarations, labels), coverage, tuple(spans), plan.erases)
@@ -295,6 +314,9 @@ class _Judge:
         for shard in shards.values() if self.plan.keeps_state else ():
             for answer in shard.save():
                 yield _to_batch([answer])
+        if self.plan.history is not None:
+            for shard in shards.values():
+                shard.leave_history(self.plan.rules[0], self.plan.history)
 
 
 def _to_batch(answers: Sequence[tuple[str, bytes]]) -> pa.RecordBatch:
@@ -320,9 +342,12 @@ class _Shard:
     def __init__(self, stream: Stream, labels: Sequence[str], label: str, plan: Plan) -> None:
         self._stream, self._tried, self._declarations = stream, plan.tried, plan.declarations
         number = list(labels).index(label)
-        self._evaluator = Evaluator(stream, number, len(labels), flagging=plan.flagging, max_evidence=plan.max_evidence)
+        self._evaluator = Evaluator(
+            stream, number, len(labels), flagging=plan.flagging, max_evidence=plan.max_evidence, lists=plan.lists
+        )
         self._state = ShardState(RuleBook(stream, plan.streams))
         self._state.high = plan.high
+        open_warmed(self._state, plan.warmed)
         self._changes, self._waiting = list(plan.first), list(plan.waiting)
         # Every block lists the events that are too far in the future, so only one shard reports them.
         self._is_first = label == labels[0]
@@ -345,6 +370,11 @@ class _Shard:
         label = self._label.encode().ljust(_LABEL_BYTES, b"\0")
         for name, page in self._pages.items():
             yield STATE, b"".join([label, name.encode(), b"\0", page])
+
+    def leave_history(self, rule: CompiledRule, place: HistoryPlace) -> None:
+        """Leaves the rows that were gathered for a rule as one part of its history."""
+        content = History.of(self._state, rule).encode()
+        place.parcels.write(name_part(place.name, self._evaluator.shard), content)
 
     def judge(self, blocks: Iterable[bytes]) -> list[tuple[str, bytes]]:
         """Judges the blocks of one span. Returns answers: their kinds and payloads."""

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import WaitingChange
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.rules.rulebook import RuleChange
+from lookback.core.rules.rulebook import LIST_CHANGED, LISTS, RuleChange
 from lookback.core.rules.variants import Variant
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
+from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.limits import LIMITS
+from lookback.core.values.lists import ListSource
+from lookback.spark.lists import TABLE as LISTS_TABLE
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Plan, Tried
 from lookback.spark.stream.declared import read_declared
+from lookback.spark.stream.listfeed import ListFeed, ReplayedLists
 from lookback.spark.stream.rebuild import find_begun_at
 
 if TYPE_CHECKING:
+    from pyspark.sql import Row
+
     from lookback.spark.tables.lakehouse import Tables
 
 # The most rules and variants that are judged at once.
@@ -51,21 +59,102 @@ class PlacedCommand(NamedTuple):
     after: int | None
 
 
-def read_commands(tables: Tables, stream: Stream, history: History) -> list[PlacedCommand]:
-    """Reads the commands that rule_log has of the stream, in their order."""
+@dataclass(frozen=True)
+class Course:
+    """The course of a stream beside its events and rules: commands in their order, declarations, and lists by commit.
+
+    warnings: for people, about lists that never had a value.
+    """
+
+    commands: Sequence[PlacedCommand]
+    declarations: Declarations
+    lists: ListSource
+    warnings: Sequence[str] = ()
+
+    @classmethod
+    def read(
+        cls, tables: Tables, stream: Stream, history: History, names: Collection[str], *, lists_now: bool = False,
+        only_logged: bool = False,
+    ) -> Course:  # fmt: skip
+        """Reads the course of a stream from rule_log.
+
+        names: of the lists that rules name. A commit of the table `lists` that was not logged takes effect at its time, but not
+        before one that came before it. lists_now: the lists are from the beginning as they are now. only_logged: commits that
+        were not logged never take effect, as in a stream that goes on and has not obeyed them yet.
+        """
+        commands, lists = _read_commands(tables, stream, history), ReplayedLists()
+        if names and tables.may_have_rows(LISTS_TABLE):
+            changes = ListFeed.read(tables, names=names)
+            lists = ReplayedLists.of(changes)
+            if lists_now:
+                commands = [each for each in commands if each.change.status != LISTS]
+                commands.append(_place_lists(stream, changes.last, None))
+            elif not only_logged:
+                logged = {each.change.version: each.after for each in commands if each.change.status == LISTS}
+                commands += _place_by_time(tables, stream, history, list(changes.changes), logged)
+        numbered = [replace(each.change, commit=at) for at, each in enumerate(commands, MAX_TRIALS)]
+        placed = [PlacedCommand(change, each.after) for change, each in zip(numbered, commands, strict=True)]
+        unknown = sorted(set(names) - lists.steps.keys())
+        warnings = [f"there is no list {name!r}, and there never was: it is empty" for name in unknown]
+        return cls(placed, _read_declarations(tables, stream, history), lists, warnings)
+
+
+def _read_commands(tables: Tables, stream: Stream, history: History) -> list[PlacedCommand]:
+    """Reads the commands that rule_log has of the stream, in their order, without numbers of commits."""
     if not tables.may_have_rows("rule_log"):
         return []
-    own = (F.col("stream") == stream.name) & F.col("action").isin("advance", "clear_state")
+    own = (F.col("stream") == stream.name) & F.col("action").isin("advance", "clear_state", LIST_CHANGED)
     commands = []
-    for at, row in enumerate(tables.read("rule_log").where(own).orderBy("logged_at", "batch_id").collect(), MAX_TRIALS):
+    for row in tables.read("rule_log").where(own).orderBy("logged_at", "batch_id", "version").collect():
+        after = history.find_place(tables, row["arrival"], row["logged_at"])
+        if row["action"] == LIST_CHANGED:
+            commands.append(_place_lists(stream, row["version"], after))
+            continue
         time = str(row["message"]).removeprefix("to ") if row["action"] == "advance" else None
         document = {"stream": stream.name, **({} if time is None else {"time": time})}
-        change = RuleChange("insert", at, "*", None, row["action"], json.dumps(document))
-        commands.append(PlacedCommand(change, history.find_place(tables, row["arrival"], row["logged_at"])))
+        commands.append(PlacedCommand(RuleChange("insert", 0, "*", None, row["action"], json.dumps(document)), after))
     return commands
 
 
-def read_declarations(tables: Tables, stream: Stream, history: History) -> Declarations:
+def _place_lists(stream: Stream, commit: int, after: int | None) -> PlacedCommand:
+    """Places a commit of the table `lists`."""
+    document = {"stream": stream.name, "commit": commit}
+    return PlacedCommand(RuleChange("insert", 0, "*", commit, LISTS, json.dumps(document)), after)
+
+
+def _place_by_time(
+    tables: Tables, stream: Stream, history: History, commits: Sequence[int], logged: Mapping[int | None, int | None]
+) -> list[PlacedCommand]:
+    """Places commits of the table `lists` that no evaluation logged: after the events that were there before them.
+
+    logged: those that were, with the last commit of events judged before; a later commit is in force no earlier.
+    """
+    if logged.keys() >= set(commits):
+        return []
+    times = {row["version"]: row["at"] for row in _read_times(tables, LISTS_TABLE)}
+    stamps: Sequence[int] = history.stamps
+    numbers: Sequence[int] = range(1, len(stamps) + 1)
+    if not stamps:
+        events = sorted((row["version"], row["at"]) for row in _read_times(tables, stream.name))
+        numbers, stamps = [number for number, _ in events], list(accumulate((at for _, at in events), max))
+    placed = []
+    reached = -1
+    for commit in commits:
+        if commit in logged:
+            reached = max(reached, arrival_number(logged[commit]))
+            continue
+        # Of a commit whose log was cleaned the time is not known; it was long ago.
+        at = bisect_right(stamps, times.get(commit, 0))
+        after = max(reached, numbers[at - 1] if at else -1)
+        placed.append(_place_lists(stream, commit, None if after < 0 else after))
+    return placed
+
+
+def _read_times(tables: Tables, name: str) -> list[Row]:
+    return tables.history(name).select("version", F.unix_micros("timestamp").alias("at")).collect()
+
+
+def _read_declarations(tables: Tables, stream: Stream, history: History) -> Declarations:
     """Reads by which declarations the commits of a history were judged."""
     logged = read_declared(tables, stream, find_begun_at(tables, stream))
     rows = [(history.find_place(tables, after, logged_at), text) for after, text, logged_at in logged]
@@ -73,14 +162,13 @@ def read_declarations(tables: Tables, stream: Stream, history: History) -> Decla
 
 
 def make_plan(
-    trials: Mapping[int, Trial], stream: Stream, commands: Sequence[PlacedCommand], since_commit: int | None = None, *,
-    declarations: Declarations, flagging: Mapping[int, FlagPlace], paused: Collection[int] = (),
-    max_evidence: int = MAX_EVIDENCE_IDS,
+    trials: Mapping[int, Trial], stream: Stream, course: Course, since_commit: int | None = None, *,
+    flagging: Mapping[int, FlagPlace], paused: Collection[int] = (), max_evidence: int = MAX_EVIDENCE_IDS,
 ) -> Plan:  # fmt: skip
     """Plans a replay with trials in force from the beginning, and with the commands where they took effect in the stream.
 
-    trials: by number. since_commit: the first commit whose events may raise alerts; None: the first of all. declarations:
-    of the stream. flagging, max_evidence: see `Evaluator`. paused: the trials that only gather state.
+    trials: by number. course: of the stream. since_commit: the first commit whose events may raise alerts; None: the first of
+    all. flagging, max_evidence: see `Evaluator`. paused: the trials that only gather state.
     """
     first, waiting = list[RuleChange](), list[WaitingChange]()
     for at, trial in trials.items():
@@ -91,14 +179,14 @@ def make_plan(
         if since_commit is not None and at not in paused:
             activation = RuleChange("update", at, rule_id, version, "active", text)
             waiting.append(WaitingChange(activation, since_commit - 1))
-    first += [command.change for command in commands if command.after is None]
-    waiting += [WaitingChange(change, after) for change, after in commands if after is not None]
+    first += [command.change for command in course.commands if command.after is None]
+    waiting += [WaitingChange(change, after) for change, after in course.commands if after is not None]
     # The stream's own limit may be lower.
     widened = replace(stream, limits=replace(stream.limits, rules=MAX_TRIALS))
     ids = {at: trial.rule.spec.rule_id for at, trial in trials.items()}
     return Plan(
         [trial.rule for trial in trials.values()], first, waiting, {stream.name: widened},
-        declarations=declarations.with_limits(widened),
+        declarations=course.declarations.with_limits(widened), lists=course.lists,
         tried={rule_id: Tried(at, trials[at].rule_id) for at, rule_id in ids.items()},
         flagging={ids[at]: place for at, place in flagging.items()}, max_evidence=max_evidence,
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 import uuid
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lookback.core.errors import SetupError
 from lookback.core.rules.coverage import Coverage
 from lookback.spark.platform.owner import become_owner
+from lookback.spark.stream.parcels import Parcels
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -355,14 +355,11 @@ class Checkpoint:
 
     def write_json(self, name: str, document: object) -> None:
         """Stores a document as JSON in the file of this name, which is replaced at once and survives a crash."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f".{name}.{os.getpid()}"
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(document))
-            file.flush()
-            # A crash of the machine must not leave an empty file of that name.
-            os.fsync(file.fileno())
-        temporary.replace(self.folder / name)
+        Parcels(self.folder).write(name, json.dumps(document).encode())
+
+    def parcels(self, kind: str) -> Parcels:
+        """Returns the parcels of a kind, which have a folder of their own, with a name that none of Spark's has."""
+        return Parcels(self.folder / f"lookback-{kind}")
 
 
 def _parse_minor_version(version: str) -> tuple[int, ...]:

@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.operations.backlog import Backlog, Commit, measure_backlog
+from lookback.core.streams.alerts import TABLE as ALERTS
+from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.metrics import TABLE, RuleCounts
 from lookback.core.values.texts import summarize_error
 from lookback.core.values.times import to_utc
+from lookback.spark.tables.lakehouse import SPARK_ERRORS
 from lookback.spark.tables.schemas import METRICS
 
 if TYPE_CHECKING:
@@ -51,7 +54,19 @@ def read_backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
             for row in rows.collect()
         ]
 
-    return measure_backlog(history, judged)
+    backlog = measure_backlog(history, judged)
+    if name != ALERTS or judged is None or not backlog.waiting:
+        return backlog
+    # Not every row of alerts is an event: those of rules over alerts are none.
+    try:
+        rows = tables.read_changes(name, judged + 1).select(COMMIT).distinct().collect()
+    except SPARK_ERRORS:
+        return backlog  # the log was cleaned: all that is there waits
+    bringing = {row[0] for row in rows}
+    return measure_backlog(
+        lambda limit: [each if each.version in bringing else each._replace(operation="") for each in history(limit)],
+        judged,
+    )
 
 
 @dataclass

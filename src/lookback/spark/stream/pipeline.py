@@ -35,6 +35,7 @@ from lookback.spark.rules import RulesTable
 from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, snapshot_declaration
 from lookback.spark.stream.declared import plan_start
 from lookback.spark.stream.dispatch import BLOCKS, build_event_blocks, build_rule_blocks, find_shard_labels
+from lookback.spark.stream.listwatch import ListsWatch
 from lookback.spark.stream.processor import ShardProcessor
 from lookback.spark.stream.quarantine import Quarantines
 from lookback.spark.stream.rebuild import UnwrittenRows
@@ -42,6 +43,7 @@ from lookback.spark.stream.resume import Beginning, begin
 from lookback.spark.stream.serverless import RemoteBatches
 from lookback.spark.stream.shard import UncoveredError
 from lookback.spark.stream.sink import BatchReport, Sink
+from lookback.spark.stream.warmups import Historian, WarmUps
 from lookback.spark.stream.watching import RulesWatch
 
 if TYPE_CHECKING:
@@ -97,7 +99,8 @@ class Evaluation:
     rebuild: move the checkpoint aside and rebuild the state from the tables; rows that they have are not written again.
     fresh: allow a new checkpoint on tables that have outputs of the stream, which are then written once more.
     accept_unknown: use a checkpoint of an unknown format as it is, unchecked. gate: that of the settings; one that is
-    enforced rejects active rows without evidence, from the next row of the rules table on.
+    enforced rejects active rows without evidence, from the next row of the rules table on. historian: makes the history of the
+    windows of new versions; None: they start without it.
     reports: those of the last batches, newest last. replans: the number of times that the query was planned again.
 
     One process at a time evaluates on a checkpoint: `run` raises SetupError, naming the other process, if there is one.
@@ -121,6 +124,7 @@ class Evaluation:
         fresh: bool = False,
         accept_unknown: bool = False,
         gate: Gate | None = None,
+        historian: Historian | None = None,
     ) -> None:
         self.tables, self.stream = replace(tables.holding(stream), spark=open_own_session(tables.spark)), stream
         self.streams = dict(streams)
@@ -136,7 +140,9 @@ class Evaluation:
                 raise SetupError(f"an evaluation has at least one shard, got {number}")
         self._shards, self._default_shards = shards, default_shards or stream.shards
         self._rebuild, self._fresh, self._accept_unknown = rebuild, fresh, accept_unknown
-        self._gate = gate
+        self._gate, self._historian = gate, historian
+        self._warm_ups: WarmUps | None = None
+        self._goes_on = False
         self._query: StreamingQuery | None = None
         self._beginning = Beginning({}, None)
         self._required: Coverage | None = None
@@ -161,11 +167,22 @@ class Evaluation:
             self._quarantines = Quarantines(
                 self.tables, self.stream, self.streams, self.checkpoint, has_gate=self._gate is not None
             )
+            self._lists = ListsWatch(
+                self.tables, self.stream, self.streams, self.checkpoint,
+                keeps_all=self._beginning.rebuild is not None,
+            )  # fmt: skip
+            # Over Spark Connect, another process writes the batches and knows what is warming.
+            if self._historian is not None and not is_connect(self.tables.spark):
+                rules = RulesTable(self.tables, self.streams)
+                self._warm_ups = WarmUps(self.tables, self.stream, rules, self.checkpoint, self._historian)
             try:
+                self._lists.begin()
                 while not self._stopping.is_set():
                     self._quarantines.publish(at_once=True)
+                    if self._once and self._warm_ups is not None:
+                        self._warm_ups.prepare()
                     self._plan_and_start()
-                    if self._wait():
+                    if self._wait() and not self._must_go_on():
                         return
             except (PySparkException, Py4JJavaError) as error:
                 explained = explain_failure(error, self.stream.name, self.checkpoint.folder)
@@ -175,6 +192,12 @@ class Evaluation:
             finally:
                 self._end_query()
                 self._quarantines.publish(at_once=True)
+
+    def _must_go_on(self) -> bool:
+        """Returns whether, though all is judged, a version still waits for its history: one that was not expected to."""
+        is_waiting = self._once and self._warm_ups is not None and not self._warm_ups.is_idle
+        must_go_on, self._goes_on = is_waiting and not self._goes_on, is_waiting
+        return must_go_on
 
     def start(self) -> Evaluation:
         """Starts `run` in a thread of its own; `stop` ends it and raises the error that it failed with."""
@@ -272,7 +295,8 @@ class Evaluation:
             build_rule_blocks(rules, labels, plan.gates)
         )
         schedule = None if rebuild is None else rebuild.schedule.to_dict()
-        processor = ShardProcessor(declarations, self.streams, labels, str(self.checkpoint.folder), schedule)
+        query_id = None if self._warm_ups is None else self.checkpoint.ensure_query_id()
+        processor = ShardProcessor(declarations, self.streams, labels, str(self.checkpoint.folder), schedule, query_id)
         answers = blocks.groupBy("shard").transformWithStateInPandas(
             processor, BLOCKS, outputMode="Append", timeMode="EventTime"
         )
@@ -321,6 +345,8 @@ class Evaluation:
             if rebuild is None or (report.arrival or 0) > (rebuild.through or 0):
                 self._quarantines.add_failures(report)
             self.reports.append(report)
+            if self._warm_ups is not None:
+                self._warm_ups.note(report)
             if self._on_batch is not None:
                 self._on_batch(report)
 
@@ -347,7 +373,10 @@ class Evaluation:
                     return True
                 self._require_ownership()
                 self._watch.follow_if_due(self.reports[-1] if self.reports else None)
+                self._lists.follow_if_due()
                 self._quarantines.publish()
+                if self._warm_ups is not None and not self._once:
+                    self._warm_ups.follow()
                 if self._idle is not None:
                     self._idle.advance_if_due(query)
         except StreamingQueryException as error:
@@ -406,6 +435,6 @@ class _Idle:
         if reports:
             return reports[-1].watermark
         time_, stream = F.col(self._evaluation.stream.event_time), self._evaluation.stream
-        past = self._evaluation.tables.read(stream.name).where(time_ <= F.current_timestamp())
+        past = self._evaluation.tables.read_events(stream.name).where(time_ <= F.current_timestamp())
         highest = past.agg(F.max(F.unix_micros(time_)).alias("highest")).collect()[0]["highest"]
         return None if highest is None else int(highest) - stream.max_out_of_orderness

@@ -22,7 +22,10 @@ _PAGE = StructType([StructField("page", BinaryType(), nullable=False)])
 
 
 class ShardProcessor(StatefulProcessor):
-    """Evaluates the blocks of one shard and returns the rows to be written."""
+    """Evaluates the blocks of one shard and returns the rows to be written.
+
+    query: the folder of the checkpoint. query_id: that of the query, if versions wait for their history; else None.
+    """
 
     def __init__(
         self,
@@ -31,9 +34,10 @@ class ShardProcessor(StatefulProcessor):
         labels: list[str],
         query: str,
         schedule: dict[str, Any] | None = None,
+        query_id: str | None = None,
     ) -> None:
         self._declarations, self._streams, self._labels, self._query = declarations, streams, labels, query
-        self._schedule = schedule
+        self._schedule, self._query_id = schedule, query_id
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Opens the pages; called by Spark before the first rows of a batch."""
@@ -64,8 +68,10 @@ class ShardProcessor(StatefulProcessor):
 
     def _open_shard(self, key: Any) -> Shard:
         from lookback.core.engine.schedule import Schedule
+        from lookback.spark.stream.histories import Histories
         from lookback.spark.stream.shard import Shard
 
+        histories = None if self._query_id is None else Histories.of(self._query, self._query_id)
         schedule = None if self._schedule is None else Schedule.from_dict(self._schedule)
         return Shard(
             self._declarations,
@@ -76,4 +82,5 @@ class ShardProcessor(StatefulProcessor):
             self._handle,
             self._pages,
             schedule,
+            histories,
         )

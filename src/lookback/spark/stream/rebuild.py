@@ -304,7 +304,7 @@ def _find_highest(tables: Tables, stream: Stream, start: int, version: int | Non
     own = F.col("stream") == stream.name
     future = tables.read("late_events").where(own & (F.col("late_by_us") < 0)).select("event_id")
     new = tables.read_changes(stream.name, start, version).where(F.col("_change_type") == "insert")
-    old = tables.read(stream.name, version=version).join(new, [stream.event_id, stream.event_time], "left_anti")
+    old = tables.read_events(stream.name, version).join(new, [stream.event_id, stream.event_time], "left_anti")
     old = old.join(future, F.col(stream.event_id).cast("string") == F.col("event_id"), "left_anti")
     row = old.agg(F.max(F.unix_micros(F.col(stream.event_time)))).head()
     return None if row is None or row[0] is None else int(row[0])

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 from operator import and_
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -31,7 +32,10 @@ from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, 
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
+from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.dispatch import EVENTS
+from lookback.spark.stream.histories import Histories, describe_waiting
+from lookback.spark.stream.listfiles import ListFiles
 from lookback.spark.stream.pages import ShardPages
 
 ALERTS, LATE, LOG, NOTES, FAILURES, REPORT = "alerts", "late", "log", "notes", "failures", "report"
@@ -66,15 +70,21 @@ class Shard:
     """Judges the blocks of one shard.
 
     label: the shard's name. labels: those of all shards; the first one also returns the facts that all of them know.
+    histories: where versions that are warming find their history; None if every version starts without it.
     """
 
     def __init__(
         self, declarations: Declarations, streams: dict[str, Stream], labels: Sequence[str], query: str, label: str,
-        handle: StatefulProcessorHandle, pages: MapState, schedule: Schedule | None = None,
+        handle: StatefulProcessorHandle, pages: MapState, schedule: Schedule | None = None, histories: Histories | None = None,
     ) -> None:  # fmt: skip
         self._schedule, self._declarations = schedule, declarations
         self._stream, self._streams, self._query, self._label = declarations.last, streams, query, label
-        self._evaluator = Evaluator(self._stream, list(labels).index(label), len(labels))
+        lists = ListFiles.of(Checkpoint(Path(query)))
+        self._evaluator = Evaluator(self._stream, list(labels).index(label), len(labels), lists=lists)
+        if histories is not None:
+            self._evaluator = replace(
+                self._evaluator, warms=True, read_parcel=histories.read_part, query=histories.query_id
+            )
         self._first = label == labels[0]
         self._handle, self._pages = handle, ShardPages(pages, query, label)
 
@@ -119,7 +129,9 @@ class Shard:
             return evaluator.process(state, batch, output), []
         text = self._pages.get_text(WAITING)
         waiting = unpack_waiting(text) if text else []
-        bound = [(self._schedule.restore_gate(change), self._schedule.after(change.commit)) for change in batch.changes]
+        bound = [
+            (self._schedule.restore_decision(change), self._schedule.after(change.commit)) for change in batch.changes
+        ]
         waiting += [WaitingChange(change, after) for change, after in bound if after is not None]
         batch = replace(batch, changes=[change for change, after in bound if after is None])
         output, waiting = judge_batch(self._evaluator, state, batch, waiting, self._declarations)
@@ -187,6 +199,7 @@ class Shard:
         deleted: list[Events] = []
         marks: list[dict[int, int | None]] = []
         sent: list[Coverage] = []
+        deleting = set[int]()
         future: list[LateEvent] = []
         offered = 0
         for frame in rows:
@@ -198,21 +211,23 @@ class Shard:
                 marks.append(dict(header["marks"]))
                 sent.append(Coverage.from_dict(header["coverage"]))
                 (deleted if header["deleted"] else inserted).append(events)
+                deleting.update(commit for commit, _ in header["marks"] if header["deleted"])
                 future += header["future"]
                 offered += 0 if header["deleted"] else header["rows"]
         coverage = reduce(and_, sent) if sent else None
         # In the order in which they are judged: no copy is made of them then.
         events = Events.concat(inserted, self._stream).in_order_of_arrival()
         gone = Events.concat(deleted, self._stream)
-        batch = Batch(events, gone, merge_marks(marks), changes, coverage)
+        batch = Batch(events, gone, merge_marks(marks), changes, coverage, frozenset(deleting))
         return batch, future, offered
 
     def _make_report(self, state: ShardState, offered: int) -> dict[str, Any]:
-        held = state.estimate_counts()
+        held, watermark = state.estimate_counts(), state.watermark(state.book.stream.max_out_of_orderness)
         return {
             "shard": self._label,
             "events": offered,
-            "watermark": state.watermark(state.book.stream.max_out_of_orderness),
+            "watermark": watermark,
+            "warming": describe_waiting(state, watermark),
             "arrival": state.last_commit,
             "state_rows": held.rows,
             "remembered": held.remembered,

@@ -23,6 +23,7 @@ from lookback.core.streams.blocks import LATE_SCHEMA, merge_alerts, unpack_failu
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
+from lookback.spark.stream.histories import Waiting, merge_waiting
 from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
 from lookback.spark.tables.appends import append_directly
 from lookback.spark.tables.lakehouse import commit_file, read_actions
@@ -50,7 +51,7 @@ class BatchReport:
     alerts: rows written, by rule_id. discarded: the late events that no rule took. by_rule: the counts of each rule that
     did anything, of a version in shadow under `RULE_ID (shadow)`. state_rows, remembered: what all shards keep, see `core.state.shard.StateCounts`.
     run_ms: the time in which Spark reads, dispatches and judges. evaluate_ms: the part of it that the slowest shard takes.
-    write_ms: the time for the tables. required: the coverage from now on, if the batch changed the rules.
+    write_ms: the time for the tables. required: the coverage from now on, if the batch changed the rules. warming: the versions that wait for their history.
     """
 
     batch_id: int
@@ -74,6 +75,7 @@ class BatchReport:
     discarded: int = 0
     remembered: int = 0
     by_rule: Mapping[str, RuleCounts] = field(default_factory=dict)
+    warming: tuple[Waiting, ...] = ()
 
     def __str__(self) -> str:
         counts = {
@@ -99,6 +101,7 @@ class Sink:
     query_id: str
     check: bool = True
     missing: Callable[[str, pa.Table], pa.Table] | None = None
+    _whole: set[str] = field(default_factory=set, init=False)
 
     def write(self, answers: pa.Table, batch_id: int, run_ms: float) -> BatchReport:
         """Appends alerts, late events and log rows, each in one commit that carries the batch's mark.
@@ -129,8 +132,15 @@ class Sink:
         return report
 
     def _append(self, rows: pa.Table, name: str, mark: str) -> None:
-        if not append_directly(self.tables, rows, name, mark):
-            self.tables.append(self.tables.spark.createDataFrame(rows).coalesce(1), name, mark)
+        if append_directly(self.tables, rows, name, mark):
+            return
+        # A table of an earlier release lacks columns until it is set up again; once it has all, it keeps them.
+        if name not in self._whole:
+            existing = set(self.tables.read(name).columns)
+            here = [each for each in rows.column_names if each in existing]
+            self._whole |= {name} if len(here) == rows.num_columns else set()
+            rows = rows.select(here)
+        self.tables.append(self.tables.spark.createDataFrame(rows).coalesce(1), name, mark)
 
 
 def is_written(tables: Tables, name: str, mark: str) -> bool:
@@ -286,4 +296,5 @@ def _make_report(
         remembered=sum(report["remembered"] for report in reports),
         discarded=late.column("action").to_pylist().count("discarded"),
         by_rule=_count_by_rule(reports, verdicts, failures),
+        warming=merge_waiting(reports),
     )

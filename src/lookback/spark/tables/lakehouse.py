@@ -7,17 +7,19 @@ import getpass
 import json
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import DurationError, SetupError
-from lookback.core.streams import metrics
+from lookback.core.streams import alerts, metrics
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import quote_identifier
@@ -45,6 +47,8 @@ _CONFLICT = re.compile(
 # For so long a change is tried again while others keep writing to the same table.
 _PATIENCE_SECONDS = 300.0
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
+# A table of another catalog or schema, in which events are looked up.
+_FULL_NAME = re.compile(r"(\w[\w-]{0,254}\.){2}\w[\w-]{0,254}", re.ASCII)
 # How far back commits of an events table can be replayed and read as they were.
 DEFAULT_HISTORY = "30 days"
 _DEFAULT_FILE_RETENTION = "interval 7 days"
@@ -73,15 +77,18 @@ _OTHER_CATALOGS = ("spark_catalog", "hive_metastore")
 _KNOWN = ", ".join(f"'{disposition}'" for disposition in DISPOSITIONS)
 CHECKS = {"reviews": {"disposition_known": f"disposition in ({_KNOWN})"}}
 CONSTRAINT = "delta.constraints."
+# The rules and lists that were in force at a time must stay readable for as long as alerts are questioned.
+_QUESTIONED = ("rules", "lists")
 
 
 @dataclass(frozen=True)
 class Tables:
     """The tables of one place: `root` (a folder or its URL) or `catalog` and `schema`, never both.
 
-    Made by `Tables.of`, `Tables.local` or `Tables.catalog`. Table names are lower-case letters, digits and _. elsewhere: the
-    streams whose events are in tables that others write, by name; see `holding`. volume: the folder of the checkpoints of
-    a catalog's tables; see `files`.
+    Made by `Tables.of`, `Tables.local` or `Tables.catalog`. Table names are lower-case letters, digits and _; a name with two
+    dots is that of a table of another catalog or schema, which can be read. elsewhere: the streams whose events are in
+    tables that others write, by name; see `holding`. volume: the folder of the checkpoints of a catalog's tables; see
+    `files`.
     """
 
     spark: SparkSession
@@ -163,7 +170,9 @@ class Tables:
     def is_place(self, name: str) -> bool:
         """Returns whether the table is found by its path, not by its name in a catalog."""
         stream = self.elsewhere.get(name)
-        return self.root is not None if stream is None else stream.has_table_path
+        if stream is not None:
+            return stream.has_table_path
+        return self.root is not None and not _FULL_NAME.fullmatch(name)
 
     def identifier(self, name: str) -> str:
         """Returns the table as SQL names it, quoted: delta.`<root>/rules` or `catalog`.`schema`.`rules`."""
@@ -172,7 +181,12 @@ class Tables:
         return self.path_or_name(name)
 
     def path_or_name(self, name: str) -> str:
-        """Returns the folder of a local table, or the quoted three-part name. Raises SetupError if `name` is no table name."""
+        """Returns the folder of a local table, or the quoted three-part name. Raises SetupError if `name` is no table name.
+
+        name: that of a table of this place, or catalog.schema.table of any other.
+        """
+        if _FULL_NAME.fullmatch(name):
+            return ".".join(map(quote_name, name.split(".")))
         if not _NAME.fullmatch(name):
             raise SetupError(f"{name!r} is not a table name; use lower-case letters, digits and _")
         if name in self.elsewhere:
@@ -185,6 +199,14 @@ class Tables:
     def read(self, name: str, version: int | None = None) -> DataFrame:
         """Reads the table as it is when the query runs, or as it was after the commit `version`."""
         return self._select_events(self._read_rows(name, version), name)
+
+    def read_events(self, name: str, version: int | None = None) -> DataFrame:
+        """Reads the events of a stream, now or after the commit `version`.
+
+        Those of the stream `alerts` are made of the rows of that table; of all others they are what `read` reads.
+        """
+        rows = self.read(name, version)
+        return _select_alert_events(rows) if name == alerts.TABLE else rows
 
     def _read_rows(self, name: str, version: int | None = None) -> DataFrame:
         reader = self.spark.read if version is None else self.spark.read.option("versionAsOf", str(version))
@@ -263,7 +285,9 @@ class Tables:
     ) -> DataFrame:
         reader = reader.format("delta").option("readChangeFeed", "true").options(**options)
         place = self.path_or_name(name)
-        return self._select_events(reader.load(place) if self.is_place(name) else reader.table(place), name)
+        rows = reader.load(place) if self.is_place(name) else reader.table(place)
+        # Nobody but rules over alerts follows the changes of that table.
+        return _select_alert_events(rows) if name == alerts.TABLE else self._select_events(rows, name)
 
     def version(self, name: str) -> int:
         """Returns the number of the last commit; a table that was just created has 0."""
@@ -327,6 +351,8 @@ class Tables:
         events = make_events_schema(stream)
         if stream.table:
             self.holding(stream)._require_written_by_others(stream, events)
+        elif stream.is_of_alerts:
+            return  # `init` adds what the table of an earlier release lacks
         elif self.exists(stream.name):
             self._require_columns(stream.name, events)
         else:
@@ -341,9 +367,16 @@ class Tables:
         """
         if self.root is not None:
             self.create(stream)
-            return
+        else:
+            self._require_tables(stream)
+        if stream.is_of_alerts:
+            self._require_alert_events()
+
+    def _require_tables(self, stream: Stream) -> None:
         self.require_table("rules")
-        if stream.table:
+        if stream.is_of_alerts:
+            self.require_table(stream.name)
+        elif stream.table:
             self.holding(stream)._require_written_by_others(stream, make_events_schema(stream))
         else:
             self.require_table(stream.name)
@@ -371,6 +404,17 @@ class Tables:
     def choose_statistics(self, name: str) -> str | None:
         """Returns the columns of a product's table for which Delta keeps statistics of each file; None: its first 32."""
         return _STATISTICS_COLUMNS.get(name)
+
+    def find_lacking_properties(self, name: str, properties: Mapping[str, str]) -> dict[str, str]:
+        """Finds what the table of alerts of an earlier release lacks so that its rows can be events; none of other tables.
+
+        properties: those that it has; how long it is kept is left as it is where somebody has said so.
+        """
+        if name != alerts.TABLE:
+            return {}
+        feed = {key: value for key, value in _CHANGE_FEED.items() if properties.get(key, "").lower() != value}
+        kept = {key: value for key, value in _make_retention(DEFAULT_HISTORY).items() if key not in properties}
+        return {**feed, **kept} if feed else {}
 
     def _create(
         self, name: str, schema: StructType, properties: Mapping[str, str], comment: str, event_time: str | None = None
@@ -401,6 +445,19 @@ class Tables:
                 "Rows that are written from then on are judged"
             )
 
+    def _require_alert_events(self) -> None:
+        """Raises SetupError if the table of alerts is one of an earlier release, of whose rows no events can be made."""
+        lacking = [name for name in alerts.LATER_COLUMNS if name not in self.read(alerts.TABLE).columns]
+        properties = dict(self.describe(alerts.TABLE)["properties"] or {})
+        lacking += [
+            _PURPOSES[name] for name, value in _CHANGE_FEED.items() if properties.get(name, "").lower() != value
+        ]
+        if lacking:
+            raise SetupError(
+                f"table {self.identifier(alerts.TABLE)} is of an earlier release and lacks {', '.join(lacking)}; `lookback init` or "
+                "the job set_up adds them. Alerts that are written from then on are events of the stream"
+            )
+
     def _require_columns(self, name: str, schema: StructType) -> None:
         found = {field.name: field.dataType.simpleString() for field in self.read(name).schema}
         wrong = [
@@ -409,9 +466,13 @@ class Tables:
             if found.get(field.name) != field.dataType.simpleString() and field.name != "ingested_at"
         ]
         if wrong:
+            place = self.identifier(name)
+            missing = [field for field in schema if field.name not in found and field.name != "ingested_at"]
+            columns = ", ".join(f"{quote_name(field.name)} {field.dataType.simpleString()}" for field in missing)
             raise SetupError(
-                f"table {self.identifier(name)} does not fit the stream's declaration: {'; '.join(wrong)}. "
-                "Change the declaration, or alter the table."
+                f"table {place} does not fit the stream's declaration: {'; '.join(wrong)}. "
+                "Change the declaration, or alter the table"
+                + (f": ALTER TABLE {place} ADD COLUMNS ({columns})" if missing else "")
             )
 
 
@@ -454,6 +515,13 @@ def _find_last_commit(folder: Path) -> int | None:
         if exists(low + step):
             low += step
     return low
+
+
+def keep(rows: DataFrame) -> DataFrame:
+    """Keeps rows that are read several times; serverless compute does not, and reads them again."""
+    with suppress(PySparkException):
+        return rows.persist(StorageLevel.MEMORY_AND_DISK)
+    return rows
 
 
 def is_conflict(error: Exception) -> bool:
@@ -527,6 +595,29 @@ def _is_event(stream: Stream) -> Column:
     return F.col(stream.event_id).isNotNull() & (time >= first) & (time < last)
 
 
+def _select_alert_events(rows: DataFrame) -> DataFrame:
+    """Selects the events of the stream `alerts` from rows of the table, or of its change feed, whose own columns stay.
+
+    An event is a row with which an alert begins or ceases to stand. Alerts of rules over alerts are none, so that no rule
+    raises itself.
+    """
+    missing = [name for name in alerts.LATER_COLUMNS if name not in rows.columns]
+    if missing:
+        # A table of an earlier release has no event.
+        rows = rows.withColumns({name: F.lit(None) for name in missing})
+    is_event = (F.col("change") != alerts.GOES_ON) & (F.col("stream") != alerts.TABLE)
+    # All rows of a batch have one time, and are judged in the order of their ids: what ceases to stand comes first, so that
+    # for no moment more stands than does in truth.
+    order = F.when(F.col("change") == alerts.CEASES, F.lit("ceases:")).otherwise(F.lit("stands:"))
+    made = {
+        alerts.CHANGE_ID: F.concat(order, "alert_id", F.lit("."), F.col("revision").cast("string")),
+        "score": F.col("score") * F.col("change"),
+        "ingested_at": F.lit(None).cast("timestamp"),
+    }
+    feed = [name for name in rows.columns if name.startswith("_")]
+    return rows.where(is_event).withColumns(made).select(*alerts.FIELDS, "ingested_at", *feed)
+
+
 def refuse_substitution(text: str, what: str) -> str:
     """Returns `text`, which Spark parses as SQL. Raises SetupError if Spark would substitute a part of it first.
 
@@ -562,15 +653,16 @@ def _render_column(field: StructField, default: str | None = None) -> str:
 
 def _choose_properties(name: str) -> dict[str, str]:
     checks = {f"{CONSTRAINT}{check}": condition for check, condition in CHECKS.get(name, {}).items()}
-    if name == "rules":
-        # The rules that were in force at a time must stay readable for as long as alerts are questioned.
-        return {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention("3650 days")}
+    defaults = {"delta.feature.allowColumnDefaults": "supported"} if name in DEFAULTS else {}
+    if name in _QUESTIONED:
+        return {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention("3650 days"), **defaults}
     if name == metrics.TABLE:
         # An events table that evaluations write: rules may watch it.
         return {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention(DEFAULT_HISTORY)}
     if name in _STATISTICS_COLUMNS:
-        return {**_WRITTEN_EVERY_BATCH, STATISTICS: _STATISTICS_COLUMNS[name]}
-    defaults = {"delta.feature.allowColumnDefaults": "supported"} if name in DEFAULTS else {}
+        # The alerts are events too, for rules over alerts.
+        feed = {**_CHANGE_FEED, **_make_retention(DEFAULT_HISTORY)} if name == alerts.TABLE else {}
+        return {**feed, **_WRITTEN_EVERY_BATCH, STATISTICS: _STATISTICS_COLUMNS[name]}
     return {**_OFTEN_WRITTEN, **checks, **defaults}
 
 

@@ -105,6 +105,15 @@ ALERTS = StructType(
             "arrival", _LONG, "Commit of the stream's table whose events or watermark brought this row", required=True
         ),
         _make_column("decided_at", _TIME, "When the row was made", required=True),
+        _make_column("entity", _STRING, "The field of the key that the alert is about; NULL where the rule names none"),
+        _make_column("entity_id", _STRING, "Its value, exact text"),
+        _make_column("score", _LONG, "What the alert adds to the risk of its entity, by the rule"),
+        _make_column(
+            "change",
+            IntegerType(),
+            "1: with this row the alert begins to stand, raised or suppressed; -1: it ceases to; 0: it stood before. NULL in rows "
+            "of earlier releases",
+        ),
     ]
 )
 
@@ -174,6 +183,18 @@ SNOOZES = StructType(
         _make_column("until", _TIME, "When it ends, not included", required=True),
         _make_column("reason", _STRING, "Why", required=True),
         _make_column("author", _STRING, "Who wrote it"),
+    ]
+)
+
+LISTS = StructType(
+    [
+        _make_column("list", _STRING, "The list's name, as in_list(field, 'name') has it", required=True),
+        _make_column("value", _STRING, "A value, as cast(field as string) writes it, or a CIDR range", required=True),
+        _make_column("reason", _STRING, "Why it is on the list"),
+        _make_column("author", _STRING, "Who put it there"),
+        _make_column("added_at", _TIME, "When"),
+        _make_column("expires_at", _TIME, "Events from this time on are not on the list; NULL: never"),
+        _make_column("kind", _STRING, "cidr: the list holds ranges of addresses; NULL: plain values"),
     ]
 )
 
@@ -250,11 +271,13 @@ PRODUCT_TABLES: dict[str, StructType] = {
     "ingests": INGESTS,
     "labels": LABELS,
     "snoozes": SNOOZES,
+    "lists": LISTS,
 }
 # The values that columns have where an INSERT leaves them out, as SQL.
 DEFAULTS: dict[str, dict[str, str]] = {
     "labels": {"labelled_at": "current_timestamp()"},
     "snoozes": {"from": "current_timestamp()"},
+    "lists": {"added_at": "current_timestamp()"},
 }
 
 
@@ -270,6 +293,7 @@ COMMENTS = {
     "notifications": "Alerts sent to receivers, or that could not be sent; an alert that was sent is not sent again",
     "ingests": "How many rows each round of ingest took in, found again or rejected; a round that was killed is missing",
     "labels": "Which events were what rules look for, as it became known; appended. A row wins over a review",
+    "lists": "Values that rules look up with in_list(field, 'name'); running evaluations obey every change within seconds",
     "snoozes": "Alerts that the queue and notifications leave out for a while: of a rule, of a key, or of both",
 }
 # The columns that identify a row; tables that may hold equal rows have none. Nothing enforces them.
@@ -308,5 +332,10 @@ def _describe_field(stream: Stream, name: str) -> str:
     roles = {stream.event_id: "Identifies the event", stream.event_time: "When it happened"}
     if name in roles:
         return roles[name]
+    for lookup in stream.lookups:
+        if name in lookup.fields:
+            return f"Looked up by ingest in {lookup.table}, by {', '.join(lookup.on)}"
+        if name == lookup.version_field:
+            return f"The version of table {lookup.table} in which ingest looked the event up"
     expression = stream.columns.get(name)
     return f"Made by ingest: {expression}" if expression else "As the source has it"

@@ -1,0 +1,419 @@
+"""Lists of values, such as known terminals, as they are after a commit of table `lists`; `in_list` asks them.
+
+A value takes 24 bytes of memory: two halves of a hash, by which grouping keys are told apart too, and when it expires. Asking
+takes a binary search, and applying a few changes copies no list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from ipaddress import ip_address, ip_network
+from math import isqrt
+from typing import Protocol
+
+import numpy as np
+
+from lookback.core.errors import StateError
+from lookback.core.values.columns import Column, Mask, Values, from_values
+from lookback.core.values.keys import Int64s, Keys, encode_keys
+from lookback.core.values.pages import decode_page, encode_page
+from lookback.core.values.types import STRING
+
+# The expiry of a value that never expires, and the one of a text that is no value.
+FOREVER = 2**63 - 1
+_NO_VALUE = -(2**63)
+# The kind of rows whose values are ranges of addresses, such as 10.0.0.0/8.
+CIDR = "cidr"
+_FORMAT = 1
+# A few changes are kept beside the sorted values until there are more than this, and than a multiple of the root of their number.
+_FEWEST_CHANGED = 1_000
+_CHANGED_BY_ROOT = 16
+# The texts of values, those of rows of kind cidr, and the ranges of addresses.
+_TABLES = 3
+_RANGE = re.compile(r"[0-9a-fA-F:.]+/[0-9.]+")
+# The halves of a value's hash.
+_Hash = tuple[int, int]
+# The version of an address, and how many of its leading bits a range names.
+_Prefix = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ListChange:
+    """A row of table `lists` that was inserted or deleted, as its change feed reports it.
+
+    An update is a delete of the row before it and an insert of the row after it. expires_at: in microseconds, None for never.
+    kind: `cidr` for a range of addresses. A row whose list or value is None counts nowhere.
+    """
+
+    change: str
+    commit: int
+    list: str | None
+    value: str | None
+    expires_at: int | None = None
+    kind: str | None = None
+
+
+@dataclass(frozen=True)
+class _Values:
+    """A multiset of (hash, expiry): a value may have several rows, and is a member until the latest of their expiries.
+
+    low, high, until: of each row, shape (rows,), sorted by `low`; rows of one hash are neighbours, and ascend by `until`.
+    changed: in place of these, the expiries of the hashes that changed since; ascending, empty where no row is left.
+    """
+
+    low: Int64s
+    high: Int64s
+    until: Int64s
+    changed: Mapping[_Hash, tuple[int, ...]] = field(default_factory=dict)
+    count: int = 0
+
+    @classmethod
+    def of(cls, low: Int64s, high: Int64s, until: Int64s) -> _Values:
+        order = np.lexsort((until, high, low))
+        return cls(low[order], high[order], until[order], count=len(low))
+
+    def find_until(self, keys: Keys) -> Int64s:
+        """Finds per hash when it expires; _NO_VALUE for one that is not there."""
+        found = np.full(len(keys), _NO_VALUE, dtype=np.int64)
+        if len(self.low) and len(keys):
+            at = np.searchsorted(self.low, keys.low, side="right") - 1
+            is_low = (at >= 0) & (self.low[at] == keys.low)
+            is_same = is_low & (self.high[at] == keys.high)
+            found[is_same] = self.until[at[is_same]]
+            for row in np.flatnonzero(is_low & ~is_same):  # two hashes share their low half: almost never
+                found[row] = max(self._list_stored(keys.pair(int(row))), default=_NO_VALUE)
+        if self.changed:
+            low, until_by_hash = self._changed_low, self.changed
+            for row in np.flatnonzero(np.isin(keys.low, low)) if len(keys) else ():
+                expiries = until_by_hash.get(keys.pair(int(row)))
+                if expiries is not None:
+                    found[row] = expiries[-1] if expiries else _NO_VALUE
+        return found
+
+    @cached_property
+    def _changed_low(self) -> Int64s:
+        return np.array([low for low, _ in self.changed], dtype=np.int64)
+
+    def _list_stored(self, hashed: _Hash) -> list[int]:
+        """Lists the expiries of a hash among the sorted rows."""
+        first, end = (int(np.searchsorted(self.low, hashed[0], side=side)) for side in ("left", "right"))
+        return [int(self.until[at]) for at in range(first, end) if int(self.high[at]) == hashed[1]]
+
+    def change(self, net: Mapping[tuple[_Hash, int], int]) -> _Values:
+        """Adds and removes rows. net: per hash and expiry how many are added, less those removed."""
+        changed, count = dict(self.changed), self.count
+        by_hash: dict[_Hash, Counter[int]] = {}
+        for (hashed, until), number in net.items():
+            by_hash.setdefault(hashed, Counter())[until] += number
+        for hashed, numbers in by_hash.items():
+            before = changed[hashed] if hashed in changed else self._list_stored(hashed)
+            rows = Counter(before)
+            rows.update(numbers)
+            after = tuple(sorted(rows.elements()))
+            changed[hashed] = after
+            count += len(after) - len(before)
+        result = replace(self, changed=changed, count=count)
+        most = max(_FEWEST_CHANGED, _CHANGED_BY_ROOT * isqrt(len(self.low)))
+        return result.merge() if len(changed) > most else result
+
+    def add_all(self, keys: Keys, until: Int64s) -> _Values:
+        """Adds many rows at once."""
+        plain = self.merge()
+        return _Values.of(
+            np.concatenate([plain.low, keys.low]),
+            np.concatenate([plain.high, keys.high]),
+            np.concatenate([plain.until, until]),
+        )
+
+    def merge(self) -> _Values:
+        """Returns the same rows, all of them sorted."""
+        if not self.changed:
+            return self
+        stays = ~np.isin(self.low, self._changed_low)
+        for at in np.flatnonzero(~stays):
+            stays[at] = (int(self.low[at]), int(self.high[at])) not in self.changed
+        rows = [(*hashed, until) for hashed, listed in sorted(self.changed.items()) for until in listed]
+        new = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        low = np.concatenate([self.low[stays], new[:, 0]])
+        # Stable, and of two sorted runs: this merges them.
+        order = np.argsort(low, kind="stable")
+        high, until = np.concatenate([self.high[stays], new[:, 1]]), np.concatenate([self.until[stays], new[:, 2]])
+        return _Values(low[order], high[order], until[order], count=len(low))
+
+
+_NOTHING = np.zeros(0, dtype=np.int64)
+_NONE = _Values(_NOTHING, _NOTHING, _NOTHING)
+
+
+@dataclass(frozen=True)
+class _List:
+    """One list. texts: values compared as texts; ranged: those of rows of kind cidr, which make the list one of ranges.
+
+    ranges: the values that are ranges, by their network. prefixes: the lengths of their prefixes, and perhaps of some that are
+    gone.
+    """
+
+    texts: _Values = _NONE
+    ranged: _Values = _NONE
+    ranges: _Values = _NONE
+    prefixes: frozenset[_Prefix] = frozenset()
+
+    @property
+    def count(self) -> int:
+        return self.texts.count + self.ranged.count
+
+    @property
+    def tables(self) -> tuple[_Values, ...]:
+        return self.texts, self.ranged, self.ranges
+
+    def find_until(self, keys: Keys, texts: Values) -> Int64s:
+        """Finds per text when its membership ends. keys: the hashes of the texts."""
+        until = self.texts.find_until(keys)
+        if self.ranged.count:
+            until = np.maximum(until, self.ranged.find_until(keys))
+            until = np.maximum(until, self._find_in_ranges(texts))
+        return until
+
+    def _find_in_ranges(self, texts: Values) -> Int64s:
+        until = np.full(len(texts), _NO_VALUE, dtype=np.int64)
+        addresses = [_read_address(text) if isinstance(text, str) else None for text in texts.tolist()]
+        for version, length in self.prefixes:
+            at = [row for row, address in enumerate(addresses) if address is not None and address[0] == version]
+            if at:
+                shift = _BITS[version] - length
+                networks = [_name_network(version, addresses[row][1] >> shift << shift, length) for row in at]  # type: ignore[index]
+                until[at] = np.maximum(until[at], self.ranges.find_until(_hash_texts(networks)))
+        return until
+
+
+_BITS = {4: 32, 6: 128}
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The contents of lists after a commit of table `lists`. commit: None before the first one that was read."""
+
+    commit: int | None = None
+    _lists: Mapping[str, _List] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls) -> Lists:
+        """Returns no list at all."""
+        return cls()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the lists that have values."""
+        return frozenset(name for name, each in self._lists.items() if each.count)
+
+    @property
+    def count(self) -> int:
+        """The number of rows of all lists."""
+        return sum(each.count for each in self._lists.values())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of rows of each list that has any, by name."""
+        return {name: each.count for name, each in sorted(self._lists.items()) if each.count}
+
+    @classmethod
+    def join(cls, parts: Iterable[Lists], commit: int | None) -> Lists:
+        """Joins lists of different names, as they are after a commit."""
+        return cls(commit, {name: each for part in parts for name, each in part._lists.items()})
+
+    def select(self, names: Collection[str]) -> Lists:
+        """Returns these lists alone."""
+        return Lists(self.commit, {name: each for name, each in self._lists.items() if name in names})
+
+    def apply(self, changes: Iterable[ListChange], commit: int | None = None) -> Lists:
+        """Returns the lists after changes. commit: the last one that was read, if it has none of the changes.
+
+        Takes time by the number of changes. To remove a row that is not there changes nothing.
+        """
+        known = [each for each in changes if each.list is not None and each.value is not None]
+        commits = [each.commit for each in known] + [each for each in (self.commit, commit) if each is not None]
+        by_list: dict[str, list[ListChange]] = {}
+        for change in known:
+            by_list.setdefault(str(change.list), []).append(change)
+        lists = dict(self._lists)
+        for name, listed in by_list.items():
+            lists[name] = _change_list(lists.get(name, _List()), listed)
+        return Lists(max(commits, default=None), lists)
+
+    def find(self, name: str, texts: Column, times: Int64s) -> Mask:
+        """Marks the texts that are values of a list at their times: before the value expires.
+
+        texts: of type string; whether a NULL is marked means nothing. times: microseconds, shape (rows,). Of a list of kind
+        cidr an address in one of its ranges is a value too. A list that is not there has no values.
+        """
+        if name not in self._lists or not len(texts):
+            return np.zeros(len(texts), dtype=bool)
+        keys = encode_keys([texts], len(texts))
+        mask: Mask = times < self._lists[name].find_until(keys, texts.values)
+        return mask
+
+    def to_bytes(self) -> bytes:
+        """Returns the lists as a page."""
+        lists = [(name, each) for name, each in sorted(self._lists.items()) if each.count]
+        tables = [table.merge() for _, each in lists for table in each.tables]
+        prefixes = [sorted(each.prefixes) for _, each in lists]
+        head = [_FORMAT, self.commit is not None, self.commit or 0]
+        arrays = [
+            np.array(head, dtype=np.int64),
+            np.array([name for name, _ in lists], dtype=object),
+            np.array([len(table.low) for table in tables], dtype=np.int64),
+            *(_concat([getattr(table, column) for table in tables]) for column in ("low", "high", "until")),
+            np.array([len(each) for each in prefixes], dtype=np.int64),
+            np.array([number for each in prefixes for prefix in each for number in prefix], dtype=np.int64),
+        ]
+        return encode_page(list(arrays))
+
+    @classmethod
+    def from_bytes(cls, page: bytes, place: str = "lists") -> Lists:
+        """Reads what `to_bytes` wrote. Raises StateError, naming `place` and the remedy, for anything else."""
+        arrays = decode_page(page, place)
+        try:
+            return cls._from_arrays([_require_integers(array, at) for at, array in enumerate(arrays)], place)
+        except (ValueError, TypeError, IndexError) as error:
+            raise StateError(
+                f"{place}: a page of lists is damaged ({error}); start with a new checkpoint, the tables have it all"
+            ) from error
+
+    @classmethod
+    def _from_arrays(cls, arrays: Sequence[Values], place: str) -> Lists:
+        head, names, rows, low, high, until, prefix_counts, prefixes = arrays
+        version, has_commit, commit = (int(each) for each in head)
+        if version != _FORMAT:
+            raise StateError(
+                f"{place}: the lists have layout version {version}, this release reads version {_FORMAT}; "
+                "go on with the release that wrote them, or start with a new checkpoint"
+            )
+        if len(rows) != _TABLES * len(names) or len(prefix_counts) != len(names):
+            raise ValueError("lengths contradict each other")
+        for counts, columns in ((rows, [low, high, until]), (prefix_counts, [prefixes[::2], prefixes[1::2]])):
+            # Before they are added up: sums of large numbers may be any number.
+            is_whole = not len(counts) or 0 <= counts.min() <= counts.max() <= len(columns[0])
+            if not is_whole or any(len(column) != counts.sum() for column in columns):
+                raise ValueError("lengths contradict each other")
+        ends, prefix_ends = np.cumsum(rows), np.cumsum(prefix_counts)
+        pairs = [(int(each[0]), int(each[1])) for each in prefixes.reshape(-1, 2)]
+        if not all(0 <= length <= _BITS.get(kind, -1) for kind, length in pairs):
+            raise ValueError("a range of addresses has no such prefix")
+
+        def cut(at: int) -> _Values:
+            part = slice(int(ends[at] - rows[at]), int(ends[at]))
+            if (low[part][1:] < low[part][:-1]).any():
+                raise ValueError("values are not sorted")
+            return _Values(low[part], high[part], until[part], count=int(rows[at]))
+
+        lists = {}
+        for at, name in enumerate(names.tolist()):
+            texts, ranged, ranges = (cut(_TABLES * at + table) for table in range(_TABLES))
+            own = pairs[int(prefix_ends[at] - prefix_counts[at]) : int(prefix_ends[at])]
+            lists[str(name)] = _List(texts, ranged, ranges, frozenset(own))
+        return cls(commit if has_commit else None, lists)
+
+
+class ListSource(Protocol):
+    """Gives an evaluator the contents of lists."""
+
+    def read(self, commit: int | None, names: frozenset[str]) -> Lists:
+        """Returns these lists as they are after a commit of table `lists`; None: before the first one, so they are empty."""
+        ...
+
+
+@dataclass(frozen=True)
+class KnownLists:
+    """The contents of lists by commit, in memory."""
+
+    versions: dict[int, Lists] = field(default_factory=dict)
+
+    def read(self, commit: int | None, names: frozenset[str] | None) -> Lists:
+        """Returns these lists after a commit, all if None. Raises StateError for a commit that is not known."""
+        if commit is None:
+            return Lists.empty()
+        if commit not in self.versions:
+            raise StateError(f"lists: commit {commit} is not known; give the evaluator the lists of that commit")
+        return self.versions[commit] if names is None else self.versions[commit].select(names)
+
+
+def _change_list(before: _List, changes: Sequence[ListChange]) -> _List:
+    """Returns a list after changes of its rows."""
+    texts: list[ListChange] = []
+    ranged: list[ListChange] = []
+    ranges: list[ListChange] = []
+    prefixes = set(before.prefixes)
+    for change in changes:
+        value, is_declared = str(change.value), change.kind == CIDR
+        (ranged if is_declared else texts).append(change)
+        # Ranges are known before a row of kind cidr makes the list one of ranges.
+        network = _read_network(value) if is_declared or _RANGE.fullmatch(value) else None
+        if network is not None:
+            version, number, length = network
+            prefixes.add((version, length))
+            ranges.append(replace(change, value=_name_network(version, number, length)))
+    return _List(
+        _change_values(before.texts, texts),
+        _change_values(before.ranged, ranged),
+        _change_values(before.ranges, ranges),
+        frozenset(prefixes),
+    )
+
+
+def _change_values(before: _Values, changes: Sequence[ListChange]) -> _Values:
+    if not changes:
+        return before
+    keys = _hash_texts([str(change.value) for change in changes])
+    until = [FOREVER if change.expires_at is None else change.expires_at for change in changes]
+    signs = [1 if change.change == "insert" else -1 for change in changes]
+    if min(signs) > 0 and len(changes) > max(_FEWEST_CHANGED, before.count // 4):
+        return before.add_all(keys, np.array(until, dtype=np.int64))
+    net = Counter[tuple[_Hash, int]]()
+    for hashed, end, sign in zip(keys.list_pairs(), until, signs, strict=True):
+        net[hashed, end] += sign
+    return before.change(net)
+
+
+def _hash_texts(texts: Sequence[str]) -> Keys:
+    return encode_keys([from_values(STRING, list(texts))], len(texts))
+
+
+def _concat(arrays: Sequence[Int64s]) -> Int64s:
+    return np.concatenate(arrays) if arrays else _NOTHING
+
+
+def _require_integers(array: Values | None, at: int) -> Values:
+    """Returns an array of a page: the names of lists, which are the second, or integers."""
+    if array is None:
+        raise ValueError("an array is missing")
+    is_text = array.dtype == np.dtype(object) and all(isinstance(each, str) for each in array)
+    if not (is_text if at == 1 else array.dtype == np.dtype(np.int64)):
+        raise ValueError("an array is of another type")
+    return array
+
+
+@lru_cache(maxsize=100_000)
+def _read_address(text: str) -> tuple[int, int] | None:
+    """Reads an address as its version and number; None for any other text."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return address.version, int(address)
+
+
+def _read_network(text: str) -> tuple[int, int, int] | None:
+    """Reads a range of addresses as its version, first number and length of prefix; None for any other text."""
+    try:
+        network = ip_network(text, strict=False)
+    except ValueError:
+        return None
+    return network.version, int(network.network_address), network.prefixlen
+
+
+def _name_network(version: int, number: int, length: int) -> str:
+    return f"{version}/{number}/{length}"

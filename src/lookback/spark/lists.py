@@ -1,0 +1,404 @@
+"""Lists: values that rules look up with `in_list(field, 'name')`, as the table `lists` has them.
+
+Everybody may change the table by SQL as well; its change feed is what evaluations and replays read.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.errors import DurationError, SetupError
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.durations import parse_duration
+from lookback.core.values.lists import ListChange, Lists
+from lookback.core.values.suggestions import suggest
+from lookback.core.values.texts import count_noun, quote_identifier
+from lookback.core.values.times import parse_calendar_time, to_utc
+from lookback.core.values.types import STRING, TIMESTAMP
+from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
+from lookback.spark.ingest.rejected import Rejection, count_rejections
+from lookback.spark.ingest.sources import Source
+from lookback.spark.tables.lakehouse import change_table, keep
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from lookback.spark.tables.lakehouse import Tables
+
+TABLE = "lists"
+CIDR = "cidr"
+KINDS = (CIDR,)
+# The most values of one list, and of all. An evaluation obeys larger ones too, since it never stops for a list.
+MAX_LIST_VALUES, MAX_VALUES = 1_000_000, 5_000_000
+ACTIVE, EXPIRED = "active", "expired"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+_VALUE, _EXPIRES, _REASON, _KIND = "value", "expires_at", "reason", "kind"
+_COLUMNS = (_VALUE, _EXPIRES, _REASON, _KIND)
+_OUTCOME = "__outcome"
+_NEW, _CHANGED, _DUPLICATE, _REJECTED = "new", "changed", "duplicate", "rejected"
+# Kinds of changes of the feed that take a row away.
+REMOVED = "update_preimage", "delete"
+
+
+@dataclass(frozen=True)
+class ListReport:
+    """Counts of the values that a list was offered, and what became of them.
+
+    changed: values that were on the list with another expiry, kind or reason. duplicates: values that say what is there
+    already. values: how many the list has afterwards.
+    """
+
+    list: str
+    offered: int
+    added: int
+    changed: int
+    duplicates: int
+    rejected: int
+    values: int
+    seconds: float
+    rejections: tuple[Rejection, ...] = ()
+
+    @property
+    def balanced(self) -> bool:
+        """Returns whether every value offered is accounted for."""
+        return self.offered == self.added + self.changed + self.duplicates + self.rejected
+
+    def __str__(self) -> str:
+        return (
+            f"list {self.list}: {self.offered:,} offered = {self.added:,} added + {self.changed:,} changed + "
+            f"{self.duplicates:,} duplicates + {self.rejected:,} rejected; {count_noun(self.values, 'value')} now, in "
+            f"{self.seconds:.1f} s"
+        )
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The result of a removal. removed: values that were on the list; missing: those that were not."""
+
+    list: str
+    removed: int
+    missing: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        missing = f"; not on it: {', '.join(self.missing)}" if self.missing else ""
+        return f"list {self.list}: {count_noun(self.removed, 'value')} removed{missing}"
+
+
+def read_until(text: str) -> dt.datetime:
+    """Reads the end of a value: a time, or a duration from now on such as `30 days`. Raises SetupError."""
+    with suppress(DurationError):
+        return dt.datetime.now(dt.timezone.utc) + dt.timedelta(microseconds=parse_duration(text))
+    try:
+        return to_utc(parse_calendar_time(text))
+    except ValueError:
+        raise SetupError(
+            f"a value ends at a time such as 2026-01-31T12:00:00Z, or after a duration such as '30 days', got {text!r:.100}"
+        ) from None
+
+
+def list_names(tables: Tables) -> list[str]:
+    """Lists the names of the lists, ascending; a list whose values were all removed is not there."""
+    if not tables.exists(TABLE):
+        return []
+    rows = tables.query(TABLE, lambda rows: rows.select("list").distinct())
+    return sorted(row["list"] for row in rows if row["list"] is not None)
+
+
+def read_contents(tables: Tables, names: Iterable[str]) -> Lists:
+    """Reads what the lists of these `names` have now, for a trial of a rule that asks them; one that is not there is empty."""
+    wanted = sorted(names)
+    if not wanted or not tables.exists(TABLE):
+        return Lists.empty()
+    commit = {"_change_type": F.lit("insert"), "_commit_version": F.lit(0).cast("bigint")}
+    rows = select_list_changes(tables.read(TABLE).where(F.col("list").isin(wanted)).withColumns(commit))
+    return Lists.empty().apply(ListChange(**row.asDict()) for row in rows.collect())
+
+
+def show_lists(tables: Tables) -> list[dict[str, Any]]:
+    """Lists all lists by name: list, kind, values, expired (how many of them, by the clock), last_added_at."""
+    if not tables.exists(TABLE):
+        return []
+
+    def count(rows: DataFrame) -> DataFrame:
+        by_value = rows.groupBy("list", _VALUE).agg(
+            F.bool_and(_is_expired()).alias("expired"), F.max("added_at").alias("added_at"), F.max(_KIND).alias(_KIND)
+        )
+        return (
+            by_value.groupBy("list")
+            .agg(
+                F.max(_KIND).alias(_KIND), F.count("*").alias("values"), F.count_if("expired").alias("expired"),
+                F.max("added_at").alias("last_added_at"),
+            )
+            .orderBy("list")
+        )  # fmt: skip
+
+    return [row.asDict() for row in tables.query(TABLE, count)]
+
+
+def read_list(tables: Tables, name: str) -> DataFrame:
+    """Reads the rows of a list in the order of its values: those of the table, and `state`, active or expired by the clock.
+
+    Raises SetupError if there is no such list.
+    """
+    _require_list(tables, name)
+    rows = tables.read(TABLE).where(F.col("list") == F.lit(name))
+    state = F.when(_is_expired(), EXPIRED).otherwise(ACTIVE).alias("state")
+    return rows.select("*", state).orderBy(_VALUE, "added_at")
+
+
+def add_values(
+    tables: Tables, name: str, values: Sequence[str], *, until: dt.datetime | None = None, reason: str | None = None,
+    kind: str | None = None, author: str | None = None,
+) -> ListReport:  # fmt: skip
+    """Puts values on a list, which is new if there is none of that name; a value that is on it gets the new expiry.
+
+    until: an aware time; events from it on are not on the list; None: never. reason: why they are on it. kind: cidr for
+    ranges of addresses; None: that of the list, else plain values. author: default: the current user. Raises SetupError,
+    with nothing written, for a wrong name or range, and for more values than `MAX_LIST_VALUES` of the list or `MAX_VALUES` in all.
+    """
+    started = time.monotonic()
+    tables.require_table(TABLE)
+    kind = _choose_kind(tables, name, kind)
+    if kind == CIDR and (wrong := [value for value in values if not is_range(value)]):
+        raise SetupError(_refuse_range(name, wrong[0]))
+    if "" in values:
+        raise SetupError(f"list {name}: a value is empty; name the text that the field has")
+    schema = "value string, expires_at timestamp, reason string, kind string"
+    offered = tables.spark.createDataFrame([(value, until, reason, kind) for value in values], schema)
+    ordered = offered.withColumns({REASON: F.lit(None).cast("string"), ROW: F.monotonically_increasing_id()})
+    return _put(tables, name, keep(ordered), [ROW], author, started)
+
+
+def remove_values(tables: Tables, name: str, values: Iterable[str]) -> Removal:
+    """Takes values off a list. Raises SetupError if there is no such list."""
+    _require_list(tables, name)
+    wanted = list(dict.fromkeys(values))
+    is_meant = (F.col("list") == F.lit(name)) & F.col(_VALUE).isin(wanted)
+    there = {row[_VALUE] for row in tables.read(TABLE).where(is_meant).select(_VALUE).distinct().collect()}
+    if there:
+        change_table(tables, TABLE, lambda: tables.delta(TABLE).delete(is_meant))
+    return Removal(name, len(there), tuple(value for value in wanted if value not in there))
+
+
+def import_values(
+    tables: Tables, name: str, path: str | Path, *, value: str | None = None, until: dt.datetime | None = None,
+    reason: str | None = None, kind: str | None = None, format: str | None = None,
+    options: Mapping[str, str] | None = None, author: str | None = None,
+) -> ListReport:  # fmt: skip
+    """Puts the values that the files at `path` hold on a list, in one commit, as `add_values` does.
+
+    value: the column of the values; default: `value`, or the only column. Columns `expires_at` and `reason` are taken where
+    there are some; `until` and `reason` are for rows without. kind: see `add_values`. Of rows with one value the last to
+    expire counts. format: parquet, csv or json; default: by the files' names. options: Spark's reader options. Rows that
+    cannot be used are rejected and counted. Raises SetupError if the files cannot be read or lack the column, and as `add_values` does.
+    """
+    started = time.monotonic()
+    tables.require_table(TABLE)
+    kind = _choose_kind(tables, name, kind)
+    bare = _make_file_stream(_VALUE, [])
+    source = Source.find(tables.spark, bare, str(path), format, options)
+    there = source.select_files(tables.spark, bare).list_columns()
+    column = _choose_column(source, there, value)
+    taken = [each for each in (_EXPIRES, _REASON) if each in there and each != column.lower()]
+    checked, _ = source.select_files(tables.spark, _make_file_stream(column, taken)).read_kept()
+    text = F.col(quote_identifier(column)).cast("string")
+    expires = F.col(_EXPIRES) if _EXPIRES in taken else F.lit(None).cast("timestamp")
+    given = F.lit(None).cast("timestamp") if until is None else F.lit(until)
+    because = F.col(_REASON) if _REASON in taken else F.lit(None).cast("string")
+    wrong = F.when(text == "", F.lit(f"{column} is empty"))
+    if kind == CIDR:
+        is_range_ = F.udf(is_range, "boolean", useArrow=False)(text)
+        wrong = F.coalesce(
+            wrong, F.when(~is_range_, F.concat(F.lit("'"), text, F.lit("' is no address or CIDR range")))
+        )
+    rows = checked.select(
+        text.alias(_VALUE), F.coalesce(expires, given).alias(_EXPIRES),
+        F.coalesce(because, F.lit(reason).cast("string")).alias(_REASON), F.lit(kind).cast("string").alias(_KIND),
+        F.coalesce(REASON, wrong).alias(REASON), RAW, FILE, BLOCK, ROW,
+    )  # fmt: skip
+    try:
+        return _put(tables, name, keep(rows), [FILE, BLOCK, ROW], author, started)
+    finally:
+        with suppress(PySparkException):
+            checked.unpersist()
+
+
+def read_list_changes(tables: Tables, first: int, last: int | None = None) -> DataFrame:
+    """Reads the changes of the table from the commit `first` to `last` (None: the last of all), both included.
+
+    Columns: those of a `ListChange`: change (insert or delete; an update is one of each), commit, list, value, expires_at
+    in microseconds, kind. Rows without a list or value are left out.
+    """
+    return select_list_changes(tables.read_changes(TABLE, first, last))
+
+
+def select_list_changes(feed: DataFrame) -> DataFrame:
+    """Selects the columns of `read_list_changes` from the table's change feed."""
+    change = F.when(F.col("_change_type").isin(*REMOVED), "delete").otherwise("insert").alias("change")
+    kind = F.col(_KIND) if _KIND in feed.columns else F.lit(None).cast("string")
+    rows = feed.where(F.col("list").isNotNull() & F.col(_VALUE).isNotNull())
+    return rows.select(
+        change, F.col("_commit_version").alias("commit"), F.make_valid_utf8("list").alias("list"),
+        F.make_valid_utf8(_VALUE).alias(_VALUE), F.unix_micros(_EXPIRES).alias(_EXPIRES), kind.alias(_KIND),
+    )  # fmt: skip
+
+
+def is_range(value: str | None) -> bool:
+    """Returns whether a text is an address or a range of addresses in CIDR notation, such as 10.0.0.0/8."""
+    try:
+        ipaddress.ip_network(str(value), strict=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _put(
+    tables: Tables, name: str, offered: DataFrame, order: Sequence[str], author: str | None, started: float
+) -> ListReport:
+    """Puts the offered rows on a list. offered: _COLUMNS, REASON and those by which rows are ordered."""
+    judged = keep(_add_outcomes(tables, name, offered, order))
+    try:
+        counts = {row[_OUTCOME]: row["count"] for row in judged.groupBy(_OUTCOME).count().collect()}
+        new, changed = counts.get(_NEW, 0), counts.get(_CHANGED, 0)
+        own = _require_room(tables, name, new)
+        rejections: tuple[Rejection, ...] = ()
+        if counts.get(_REJECTED):
+            refused = judged.where(F.col(_OUTCOME) == _REJECTED)
+            rejections = count_rejections(refused, F.col(REASON), F.col(RAW), F.col(FILE))
+        if new or changed:
+            author = tables.current_user if author is None else author
+            rows = judged.where(F.col(_OUTCOME).isin(_NEW, _CHANGED)).select(*_COLUMNS)
+            _merge(tables, name, rows, author)
+    finally:
+        with suppress(PySparkException):
+            judged.unpersist()
+            offered.unpersist()
+    return ListReport(
+        name, sum(counts.values()), new, changed, counts.get(_DUPLICATE, 0), counts.get(_REJECTED, 0), own + new,
+        time.monotonic() - started, rejections,
+    )  # fmt: skip
+
+
+def _add_outcomes(tables: Tables, name: str, rows: DataFrame, order: Sequence[str]) -> DataFrame:
+    """Adds to each row what becomes of it: new, changed, a duplicate, or rejected."""
+    usable = F.col(REASON).isNull()
+    # Of rows with one value the last to expire counts; NULL is never.
+    latest = Window.partitionBy(usable, _VALUE).orderBy(F.col(_EXPIRES).desc_nulls_first(), *order)
+    rows = rows.withColumn("__nth", F.row_number().over(latest))
+    stored = tables.read(TABLE).where(F.col("list") == F.lit(name))
+    by_value = stored.groupBy(_VALUE).agg(
+        F.collect_set(F.coalesce(F.unix_micros(_EXPIRES), F.lit(2**63 - 1))).alias("__expiries"),
+        F.collect_set(F.coalesce(_KIND, F.lit(""))).alias("__kinds"),
+        F.collect_set(F.coalesce(_REASON, F.lit(""))).alias("__reasons"),
+    )
+    rows = rows.join(by_value, _VALUE, "left")
+    expiry = F.coalesce(F.unix_micros(_EXPIRES), F.lit(2**63 - 1))
+    is_same = (F.col("__expiries") == F.array(expiry)) & (
+        F.col(_KIND).isNull() | (F.col("__kinds") == F.array(F.coalesce(_KIND, F.lit(""))))
+    )
+    is_same &= F.col(_REASON).isNull() | (F.col("__reasons") == F.array(F.coalesce(_REASON, F.lit(""))))
+    outcome = (
+        F.when(~usable, _REJECTED)
+        .when(F.col("__nth") > 1, _DUPLICATE)
+        .when(F.col("__expiries").isNull(), _NEW)
+        .when(is_same, _DUPLICATE)
+        .otherwise(_CHANGED)
+    )
+    return rows.withColumn(_OUTCOME, outcome)
+
+
+def _merge(tables: Tables, name: str, rows: DataFrame, author: str) -> None:
+    now = F.lit(dt.datetime.now(dt.timezone.utc))
+    who = F.lit(author)
+    changes: dict[str, str | Column] = {
+        _EXPIRES: F.col(f"s.{_EXPIRES}"), _REASON: F.coalesce(f"s.{_REASON}", f"t.{_REASON}"),
+        _KIND: F.coalesce(f"s.{_KIND}", f"t.{_KIND}"), "author": who, "added_at": now,
+    }  # fmt: skip
+    inserted: dict[str, str | Column] = {
+        "list": F.lit(name),
+        **{each: F.col(f"s.{each}") for each in _COLUMNS},
+        "author": who,
+        "added_at": now,
+    }
+    same = (F.col("t.list") == F.lit(name)) & (F.col(f"t.{_VALUE}") == F.col(f"s.{_VALUE}"))
+
+    def merge() -> None:
+        merging = tables.delta(TABLE).alias("t").merge(rows.alias("s"), same)
+        merging.whenMatchedUpdate(set=changes).whenNotMatchedInsert(values=inserted).execute()
+
+    change_table(tables, TABLE, merge)
+
+
+def _require_room(tables: Tables, name: str, new: int) -> int:
+    """Counts the values of the list. Raises SetupError if `new` more are too many."""
+    values: dict[str, int] = {row["list"]: row["values"] for row in show_lists(tables)}
+    own, all_ = values.get(name, 0), sum(values.values())
+    for count, most, what in ((own, MAX_LIST_VALUES, f"list {name}"), (all_, MAX_VALUES, "the table lists")):
+        if new and count + new > most:
+            raise SetupError(
+                f"{what} would have {count + new:,} values, and at most {most:,} are allowed; nothing was written. Values "
+                "that follow a pattern are a condition of the rule; many attributes of one thing belong into a look-up table"
+            )
+    return own
+
+
+def _choose_kind(tables: Tables, name: str, kind: str | None) -> str | None:
+    """Returns the kind of the values that are added: that of the list where none is given. Raises SetupError."""
+    if kind is not None and kind not in KINDS:
+        raise SetupError(f"list {name}: there is no kind {kind!r:.40}; {suggest(kind, KINDS)}")
+    rows = tables.query(TABLE, lambda rows: rows.where(F.col("list") == F.lit(name)).agg(F.max(_KIND), F.count("*")))
+    known, there = (rows[0][0], rows[0][1]) if rows else (None, 0)
+    if not there and not _NAME.fullmatch(name):
+        raise SetupError(
+            f"{name!r:.120} is no name for a list; use 1 to 100 letters, digits, '.', '_' and '-', such as allowed-terminals"
+        )
+    return kind or known
+
+
+def _require_list(tables: Tables, name: str) -> None:
+    tables.require_table(TABLE)
+    names = list_names(tables)
+    if name not in names:
+        raise SetupError(f"there is no list {name!r:.120}; {suggest(name, names, 'lookback lists show names them')}")
+
+
+def _refuse_range(name: str, value: str) -> str:
+    return f"list {name} is of kind cidr, and {value!r:.60} is no address or range of addresses such as 10.0.0.0/8"
+
+
+def _is_expired() -> Column:
+    return F.coalesce(F.col(_EXPIRES) <= F.current_timestamp(), F.lit(False))
+
+
+def _make_file_stream(column: str, more: Iterable[str]) -> Stream:
+    """Makes a declaration by which ingest reads the files: its fields are their columns."""
+    types = {_EXPIRES: TIMESTAMP, _REASON: STRING}
+    return Stream(
+        name=TABLE, event_id=column, event_time=column, fields={column: STRING, **{each: types[each] for each in more}}
+    )
+
+
+def _choose_column(source: Source, there: set[str], given: str | None) -> str:
+    """Chooses the column of the values. Raises SetupError if it is not there."""
+    if given is not None or _VALUE in there:
+        column = given or _VALUE
+        if column.lower() in there:
+            return column
+    elif len(there) == 1:
+        return next(iter(there))
+    wanted = "no column " + repr(given) if given else "several columns and none is called value"
+    raise SetupError(
+        f"{source.path}: there is {wanted}; there are {', '.join(sorted(there))}. Name the right one by --value"
+    )

@@ -1,0 +1,92 @@
+"""Makes the history of the windows of a version that is warming, by a replay in which it gathers rows in silence."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.engine import warming
+from lookback.core.engine.schedule import WaitingChange
+from lookback.core.rules.rulebook import RuleChange
+from lookback.spark.platform.session import is_connect, open_own_session
+from lookback.spark.replay.history import History
+from lookback.spark.replay.tasks import HistoryPlace, Plan, judge
+from lookback.spark.replay.trials import Course
+from lookback.spark.stream.histories import name_part
+from lookback.spark.stream.rebuild import find_highest_before
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.stream.warmups import Request
+    from lookback.spark.tables.lakehouse import Tables
+
+# A piece has about so many events for each shard, which loads it in a batch between those of the stream.
+_PIECE_EVENTS = 400_000
+_MOST_PIECES = 100
+# The scheduler's pool, where it has any: a task of the stream waits for one of these at most, not for all of them.
+_POOL = "lookback-histories"
+
+
+def make_history(tables: Tables, stream: Stream, request: Request) -> int:
+    """Leaves the history of a version in parcels, and returns the number of pieces.
+
+    It is that of the commits that can be read, up to `request.through`, with deletes, commands and lists as the stream had them.
+    """
+    tables = replace(tables.holding(stream), spark=open_own_session(tables.spark))
+    history = History.read(tables, stream, request.through)
+    pieces = min(_MOST_PIECES, max(1, -(-history.events // (_PIECE_EVENTS * request.shards))))
+    parts, rows = request.shards * pieces, history.read_changes(tables)
+    if request.earliest is not None:
+        # Earlier rows are in no window. Without them the watermark is the same wherever it decides about others.
+        rows = rows.where(F.unix_micros(stream.event_time) >= request.earliest)
+    plan = _make_plan(tables, stream, request, history)
+    with _in_pool(tables.spark):
+        judge(rows, stream, plan, history.events, history.spans, shards=parts).close()
+    left = set(request.parcels.list())
+    for name in (name_part(request.name, part) for part in range(parts)):
+        if name not in left:
+            request.parcels.write(name, warming.History.empty(request.rule).encode())
+    return pieces
+
+
+def _make_plan(tables: Tables, stream: Stream, request: Request, history: History) -> Plan:
+    spec = request.rule.spec
+    text = json.dumps(spec.document, ensure_ascii=False, default=str)
+    first, waiting = [RuleChange("insert", -1, spec.rule_id, 1, "paused", text)], list[WaitingChange]()
+    course = Course.read(tables, stream, history, request.rule.lists, only_logged=True)
+    for change, after in course.commands:
+        if after is None:
+            first.append(change)
+        elif after <= request.through:
+            waiting.append(WaitingChange(change, after))
+    # A declaration may have gone through several since; no limit of today keeps the one rule out.
+    return Plan(
+        [request.rule], first, waiting, {stream.name: stream}, erases=True,
+        declarations=course.declarations, lists=course.lists,
+        high=find_highest_before(tables, stream, history.first) if history.first else None,
+        history=HistoryPlace(request.parcels, request.name),
+    )  # fmt: skip
+
+
+@contextmanager
+def _in_pool(spark: SparkSession) -> Iterator[None]:
+    """Lets the jobs of this thread wait behind those of the stream, as far as Spark's scheduler can."""
+    if is_connect(spark):
+        yield
+        return
+    context = spark.sparkContext
+    with suppress(PySparkException):
+        context.setLocalProperty("spark.scheduler.pool", _POOL)
+    try:
+        yield
+    finally:
+        context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""What shards and the driver tell each other about versions that are warming: who waits, and where the history is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lookback.core.state.shard import ShardState
+from lookback.spark.stream.parcels import Parcels
+
+# The folder of the histories in a checkpoint.
+_FOLDER = "lookback-histories"
+
+
+@dataclass(frozen=True)
+class Histories:
+    """The histories that the driver of a query leaves in the folder of its checkpoint. query_id: that of the query."""
+
+    parcels: Parcels
+    query_id: str
+
+    @classmethod
+    def of(cls, checkpoint: str | Path, query_id: str) -> Histories:
+        """Returns those of a checkpoint's folder."""
+        return cls(Parcels(Path(checkpoint) / _FOLDER), query_id)
+
+    def read_part(self, name: str, part: int) -> bytes:
+        """Reads a part of a history. Raises StoreFailed if it is not there."""
+        return self.parcels.read(name_part(name, part))
+
+
+class Waiting(NamedTuple):
+    """A version that is warming, as the shards report it.
+
+    begun: the last commit of its history; loaded: the pieces that all shards have; earliest: rows of earlier event times, in
+    microseconds, are in no window any more; None if that is not known.
+    """
+
+    rule_id: str
+    version: int
+    begun: int
+    loaded: int = 0
+    earliest: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its parcels."""
+        return f"{self.rule_id}-{self.version}-{self.begun}"
+
+
+def name_part(name: str, part: int) -> str:
+    """Returns the name of a parcel with one part of a history."""
+    return f"{name}.{part}"
+
+
+def merge_waiting(reports: Iterable[Mapping[str, Any]]) -> tuple[Waiting, ...]:
+    """Merges what the shards report as warming: of each version the fewest pieces that one of them has."""
+    merged: dict[tuple[str, int, int], Waiting] = {}
+    for report in reports:
+        for row in report.get("warming", ()):
+            each = Waiting(*row)
+            key = each.rule_id, each.version, each.begun
+            known = merged.get(key)
+            merged[key] = each if known is None or each.loaded < known.loaded else known
+    return tuple(merged[key] for key in sorted(merged))
+
+
+def describe_waiting(state: ShardState, watermark: int | None) -> list[list[Any]]:
+    """Lists the versions that are warming in the state of a shard, for its report."""
+    listed = []
+    for each in state.book.list_known_warming():
+        rule = state.book.compile_warming(each)
+        if rule is None or each.begun is None or each.is_replayed:
+            continue
+        floors = [
+            None if watermark is None else watermark - width if (held := state.features.get(name)) is None or held.floor is None
+            else held.floor
+            for name, width in rule.needs.items()
+        ]  # fmt: skip
+        known = [floor for floor in floors if floor is not None]
+        earliest = min(known) if len(known) == len(floors) else None
+        listed.append([*each.key, each.begun, each.loaded, earliest])
+    return listed

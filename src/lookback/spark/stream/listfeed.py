@@ -1,0 +1,263 @@
+"""Reads which values the lists had after each commit of the table `lists`, as far as its change feed reaches."""
+
+from __future__ import annotations
+
+import uuid
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.core.values.cache import RecentCache
+from lookback.core.values.lists import ListChange, Lists
+from lookback.core.values.texts import cut_end
+from lookback.spark.lists import REMOVED, TABLE, read_list_changes, select_list_changes
+from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes, pack_changes, unpack_changes
+from lookback.spark.tables.history import find_first_readable
+from lookback.spark.tables.lakehouse import SPARK_ERRORS, commit_file, read_actions
+
+if TYPE_CHECKING:
+    from lookback.spark.tables.lakehouse import Tables
+
+# A commit that changes more rows of a list is kept as the list after it.
+_MANY_CHANGES = 10_000
+_SCHEMA = pa.schema(
+    [
+        ("change", pa.string()), ("commit", pa.int64()), ("list", pa.string()), ("value", pa.string()),
+        ("expires_at", pa.int64()), ("kind", pa.string()),
+    ]
+)  # fmt: skip
+_ROW = ["list", "value", "expires_at", "kind"]
+# In a sentence about a commit stand at most so many lists.
+_MOST_NAMED, _MOST_CHARACTERS = 10, 2_000
+
+
+@dataclass(frozen=True)
+class ListFeed:
+    """The changes of lists by commit, ascending; a commit that changed rows is there even if they are as before, net.
+
+    begins: the first commit that can be read, or the one that was asked for. before: the rows that the table had before it, if
+    not all earlier commits were read. last: the last commit of the table.
+    """
+
+    begins: int
+    last: int
+    changes: Mapping[int, Sequence[NetChange]]
+    before: Sequence[NetChange] = field(default=())
+
+    @classmethod
+    def read(cls, tables: Tables, first: int = 0, names: Collection[str] | None = None) -> ListFeed:
+        """Reads the commits from `first` on. names: of the lists that are wanted; None: all.
+
+        Where the change feed begins later, `begins` is greater than `first`, and `before` has the rows until then.
+        """
+        last = tables.version(TABLE)
+        try:
+            return cls(first, last, _read_changes(tables, first, last, names))
+        except SPARK_ERRORS:
+            begins = find_first_readable(tables, TABLE)
+            if begins <= first:
+                raise
+        changes = _read_changes(tables, begins, last, names)
+        return cls(begins, last, changes, _read_before(tables, last, changes, names))
+
+    def write(self, files: ListFiles, asked: Iterable[int] = ()) -> None:
+        """Writes the lists after each commit. asked: commits that must be there too, with the lists as they were then.
+
+        Before the first commit that can be read, that is with the lists as they were right before it.
+        """
+        asked, known = sorted(asked), list(self.changes)
+        early = [commit for commit in asked if commit < self.begins]
+        before: int | None = None
+        if early or self.before:
+            before = self.begins - 1
+            files.begin({*early, before}, Lists.empty().apply(list_changes(self.before, before)))
+        for commit in sorted({*known, *(each for each in asked if each >= self.begins)}):
+            files.add(before, commit, self.changes.get(commit, ()))
+            before = commit
+
+
+class _Step(NamedTuple):
+    """A list after a commit: the whole of it, or what the commit changed."""
+
+    commit: int
+    content: bytes
+    is_whole: bool
+
+
+@dataclass
+class _Reached:
+    """How far a process has read a list: the number of steps, and the contents after them."""
+
+    steps: int = 0
+    contents: Lists = field(default_factory=Lists.empty)
+
+
+@dataclass(frozen=True)
+class ReplayedLists:
+    """Some lists by commit, for a replay: a `ListSource` of the core, which travels to its tasks.
+
+    key: names the replay in the cache of a process. steps: of each list, ascending by commit. begins: the first commit that
+    could be read; those before it have the lists as they were right before it.
+    """
+
+    key: str = ""
+    steps: Mapping[str, Sequence[_Step]] = field(default_factory=dict)
+    begins: int = 0
+
+    @classmethod
+    def find(cls, tables: Tables, names: Collection[str]) -> ReplayedLists:
+        """Reads lists from the table and its change feed; none where there is no such table."""
+        if not names or not tables.may_have_rows(TABLE):
+            return cls()
+        return cls.of(ListFeed.read(tables, names=names))
+
+    @classmethod
+    def of(cls, history: ListFeed) -> ReplayedLists:
+        """Orders the changes of lists by list. A commit that changed much of one has the whole of it."""
+        steps: dict[str, list[_Step]] = {}
+        contents = Lists.empty().apply(list_changes(history.before, history.begins - 1))
+        for name in contents.names:
+            steps[name] = [_Step(-1, contents.select([name]).to_bytes(), is_whole=True)]
+        for commit, changes in history.changes.items():
+            contents = contents.apply(list_changes(changes, commit))
+            by_list: dict[str, list[NetChange]] = {}
+            for change in changes:
+                by_list.setdefault(change.list, []).append(change)
+            for name, listed in by_list.items():
+                is_whole = len(listed) > _MANY_CHANGES
+                content = contents.select([name]).to_bytes() if is_whole else pack_changes(listed)
+                steps.setdefault(name, []).append(_Step(commit, content, is_whole))
+        return cls(uuid.uuid4().hex, steps, history.begins)
+
+    def read(self, commit: int | None, names: frozenset[str]) -> Lists:
+        """Returns these lists after a commit, empty where there is none of a name."""
+        if commit is None:
+            return Lists.empty()
+        known = sorted(names & self.steps.keys())
+        return Lists.join(
+            [self._read_list(name, commit, _REACHED.get((self.key, name), _Reached)) for name in known], commit
+        )
+
+    def _read_list(self, name: str, commit: int, reached: _Reached) -> Lists:
+        """Reads a list after a commit, in the order of commits only what is new."""
+        steps = self.steps[name]
+        end = bisect_right(steps, commit, key=lambda step: step.commit)
+        if end < reached.steps:
+            reached.steps, reached.contents = 0, Lists.empty()
+        begin = max((at for at in range(reached.steps, end) if steps[at].is_whole), default=reached.steps)
+        changes: list[ListChange] = []
+        for step in steps[begin:end]:
+            if step.is_whole:
+                reached.contents = Lists.from_bytes(step.content, name)
+            else:
+                changes += unpack_changes(name, step.commit, step.content, name)
+        reached.contents, reached.steps = reached.contents.apply(changes), end
+        return reached.contents
+
+
+# The lists of the last replays of this process.
+_REACHED: RecentCache[_Reached] = RecentCache(1_000)
+
+
+def describe_changes(changes: Sequence[NetChange]) -> str:
+    """Says in a few words what a commit did to which list, such as `vips: 2 added, 1 removed`."""
+    added: dict[str, set[str]] = {}
+    removed: dict[str, set[str]] = {}
+    for change in changes:
+        (added if change.rows > 0 else removed).setdefault(change.list, set()).add(change.value)
+    parts = []
+    for name in sorted({*added, *removed}):
+        new, old = added.get(name, set()), removed.get(name, set())
+        counts = {"added": len(new - old), "changed": len(new & old), "removed": len(old - new)}
+        parts.append(f"{name}: {', '.join(f'{count:,} {verb}' for verb, count in counts.items() if count)}")
+    more = f"; and {len(parts) - _MOST_NAMED:,} other lists" if len(parts) > _MOST_NAMED else ""
+    # By SQL a name may be of any length, and a command with a long document is refused.
+    return cut_end("; ".join(parts[:_MOST_NAMED]) + more, _MOST_CHARACTERS) if parts else "no value changed"
+
+
+def _read_changes(
+    tables: Tables, first: int, last: int, names: Collection[str] | None
+) -> dict[int, Sequence[NetChange]]:
+    if first > last:
+        return {}
+    folder = tables.log_folder(TABLE) if first == last and names is None else None
+    read = None if folder is None else read_commit_files(folder, first)
+    if read is not None:
+        return _group_by_commit(read, read["commit"].unique().to_pylist())
+    rows = read_list_changes(tables, first, last)
+    commits = [row["commit"] for row in rows.select("commit").distinct().collect()] if names is not None else None
+    table = (rows if names is None else rows.where(F.col("list").isin(*names))).toArrow()
+    return _group_by_commit(table, table["commit"].unique().to_pylist() if commits is None else commits)
+
+
+def read_commit_files(folder: Path, commit: int) -> pa.Table | None:
+    """Reads the changes of a commit, with the columns of `read_list_changes`, from its files; that takes no Spark job.
+
+    folder: of the table, on this machine. None where only Spark knows how to read them.
+    """
+    try:
+        actions = read_actions(commit_file(folder, commit))
+        changed = [action["cdc"] for action in actions if "cdc" in action]
+        parts = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
+        is_plain = all("add" in action for action in actions if {"add", "remove"} & action.keys())
+        if not (changed or is_plain) or any(part.get("deletionVector") for part in parts):
+            return None
+        # Where a commit has files of changes, these have all of them.
+        files = [unquote(part["path"]) for part in changed or parts if part.get("dataChange", True) or changed]
+        tables = [_read_file(folder / file, commit, has_changes=bool(changed)) for file in files]
+        return pa.concat_tables(tables) if tables else _SCHEMA.empty_table()
+    except (OSError, ValueError, KeyError, pa.ArrowException):
+        # Half written, or of another layout.
+        return None
+
+
+def _read_file(file: Path, commit: int, *, has_changes: bool) -> pa.Table:
+    rows = pq.read_table(file, coerce_int96_timestamp_unit="us", partitioning=None)
+    # Bytes that are no text are replaced by Spark.
+    rows.validate(full=True)
+    rows = rows.filter(pc.and_(pc.is_valid(rows["list"]), pc.is_valid(rows["value"])))
+    removed = pc.is_in(rows["_change_type"], pa.array(REMOVED)) if has_changes else None
+    change = pa.repeat("insert", len(rows)) if removed is None else pc.if_else(removed, "delete", "insert")
+    expires_at = pc.cast(rows["expires_at"], pa.timestamp("us", "UTC")).cast(pa.int64())
+    kind = rows["kind"] if "kind" in rows.column_names else pa.nulls(len(rows), pa.string())
+    columns = [change, pa.repeat(commit, len(rows)), rows["list"], rows["value"], expires_at, kind]
+    return pa.table(columns, names=_SCHEMA.names).cast(_SCHEMA)
+
+
+def _group_by_commit(table: pa.Table, commits: Iterable[int]) -> dict[int, Sequence[NetChange]]:
+    by_commit: dict[int, list[NetChange]] = {commit: [] for commit in sorted(commits)}
+    for commit, change in _sum_rows(table):
+        by_commit[commit].append(change)
+    return dict(by_commit)
+
+
+def _read_before(
+    tables: Tables, last: int, changes: Mapping[int, Sequence[NetChange]], names: Collection[str] | None
+) -> list[NetChange]:
+    """Reads the rows that the table had before these changes: those of now without what was changed since."""
+    columns = {"_change_type": F.lit("insert"), "_commit_version": F.lit(0).cast("bigint")}
+    now = select_list_changes(tables.read(TABLE, version=last).withColumns(columns))
+    table = (now if names is None else now.where(F.col("list").isin(*names))).toArrow()
+    rows = {change[:4]: change.rows for _, change in _sum_rows(table)}
+    for change in (change for listed in changes.values() for change in listed):
+        rows[change[:4]] = rows.get(change[:4], 0) - change.rows
+    return [NetChange(*row, number) for row, number in rows.items() if number > 0]
+
+
+def _sum_rows(table: pa.Table) -> Iterator[tuple[int, NetChange]]:
+    """Yields the commits and the rows that each of them added or removed, net."""
+    signs = pc.if_else(pc.equal(table["change"], "insert"), 1, -1)
+    summed = table.append_column("rows", signs).group_by(["commit", *_ROW]).aggregate([("rows", "sum")])
+    summed = summed.filter(pc.not_equal(summed["rows_sum"], 0))
+    # In one order, so that a repeated attempt writes what the first one wrote.
+    summed = summed.sort_by([("commit", "ascending"), *((name, "ascending") for name in _ROW)])
+    commits, *columns = (summed[name].to_pylist() for name in ("commit", *_ROW, "rows_sum"))
+    return zip(commits, map(NetChange, *columns), strict=True)

@@ -1,0 +1,237 @@
+"""The contents of lists as parcels, by commit of table `lists`: the driver writes them, and shards read the lists they need.
+
+    <commit>.index                the pieces of every list as it is after the commit
+    <commit>.<n>.<id>.changes     the changes of a list by the commit
+    <commit>.<n>.<id>.snapshot    the whole list after the commit
+
+A list is its last snapshot and the changes since. A commit adds one piece for each list that it changes, and one index. Too
+many changes become a snapshot, so a worker that begins reads few pieces, and a commit writes no more than a small multiple of
+what it changed.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lookback.core.errors import StoreFailed
+from lookback.core.values.cache import RecentCache
+from lookback.core.values.lists import ListChange, Lists
+from lookback.spark.stream.checkpoint import Checkpoint
+from lookback.spark.stream.parcels import Parcels
+
+_INDEX, _CHANGES, _SNAPSHOT = "index", "changes", "snapshot"
+_FLOOR, _ANNOUNCED = "floor", "announced"
+# A list has at most so many pieces of changes; at least so many rows of changes wait for a snapshot.
+_MOST_PIECES, _FEWEST_ROWS = 64, 10_000
+# A process keeps the contents of so many lists, each as of its last commit: all that the rules of a few streams name.
+_MOST_KEPT = 1_000
+
+
+class Piece(NamedTuple):
+    """A parcel of one list. rows: those of the snapshot, or of the changes."""
+
+    name: str
+    rows: int
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Returns whether it is the whole list."""
+        return self.name.endswith(_SNAPSHOT)
+
+
+class NetChange(NamedTuple):
+    """The rows of a value that a commit has added (a positive number) or removed, net. expires_at: microseconds or None."""
+
+    list: str
+    value: str
+    expires_at: int | None
+    kind: str | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class ListFiles:
+    """The lists of one folder; a `ListSource` of the core."""
+
+    parcels: Parcels
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> ListFiles:
+        """Returns the lists of a checkpoint."""
+        return cls(checkpoint.parcels("lists"))
+
+    def read(self, commit: int | None, names: frozenset[str]) -> Lists:
+        """Returns these lists after a commit, empty where there is none of a name. Raises StoreFailed for a lost file."""
+        if commit is None or not names:
+            return Lists.empty() if commit is None else Lists(commit)
+        chains = self._read_index(commit)
+        known = sorted(names & chains.keys())
+        return Lists.join(
+            [self._read_list(name, chains[name], _KEPT.get((self.parcels.folder, name), _Kept)) for name in known],
+            commit,
+        )
+
+    def list_commits(self) -> list[int]:
+        """Lists the commits whose lists can be read, ascending."""
+        return [int(name.partition(".")[0]) for name in self.parcels.list() if name.endswith(f".{_INDEX}")]
+
+    def find_damaged(self, commits: Iterable[int]) -> list[int]:
+        """Finds those of the commits whose lists cannot be read any more, since files are lost or damaged."""
+        there = set(self.parcels.list())
+
+        def is_whole(commit: int) -> bool:
+            try:
+                return {piece.name for chain in self._read_index(commit).values() for piece in chain} <= there
+            except StoreFailed:
+                return False
+
+        return [commit for commit in commits if not is_whole(commit)]
+
+    def begin(self, commits: Iterable[int], contents: Lists) -> None:
+        """Writes lists as they are after each of these commits, whatever was before."""
+        names = enumerate(sorted(contents.names))
+        commits = sorted(commits)
+        chains = {name: [self._write_snapshot(commits[0], at, contents.select([name]))] for at, name in names}
+        for commit in commits:
+            self._write_index(commit, chains)
+
+    def add(self, before: int | None, commit: int, changes: Iterable[NetChange]) -> None:
+        """Writes the lists after a commit. before: the commit with the last index, None for no list yet; changes: since then."""
+        chains = {} if before is None else self._read_index(before)
+        by_list: dict[str, list[NetChange]] = {}
+        for change in changes:
+            by_list.setdefault(change.list, []).append(change)
+        for at, (name, listed) in enumerate(sorted(by_list.items())):
+            chains[name] = self._extend(chains.get(name, []), commit, at, listed)
+        self._write_index(commit, chains)
+
+    def drop_before(self, commit: int) -> None:
+        """Removes what only commits before this one need."""
+        kept = [each for each in self.list_commits() if each >= commit]
+        if not kept:
+            return
+        self.parcels.write(_FLOOR, json.dumps(kept[0]).encode())
+        needed = {piece.name for each in kept for chain in self._read_index(each).values() for piece in chain}
+        needed |= {_name_index(each) for each in kept} | {_FLOOR, _ANNOUNCED}
+        # Indexes first: one without its pieces would be damage.
+        for name in sorted(self.parcels.list(), key=lambda name: not name.endswith(f".{_INDEX}")):
+            if name not in needed:
+                self.parcels.remove(name)
+
+    def read_floor(self) -> int:
+        """Returns the first commit that was kept when older ones were removed; -1 if none were."""
+        return int(json.loads(self.parcels.read(_FLOOR))) if _FLOOR in self.parcels.list() else -1
+
+    def note_announced(self, versions: Mapping[int, int]) -> None:
+        """Notes by commit the version of the rules by which it was announced. Without these notes files are kept for longer."""
+        self.parcels.write(_ANNOUNCED, json.dumps(sorted(versions.items())).encode())
+
+    def read_announced(self) -> dict[int, int]:
+        """Returns what `note_announced` noted; nothing where that is lost."""
+        try:
+            return {int(commit): int(version) for commit, version in json.loads(self.parcels.read(_ANNOUNCED))}
+        except (StoreFailed, ValueError, TypeError):
+            return {}
+
+    def _extend(self, chain: Sequence[Piece], commit: int, at: int, changes: Sequence[NetChange]) -> list[Piece]:
+        piece = Piece(_name_piece(commit, at, _CHANGES), sum(abs(each.rows) for each in changes))
+        extended = [*chain, piece]
+        waiting = [each.rows for each in extended if not each.is_snapshot]
+        whole = sum(each.rows for each in extended if each.is_snapshot)
+        if len(waiting) <= _MOST_PIECES and sum(waiting) <= max(_FEWEST_ROWS, whole // 4):
+            self.parcels.write(piece.name, pack_changes(changes))
+            return extended
+        before = self._read_list(changes[0].list, chain, _Kept())
+        return [self._write_snapshot(commit, at, before.apply(list_changes(changes, commit)))]
+
+    def _write_snapshot(self, commit: int, at: int, contents: Lists) -> Piece:
+        piece = Piece(_name_piece(commit, at, _SNAPSHOT), contents.count)
+        self.parcels.write(piece.name, contents.to_bytes())
+        return piece
+
+    def _read_list(self, name: str, chain: Sequence[Piece], kept: _Kept) -> Lists:
+        """Reads a list from its pieces. kept: the contents that are known already, and afterwards those that are read."""
+        names = tuple(piece.name for piece in chain)
+        if kept.pieces != names:
+            done = len(kept.pieces) if kept.pieces == names[: len(kept.pieces)] else 0
+            contents, changes = kept.contents if done else Lists.empty(), list[ListChange]()
+            for piece in chain[done:]:
+                if piece.is_snapshot:
+                    contents, changes = Lists.from_bytes(self.parcels.read(piece.name), piece.name), []
+                else:
+                    commit = int(piece.name.partition(".")[0])
+                    changes += unpack_changes(name, commit, self.parcels.read(piece.name), piece.name)
+            kept.contents, kept.pieces = contents.apply(changes), names
+        return kept.contents
+
+    def _read_index(self, commit: int) -> dict[str, list[Piece]]:
+        name = _name_index(commit)
+        parsed = _parse(name, self.parcels.read(name))
+        try:
+            return {
+                str(each): [Piece(str(piece), int(rows)) for piece, rows in chain] for each, chain in parsed.items()
+            }
+        except (ValueError, TypeError, AttributeError) as error:
+            raise _make_damaged_error(name, error) from error
+
+    def _write_index(self, commit: int, chains: Mapping[str, Sequence[Piece]]) -> None:
+        self.parcels.write(_name_index(commit), json.dumps(chains, separators=(",", ":")).encode())
+
+
+@dataclass
+class _Kept:
+    """The contents of a list that a process keeps, and the pieces that they were read from."""
+
+    pieces: tuple[str, ...] = ()
+    contents: Lists = field(default_factory=Lists.empty)
+
+
+# All shards of a process share what was read.
+_KEPT: RecentCache[_Kept] = RecentCache(_MOST_KEPT)
+
+
+def list_changes(changes: Iterable[NetChange], commit: int) -> list[ListChange]:
+    """Lists the changes of a commit row by row, as the core applies them."""
+    return [
+        ListChange("insert" if each.rows > 0 else "delete", commit, each.list, each.value, each.expires_at, each.kind)
+        for each in changes
+        for _ in range(abs(each.rows))
+    ]
+
+
+def pack_changes(changes: Sequence[NetChange]) -> bytes:
+    """Writes the changes of one list."""
+    return json.dumps([each[1:] for each in changes], separators=(",", ":")).encode()
+
+
+def unpack_changes(name: str, commit: int, content: bytes, place: str) -> list[ListChange]:
+    """Reads the changes of the list `name` by a commit. place: named where they are damaged."""
+    return list_changes((NetChange(name, *row) for row in _parse(place, content)), commit)
+
+
+def _name_commit(commit: int) -> str:
+    return f"{commit:020}"
+
+
+def _name_piece(commit: int, at: int, kind: str) -> str:
+    # Never the name of another piece, so that what a process keeps under it stays true after a rebuild.
+    return f"{_name_commit(commit)}.{at}.{uuid.uuid4().hex[:12]}.{kind}"
+
+
+def _name_index(commit: int) -> str:
+    return f"{_name_commit(commit)}.{_INDEX}"
+
+
+def _parse(name: str, content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise _make_damaged_error(name, error) from error
+
+
+def _make_damaged_error(name: str, error: Exception) -> StoreFailed:
+    return StoreFailed(f"{name} of the lists is damaged ({error}); start the evaluation again, which makes it anew")

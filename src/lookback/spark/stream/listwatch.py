@@ -1,0 +1,148 @@
+"""Brings changes of lists to the shards: into files of the checkpoint, and then by a command in the table of rules.
+
+The stream reads that command as it reads changes of rules, so Spark's offsets say between which two commits of events it takes
+effect, also when a batch is repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lookback.core.errors import SetupError
+from lookback.core.values.lists import Lists
+from lookback.core.values.texts import summarize_error
+from lookback.spark.lists import TABLE
+from lookback.spark.rules import RulesTable
+from lookback.spark.stream.checkpoint import RULES, Checkpoint
+from lookback.spark.stream.listfeed import ListFeed, describe_changes
+from lookback.spark.stream.listfiles import ListFiles, list_changes
+from lookback.spark.tables.lakehouse import commit_file
+
+if TYPE_CHECKING:
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
+
+_LOG = logging.getLogger("lookback")
+# Looking for a file costs nothing; asking a catalog for a table's version takes a job.
+_REMOTE_SECONDS = 5.0
+_RETRY_SECONDS = 5.0
+# So many commits are kept before those that no state can need are removed.
+_MOST_COMMITS = 200
+
+
+class ListsWatch:
+    """Looks for new commits of the table `lists`, and announces them to a stream; what rules name does not matter.
+
+    keeps_all: during a rebuild commands wait in the shards for their time, so no file is removed.
+    """
+
+    def __init__(
+        self, tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint, *, keeps_all: bool
+    ) -> None:
+        self._tables, self._stream, self._checkpoint, self._keeps_all = tables, stream, checkpoint, keeps_all
+        self._rules = RulesTable(tables, streams)
+        self._files = ListFiles.of(checkpoint)
+        self._folder = tables.local_folder(TABLE)
+        # The last commit that was looked at; None where there is no table.
+        self._version: int | None = None
+        self._next_look = 0.0
+        # By announced commit a version of the rules that has its row.
+        self._announced: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """Makes the files that commands of the stream name where they are not there, and announces new commits.
+
+        Raises SetupError if the table has no change feed.
+        """
+        if not self._tables.exists(TABLE):
+            return
+        if self._folder is not None and not (self._folder / "_delta_log").is_dir():
+            # Over Spark Connect the folder is on another machine.
+            self._folder = None
+        self._version = -1
+        if self._tables.is_unwritten(TABLE):
+            self._version = 0
+            return
+        announced = self._rules.read_announced(self._stream.name)
+        if announced:
+            self._version = announced[-1]
+            self._announced = {announced[-1]: self._tables.version("rules"), **self._files.read_announced()}
+            self._restore(announced)
+        self._follow()
+        self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
+
+    def follow_if_due(self) -> None:
+        """Announces new commits if a look is due; called often. A failure is logged, and tried again some seconds later."""
+        if self._version is None or time.monotonic() < self._next_look:
+            return
+        if self._folder is not None and not commit_file(self._folder, self._version + 1).exists():
+            return
+        try:
+            self._follow()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+            self._next_look = time.monotonic() + _RETRY_SECONDS
+            reason = summarize_error(error)
+            _LOG.warning(
+                "stream=%s the table lists could not be read, it will be tried again: %s", self._stream.name, reason
+            )
+            return
+        if self._folder is None:
+            self._next_look = time.monotonic() + _REMOTE_SECONDS
+
+    def _restore(self, announced: list[int]) -> None:
+        """Makes the files anew from the table, where some are lost or the checkpoint is new."""
+        floor, last = self._files.read_floor(), self._tables.version(TABLE)
+        if last < announced[-1]:
+            raise SetupError(
+                f"{self._tables.identifier(TABLE)} ends at commit {last}, and stream {self._stream.name!r} has obeyed commit "
+                f"{announced[-1]}: the table was deleted and created again. Its changes would be taken for old ones; bring the "
+                "former table back, or write into it until it has more commits"
+            )
+        if not self._files.find_damaged(commit for commit in announced if commit >= floor):
+            return
+        history = ListFeed.read(self._tables)
+        if history.begins:
+            _LOG.warning(
+                f"the change feed of {self._tables.identifier(TABLE)} begins at commit {history.begins}: events that were judged "
+                "by earlier lists are judged again by the lists as they were then"
+            )
+        history.write(self._files, announced)
+        if floor >= 0:
+            self._files.drop_before(floor)
+
+    def _follow(self) -> None:
+        assert self._version is not None
+        history = ListFeed.read(self._tables, self._version + 1)
+        # Files of later commits may be left from an attempt that ended before their row was written.
+        before = max((each for each in self._files.list_commits() if each <= self._version), default=None)
+        news: dict[int, str] = {}
+        if history.begins > self._version + 1:
+            before = history.begins - 1
+            self._files.begin([before], Lists.empty().apply(list_changes(history.before, before)))
+            news[before] = (
+                f"commits {self._version + 1} to {before} cannot be read any more: all lists as they were then"
+            )
+        for commit, changes in history.changes.items():
+            self._files.add(before, commit, changes)
+            before, news[commit] = commit, describe_changes(changes)
+        if news:
+            # The files come first: who reads the row finds them.
+            self._rules.announce_lists(self._stream.name, news)
+        self._version = history.last
+        if news:
+            self._announced[max(news)] = self._tables.version("rules")
+            self._files.note_announced(self._announced)
+            self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Removes the files that no state can need: those before the lists by which the last finished batch began."""
+        if self._keeps_all or len(self._files.list_commits()) <= _MOST_COMMITS:
+            return
+        read = self._checkpoint.find_reread_commits()[RULES]
+        passed = max((commit for commit, rules in self._announced.items() if rules < read), default=None)
+        if passed is not None:
+            self._files.drop_before(passed)
+            self._announced = {commit: rules for commit, rules in self._announced.items() if commit >= passed}

@@ -1,0 +1,283 @@
+"""Hands the history of their windows to versions that are warming: made beside the stream, published piece by piece.
+
+A shard says in the report of a batch which versions are warming, and how many pieces they have. Once a historian has left
+all pieces in the checkpoint, a row of `*` in the rules table names the next one, and the stream takes it between two commits.
+Pieces depend on the tables alone, so a driver that begins again leaves the same.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from lookback.core.engine.warming import find_reason_cold
+from lookback.core.errors import LookbackError
+from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.document import read_document
+from lookback.core.rules.roles import find_roles
+from lookback.core.rules.rulebook import EVALUATED, WITH_STATE, Piece
+from lookback.core.values.texts import summarize_error
+from lookback.spark.stream.checkpoint import RULES, Checkpoint
+from lookback.spark.stream.dispatch import select_rule_changes
+from lookback.spark.stream.histories import Histories, Waiting
+from lookback.spark.stream.parcels import Parcels
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.rules import RulesTable
+    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.tables.lakehouse import Tables
+
+_LOG = logging.getLogger("lookback")
+# The file of the checkpoint that lists what is warming, for the next start.
+_PENDING = "warming.json"
+# The parcel that says into how many pieces a history was divided; it is written when all of them are.
+_READY = "ready"
+_MOST_ATTEMPTS = 3
+_PAUSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """The history that a version needs: the rows of commits up to `through`, divided for so many shards.
+
+    parcels: where its pieces are left, each as `name.PART`; the part is that of the keys, of shards x pieces.
+    """
+
+    rule: CompiledRule
+    through: int
+    shards: int
+    parcels: Parcels
+    name: str
+    earliest: int | None = None
+
+
+class Historian(Protocol):
+    """Makes the history of a version and leaves it in parcels."""
+
+    def __call__(self, tables: Tables, stream: Stream, request: Request) -> int:
+        """Leaves the parts of all pieces. Returns the number of pieces, which the tables alone decide."""
+
+
+@dataclass
+class _Job:
+    """The making of one history in a thread. pieces: their number, once it is made; published: the last one that was named."""
+
+    pieces: int | None = None
+    error: Exception | None = None
+    attempts: int = 0
+    published: int = 0
+    thread: threading.Thread | None = None
+    next_attempt: float = 0.0
+
+
+@dataclass
+class WarmUps:
+    """Follows the versions of a stream that are warming. historian: makes histories.
+
+    shards: that of the plan. What is warming is kept in the checkpoint before a batch is finished, for the next start.
+    """
+
+    tables: Tables
+    stream: Stream
+    rules: RulesTable
+    checkpoint: Checkpoint
+    historian: Historian
+    _jobs: dict[Waiting, _Job] = field(default_factory=dict)
+    _pending: tuple[Waiting, ...] = ()
+    _gone: dict[str, int] = field(default_factory=dict)
+    _next_look: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._pending = self._read_pending()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no version is warming."""
+        return not self._pending
+
+    @property
+    def _parcels(self) -> Parcels:
+        return Histories.of(self.checkpoint.folder, "").parcels
+
+    def note(self, report: BatchReport) -> None:
+        """Takes the report of a batch; called before the batch is finished."""
+        if report.warming != self._pending:
+            self._pending = report.warming
+            self.checkpoint.write_json(_PENDING, [list(each) for each in self._pending])
+        self._remove_stale(report.batch_id)
+
+    def follow(self) -> None:
+        """Makes what is to be made, and names the next piece if the stream has taken the one before; called often.
+
+        A failure is logged and repeated; after three of them the version starts without history.
+        """
+        if self._pending and time.monotonic() >= self._next_look:
+            try:
+                self._follow()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+                self._next_look = time.monotonic() + _PAUSE_SECONDS
+                reason = summarize_error(error)
+                _LOG.warning(
+                    "stream=%s a piece of history could not be named, it will be: %s", self.stream.name, reason
+                )
+
+    def _follow(self) -> None:
+        for waiting in self._pending:
+            job = self._find_job(waiting)
+            if job.thread is not None and job.thread.is_alive():
+                return
+            if job.pieces is None:
+                self._begin_or_give_up(waiting, job)
+                return
+            if job.published <= waiting.loaded < job.pieces:
+                self._publish(waiting, job, waiting.loaded + 1)
+
+    def prepare(self) -> None:
+        """Makes and names the history of every version that is warming, or will be, before a run that does not wait.
+
+        A failure is logged: versions of which no piece is named are warming still after the run.
+        """
+        try:
+            expected = {(each.rule_id, each.version) for each in self._pending}
+            for waiting in self._pending + tuple(
+                each for each in self._expect() if (each.rule_id, each.version) not in expected
+            ):
+                self._prepare(waiting)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+            reason = summarize_error(error)
+            _LOG.warning("stream=%s the history of new versions could not be named: %s", self.stream.name, reason)
+
+    def _prepare(self, waiting: Waiting) -> None:
+        job = self._find_job(waiting)
+        while job.pieces is None and job.attempts < _MOST_ATTEMPTS:
+            self._make(waiting, job)
+        if job.pieces is not None:
+            for number in range(max(waiting.loaded, job.published) + 1, job.pieces + 1):
+                self._publish(waiting, job, number)
+        elif not job.published:
+            self._publish_cold(waiting, job)
+
+    def _read_pending(self) -> tuple[Waiting, ...]:
+        file = self.checkpoint.folder / _PENDING
+        try:
+            return tuple(Waiting(*row) for row in json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError):
+            # It is reported again with the next batch.
+            return ()
+
+    def _expect(self) -> list[Waiting]:
+        """Lists the versions that the next batch reads and that will probably be warming, if their windows are new."""
+        judged = self.checkpoint.find_last_judged()
+        if judged is None or self.checkpoint.find_unfinished() is not None:
+            return []
+        start = self.checkpoint.find_next_commits()[RULES]
+        if start > self.tables.version("rules"):
+            return []
+        held = self._find_held_needs(start)
+        found: dict[str, Waiting] = {}
+        for row in select_rule_changes(self.tables.read_changes("rules", start)).orderBy("commit", "version").collect():
+            if row["change"] not in ("insert", "update") or row["version"] is None:
+                continue
+            rule = self._compile(row["document"])
+            if rule is None or row["status"] not in EVALUATED or find_reason_cold(rule) is not None:
+                found.pop(row["rule_id"], None)
+            elif any(held.get(name, -1) < width for name, width in rule.needs.items()):
+                found[row["rule_id"]] = Waiting(row["rule_id"], row["version"], judged)
+        return list(found.values())
+
+    def _find_held_needs(self, start: int) -> dict[str, int]:
+        """Returns how far back the rules reach whose rows were there before commit `start` of the rules table."""
+        held: dict[str, int] = {}
+        by_rule: dict[str, list[Row]] = {}
+        for row in self.tables.read("rules", version=start - 1).collect() if start else ():
+            if row["rule_id"] not in (None, "*"):
+                by_rule.setdefault(row["rule_id"], []).append(row)
+        for row in (row for rows in by_rule.values() for row in find_roles(rows).listed):
+            rule = self._compile(row["document"]) if row["status"] in WITH_STATE else None
+            for name, width in (rule.needs if rule is not None else {}).items():
+                held[name] = max(width, held.get(name, 0))
+        return held
+
+    def _compile(self, document: str | None) -> CompiledRule | None:
+        """Compiles a rule of this stream; None for anything else."""
+        try:
+            read = read_document(document)
+            return compile_rule(read, self.stream) if read.get("stream") == self.stream.name else None
+        except LookbackError:
+            return None
+
+    def _find_job(self, waiting: Waiting) -> _Job:
+        return self._jobs.setdefault(waiting._replace(loaded=0, earliest=None), _Job())
+
+    def _begin_or_give_up(self, waiting: Waiting, job: _Job) -> None:
+        if job.attempts >= _MOST_ATTEMPTS:
+            if not job.published:
+                self._publish_cold(waiting, job)
+        elif time.monotonic() >= job.next_attempt:
+            job.thread = threading.Thread(
+                target=self._make, args=(waiting, job), name=f"history-{waiting.rule_id}", daemon=True
+            )
+            job.thread.start()
+
+    def _make(self, waiting: Waiting, job: _Job) -> None:
+        """Makes a history, unless an earlier start has."""
+        parcels, ready, started = self._parcels, f"{waiting.name}.{_READY}", time.monotonic()
+        try:
+            if ready not in parcels.list():
+                rule = self._find_rule(waiting)
+                plan = self.checkpoint.read_plan()
+                if rule is None or plan is None:
+                    raise LookupError(f"there is no row of version {waiting.version} in the rules table")
+                request = Request(rule, waiting.begun, plan.shards, parcels, waiting.name, waiting.earliest)
+                pieces = self.historian(self.tables, self.stream, request)
+                parcels.write(ready, str(pieces).encode())
+            job.pieces = int(parcels.read(ready))
+            seconds = time.monotonic() - started
+            _LOG.info("stream=%s history of %s made in %.1f s", self.stream.name, waiting.name, seconds)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+            job.error, job.attempts = error, job.attempts + 1
+            job.next_attempt = time.monotonic() + _PAUSE_SECONDS
+            _LOG.warning(
+                "stream=%s the history of version %s of rule %s could not be made (attempt %s of %s): %s",
+                self.stream.name, waiting.version, waiting.rule_id, job.attempts, _MOST_ATTEMPTS, summarize_error(error),
+            )  # fmt: skip
+
+    def _find_rule(self, waiting: Waiting) -> CompiledRule | None:
+        for row in self.rules.read_versions(waiting.rule_id):
+            if row.version == waiting.version and row.document is not None:
+                return compile_rule(row.document, self.stream)
+        return None
+
+    def _publish(self, waiting: Waiting, job: _Job, number: int) -> None:
+        assert job.pieces is not None
+        self._append(Piece(
+            waiting.rule_id, waiting.version, waiting.begun, number, job.pieces, waiting.name, self.checkpoint.ensure_query_id()
+        ))  # fmt: skip
+        job.published = number
+
+    def _publish_cold(self, waiting: Waiting, job: _Job) -> None:
+        query = self.checkpoint.ensure_query_id()
+        self._append(Piece(waiting.rule_id, waiting.version, waiting.begun, query=query))
+        job.published = 1
+
+    def _append(self, piece: Piece) -> None:
+        self.rules.publish_piece(self.stream.name, piece)
+
+    def _remove_stale(self, batch_id: int) -> None:
+        """Removes the parcels of versions that have ended to be warming, once the batch that took them is finished."""
+        names = {each.name for each in self._pending}
+        if not names and not self._gone and not self._parcels.folder.exists():
+            return
+        for parcel in self._parcels.list():
+            if parcel.rpartition(".")[0] in names:
+                self._gone.pop(parcel, None)
+            elif self._gone.setdefault(parcel, batch_id) < batch_id:
+                self._parcels.remove(parcel)
+                del self._gone[parcel]
