@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import shutil
 import threading
 import time
@@ -14,13 +15,16 @@ import pytest
 
 import lookback
 from lookback.core.operations.health import check_health
+from lookback.core.rules.compiled import compile_rule
+from lookback.core.values.columns import to_text
+from lookback.core.values.times import to_utc
 from lookback.spark.explaining.explanations import explain
 from lookback.spark.operations.status import read_stream_figures, read_warm_ups
 from lookback.spark.replay.histories import make_history
 from lookback.spark.replay.proof import prove
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from payins import RULES, STREAM, STREAMS, append, make_events, replayed_alerts, rule, stored_alerts, window
+from payins import MORE_RULES, RULES, STREAM, STREAMS, append, make_events, replayed_alerts, rule, stored_alerts, window
 
 if TYPE_CHECKING:
     from alert_rows import AlertRow
@@ -169,3 +173,21 @@ def test_a_history_that_cannot_be_made_lets_the_version_start_cold(tables: Table
     assert alerts_of(stored_alerts(tables), "long", 0) == alerts_of(cold, "long", 0)
     with prove(tables, STREAM, STREAMS) as proofs:
         assert all(row.holds for row in proofs.rows)
+
+
+def test_push_says_what_history_there_is(tables: Tables) -> None:
+    tables.create(STREAM)
+    append(tables, part(1, 12))
+    rules = RulesTable(tables, STREAMS)
+    found = re.fullmatch(
+        r"the running stream reads the (\d+) events since (\S+Z) from the table, in some 5 s, and until then the version before it "
+        r"stays in force",
+        rules.describe_history(LONG),
+    )
+    assert found
+    newest = max(row["at"] for row in EVENTS)
+    counted = [row["at"] for row in EVENTS if row["at"] >= newest - compile_rule(LONG, STREAM).needs.popitem()[1]]
+    assert (int(found[1]), found[2]) == (len(counted), to_text(to_utc(min(counted))))
+    cold = "so window_complete is false until the longest window has filled"
+    assert rules.describe_history({**LONG, "warm_start": False}) == f"its document has warm_start: false, {cold}"
+    assert rules.describe_history(MORE_RULES[5]) == f"a session depends on the order of its events, {cold}"

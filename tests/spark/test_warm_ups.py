@@ -105,6 +105,11 @@ def test_the_next_piece_is_named_when_the_stream_has_the_one_before(checkpoint: 
     warm_ups.note(report(5))
     assert (parcels.list(), warm_ups.is_idle) == ([], True)
 
+    # Those of a run that ended with that batch go with the next start.
+    parcels.write("long-2-6.0", b"rows")
+    start(checkpoint, rules, historian)
+    assert parcels.list() == []
+
 
 def test_a_driver_that_was_killed_goes_on_with_what_is_there(checkpoint: Checkpoint) -> None:
     rules, historian = Rules(), Historian()

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.engine import warming
 from lookback.core.engine.schedule import WaitingChange
 from lookback.core.rules.rulebook import RuleChange
+from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.spark.platform.session import is_connect, open_own_session
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import HistoryPlace, Plan, judge
@@ -68,10 +69,11 @@ def _make_plan(tables: Tables, stream: Stream, request: Request, history: Histor
             first.append(change)
         elif after <= request.through:
             waiting.append(WaitingChange(change, after))
-    # A declaration may have gone through several since; no limit of today keeps the one rule out.
+    # The version was admitted under the limits that hold now, and no earlier ones keep it out.
+    widened = replace(stream, limits=WIDEST_LIMITS)
     return Plan(
-        [request.rule], first, waiting, {stream.name: stream}, erases=True,
-        declarations=course.declarations, lists=course.lists,
+        [request.rule], first, waiting, {stream.name: widened}, erases=True,
+        declarations=course.declarations.with_limits(widened), lists=course.lists,
         high=find_highest_before(tables, stream, history.first) if history.first else None,
         history=HistoryPlace(request.parcels, request.name),
     )  # fmt: skip

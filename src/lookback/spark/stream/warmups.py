@@ -96,6 +96,10 @@ class WarmUps:
 
     def __post_init__(self) -> None:
         self._pending = self._read_pending()
+        if self.checkpoint.find_unfinished() is None:
+            # No batch is repeated that reads what is left of an earlier run.
+            for parcel in self._list_stale():
+                self._parcels.remove(parcel)
 
     @property
     def is_idle(self) -> bool:
@@ -272,12 +276,12 @@ class WarmUps:
 
     def _remove_stale(self, batch_id: int) -> None:
         """Removes the parcels of versions that have ended to be warming, once the batch that took them is finished."""
+        stale = self._list_stale()
+        self._gone = {parcel: self._gone.get(parcel, batch_id) for parcel in stale}
+        for parcel in [parcel for parcel in stale if self._gone[parcel] < batch_id]:
+            self._parcels.remove(parcel)
+
+    def _list_stale(self) -> list[str]:
+        """Lists the parcels of versions that are not warming."""
         names = {each.name for each in self._pending}
-        if not names and not self._gone and not self._parcels.folder.exists():
-            return
-        for parcel in self._parcels.list():
-            if parcel.rpartition(".")[0] in names:
-                self._gone.pop(parcel, None)
-            elif self._gone.setdefault(parcel, batch_id) < batch_id:
-                self._parcels.remove(parcel)
-                del self._gone[parcel]
+        return [parcel for parcel in self._parcels.list() if parcel.rpartition(".")[0] not in names]
