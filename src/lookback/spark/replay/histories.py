@@ -20,6 +20,7 @@ from lookback.spark.replay.tasks import HistoryPlace, Plan, judge
 from lookback.spark.replay.trials import Course
 from lookback.spark.stream.histories import name_part
 from lookback.spark.stream.rebuild import find_highest_before
+from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,11 +45,11 @@ def make_history(tables: Tables, stream: Stream, request: Request) -> int:
     """
     tables = replace(tables.holding(stream), spark=open_own_session(tables.spark))
     history = History.read(tables, stream, request.through)
-    pieces = min(_MOST_PIECES, max(1, -(-history.events // (_PIECE_EVENTS * request.shards))))
+    pieces = min(_MOST_PIECES, 1 + _estimate_events(history, request.earliest) // (_PIECE_EVENTS * request.shards))
     parts, rows = request.shards * pieces, history.read_changes(tables)
     if request.earliest is not None:
         # Earlier rows are in no window. Without them the watermark is the same wherever it decides about others.
-        rows = rows.where(F.unix_micros(stream.event_time) >= request.earliest)
+        rows = rows.where(F.col(stream.event_time) >= to_timestamp(request.earliest))
     plan = _make_plan(tables, stream, request, history)
     with _in_pool(tables.spark):
         judge(rows, stream, plan, history.events, history.spans, shards=parts).close()
@@ -57,6 +58,14 @@ def make_history(tables: Tables, stream: Stream, request: Request) -> int:
         if name not in left:
             request.parcels.write(name, warming.History.empty(request.rule).encode())
     return pieces
+
+
+def _estimate_events(history: History, earliest: int | None) -> int:
+    """Estimates how many events are in the windows, as if they came at an even pace."""
+    first, last = history.first_time, history.last_time
+    if earliest is None or first is None or last is None or earliest <= first:
+        return history.events
+    return round(history.events * max(0, last - earliest) / max(1, last - first))
 
 
 def _make_plan(tables: Tables, stream: Stream, request: Request, history: History) -> Plan:

@@ -2,7 +2,7 @@
 
 A shard says in the report of a batch which versions are warming, and how many pieces they have. Once a historian has left
 all pieces in the checkpoint, a row of `*` in the rules table names the next one, and the stream takes it between two commits.
-Pieces depend on the tables alone, so a driver that begins again leaves the same.
+The number of pieces is kept beside them when all are there, so a driver that begins again goes on with what it finds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Historian(Protocol):
     """Makes the history of a version and leaves it in parcels."""
 
     def __call__(self, tables: Tables, stream: Stream, request: Request) -> int:
-        """Leaves the parts of all pieces. Returns the number of pieces, which the tables alone decide."""
+        """Leaves the parts of all pieces. Returns the number of pieces."""
 
 
 @dataclass
