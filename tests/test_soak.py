@@ -16,7 +16,7 @@ from dev.soak.__main__ import parser
 from dev.soak.killing import OUTPUTS, Moment, Place, Torn, kill_session, tear
 from dev.soak.scenario import LISTED, RULES, STREAM, Feed, is_usable, make_next_version, make_wide_rule
 from dev.soak.tally import Tally
-from dev.soak.verdict import find_differences
+from dev.soak.verdict import find_differences, list_warming
 from lookback.core.engine.warming import find_reason_cold
 from lookback.core.rules.compiled import compile_rule
 from lookback.spark.stream.histories import Waiting
@@ -64,8 +64,10 @@ def test_rules_and_all_that_becomes_of_them_are_valid() -> None:
 
 def test_how_far_a_warm_up_is_is_told_by_the_files(place: Place) -> None:
     assert place.describe_warm_up() == ""
+    assert list_warming(place.checkpoint) == []
     waiting, histories = place.checkpoint / "warming.json", place.checkpoint / "lookback-histories"
     waiting.write_text(json.dumps([Waiting("wide-1", 3, 7)]))
+    assert list_warming(place.checkpoint) == [["wide-1", 3, 7, 0, None]]
     assert place.describe_warm_up() == "begun"
     histories.mkdir()
     # A file for another version does not count; a draft for this one does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dev.soak.scenario import STREAM, is_usable
 from lookback.core.rules.rulebook import ACTIONS, LIST_CHANGED, LISTS, WARM, WITH_HISTORY, WITHOUT_HISTORY
 from lookback.spark.replay.proof import prove
+from lookback.spark.stream.pipeline import checkpoint_folder
 
 if TYPE_CHECKING:
     from lookback.spark.replay.proof import Proofs
@@ -29,6 +31,7 @@ def compare(tables: Tables, landing: Path) -> dict[str, Any]:
             "alerts twice": _find_repeated(tables),
             "rule changes": _find_log_problems(tables, log),
             "list changes": _find_list_problems(tables, log),
+            "still warming": list_warming(Path(checkpoint_folder(tables, STREAM))),
             "account": _find_account_problems(tables, landing),
         }
     return {
@@ -99,6 +102,12 @@ def _find_list_problems(tables: Tables, log: list[dict[str, Any]]) -> list[str]:
     logged = [entry["version"] for entry in log if entry["action"] == LIST_CHANGED]
     changes = tables.read_changes("lists", 0).select("_commit_version").distinct().collect()
     return find_differences(logged, [row["_commit_version"] for row in changes])
+
+
+def list_warming(checkpoint: Path) -> list[Any]:
+    """Lists the versions that a checkpoint has as warming. The last run waits for their history, so none is left."""
+    file = checkpoint / "warming.json"
+    return list(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []
 
 
 def _find_account_problems(tables: Tables, landing: Path) -> list[str]:
