@@ -14,10 +14,12 @@ import pytest
 
 from dev.soak.__main__ import parser
 from dev.soak.killing import OUTPUTS, Moment, Place, Torn, kill_session, tear
-from dev.soak.scenario import RULES, STREAM, Feed, is_usable, make_next_version
+from dev.soak.scenario import LISTED, RULES, STREAM, Feed, is_usable, make_next_version, make_wide_rule
 from dev.soak.tally import Tally
-from dev.soak.verdict import find_differences
+from dev.soak.verdict import find_differences, list_warming
+from lookback.core.engine.warming import find_reason_cold
 from lookback.core.rules.compiled import compile_rule
+from lookback.spark.stream.histories import Waiting
 
 
 @pytest.fixture
@@ -51,10 +53,32 @@ def test_the_same_seed_feeds_the_same() -> None:
 
 def test_rules_and_all_that_becomes_of_them_are_valid() -> None:
     chance = random.Random(5)
-    for document in RULES:
+    for document in (*RULES, LISTED):
         for _ in range(20):
             compile_rule(document, STREAM)
             document = make_next_version(document, chance)  # noqa: PLW2901 - one version after another
+    wide = [compile_rule(make_wide_rule(chance), STREAM) for _ in range(200)]
+    assert all(find_reason_cold(rule) is None for rule in wide)
+    assert len({name for rule in wide for name in rule.needs}) > 10, "keys and windows vary"
+
+
+def test_how_far_a_warm_up_is_is_told_by_the_files(place: Place) -> None:
+    assert place.describe_warm_up() == ""
+    assert list_warming(place.checkpoint) == []
+    waiting, histories = place.checkpoint / "warming.json", place.checkpoint / "lookback-histories"
+    waiting.write_text(json.dumps([Waiting("wide-1", 3, 7)]))
+    assert list_warming(place.checkpoint) == [["wide-1", 3, 7, 0, None]]
+    assert place.describe_warm_up() == "begun"
+    histories.mkdir()
+    # A file for another version does not count; a draft for this one does.
+    (histories / "wide-1-2-7.ready").write_text("1")
+    assert place.describe_warm_up() == "begun"
+    (histories / ".wide-1-3-7.0.99").write_text("")
+    assert place.describe_warm_up() == "history half made"
+    (histories / "wide-1-3-7.ready").write_text("1")
+    assert place.describe_warm_up() == "history made, not in force"
+    waiting.write_text("[]")
+    assert place.describe_warm_up() == ""
 
 
 def test_what_a_kill_left_is_told_by_the_files(place: Place) -> None:

@@ -68,6 +68,23 @@ class Place:
         logs = ((table, self.root / table / "_delta_log") for table in tables)
         return {f"{table}/{name}" for table, log in logs for name in _list_names(log) if name.endswith(".json")}
 
+    def list_histories(self) -> set[str]:
+        """Lists the files with history of versions that are warming, those being written included."""
+        return set(_list_names(self.checkpoint / "lookback-histories"))
+
+    def describe_warm_up(self) -> str:
+        """Describes how far the warm-up is that is first in turn; empty if no version is warming."""
+        try:
+            waiting = json.loads((self.checkpoint / "warming.json").read_text())
+        except (OSError, ValueError):
+            return ""
+        if not waiting:
+            return ""
+        rule_id, version, begun = waiting[0][:3]
+        name = f"{rule_id}-{version}-{begun}."
+        made = {file for file in self.list_histories() if name in file}
+        return "history made, not in force" if f"{name}ready" in made else "history half made" if made else "begun"
+
     def count_waiting(self) -> int:
         """Counts the commits of the events table that no finished batch has read yet."""
         known = [int(Path(name).stem) for name in self.list_commits(STREAM.name)]

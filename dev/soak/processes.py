@@ -7,6 +7,7 @@ the one before it works. The next process is not told what a killed one was doin
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import os
 import random
@@ -18,7 +19,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dev.soak.scenario import RULES, STREAM, STREAMS, make_next_version
+from dev.soak.scenario import (
+    LASTING_VALUE,
+    LIST,
+    LIST_VALUES,
+    LISTED,
+    RULES,
+    STREAM,
+    STREAMS,
+    make_next_version,
+    make_wide_rule,
+)
 from lookback.config import Settings
 
 if TYPE_CHECKING:
@@ -26,6 +37,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 LANDING = "landing"
+_DOCUMENTS = [*RULES, LISTED]
 _MAX_ERROR_CHARACTERS = 3_000
 _MAX_FAILURES = 3
 _HIGHEST = "max(unix_micros(at)) filter (where at < '2090-01-01')"
@@ -119,12 +131,15 @@ def _ingest(tables: Tables, folder: Path, order: dict[str, bool]) -> int:
 
 
 def _author(tables: Tables, _folder: Path, order: dict[str, str]) -> int:
-    """Publishes the missing rules, then changes one after another."""
+    """Publishes the missing rules, and the list that one of them asks, then changes one after another."""
+    from lookback.spark import lists  # noqa: PLC0415
     from lookback.spark.rules import RulesTable  # noqa: PLC0415
 
     chance, rules = random.Random(order["seed"]), RulesTable(tables, STREAMS)  # noqa: S311 - repeatable, no secret
     known = {row.rule_id for row in rules.rows()}
-    for document in RULES:
+    if LIST not in lists.list_names(tables):
+        lists.add_values(tables, LIST, [LASTING_VALUE])
+    for document in _DOCUMENTS:
         if document["rule_id"] not in known:
             rules.push(document)
     while True:
@@ -133,21 +148,66 @@ def _author(tables: Tables, _folder: Path, order: dict[str, str]) -> int:
 
 
 def _publish_version(rules: RulesTable, chance: random.Random) -> None:
-    document = make_next_version(chance.choice(RULES), chance)
+    document = make_next_version(chance.choice(_DOCUMENTS), chance)
     rules.push(document, status=chance.choice(["active"] * 4 + ["shadow", "draft"]))
 
 
 def _publish_status(rules: RulesTable, chance: random.Random) -> None:
-    rule_id = str(chance.choice(RULES)["rule_id"])
+    # Wide rules come later, and may be warming.
+    rule_id = chance.choice(sorted({row.rule_id for row in rules.rows()}))
     rules.set_status(rule_id, chance.choice(["active", "active", "paused", "shadow", "retired"]))
 
 
 def _publish_original(rules: RulesTable, chance: random.Random) -> None:
-    rules.push(chance.choice(RULES))
+    rules.push(chance.choice(_DOCUMENTS))
+
+
+def _publish_wide(rules: RulesTable, chance: random.Random) -> None:
+    rules.push(make_wide_rule(chance), status=chance.choice(["active"] * 4 + ["shadow"]))
+
+
+def _add_values(rules: RulesTable, chance: random.Random) -> None:
+    from lookback.spark import lists  # noqa: PLC0415
+
+    values = chance.sample(LIST_VALUES, chance.randint(1, 3))
+    lists.add_values(rules.tables, LIST, values, until=_choose_end(rules, chance), reason="soak")
+
+
+def _remove_values(rules: RulesTable, chance: random.Random) -> None:
+    from lookback.spark import lists  # noqa: PLC0415
+
+    lists.remove_values(rules.tables, LIST, chance.sample(LIST_VALUES, chance.randint(1, 3)))
+
+
+def _change_list_by_sql(rules: RulesTable, chance: random.Random) -> None:
+    end, value, table = _choose_end(rules, chance), chance.choice(LIST_VALUES), rules.tables.identifier("lists")
+    expiry = "null" if end is None else f"timestamp '{end.isoformat()}'"
+    row = f"list = '{LIST}' and value = '{value}'"
+    statements = [
+        # A value may be there twice.
+        f"INSERT INTO {table} (list, value, expires_at) VALUES ('{LIST}', '{value}', {expiry})",
+        f"UPDATE {table} SET expires_at = {expiry} WHERE {row}",
+        f"DELETE FROM {table} WHERE {row}",
+    ]
+    rules.tables.spark.sql(chance.choice(statements))
+
+
+def _choose_end(rules: RulesTable, chance: random.Random) -> dt.datetime | None:
+    """Chooses until when a value is on the list: for good, or to a time about the newest event's."""
+    highest = _find_highest(rules)
+    if highest is None or chance.random() < 0.3:
+        return None
+    newest = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=highest)
+    return newest + dt.timedelta(seconds=chance.choice([-30, 0, 10, 60, 300]))
+
+
+def _find_highest(rules: RulesTable) -> int | None:
+    highest: int | None = rules.tables.read(STREAM.name).selectExpr(_HIGHEST).collect()[0][0]
+    return highest
 
 
 def _advance(rules: RulesTable, chance: random.Random) -> None:
-    highest = rules.tables.read(STREAM.name).selectExpr(_HIGHEST).collect()[0][0]
+    highest = _find_highest(rules)
     if highest is not None:
         rules.command("advance", STREAM.name, time=highest + chance.choice([-20_000_000, 1_000_000]))
 
@@ -162,7 +222,8 @@ def _optimize(rules: RulesTable, _chance: random.Random) -> None:
 
 # The actions of an author, with their weights.
 _CHANGES: dict[Callable[[RulesTable, random.Random], None], int] = {
-    _publish_version: 8, _publish_original: 4, _publish_status: 4, _advance: 2, _clear_state: 1, _optimize: 1,
+    _publish_version: 8, _publish_original: 4, _publish_status: 4, _publish_wide: 8, _advance: 2, _clear_state: 1,
+    _add_values: 4, _remove_values: 2, _change_list_by_sql: 4, _optimize: 1,
 }  # fmt: skip
 
 

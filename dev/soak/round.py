@@ -122,12 +122,12 @@ class Round:
 
     def _run_others(self, role: str, chance: random.Random, is_over: Callable[[], bool]) -> None:
         """Starts and kills the ingest or the author again and again."""
-        table = STREAM.name if role == "ingest" else "rules"
+        tables = (STREAM.name,) if role == "ingest" else ("rules", "lists")
         moments = [
             Moment("while it starts", None, 3),
-            Moment("while a file is written", lambda: self._place.list_data_files(table), 0.02),
-            Moment("at a commit", lambda: self._place.list_commits(table), 0.02),
-            Moment("at any time", lambda: self._place.list_commits(table), 3),
+            Moment("while a file is written", lambda: self._place.list_data_files(*tables), 0.02),
+            Moment("at a commit", lambda: self._place.list_commits(*tables), 0.02),
+            Moment("at any time", lambda: self._place.list_commits(*tables), 3),
         ]
         while not is_over():
             worker = self._start_worker(role)
@@ -172,6 +172,8 @@ class Round:
                 worker.kill()
                 self._tally.kill(f"evaluation, {met or 'after a long wait'}")
                 self._tally.add("left by kills of the evaluation", self._place.describe_kill())
+                if stage := self._place.describe_warm_up():
+                    self._tally.add("warm-ups cut by kills of the evaluation", stage)
                 options = []
                 if self._chance.random() < self._tear:
                     self._tear_a_file()
@@ -188,6 +190,9 @@ class Round:
             (2, Moment("while output is written", lambda: self._place.list_data_files(*OUTPUTS), 0.03)),
             (3, Moment("at a commit of output", lambda: self._place.list_commits(*OUTPUTS), 0.02)),
             (1, Moment("at the end of a batch", self._place.list_finished, 0.2)),
+            (3, Moment("while a history is made", self._place.list_histories, 0.05)),
+            # The evaluation writes rows of its own there: of commits of the lists, and of pieces of history.
+            (2, Moment("at a commit of rules", lambda: self._place.list_commits("rules"), 1.0)),
         ]
         moment = self._chance.choices([moment for _, moment in moments], [weight for weight, _ in moments])[0]
         if moment.look is not None:

@@ -1,4 +1,4 @@
-"""The input of a soak run: a small stream with every kind of disorder, rules of every kind, and changes of rules.
+"""The input of a soak run: a small stream with every kind of disorder, rules of every kind, and changes of rules and lists.
 
 The Spark tests use the same stream and most of the rules.
 """
@@ -134,6 +134,16 @@ RULES = [
     ),
 ]
 _GROUPINGS = [[], ["customer"], ["shop"], ["shop", "customer"]]
+# The list that a rule asks, and the values that come and go. One value stays: a rule that asks a list that is not there is refused.
+LIST, LASTING_VALUE, LIST_VALUES = "watched", "lasting", ["a", "ü", "1", "2", "3"]
+LISTED = make_rule(
+    "listed",
+    measures={"n": "count(*)", "watched": f"count(*) filter (where in_list(shop, '{LIST}'))"},
+    when=f"n >= 3 and watched > 0 and not in_list(customer, '{LIST}')",
+    message="{watched} of {n}",
+    suppress="20 seconds",
+)
+_WIDE_GROUPINGS = [*_GROUPINGS, ["amount"], ["amount", "shop"]]
 
 
 def make_next_version(document: dict[str, Any], chance: random.Random) -> dict[str, Any]:
@@ -152,3 +162,16 @@ def make_next_version(document: dict[str, Any], chance: random.Random) -> dict[s
     elif isinstance(changed["window"], str):
         changed["window"] = chance.choice(["2 minutes", "5 minutes", "9 minutes"])
     return changed
+
+
+def make_wide_rule(chance: random.Random) -> dict[str, Any]:
+    """Makes a version of one of three rules whose windows reach back far, often further than what is kept, or by new keys."""
+    length = f"{chance.randint(10, 120)} minutes"
+    window = chance.choice([length, {"tumbling": length}, {"sliding": length, "slide": "5 minutes"}])
+    return make_rule(
+        f"wide-{chance.randint(1, 3)}",
+        group_by=chance.choice(_WIDE_GROUPINGS),
+        window=window,
+        message="",
+        suppress="1 minute",
+    )

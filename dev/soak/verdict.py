@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dev.soak.scenario import STREAM, is_usable
-from lookback.core.rules.rulebook import ACTIONS
+from lookback.core.rules.rulebook import ACTIONS, LIST_CHANGED, LISTS, WARM, WITH_HISTORY, WITHOUT_HISTORY
 from lookback.spark.replay.proof import prove
+from lookback.spark.stream.pipeline import checkpoint_folder
 
 if TYPE_CHECKING:
     from lookback.spark.replay.proof import Proofs
@@ -28,6 +30,8 @@ def compare(tables: Tables, landing: Path) -> dict[str, Any]:
             **_find_unproved(proofs),
             "alerts twice": _find_repeated(tables),
             "rule changes": _find_log_problems(tables, log),
+            "list changes": _find_list_problems(tables, log),
+            "still warming": list_warming(Path(checkpoint_folder(tables, STREAM))),
             "account": _find_account_problems(tables, landing),
         }
     return {
@@ -35,7 +39,11 @@ def compare(tables: Tables, landing: Path) -> dict[str, Any]:
         "commits": tables.version(STREAM.name),
         "alerts": tables.read("alerts").count(),
         "late_events": tables.read("late_events").count(),
-        "rule_changes": sum(1 for row in log if row["action"] in _LOGGED_CHANGES),
+        "rule_changes": sum(map(_is_change, log)),
+        "list_changes": sum(row["action"] == LIST_CHANGED for row in log),
+        "warm-ups": sum(row["action"] == _WARMING for row in log),
+        "warm-ups activated with history": sum(row["message"] == WITH_HISTORY for row in log),
+        "warm-ups activated cold": sum(row["message"] == WITHOUT_HISTORY for row in log),
         "differences": {name: len(found) for name, found in differences.items()},
         "examples": {
             name: [str(each)[:400] for each in found[:_MAX_SHOWN]] for name, found in differences.items() if found
@@ -57,7 +65,13 @@ def _find_repeated(tables: Tables) -> list[Any]:
     return list(map(tuple, counts.collect()))
 
 
-_LOGGED_CHANGES = {*ACTIONS.values(), "clear_state", "advance", "retire_all"}
+_WARMING = "warming"
+_LOGGED_CHANGES = {*ACTIONS.values(), _WARMING, "clear_state", "advance", "retire_all"}
+
+
+def _is_change(entry: dict[str, Any]) -> bool:
+    """Returns whether an entry of the log is of a row of `rules`. The row of a version that is warming was logged before."""
+    return entry["action"] in _LOGGED_CHANGES and entry["message"] not in (WITH_HISTORY, WITHOUT_HISTORY)
 
 
 def find_differences(stored: Iterable[Any], replayed: Iterable[Any]) -> list[str]:
@@ -72,13 +86,28 @@ def _find_log_problems(tables: Tables, log: list[dict[str, Any]]) -> list[str]:
     logged = Counter(
         (entry["rule_id"], entry["version"] if entry["rule_id"] != "*" else entry["action"])
         for entry in log
-        if entry["action"] in {*_LOGGED_CHANGES, "rejected"} and entry["message"] != _BY_RETIRE_ALL
+        if (_is_change(entry) or entry["action"] == "rejected") and entry["message"] != _BY_RETIRE_ALL
     )
     written = Counter(
         (row["rule_id"], row["version"] if row["rule_id"] != "*" else row["status"])
         for row in tables.read("rules").collect()
+        # The stream writes these itself, and may do so twice.
+        if row["status"] not in (LISTS, WARM)
     )
     return find_differences(logged.elements(), written.elements())
+
+
+def _find_list_problems(tables: Tables, log: list[dict[str, Any]]) -> list[str]:
+    """Finds commits that changed lists and are not exactly once in the log."""
+    logged = [entry["version"] for entry in log if entry["action"] == LIST_CHANGED]
+    changes = tables.read_changes("lists", 0).select("_commit_version").distinct().collect()
+    return find_differences(logged, [row["_commit_version"] for row in changes])
+
+
+def list_warming(checkpoint: Path) -> list[Any]:
+    """Lists the versions that a checkpoint has as warming. The last run waits for their history, so none is left."""
+    file = checkpoint / "warming.json"
+    return list(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []
 
 
 def _find_account_problems(tables: Tables, landing: Path) -> list[str]:

@@ -54,6 +54,8 @@ LISTS, LIST_CHANGED = "lists", "list"
 WARM = "warm"
 # The message of rule_log for a version that has come into force after a warm-up.
 WITH_HISTORY = "with the history of its windows"
+# That of a version whose history could not be made.
+WITHOUT_HISTORY = "without history: it could not be made"
 
 
 @dataclass(frozen=True)
@@ -761,7 +763,7 @@ def _to_warming_row(warming: Warming) -> dict[str, Any]:
 
 def describe_start(piece: Piece) -> str:
     """Returns the message of rule_log for a version that comes into force with a piece of history."""
-    return "without history: it could not be made" if piece.is_cold else WITH_HISTORY
+    return WITHOUT_HISTORY if piece.is_cold else WITH_HISTORY
 
 
 def describe_warming(begun: int | None) -> str:
