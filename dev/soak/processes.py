@@ -131,7 +131,7 @@ def _ingest(tables: Tables, folder: Path, order: dict[str, bool]) -> int:
 
 
 def _author(tables: Tables, _folder: Path, order: dict[str, str]) -> int:
-    """Publishes the missing rules, and the list that one of them asks, then changes one after another."""
+    """Publishes the list that a rule asks and the missing rules, with a change after each, then goes on to change."""
     from lookback.spark import lists  # noqa: PLC0415
     from lookback.spark.rules import RulesTable  # noqa: PLC0415
 
@@ -142,9 +142,15 @@ def _author(tables: Tables, _folder: Path, order: dict[str, str]) -> int:
     for document in _DOCUMENTS:
         if document["rule_id"] not in known:
             rules.push(document)
+            # An author seldom lives until all rules are there.
+            _change(rules, chance)
     while True:
         time.sleep(chance.uniform(0.5, 3))
-        chance.choices(list(_CHANGES), weights=list(_CHANGES.values()))[0](rules, chance)
+        _change(rules, chance)
+
+
+def _change(rules: RulesTable, chance: random.Random) -> None:
+    chance.choices(list(_CHANGES), weights=list(_CHANGES.values()))[0](rules, chance)
 
 
 def _publish_version(rules: RulesTable, chance: random.Random) -> None:
