@@ -17,16 +17,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dev.bench import goals, plan, report, scale, sets, shapes
+from dev.bench import goals, plan, producer, report, scale, sets, shapes
 from dev.bench.__main__ import parser
 from dev.bench.drain import throughput
 from dev.bench.lakehouse import STREAMS, rows_of
-from dev.bench.latency import Verdict, first_verdicts, read_commit_times, verdicts_of
+from dev.bench.latency import Verdict, first_verdicts, read_commit_times, read_logged, verdicts_of
 from dev.bench.results import percentiles
-from dev.bench.rules import FEATURES, RULE_SETS, peers_rules
+from dev.bench.rules import FEATURES, LIST, RULE_SETS, peers_rules, rules_for
 from dev.bench.sets import ALLOWED_LATENESS, COMMIT_ROWS, DAY, OUT_OF_ORDERNESS, SECOND, EventSet, Windows
 from dev.bench.versus import PEERS, Comparison, compare, read_alerts
 from lookback.core.rules.compiled import compile_rule
+from lookback.spark.tables.schemas import LISTS
+from lookback.testing.harness import Harness
 
 ROWS = 250_000
 
@@ -161,6 +163,50 @@ def test_a_rule_about_large_amounts_has_a_limit_that_few_of_them_reach(small: Ev
     assert np.mean(np.array(found) >= limit) < 0.003
 
 
+def test_rules_that_differ_in_how_they_leave_out_customers_alert_alike(small: EventSet) -> None:
+    """11.3: the drain that asks a list stands beside one that judges the same events."""
+    asking, other = (RULE_SETS[name](small) for name in ("2-listed", "2-condition"))
+    assert (asking.listed, other.listed) == (1_000_000, 0)
+    assert rules_for("2-listed", small) == asking
+    rows = rows_of({name: values[:500] for name, values in small.columns.items()})
+    rows = rows.append_column("arrival", pa.array([1] * 500))
+    alerts = []
+    for rules in (asking, other):
+        spend = {**rules.documents[0], "when": "value >= 100"}
+        harness = Harness(STREAMS["transactions"])
+        harness.rule(spend)
+        harness.lists({LIST: [str(odd) for odd in range(1, 2 * 100_000, 2)]})
+        harness.events(rows)
+        alerts.append([alert.event_id for alert in harness.alerts])
+    assert 0 < len(alerts[0]) < 500
+    assert alerts[0] == alerts[1]
+
+
+def test_a_value_is_put_on_a_list_without_spark(tmp_path: Path) -> None:
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    (log / f"{0:020d}.json").write_text("{}")
+    kept = ("numMetadata", "numProtocol", "setTransactions", "domainMetadata", "metadata", "protocol")
+    (log / f"{0:020d}.crc").write_text(json.dumps({**dict.fromkeys(kept), "tableSizeBytes": 0, "numFiles": 0}))
+    assert [producer.put_on_list(tmp_path, LIST, values) for values in (range(1, 7, 2), [8])] == [1, 2]
+    added = json.loads((log / f"{1:020d}.json").read_text().splitlines()[1])["add"]
+    rows = pq.read_table(tmp_path / added["path"])
+    assert rows.column_names == LISTS.fieldNames()
+    assert rows.column("value").to_pylist() == ["1", "3", "5"]
+    assert set(rows.column("list").to_pylist()) == {LIST}
+
+
+def test_events_go_on_where_a_set_ends(small: EventSet) -> None:
+    """Ten commits hold the set fifty times: ids and times follow, and the keys are those of the last repeat."""
+    source = producer._Source.of(small, 10)
+    rows = source.rows(1_000, 1, ahead=0)
+    np.testing.assert_array_equal(rows["event_id"], 10 * COMMIT_ROWS + 500 + np.arange(500))
+    assert source.last == small.commit(9)["event_time"].max()
+    last = small.commit(9)
+    assert set(rows["customer_id"].tolist()) <= set(last["customer_id"][-20_000:].tolist())
+    np.testing.assert_array_equal(producer._Source.of(small, 0).rows(1_000, 1, 0)["event_id"], 500 + np.arange(500))
+
+
 def test_percentiles_are_values_that_were_measured() -> None:
     values = list(range(1, 201))
     assert percentiles(values, 50, 95, 99, 100) == [100, 190, 198, 200]
@@ -226,6 +272,18 @@ def test_verdicts_are_read_from_the_logs_of_the_tables(tmp_path: Path) -> None:
     assert found == [Verdict("spend", 1, 4, 2, 1_000.25), Verdict("burst", 1, 5, 1, 1_000.25)]
 
 
+def test_what_is_logged_is_read_with_the_time_of_its_commit(tmp_path: Path) -> None:
+    rule_log = tmp_path / "rule_log"
+    (rule_log / "_delta_log").mkdir(parents=True)
+    rows = {"rule_id": ["a", "*"], "version": [2, 7], "action": ["activated", "list"]}
+    pq.write_table(pa.table(rows), rule_log / "a.parquet")
+    for version, line in enumerate([{"metaData": {}}, {"add": {"path": "a.parquet"}}]):
+        log = rule_log / f"_delta_log/{version:020d}.json"
+        log.write_text(json.dumps(line) + "\n", encoding="utf-8")
+        os.utime(log, (1_000.0, 1_000.0 + version / 4))
+    assert read_logged(rule_log) == {("a", 2, "activated"): 1_000.25, ("*", 7, "list"): 1_000.25}
+
+
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_step_of_a_run_is_a_command(quick: bool) -> None:
     steps = plan.steps(quick=quick, peers=[peer.name for peer in PEERS], limit_seconds=9.0)
@@ -237,7 +295,17 @@ def test_every_step_of_a_run_is_a_command(quick: bool) -> None:
     ]  # fmt: skip
     for step in steps:
         options = parser().parse_args(step.arguments)
-        assert options.command in ("shapes", "drain", "backtest", "what-if", "latency", "changes", "scale", "peer")
+        assert options.command in (
+            "shapes",
+            "drain",
+            "backtest",
+            "what-if",
+            "latency",
+            "changes",
+            "warm",
+            "scale",
+            "peer",
+        )
         if options.command == "peer":
             assert (options.peer, options.variant, options.durable) in {(p.name, p.variant, p.durable) for p in PEERS}
 
@@ -299,6 +367,24 @@ def test_a_backtest_stands_beside_the_drain_of_the_same_rules_and_the_query_of_a
     drained = {**now, "drain-handbook-100": drain("drain-handbook-100", 300_000)}
     (value,) = [goal.value(drained) for goal in goals.GOALS if goal.what.startswith("backtest over")]
     assert value == 0.5
+
+
+def test_a_warm_start_is_shown_with_what_it_costs_the_stream() -> None:
+    spans = {"before": {"p95_ms": 400}, "meanwhile": {"p95_ms": 900}, "after": {"p95_ms": 410}}
+    figures = {"events": 1_800_000, "seconds": 12.5, **spans, "p95_ratio": 2.25, "memory_more_gb": 0.5}
+    now = {"warm-handbook": result("warm-handbook", "warm", {"set": "handbook"}, figures)}
+    assert "| handbook | 1,800,000 | 12.5 | 400 | 900 | 410 | 2.25 | - | - | 0.5 |" in report.render(now, {})
+    reached = [goal.reached(value) for goal in goals.GOALS if (value := goal.value(now)) is not None]
+    assert reached == [True, False, True]
+
+
+def test_changes_of_rules_and_lists_are_shown() -> None:
+    figures = {f"{what}_{key}_s": 0.5 for what in ("known_key", "list") for key in ("p50", "max")}
+    figures |= {"known_key_s": [0.5], "list_s": [0.5, 0.4]}
+    page = report.render({"rule-changes": result("rule-changes", "changes", {}, figures)}, {})
+    assert "| known grouping key | 0.5 | 0.5 | 1 |" in page
+    assert "| a value of a list of a million | 0.5 | 0.5 | 2 |" in page
+    assert "without history" not in page.partition("## Rule changes")[2]
 
 
 def test_a_shape_beyond_its_bound_fails(

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from dev.bench import scale  # noqa: PLC0415
 
         return scale.run(options.parts, quick=options.small)
-    if options.command in ("latency", "changes"):
+    if options.command in ("latency", "changes", "warm"):
         return _live(options)
     events = EventSet(options.set, options.rows)
     if options.command == "prepare":
@@ -86,8 +86,16 @@ def parser() -> argparse.ArgumentParser:
     changes = commands.add_parser("changes", help="from the commit of a rule change to its first verdict")
     changes.add_argument("--rate", type=int, default=1_000, help="events a second")
     changes.add_argument("--known", type=int, default=12, help="changes on a known grouping key")
-    changes.add_argument("--new", type=int, default=4, help="rules on new grouping keys, at most 5")
-    for live in (latency, changes):
+    changes.add_argument(
+        "--new", type=int, default=4, help="rules on new grouping keys, at most 5, and as many more without history"
+    )
+    changes.add_argument("--lists", type=int, default=12, help="changes of a list of a million values")
+    warm = commands.add_parser("warm", help="from the commit of a rule to its being in force with its history")
+    _set_arguments(warm)
+    warm.add_argument("--repeats", type=float, default=1.0, help="of the set in time")
+    warm.add_argument("--rate", type=int, default=1_000, help="events a second meanwhile")
+    warm.add_argument("--seconds", type=float, default=60.0, help="that are measured before, and after it is in force")
+    for live in (latency, changes, warm):
         live.add_argument("--warm-up", type=float, default=60.0, help="seconds that do not count")
         live.add_argument("--every", help="how often the evaluation looks for more; default: as the profile says")
         _setting_arguments(live, "latency")
@@ -187,7 +195,7 @@ def _drain(options: argparse.Namespace, events: EventSet) -> None:
 
 
 def _live(options: argparse.Namespace) -> int:
-    from dev.bench import latency  # noqa: PLC0415
+    from dev.bench import latency, warm  # noqa: PLC0415
 
     live = latency.Live(
         options.rate,
@@ -200,8 +208,10 @@ def _live(options: argparse.Namespace) -> int:
     )
     if options.command == "latency":
         latency.run(live)
+    elif options.command == "changes":
+        latency.run_changes(live, options.known, options.new, options.lists)
     else:
-        latency.run_changes(live, options.known, options.new)
+        warm.run(live, EventSet(options.set, options.rows), options.repeats)
     return 0
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from dev.bench.lakehouse import STREAMS, commits_for, linked, push, stream_of
 from dev.bench.processes import MemorySampler
+from dev.bench.producer import put_on_list
 from dev.bench.results import percentiles, record
-from dev.bench.rules import PEERS_RULES, Rules, rules_for
+from dev.bench.rules import LIST, PEERS_RULES, Rules, rules_for
 from dev.bench.sets import DATA, EventSet
 from dev.bench.standalone import Standalone
 from dev.bench.state import in_force, on_disk
@@ -83,6 +84,8 @@ def _run(drain: Drain, spark_settings: Mapping[str, str]) -> Path:
     spark_seconds = time.monotonic() - before_spark
     tables = Tables.local(spark, root)
     tables.create(stream)
+    if rules.listed:
+        put_on_list(root / "lists", LIST, range(1, 2 * rules.listed, 2))
     features = push(tables, rules)
     watch = Watch(spark)
     evaluation = Evaluation(

@@ -141,6 +141,25 @@ GOALS = (
          figure("rule-changes", "known_key_p50_s"), at_least=False),
     Goal("rule change to first verdict, new grouping key, p50", "s", 2.5, ("rule-changes",),
          figure("rule-changes", "new_key_p50_s"), at_least=False),
+    Goal("rule change to first verdict, new grouping key, without history, p50", "s", 2.5, ("rule-changes",),
+         figure("rule-changes", "cold_key_p50_s"), at_least=False),
+    Goal("a rule with a window of 30 days knows the past, Handbook", "s", 20, ("warm-handbook",),
+         figure("warm-handbook", "seconds"), at_least=False),
+    Goal("the same, 20 million events", "s", 180, ("warm-handbook-large",),
+         figure("warm-handbook-large", "seconds"), at_least=False),
+    Goal("latency while a rule learns the past over that before, Handbook, p95", "times", 2, ("warm-handbook",),
+         figure("warm-handbook", "p95_ratio"), at_least=False),
+    Goal("the same, 20 million events", "times", 2, ("warm-handbook-large",),
+         figure("warm-handbook-large", "p95_ratio"), at_least=False),
+    Goal("memory while a rule learns the past above that before, Handbook", "GB", 2, ("warm-handbook",),
+         figure("warm-handbook", "memory_more_gb"), at_least=False),
+    Goal("the same, 20 million events", "GB", 2, ("warm-handbook-large",),
+         figure("warm-handbook-large", "memory_more_gb"), at_least=False),
+    Goal("time of a drain that asks a list of a million values over one with another condition, Zipf, 2 rules", "times", 1.1,
+         ("drain-zipf-2-listed", "drain-zipf-2-condition"), ratio("drain-zipf-2-listed", "drain-zipf-2-condition", "seconds"),
+         at_least=False),
+    Goal("change of a list to its row in rule_log, p50", "s", 0.8, ("rule-changes",), figure("rule-changes", "list_p50_s"),
+         at_least=False),
     Goal("retained state, Handbook, 30 days", "bytes per event and feature", 40, ("drain-handbook-window-30d",),
          figure("drain-handbook-window-30d", "state", "bytes_per_retained_row"), at_least=False),
     Goal("retained state, Zipf, 2 rules", "bytes per event and feature", 40, (_TWO["zipf"],),
@@ -174,7 +193,13 @@ class Change:
 _COMPARED = {
     "drain": (("steady_events_per_s", True),),
     "latency": (("p50_ms", False), ("p99_ms", False)),
-    "changes": (("known_key_p50_s", False), ("new_key_p50_s", False)),
+    "changes": (
+        ("known_key_p50_s", False),
+        ("new_key_p50_s", False),
+        ("cold_key_p50_s", False),
+        ("list_p50_s", False),
+    ),
+    "warm": (("seconds", False), ("p95_ratio", False)),
 }
 # Two runs of one thing differ by as much, whatever their batches say.
 _LEAST_BAND = 0.05
@@ -200,7 +225,7 @@ def changes(before: Results, now: Results) -> list[Change]:
 def _measured(result: Mapping[str, Any]) -> tuple[object, ...]:
     """Returns what was measured and on which machine, without the engine's settings, whose effect is to be compared."""
     machine, settings = result["machine"], result["settings"]
-    what = ("set", "rules", "rule_count", "workers", "rate", "seconds", "known", "new")
+    what = ("set", "rules", "rule_count", "workers", "rate", "seconds", "known", "new", "repeats")
     return (machine["cores"], machine["processor"], *(settings.get(key) for key in what))
 
 

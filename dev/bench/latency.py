@@ -12,6 +12,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,9 +23,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from dev.bench.lakehouse import STREAMS, TRANSACTIONS, push
-from dev.bench.producer import COMMITS_PER_SECOND, Producer
+from dev.bench.producer import COMMITS_PER_SECOND, Producer, put_on_list
 from dev.bench.results import percentiles, record
-from dev.bench.rules import Document, Rules, lookback, rules_for
+from dev.bench.rules import LIST, LISTED, ON_LIST, Document, Rules, lookback, rules_for
 from dev.bench.sets import DATA, DAY, MINUTE, EventSet
 from dev.bench.watching import PROGRESS, Watch, say
 
@@ -34,14 +35,23 @@ if TYPE_CHECKING:
     from lookback.spark.stream.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
-_ALERTS_PER_SECOND = 10
-_TIMEOUT = 120.0
+ALERTS_PER_SECOND = 10
+CHECKPOINT = "_checkpoints/bench"
+TIMEOUT = 120.0
+# As many for rules that are warmed as for rules that start cold: a key is new once.
 _NEW_KEYS = (
     ("customer_id", "terminal_id"),
     ("amount", "customer_id"),
     ("amount", "terminal_id"),
     ("amount",),
     ("amount", "customer_id", "terminal_id"),
+)
+_COLD_KEYS = (
+    ("terminal_id",),
+    ("customer_id", "event_id"),
+    ("event_id", "terminal_id"),
+    ("event_id",),
+    ("customer_id", "event_id", "terminal_id"),
 )
 
 
@@ -88,11 +98,17 @@ class Running:
         """The folder of the tables."""
         return Path(str(self.tables.root))
 
+    def finish(self) -> None:
+        """Lets no more events come, and waits until all are judged."""
+        self.producer.stop()
+        last = self.tables.version(TRANSACTIONS.name)
+        self.evaluation.wait_until(lambda report: (report.arrival or 0) >= last, TIMEOUT)
+
 
 def run(live: Live) -> Path:
     """Measures from the commit of events to the commit of their alerts. Returns the file of the result."""
     events = EventSet("zipf")
-    limit = _amount(events, _ALERTS_PER_SECOND / 2 / live.rate)
+    limit = find_amount(events, ALERTS_PER_SECOND / 2 / live.rate)
     rules = Rules(
         (
             lookback("spend", ("customer_id",), "sum(amount)", DAY, f"value >= 0 and amount >= {limit}"),
@@ -101,60 +117,70 @@ def run(live: Live) -> Path:
         )
     )
     name = live.name or f"latency-{live.rate}{'-plain' if live.plain else ''}{'-many' if live.many else ''}"
-    with _running(live, events, rules, name) as running:
+    with running(live, events, rules, name) as run_now:
         time.sleep(live.warm_up + live.seconds)
-        running.producer.stop()
-        last = running.tables.version(TRANSACTIONS.name)
-        running.evaluation.wait_until(lambda report: (report.arrival or 0) >= last, _TIMEOUT)
-    root, watch = running.root, running.watch
+        run_now.finish()
+    root, watch = run_now.root, run_now.watch
     committed = read_commit_times(root / TRANSACTIONS.name)
-    first = running.ready + live.warm_up
+    first = run_now.ready + live.warm_up
     verdicts = [each for each in verdicts_of(root / "alerts") if committed[each.arrival] >= first]
     measured = [each for each in watch.reports if each.finished_at.timestamp() >= first]
     figures = {
-        **_latencies(verdicts, committed),
-        **_producer(running.producer, live, committed, first),
+        **latencies(verdicts, committed),
+        **_producer(run_now.producer, live, committed, first),
         "batches": len(measured),
         "step_ms": watch.steps(measured),
         "shards_in_memory": watch.in_memory(measured),
     }
     shutil.rmtree(root)
-    file = record(name, "latency", _settings(live), figures)
+    file = record(name, "latency", settings_of(live), figures)
     say(f"{name}: p50 {figures['p50_ms']} ms, p95 {figures['p95_ms']} ms, p99 {figures['p99_ms']} ms")
     return file
 
 
-def run_changes(live: Live, known: int, new: int) -> Path:
+def run_changes(live: Live, known: int, new: int, lists: int) -> Path:
     """Measures from the commit of a rule change to the commit of the first alert under it. Returns the result's file.
 
-    known: changes of a rule on a grouping key that others use; new: rules on grouping keys that none used.
+    known: changes of a rule on a grouping key that others use; new: rules on grouping keys that none used, and so many more
+    that start without history; lists: changes of a list of a million values, up to the commit of their row in rule_log.
     """
     events = EventSet("zipf")
-    limit = _amount(events, 20 / live.rate)
+    limit = find_amount(events, 20 / live.rate)
     changed = lookback("changed", ("customer_id",), "sum(amount)", DAY, f"value >= 0 and amount >= {limit}")
     name = live.name or "rule-changes"
-    times: dict[str, list[tuple[str, int, float]]] = {"known": [], "new": []}
-    with _running(live, events, Rules((changed,)), name) as running:
+    times: dict[str, list[tuple[str, int, float]]] = {"known": [], "new": [], "cold": []}
+    with running(live, events, Rules((changed,)), name) as run_now:
         time.sleep(live.warm_up)
-        change = _Changes(running)
+        change = _Changes(run_now)
         for number in range(known):
             document = {**changed, "when": f"value >= {-1 - number} and amount >= {limit}"}
             times["known"].append(change(document))
         for number, group_by in enumerate(_NEW_KEYS[:new]):
             document = {**changed, "rule_id": f"new-{number}", "group_by": list(group_by)}
             times["new"].append(change(document))
-    first = first_verdicts(verdicts_of(running.root / "alerts"))
+        for number, group_by in enumerate(_COLD_KEYS[:new]):
+            document = {**changed, "rule_id": f"cold-{number}", "group_by": list(group_by), "warm_start": False}
+            times["cold"].append(change(document))
+        listed = [change.put_on_list(range(1, 2 * LISTED, 2))]
+        change({**changed, "rule_id": "listed", "where": f"not {ON_LIST}"})
+        listed += [change.put_on_list([2 * LISTED + number]) for number in range(lists)]
+    first = first_verdicts(verdicts_of(run_now.root / "alerts"))
     seconds = {
         kind: [round(first[rule_id, version] - at, 3) for rule_id, version, at in changes]
         for kind, changes in times.items()
     }
-    figures: dict[str, Any] = {"replans": running.evaluation.replans}
-    for kind, found in seconds.items():
+    logged = read_logged(run_now.root / "rule_log")
+    million, *seconds_of_lists = [round(logged["*", commit, "list"] - at, 3) for commit, at in listed]
+    figures: dict[str, Any] = {"replans": run_now.evaluation.replans, "list_of_a_million_s": million}
+    for what, found in ({f"{kind}_key": each for kind, each in seconds.items()} | {"list": seconds_of_lists}).items():
         p50, worst = percentiles(found, 50, 100)
-        figures |= {f"{kind}_key_p50_s": p50, f"{kind}_key_max_s": worst, f"{kind}_key_s": found}
-    shutil.rmtree(running.root)
-    file = record(name, "changes", {**_settings(live), "known": known, "new": new}, figures)
-    say(f"{name}: known key p50 {figures['known_key_p50_s']} s, new key p50 {figures['new_key_p50_s']} s")
+        figures |= {f"{what}_p50_s": p50, f"{what}_max_s": worst, f"{what}_s": found}
+    shutil.rmtree(run_now.root)
+    file = record(name, "changes", {**settings_of(live), "known": known, "new": new, "lists": lists}, figures)
+    say(
+        f"{name}: known key p50 {figures['known_key_p50_s']} s, new key p50 {figures['new_key_p50_s']} s, cold "
+        f"{figures['cold_key_p50_s']} s, list p50 {figures['list_p50_s']} s"
+    )
     return file
 
 
@@ -167,18 +193,26 @@ def read_commit_times(table: Path) -> dict[int, float]:
 def verdicts_of(alerts: Path) -> list[Verdict]:
     """Every commit of the alerts table, by rule, version and events commit."""
     found = []
-    for version, committed in sorted(read_commit_times(alerts).items()):
-        counts: dict[tuple[str, int, int], int] = {}
-        for line in (alerts / f"_delta_log/{version:020d}.json").read_text(encoding="utf-8").splitlines():
-            added = json.loads(line).get("add")
-            if not added:
-                continue
-            rows = pq.read_table(alerts / added["path"], columns=["rule_id", "rule_version", "arrival"]).to_pylist()
-            for row in rows:
-                key = (row["rule_id"], row["rule_version"], row["arrival"])
-                counts[key] = counts.get(key, 0) + 1
+    for committed, rows in _read_appended(alerts, ["rule_id", "rule_version", "arrival"]):
+        counts = Counter((row["rule_id"], row["rule_version"], row["arrival"]) for row in rows)
         found += [Verdict(*key, count, committed) for key, count in counts.items()]
     return found
+
+
+def _read_appended(table: Path, columns: list[str]) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+    """Yields the time of each commit of a table, in order, and the rows that it added."""
+    for version, committed in sorted(read_commit_times(table).items()):
+        lines = (table / f"_delta_log/{version:020d}.json").read_text(encoding="utf-8").splitlines()
+        added = [action["add"]["path"] for line in lines if (action := json.loads(line)).get("add")]
+        yield committed, [row for path in added for row in pq.read_table(table / path, columns=columns).to_pylist()]
+
+
+def read_logged(rule_log: Path) -> dict[tuple[str, int, str], float]:
+    """(rule, version, action) -> when its last row was committed; of a list `*`, its commit and `list`."""
+    logged: dict[tuple[str, int, str], float] = {}
+    for committed, rows in _read_appended(rule_log, ["rule_id", "version", "action"]):
+        logged |= {(row["rule_id"], row["version"], row["action"]): committed for row in rows}
+    return logged
 
 
 def first_verdicts(verdicts: Sequence[Verdict]) -> dict[tuple[str, int], float]:
@@ -205,47 +239,63 @@ class _Changes:
         rule_id = document["rule_id"]
         version = self._rules.push(document, author="bench")
         committed = max(read_commit_times(self._running.root / "rules").values())
-        taken_up = self._wait(lambda report: _takes_up(report, rule_id, version)).batch_id
+        taken_up = self._wait(lambda report: _logs(report, rule_id, version, "activated")).batch_id
         self._wait(lambda report: report.batch_id >= taken_up and report.alerts.get(rule_id, 0) > 0)
         say(f"  {rule_id} v{version}: alerts under it about {time.time() - committed:.2f} s after its commit")
-        time.sleep(float(self._pauses.uniform(0.2, 0.7)))
+        self._pause()
         return rule_id, version, committed
 
+    def put_on_list(self, values: Sequence[int]) -> tuple[int, float]:
+        """Returns the commit of the table `lists` and its time, once the stream obeys it."""
+        lists = self._running.root / "lists"
+        commit = put_on_list(lists, LIST, values)
+        self._wait(lambda report: _logs(report, "*", commit, "list"))
+        self._pause()
+        return commit, read_commit_times(lists)[commit]
+
+    def _pause(self) -> None:
+        time.sleep(float(self._pauses.uniform(0.2, 0.7)))
+
     def _wait(self, condition: Callable[[BatchReport], bool]) -> BatchReport:
-        return self._running.evaluation.wait_until(condition, _TIMEOUT)
+        return self._running.evaluation.wait_until(condition, TIMEOUT)
 
 
-def _takes_up(report: BatchReport, rule_id: str, version: int) -> bool:
-    return any((row["rule_id"], row["version"]) == (rule_id, version) for row in report.log)
+def _logs(report: BatchReport, *wanted: object) -> bool:
+    return any((row["rule_id"], row["version"], row["action"]) == wanted for row in report.log)
 
 
 @contextmanager
-def _running(live: Live, events: EventSet, rules: Rules, name: str) -> Iterator[Running]:
-    """Fresh tables with these rules, a producer and a running evaluation that has judged its first commit."""
+def running(live: Live, events: EventSet, rules: Rules, name: str, after: int = 0) -> Iterator[Running]:
+    """Fresh tables with these rules, a producer and a running evaluation that has judged its first commit.
+
+    after: the tables are there, so many commits of the set in them, which the evaluation has judged.
+    """
     from lookback.spark.platform.session import get_spark  # noqa: PLC0415
+    from lookback.spark.replay.histories import make_history  # noqa: PLC0415
     from lookback.spark.stream.pipeline import Evaluation  # noqa: PLC0415 - Spark is started after the sets are made
     from lookback.spark.tables.lakehouse import Tables  # noqa: PLC0415
 
     root = DATA / "runs" / name
-    if root.exists():
+    if root.exists() and not after:
         shutil.rmtree(root)
     if live.plain:
         _start_plain_session()
     spark = get_spark("lookback bench", settings={**PROGRESS, **live.settings.spark})
     tables = Tables.local(spark, root)
-    tables.create(TRANSACTIONS)
-    push(tables, rules)
+    if not after:
+        tables.create(TRANSACTIONS)
+        push(tables, rules)
     watch = Watch(spark, every=5.0)
     evaluation = Evaluation(
-        tables, TRANSACTIONS, STREAMS, root / "_checkpoints" / "bench", every=live.settings.every, admission=live.settings.admission,
-        on_batch=watch,
+        tables, TRANSACTIONS, STREAMS, root / CHECKPOINT, every=live.settings.every, admission=live.settings.admission,
+        on_batch=watch, historian=make_history,
     )  # fmt: skip
-    producer = Producer(root / TRANSACTIONS.name, events, live.rate)
+    producer = Producer(root / TRANSACTIONS.name, events, live.rate, after)
     say(f"{name}: {live.rate:,} events/s in {COMMITS_PER_SECOND} commits a second")
     evaluation.start()
     producer.start()
     try:
-        evaluation.wait_until(lambda report: report.events > 0, _TIMEOUT)
+        evaluation.wait_until(lambda report: report.events > 0, TIMEOUT)
         yield Running(tables, producer, evaluation, watch, time.time())
         producer.stop()
     finally:
@@ -268,8 +318,8 @@ def _start_plain_session() -> None:
     builder.getOrCreate().sparkContext.setLogLevel("ERROR")
 
 
-def _latencies(verdicts: Sequence[Verdict], committed: Mapping[int, float]) -> dict[str, Any]:
-    """Milliseconds, one for each alert."""
+def latencies(verdicts: Sequence[Verdict], committed: Mapping[int, float]) -> dict[str, Any]:
+    """Returns the shares of milliseconds, one for each alert."""
     milliseconds = [1e3 * (each.committed - committed[each.arrival]) for each in verdicts for _ in range(each.alerts)]
     p50, p95, p99, worst = percentiles(milliseconds, 50, 95, 99, 100)
     shares = percentiles(milliseconds, *range(1, 101))
@@ -298,13 +348,14 @@ def _producer(producer: Producer, live: Live, committed: Mapping[int, float], fi
     }
 
 
-def _amount(events: EventSet, share: float) -> str:
+def find_amount(events: EventSet, share: float) -> str:
     """Returns the amount that such a share of the events reaches, as text."""
     cents = int(np.quantile(events.columns["amount_cents"], 1 - share))
     return f"{cents // 100}.{cents % 100:02d}"
 
 
-def _settings(live: Live) -> dict[str, Any]:
+def settings_of(live: Live) -> dict[str, Any]:
+    """Returns the settings of a run for its result."""
     return {
         "rate": live.rate,
         "seconds": live.seconds,

@@ -24,13 +24,19 @@ PARTS = (
     "cluster",
     "latency",
     "changes",
+    "warm",
+    "lists",
     "scale",
     "peers",
 )
 SCALE_PARTS = ("shards", "rules", "log")
 # What `python -m dev.bench` runs unless told otherwise.
-DEFAULT_PARTS = ("shapes", "drain", "rules", "windows", "sequence", "backtest", "cluster", "latency", "changes")
+DEFAULT_PARTS = (
+    "shapes", "drain", "rules", "windows", "sequence", "backtest", "cluster", "latency", "changes", "warm", "lists",
+)  # fmt: skip
 _QUICK_ROWS = 300_000
+# The larger of the tables whose past a new rule is to know.
+_WARM_EVENTS = 20_000_000
 # What one batch takes by the profile `throughput`: twenty commits of handbook, eighteen of the others. Nine batches are to
 # follow the first two, and a rest; where many rules make that long, half as many or fewer.
 _BATCH_EVENTS, _SMALL_BATCH_EVENTS = 1_800_000, 200_000
@@ -101,6 +107,9 @@ def _drains(*, quick: bool) -> list[Step]:
             for size in ("1h", "1d", "7d", "30d")
         ),
         ("sequence", "logins", "sequence", half, ()),
+        # One after the other, for the same reason as the next two.
+        ("lists", "zipf", "2-condition", half, ()),
+        ("lists", "zipf", "2-listed", half, ()),
         # One after the other, so that the two stand side by side whatever else the machine does.
         ("cluster", "zipf", "2", half, ("--name", "cluster-zipf-local")),
         ("cluster", "zipf", "2", half, ("--name", "cluster-zipf-workers", "--workers", "2")),
@@ -137,12 +146,16 @@ def _backtests(*, quick: bool) -> list[Step]:
 
 def _live(*, quick: bool) -> list[Step]:
     short = ("--seconds", "10", "--warm-up", "5") if quick else ()
-    few = ("--known", "3", "--new", "1", "--warm-up", "5") if quick else ()
+    few = ("--known", "3", "--new", "1", "--lists", "3", "--warm-up", "5") if quick else ()
+    warm = ("warm", "--set", "handbook")
+    large = ("--repeats", f"{_WARM_EVENTS / ROWS['handbook']:.2f}", "--name", "warm-handbook-large")
     return [
         *(Step("latency", "zipf", ("latency", "--rate", str(rate), *short)) for rate in (100, 1_000, 5_000)),
         Step("latency", "zipf", ("latency", "--rate", "100", "--plain", *short)),
         Step("latency", "zipf", ("latency", "--rate", "1000", "--many", *short)),
-        Step("changes", "zipf", ("changes", *few)),
+        Step("changes", "zipf", ("changes", *few), ("lists",)),
+        Step("warm", "handbook", (*warm, *(("--rows", str(_QUICK_ROWS)) if quick else ()), *short)),
+        *(() if quick else (Step("warm", "handbook", (*warm, *large)),)),
     ]
 
 

@@ -6,11 +6,14 @@ Spark beside the evaluation takes 360 ms of one of two cores, so a run with it m
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import multiprocessing
 import os
 import time
 import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dev.bench.lakehouse import rows_of
-from dev.bench.sets import SECOND, Columns, EventSet
+from dev.bench.sets import COMMIT_ROWS, SECOND, TIME, Columns, EventSet
 
 COMMITS_PER_SECOND = 2
 _LONGEST_START, _LONGEST_END = 120.0, 30.0
@@ -29,16 +32,18 @@ _LONGEST_START, _LONGEST_END = 120.0, 30.0
 class Producer:
     """Appends a commit of events twice a second, each event's time within the half second before its commit.
 
-    table: the folder of the events table; rate: events a second. append_seconds: of each commit, known after `stop`.
+    table: the folder of the events table; rate: events a second. after: so many commits of the set are in the table, and
+    the events go on in time where these end, with the keys of their last whole repeat. append_seconds: of each commit, known
+    after `stop`.
     """
 
-    def __init__(self, table: Path, events: EventSet, rate: int) -> None:
+    def __init__(self, table: Path, events: EventSet, rate: int, after: int = 0) -> None:
         # Not a copy of this process, which has a JVM and threads by now.
         context = multiprocessing.get_context("spawn")
         self._here, there = context.Pipe()
         # Its columns, if they are read already, are not sent along.
         events = EventSet(events.name, events.rows)
-        self._process = context.Process(target=run, args=(there, table, events, rate), daemon=True)
+        self._process = context.Process(target=run, args=(there, table, events, rate, after), daemon=True)
         self._stopped = False
         self.append_seconds: list[float] = []
         self._process.start()
@@ -114,6 +119,23 @@ def append(table: Path, version: int, rows: pa.Table) -> None:
     _make(log / f"{version:020d}.crc", json.dumps(checksum))
 
 
+def put_on_list(table: Path, name: str, values: Iterable[int]) -> int:
+    """Puts numbers on a list, for good, as one commit of the table `lists`. Returns the commit."""
+    texts = pa.array(values).cast(pa.string())
+    count, version = len(texts), _next_version(table)
+    rows = {
+        "list": pa.array([name] * count), "value": texts, "reason": pa.nulls(count, pa.string()),
+        "author": pa.array(["bench"] * count), "added_at": pa.array([dt.datetime.now(dt.timezone.utc)] * count, TIME),
+        "expires_at": pa.nulls(count, TIME), "kind": pa.nulls(count, pa.string()),
+    }  # fmt: skip
+    append(table, version, pa.table(rows))
+    return version
+
+
+def _next_version(table: Path) -> int:
+    return 1 + max(int(file.stem) for file in (table / "_delta_log").glob("[0-9]*.json"))
+
+
 def _make(file: Path, text: str) -> None:
     """Writes a file at once, as a whole or not at all. Raises FileExistsError if it exists."""
     draft = file.with_name(f".{uuid.uuid4()}.draft")
@@ -124,13 +146,14 @@ def _make(file: Path, text: str) -> None:
         draft.unlink()
 
 
-def run(pipe: Connection, table: Path, events: EventSet, rate: int) -> None:
+def run(pipe: Connection, table: Path, events: EventSet, rate: int, after: int) -> None:
     """Runs the process: sends `ready`, appends from its first message to the second, then sends the time of each commit."""
     try:
-        _rows(events, rate, 0)
+        source = _Source.of(events, after)
+        source.rows(rate, 0, 0)
         pipe.send("ready")
         pipe.recv()
-        pipe.send(_append_until_told(pipe, table, events, rate))
+        pipe.send(_append_until_told(pipe, table, source, rate))
     except EOFError:
         # Whoever started it is gone.
         return
@@ -138,25 +161,48 @@ def run(pipe: Connection, table: Path, events: EventSet, rate: int) -> None:
         pipe.send(RuntimeError(f"the producer failed: {error!r}"))
 
 
-def _append_until_told(pipe: Connection, table: Path, events: EventSet, rate: int) -> list[float]:
+def _append_until_told(pipe: Connection, table: Path, source: _Source, rate: int) -> list[float]:
     """After a commit that took too long the next one comes at once; what it lost is not made up for."""
     due, number, took = time.monotonic(), 0, []
-    first = 1 + max(int(file.stem) for file in (table / "_delta_log").glob("[0-9]*.json"))
+    first, ahead = _next_version(table), 0 if source.last is None else source.last - _now()
     while not pipe.poll(max(0.0, due - time.monotonic())):
         due = max(due, time.monotonic()) + 1 / COMMITS_PER_SECOND
         before = time.monotonic()
-        append(table, first + number, rows_of(_rows(events, rate, number)))
+        append(table, first + number, rows_of(source.rows(rate, number, ahead)))
         took.append(time.monotonic() - before)
         number += 1
     return took
 
 
-def _rows(events: EventSet, rate: int, number: int) -> Columns:
-    rows = rate // COMMITS_PER_SECOND
-    positions = np.arange(number * rows, (number + 1) * rows, dtype=np.int64)
-    at = positions % len(events.columns["event_id"])
-    columns = {name: values[at] for name, values in events.columns.items()}
-    now = time.time_ns() // 1_000
-    columns["event_id"] = positions
-    columns["event_time"] = now - np.linspace(SECOND // COMMITS_PER_SECOND, 0, rows).astype(np.int64)
-    return columns
+@dataclass(frozen=True)
+class _Source:
+    """The events that are drawn from in turn, the first id, and the time of the last event of before: None for none."""
+
+    columns: Columns
+    first_id: int = 0
+    last: int | None = None
+
+    @classmethod
+    def of(cls, events: EventSet, after: int) -> _Source:
+        """Returns a set from its beginning, or as it goes on after so many commits."""
+        if not after:
+            return cls(events.columns)
+        there, rows = after * COMMIT_ROWS, len(events.columns["event_id"])
+        repeat = max(0, there // rows - 1)
+        columns = events.at(np.arange(repeat * rows, (repeat + 1) * rows, dtype=np.int64))
+        return cls(columns, there, int(events.commit(after - 1)["event_time"].max()))
+
+    def rows(self, rate: int, number: int, ahead: int) -> Columns:
+        """Makes the rows of a commit, whose times are those of now and `ahead` microseconds more."""
+        rows = rate // COMMITS_PER_SECOND
+        positions = np.arange(number * rows, (number + 1) * rows, dtype=np.int64)
+        at = positions % len(self.columns["event_id"])
+        columns = {name: values[at] for name, values in self.columns.items()}
+        columns["event_id"] = self.first_id + positions
+        before = np.linspace(SECOND // COMMITS_PER_SECOND, 0, rows).astype(np.int64)
+        columns["event_time"] = _now() + ahead - before
+        return columns
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000

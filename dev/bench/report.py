@@ -12,6 +12,13 @@ from dev.bench.watching import say
 
 Result = Mapping[str, Any]
 
+_CHANGES = {
+    "known_key": "known grouping key",
+    "new_key": "new grouping key, with its history",
+    "cold_key": "new grouping key, without history",
+    "list": "a value of a list of a million",
+}
+
 
 def write(baseline: Path | None = None) -> Path:
     """Writes RESULTS.md beside the folder of results and the pictures into it. Says what regressed."""
@@ -41,6 +48,7 @@ def render(now: Results, before: Results, pictures: Sequence[str] = ()) -> str:
         ("Other engines", _peers(by_name)),
         ("Latency", _latencies(by_name)),
         ("Rule changes", _rule_changes(by_name)),
+        ("Warm start", _warm_starts(by_name)),
         ("State", _states(by_name)),
         ("Memory", _memory(by_name)),
         ("Where a steady batch spends its time", _steps(by_name)),
@@ -251,13 +259,35 @@ def _rate_in_words(rate: int, difference: str) -> str:
 def _rule_changes(now: Results) -> str:
     rows = []
     for _, result in _of(now, "changes"):
-        for kind, text in (("known", "known grouping key"), ("new", "new grouping key")):
-            found = result["figures"][f"{kind}_key_s"]
-            rows.append(
-                (text, *(number(result["figures"][f"{kind}_key_{key}_s"]) for key in ("p50", "max")), len(found))
-            )
-    note = "From the commit of the change to the commit of the first alert under it.\n\n"
+        figures = result["figures"]
+        for what, text in _CHANGES.items():
+            if f"{what}_s" in figures:
+                times = (number(figures[f"{what}_{key}_s"]) for key in ("p50", "max"))
+                rows.append((text, *times, len(figures[f"{what}_s"])))
+    note = (
+        "From the commit of the change to the commit of the first alert under it; of a list to the commit of its row in "
+        "rule_log.\n\n"
+    )
     return note + table(("change", "p50 s", "worst s", "changes"), rows) if rows else ""
+
+
+def _warm_starts(now: Results) -> str:
+    rows = []
+    for _, result in _of(now, "warm"):
+        figures, settings = result["figures"], result["settings"]
+        p95 = [number(figures[span]["p95_ms"]) for span in ("before", "meanwhile", "after")]
+        memory = [number(figures.get(f"memory_{what}_gb")) for what in ("before", "meanwhile", "more")]
+        rows.append((settings["set"], f"{figures['events']:,}", number(figures["seconds"]), *p95,
+                     number(figures["p95_ratio"]), *memory))  # fmt: skip
+    head = (
+        "set", "events", "in force after s", "p95 ms before", "meanwhile", "after", "meanwhile over before", "GB before",
+        "from then on", "more",
+    )  # fmt: skip
+    note = (
+        "From the commit of a rule on a new grouping key, with a sum and a count over 30 days, to the commit of its row "
+        "`activated`; the p95 is that of other rules' alerts, the memory that of the workers and the JVM.\n\n"
+    )
+    return note + table(head, rows) if rows else ""
 
 
 def _states(now: Results) -> str:

@@ -42,10 +42,14 @@ FEATURES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules to push, and those that only keep rows: paused, so their windows go on and nothing is judged."""
+    """Rules to push, and those that only keep rows: paused, so their windows go on and nothing is judged.
+
+    listed: so many odd numbers are on the list that rules ask.
+    """
 
     documents: tuple[Document, ...]
     paused: tuple[Document, ...] = ()
+    listed: int = 0
 
 
 def rules_for(name: str, events: EventSet) -> Rules:
@@ -57,9 +61,9 @@ def rules_for(name: str, events: EventSet) -> Rules:
     if not file.exists():
         # Limits of many rules take some seconds.
         made = RULE_SETS[name](events)
-        write_json(file, {"documents": made.documents, "paused": made.paused})
+        write_json(file, {"documents": made.documents, "paused": made.paused, "listed": made.listed})
     found = json.loads(file.read_text(encoding="utf-8"))
-    return Rules(tuple(found["documents"]), tuple(found["paused"]))
+    return Rules(tuple(found["documents"]), tuple(found["paused"]), found["listed"])
 
 
 def peers_rules(events: EventSet) -> Document:
@@ -99,6 +103,16 @@ def two(events: EventSet) -> Rules:
             lookback("burst", _TERMINAL, _LARGE, 10 * MINUTE, f"value >= {burst['at_least']}"),
         )
     )
+
+
+def of_even_customers(where: str, listed: int = 0) -> Callable[[EventSet], Rules]:
+    """The two, of which that about spending takes the customers with even numbers alone: all with odd ones are on the list."""
+
+    def rules(events: EventSet) -> Rules:
+        spend, burst = two(events).documents
+        return Rules(({**spend, "where": where}, burst), listed=listed)
+
+    return rules
 
 
 def ten(events: EventSet) -> Rules:
@@ -213,8 +227,13 @@ def held_window_of(size: int) -> Callable[[EventSet], Rules]:
 
 # The set of rules that peers run too.
 PEERS_RULES = "2"
+# The list of the rules that ask one, so many values, and how they ask it.
+LIST, LISTED = "listed-customers", 1_000_000
+ON_LIST = f"in_list(customer_id, '{LIST}')"
 RULE_SETS: dict[str, Callable[[EventSet], Rules]] = {
     PEERS_RULES: two,
+    "2-condition": of_even_customers("customer_id % 2 = 0"),
+    "2-listed": of_even_customers(f"not {ON_LIST}", LISTED),
     "10": ten,
     "100": hundred,
     "200": two_hundred,

@@ -107,8 +107,11 @@ class EventSet:
 
         Every repeat has other events, customers and terminals (users and addresses), so its alerts are those of the first.
         """
+        return self.at(np.arange(number * COMMIT_ROWS, (number + 1) * COMMIT_ROWS, dtype=np.int64))
+
+    def at(self, positions: Int64s) -> Columns:
+        """Makes the rows at these places of the set repeated in time."""
         rows = len(self.columns["event_id"])
-        positions = np.arange(number * COMMIT_ROWS, (number + 1) * COMMIT_ROWS, dtype=np.int64)
         repeat, at = np.divmod(positions, rows)
         taken = {name: values[at] for name, values in self.columns.items()}
         taken["event_id"] = positions
