@@ -59,7 +59,7 @@ def test_a_version_may_be_any_integer(version: Any) -> None:
         (RULE, "put one rule into a list"),
         ("r1", "put one rule into a list"),
         ([(ROW,)], "rules[0] must be a rule, or a pair"),
-        ([RULE, (ROW, 1, 2)], "rules[1] must be a rule, or a pair"),
+        ([RULE, (ROW, 1, 2, 3)], "rules[1] must be a rule, or a pair"),
         ([(5, None)], "rules[0] must be a rule, or a pair"),
         ([(ROW | {"version": "x"}, None)], "rules[0].version must be a whole number"),
         ([(ROW | {"version": 1.5}, None)], "rules[0].version must be a whole number"),
