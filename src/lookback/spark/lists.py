@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import parse_duration
-from lookback.core.values.lists import ListChange, Lists
+from lookback.core.values.lists import CIDR, ListChange, Lists
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.texts import count_noun, quote_identifier
 from lookback.core.values.times import parse_calendar_time, to_utc
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 TABLE = "lists"
-CIDR = "cidr"
 KINDS = (CIDR,)
 # The most values of one list, and of all. An evaluation obeys larger ones too, since it never stops for a list.
 MAX_LIST_VALUES, MAX_VALUES = 1_000_000, 5_000_000

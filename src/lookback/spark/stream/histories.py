@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lookback.core.state.shard import ShardState
+from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.parcels import Parcels
 
-# The folder of the histories in a checkpoint.
-_FOLDER = "lookback-histories"
+# The kind of the parcels of histories in a checkpoint.
+_KIND = "histories"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Histories:
     @classmethod
     def of(cls, checkpoint: str | Path, query_id: str) -> Histories:
         """Returns those of a checkpoint's folder."""
-        return cls(Parcels(Path(checkpoint) / _FOLDER), query_id)
+        return cls(Checkpoint(Path(checkpoint)).parcels(_KIND), query_id)
 
     def read_part(self, name: str, part: int) -> bytes:
         """Reads a part of a history. Raises StoreFailed if it is not there."""
