@@ -33,7 +33,7 @@ from lookback.parameters import check_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
 from lookback.testing.trial import Trial, run_trial
 from lookback.views import pictures, whatif
-from lookback.views.display import code, show, text, to_frame
+from lookback.views.display import code, has_person, show, text, to_frame
 from lookback.views.explanations import describe_alert, describe_event
 from lookback.views.live import read_commit_times, watch
 from lookback.views.terminal import describe_redundant
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from lookback.core.rules.compiled import CompiledRule
     from lookback.core.rules.gate import Condition
     from lookback.core.streams.declaration import Stream
+    from lookback.desk.review import ReviewDesk
     from lookback.spark.figures import RuleFigures
     from lookback.spark.ingest.files import IngestReport
     from lookback.spark.rules import RulesTable
@@ -582,6 +583,34 @@ def show_reports(workspace: Workspace, rule_id: str = "", limit: int = 20, days:
     frame = to_frame(newest.select("event_time", "rule_id", "key", "measures", "message", "alert_id", "revision"))
     show(frame if len(frame) else text("No rule has written a report."))
     return frame
+
+
+def open_desk(
+    workspace: Workspace, rule_id: str = "", days: float = 90, reviewer: str = "", wanted: bool = True
+) -> ReviewDesk | None:
+    """Shows the review desk where somebody is at the notebook: the queue, one alert, and buttons to decide on it.
+
+    rule_id, days: as for `show_queue`. reviewer: default: the user who runs the notebook. wanted False: no desk, as in a job.
+    Returns None, and shows a sentence, where nobody is or ipywidgets is missing.
+    """
+    if not (wanted and has_person()):
+        show(text("No desk is shown, as nobody is at this notebook or the parameter desk is false."))
+        return None
+    try:
+        from lookback.desk.records import AlertRecords
+        from lookback.desk.review import ReviewDesk
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("ipywidgets"):
+            raise
+        show(text("The desk needs the package ipywidgets, which is not installed; the cells below do without it."))
+        return None
+    records = AlertRecords(
+        workspace.tables, workspace.streams, stream=workspace.stream.name, rule_id=rule_id or None, days=days,
+        reviewer=reviewer or None,
+    )  # fmt: skip
+    desk = ReviewDesk(records)
+    show(desk.widget)
+    return desk
 
 
 def explain_alert(
