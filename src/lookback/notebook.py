@@ -5,11 +5,11 @@ The same notebooks run in Jupyter and on Databricks. All results are shown as or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pandas as pd
 import yaml
@@ -33,7 +33,7 @@ from lookback.parameters import check_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
 from lookback.testing.trial import Trial, run_trial
 from lookback.views import pictures, whatif
-from lookback.views.display import code, show, text, to_frame
+from lookback.views.display import code, is_watched, show, text, to_frame
 from lookback.views.explanations import describe_alert, describe_event
 from lookback.views.live import read_commit_times, watch
 from lookback.views.terminal import describe_redundant
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from lookback.core.rules.compiled import CompiledRule
     from lookback.core.rules.gate import Condition
     from lookback.core.streams.declaration import Stream
+    from lookback.desk.authoring import Authoring
     from lookback.spark.figures import RuleFigures
     from lookback.spark.ingest.files import IngestReport
     from lookback.spark.rules import RulesTable
@@ -52,6 +53,13 @@ if TYPE_CHECKING:
 _MAX_LISTED_EVENTS = 50
 _MAX_READ_ALERTS = 1_000
 _MAX_DRAWN_ROWS = 100_000
+
+
+class _HasWidget(Protocol):
+    widget: Any
+
+
+_Desk = TypeVar("_Desk", bound=_HasWidget)
 
 
 @dataclass(frozen=True)
@@ -230,21 +238,27 @@ def rule_form(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
     aggregate`, several with semicolons or lines), when, parameters (`name: value`, likewise), message. The fields make a lookback rule, whose window ends at
     each event; a rule of any other kind comes from a rule_file, which is searched here, then in conf/rules.
     """
-    if form.rule_file:
-        here, there = Path(form.rule_file), workspace.conf / "rules" / form.rule_file
-        document = load_rule_document(there if there.is_file() and not here.is_file() else here)
-    else:
-        texts = {name: getattr(form, name) for name in ("description", "where", "message") if getattr(form, name)}
-        document = {
-            "rule_id": form.rule_id, "stream": workspace.stream.name, "severity": form.severity, **texts,
-            "group_by": [name.strip() for name in form.group_by.split(",") if name.strip()],
-            "window": form.window, "measures": _parse_pairs(form.measures), "when": form.when,
-        }  # fmt: skip
-        if form.parameters:
-            document["parameters"] = {
-                name: read_parameter(value) for name, value in _parse_pairs(form.parameters).items()
-            }
+    document = (
+        load_rule_document(_find_rule_file(workspace, form)) if form.rule_file else _make_document(workspace, form)
+    )
     show(code(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)))
+    return document
+
+
+def _find_rule_file(workspace: Workspace, form: SimpleNamespace) -> Path:
+    here, there = Path(form.rule_file), workspace.conf / "rules" / form.rule_file
+    return there if there.is_file() and not here.is_file() else here
+
+
+def _make_document(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
+    texts = {name: getattr(form, name) for name in ("description", "where", "message") if getattr(form, name)}
+    document = {
+        "rule_id": form.rule_id, "stream": workspace.stream.name, "severity": form.severity, **texts,
+        "group_by": [name.strip() for name in form.group_by.split(",") if name.strip()],
+        "window": form.window, "measures": _parse_pairs(form.measures), "when": form.when,
+    }  # fmt: skip
+    if form.parameters:
+        document["parameters"] = {name: read_parameter(value) for name, value in _parse_pairs(form.parameters).items()}
     return document
 
 
@@ -252,6 +266,43 @@ def _parse_pairs(listed: str) -> dict[str, str]:
     """Parses a list such as `total: sum(amount); n: count(*)` into name -> text."""
     parts = [part.partition(":") for part in listed.replace(";", "\n").splitlines() if part.strip()]
     return {name.strip(): text.strip() for name, _, text in parts}
+
+
+def author_rule(workspace: Workspace, form: SimpleNamespace) -> Authoring | None:
+    """Shows a desk at which a person writes a rule: form, YAML, checks, trials, what-if, the gate, saving, publishing.
+
+    form: as for `rule_form`, whose rule it begins with. Returns the desk; None, and a sentence is shown, where nobody looks at
+    the notebook or ipywidgets is missing.
+    """
+
+    def make() -> Authoring:
+        from lookback.desk.authoring import Authoring
+        from lookback.desk.ruletext import RuleText
+
+        text = (
+            RuleText.read(_find_rule_file(workspace, form))
+            if form.rule_file
+            else RuleText.of(_make_document(workspace, form))
+        )
+        return Authoring(workspace.rules, workspace.stream, workspace.settings, text)
+
+    return _open_desk(make)
+
+
+def _open_desk(make: Callable[[], _Desk]) -> _Desk | None:
+    """Shows a desk, made of ipywidgets, to a person. Returns None, and shows a sentence, where it is of no use."""
+    if not is_watched():
+        show(text("The desk is for a person at a notebook; the cells of this one do the same by their parameters."))
+        return None
+    try:
+        desk = make()
+    except ModuleNotFoundError as error:
+        if error.name != "ipywidgets":
+            raise
+        show(text("The desk needs the package ipywidgets; the cells of this notebook do the same by their parameters."))
+        return None
+    show(desk.widget)
+    return desk
 
 
 def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRule:
@@ -397,8 +448,7 @@ def check_gate(
     """
     from lookback.core.rules.gate import Gate, hash_document
     from lookback.spark.activation import activate as make_active
-    from lookback.spark.activation import find_candidate, find_conditions
-    from lookback.spark.rules import RuleRow
+    from lookback.spark.activation import check_document, find_candidate
 
     gate, rules, rule_id = workspace.settings.gate, workspace.rules, str(document["rule_id"])
     if not (run or activate):
@@ -409,16 +459,7 @@ def check_gate(
         if not activate:
             return None
     if not activate:
-        row = RuleRow(
-            rule_id,
-            rules.next_version(rule_id),
-            "draft",
-            dict(document),
-            author or workspace.tables.current_user,
-            "",
-            None,
-        )
-        _show_conditions(find_conditions(rules, row, gate or Gate(), approver=author))
+        _show_conditions(check_document(rules, document, gate or Gate(), author=author))
         show(text(f"{rule_id} was checked as it stands here; to make it active, set the parameter activate to true."))
         return None
     there = find_candidate(rules, rule_id)

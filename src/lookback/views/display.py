@@ -82,6 +82,17 @@ def has_front_end() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None  # type: ignore[no-untyped-call]
 
 
+def is_watched() -> bool:
+    """Returns whether a person looks at this notebook; False for a script, and for a runner of notebooks such as nbmake."""
+    try:
+        from IPython.core.getipython import get_ipython
+    except ImportError:
+        return False
+    kernel = getattr(get_ipython(), "kernel", None)  # type: ignore[no-untyped-call]
+    # A runner cannot answer a question, and says so with every cell that it sends.
+    return kernel is not None and bool(getattr(kernel, "_allow_stdin", True))
+
+
 def clear() -> None:
     """Clears the cell's output as soon as the next thing is shown."""
     try:
