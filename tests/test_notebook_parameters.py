@@ -295,7 +295,7 @@ def test_an_explanation_of_a_sequence_is_shown_step_by_step(capsys: pytest.Captu
     }  # fmt: skip
     timeline = {
         "event_time": [time], "event_id": ["7"], "value": [1.0], "running": [None], "in_window": [True],
-        "is_alert": [True], "step": ["seen"], "until": [False],
+        "is_alert": [True], "step": ["seen"], "fits": [""], "until": [False],
     }  # fmt: skip
     steps = (
         StepEvidence("seen", "true", "an event of any kind", pd.DataFrame({"id": [7]})),

@@ -33,7 +33,7 @@ from lookback.parameters import check_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
 from lookback.testing.trial import Trial, run_trial
 from lookback.views import pictures, whatif
-from lookback.views.display import code, is_watched, show, text, to_frame
+from lookback.views.display import code, has_person, show, text, to_frame
 from lookback.views.explanations import describe_alert, describe_event
 from lookback.views.live import read_commit_times, watch
 from lookback.views.terminal import describe_redundant
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from lookback.core.rules.gate import Condition
     from lookback.core.streams.declaration import Stream
     from lookback.desk.authoring import Authoring
+    from lookback.desk.review import ReviewDesk
     from lookback.spark.figures import RuleFigures
     from lookback.spark.ingest.files import IngestReport
     from lookback.spark.rules import RulesTable
@@ -268,38 +269,35 @@ def _parse_pairs(listed: str) -> dict[str, str]:
     return {name.strip(): text.strip() for name, _, text in parts}
 
 
-def author_rule(workspace: Workspace, form: SimpleNamespace) -> Authoring | None:
+def open_author_desk(workspace: Workspace, form: SimpleNamespace, wanted: bool = True) -> Authoring | None:
     """Shows a desk at which a person writes a rule: form, YAML, checks, trials, what-if, the gate, saving, publishing.
 
-    form: as for `rule_form`, whose rule it begins with. Returns the desk; None, and a sentence is shown, where nobody looks at
-    the notebook or ipywidgets is missing.
+    form: as for `rule_form`, whose rule it begins with. wanted False: no desk, as in a job. Returns None, and shows a sentence,
+    where nobody is at the notebook or ipywidgets is missing.
     """
 
     def make() -> Authoring:
         from lookback.desk.authoring import Authoring
         from lookback.desk.ruletext import RuleText
 
-        text = (
-            RuleText.read(_find_rule_file(workspace, form))
-            if form.rule_file
-            else RuleText.of(_make_document(workspace, form))
-        )
+        document = None if form.rule_file else _make_document(workspace, form)
+        text = RuleText.read(_find_rule_file(workspace, form)) if document is None else RuleText.of(document)
         return Authoring(workspace.rules, workspace.stream, workspace.settings, text)
 
-    return _open_desk(make)
+    return _show_desk(make, wanted)
 
 
-def _open_desk(make: Callable[[], _Desk]) -> _Desk | None:
-    """Shows a desk, made of ipywidgets, to a person. Returns None, and shows a sentence, where it is of no use."""
-    if not is_watched():
-        show(text("The desk is for a person at a notebook; the cells of this one do the same by their parameters."))
+def _show_desk(make: Callable[[], _Desk], wanted: bool) -> _Desk | None:
+    """Shows a desk where somebody is at the notebook, else a sentence. make: makes it, and imports ipywidgets."""
+    if not (wanted and has_person()):
+        show(text("No desk is shown, as nobody is at this notebook or the parameter desk is false."))
         return None
     try:
         desk = make()
     except ModuleNotFoundError as error:
-        if error.name != "ipywidgets":
+        if not (error.name or "").startswith("ipywidgets"):
             raise
-        show(text("The desk needs the package ipywidgets; the cells of this notebook do the same by their parameters."))
+        show(text("The desk needs the package ipywidgets, which is not installed; the cells below do without it."))
         return None
     show(desk.widget)
     return desk
@@ -607,6 +605,28 @@ def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: f
             )
         )
     return frame.head(limit)
+
+
+def open_desk(
+    workspace: Workspace, rule_id: str = "", days: float = 90, reviewer: str = "", wanted: bool = True
+) -> ReviewDesk | None:
+    """Shows the review desk where somebody is at the notebook: the queue, one alert, and buttons to decide on it.
+
+    rule_id, days: as for `show_queue`. reviewer: default: the user who runs the notebook. wanted False: no desk, as in a job.
+    Returns None, and shows a sentence, where nobody is or ipywidgets is missing.
+    """
+
+    def make() -> ReviewDesk:
+        from lookback.desk.records import AlertRecords
+        from lookback.desk.review import ReviewDesk
+
+        records = AlertRecords(
+            workspace.tables, workspace.streams, stream=workspace.stream.name, rule_id=rule_id or None, days=days,
+            reviewer=reviewer or None,
+        )  # fmt: skip
+        return ReviewDesk(records)
+
+    return _show_desk(make, wanted)
 
 
 def explain_alert(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from lookback.desk.parts import (
     make_text,
 )
 from lookback.views import whatif
-from lookback.views.display import read_title
+from lookback.views.display import draw_png, read_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,18 +94,12 @@ class Sliders:
 
 def draw(figure: Figure) -> Any:
     """Makes a picture of a figure."""
-    return make_picture(_write_png(figure), read_title(figure), "lookback-picture")
+    return make_picture(draw_png(figure), read_title(figure), "lookback-picture")
 
 
 def _redraw(picture: Any, figure: Figure) -> None:
-    picture.value = _write_png(figure)
+    picture.value = draw_png(figure)
     describe(picture, read_title(figure))
-
-
-def _write_png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
-    return buffer.getvalue()
 
 
 def _list_figures(figures: Figures, varied: Mapping[str, Sequence[Any]]) -> list[str]:

@@ -264,6 +264,12 @@ class Term(NamedTuple):
         after = [row["logged_at"] for row in rows if not row["is_before"]]
         return cls(before[-1] if before else None, after[0] if after else None)
 
+    def covers(self, written_at: dt.datetime) -> bool:
+        """Returns whether the evaluation wrote a row at a time (aware)."""
+        # Spark's rows have local times without a zone.
+        begun_at, ended_at = (None if each is None else each.astimezone(dt.timezone.utc) for each in self)
+        return (begun_at is None or begun_at < written_at) and (ended_at is None or written_at <= ended_at)
+
     def select(self, rows: DataFrame, column: str) -> DataFrame:
         """Selects the rows that the evaluation wrote. column: of the time at which a row was written."""
         if self.begun_at is not None:
