@@ -45,15 +45,19 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.desk.authoring import Authoring
     from lookback.desk.review import ReviewDesk
+    from lookback.desk.streams import StreamDesk
     from lookback.spark.figures import RuleFigures
     from lookback.spark.ingest.files import IngestReport
     from lookback.spark.rules import RulesTable
+    from lookback.spark.stream.metrics import Metrics
+    from lookback.spark.stream.pipeline import Evaluation
     from lookback.spark.stream.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
 _MAX_LISTED_EVENTS = 50
 _MAX_READ_ALERTS = 1_000
 _MAX_DRAWN_ROWS = 100_000
+_WAIT_SECONDS = 60.0
 
 
 class _HasWidget(Protocol):
@@ -502,7 +506,7 @@ def list_rules(workspace: Workspace) -> pd.DataFrame:
 
 def evaluate_stream(
     workspace: Workspace, mode: str = "once", every: str = "", minutes: float = 0, idle_after: str = "", shards: int = 0,
-    view: str = "auto",
+    view: str = "auto", desk: StreamDesk | None = None,
 ) -> list[BatchReport]:  # fmt: skip
     """Judges the stream's events by the rules in force and shows the progress; returns the reports of its batches.
 
@@ -511,8 +515,8 @@ def evaluate_stream(
     the profile says. idle_after: a duration; for each such time without a new commit a continuous evaluation moves the
     watermark on by as much. shards: the number for a new checkpoint; 0: as the stream or conf/settings.yml says, else as
     many as the cluster has cores, at most 48. view: `live`, a picture that is refreshed every second; `lines`, for jobs;
-    `auto`, see `lookback.views.live.watch`. An interrupt of the cell ends it cleanly; a half-done batch is repeated at the
-    next start.
+    `auto`, see `lookback.views.live.watch`; `desk`: a continuous evaluation runs beside `desk`, and the cell ends at once. An
+    interrupt of the cell ends it cleanly, as Stop at the desk does; a half-done batch is repeated at the next start.
     """
     from lookback.spark.replay.histories import make_history
     from lookback.spark.stream.checkpoint import Checkpoint
@@ -531,10 +535,49 @@ def evaluate_stream(
         default_shards=shards or workspace.stream.shards or workspace.settings.shards,
         accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate, historian=make_history,
     )  # fmt: skip
+    if view == "desk" and desk is not None and not once:
+        _run_beside(evaluation, metrics, minutes)
+        desk.attach(evaluation)
+        return list(evaluation.reports)
+    view = "auto" if view == "desk" else view
     with metrics:
         commits = None if once else lambda: read_commit_times(workspace.tables, workspace.stream)
         watch(evaluation, minutes, commits, view)
     return list(evaluation.reports)
+
+
+def _run_beside(evaluation: Evaluation, metrics: Metrics, minutes: float) -> None:
+    """Runs an evaluation in a thread, with its metrics, for `minutes`, 0 until it is stopped."""
+    from contextlib import suppress
+    from threading import Thread
+
+    evaluation.start()
+
+    def keep() -> None:
+        # Whoever stops the evaluation is told how it failed; here that is only written into the metrics.
+        with suppress(Exception), metrics:
+            if minutes:
+                evaluation.wait(minutes * 60)
+                evaluation.request_stop()
+            while not evaluation.wait(_WAIT_SECONDS):
+                pass
+            evaluation.stop()
+
+    Thread(target=keep, name="evaluate-beside", daemon=True).start()
+
+
+def open_stream_desk(workspace: Workspace, wanted: bool = True) -> StreamDesk | None:
+    """Shows a desk to steer a stream where somebody is at the notebook: its rules, their alerts a minute, and buttons.
+
+    wanted False: no desk, as in a job. Returns None, and shows a sentence, where nobody is or ipywidgets is missing.
+    """
+
+    def make() -> StreamDesk:
+        from lookback.desk.streams import StreamDesk
+
+        return StreamDesk(workspace.rules, workspace.stream)
+
+    return _show_desk(make, wanted)
 
 
 def show_health(workspace: Workspace) -> list[Finding]:

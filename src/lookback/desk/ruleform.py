@@ -228,7 +228,7 @@ class RuleForm:
     def _show_arguments(self) -> None:
         stream, aggregate = self._find_stream(), self._aggregate.value
         names = [] if stream is None else rulefields.list_argument_fields(aggregate, stream)
-        self._argument.options = names
+        self._argument.options, self._argument.value = names, next(iter(names), None)
         self._argument.layout.display = "" if rulefields.AGGREGATES[aggregate] else "none"
 
     def show(self, text: RuleText, but: Place | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -88,3 +89,47 @@ class Run:
             self._on_cancelled()
         else:
             then(value)
+
+
+class Ticker:
+    """Does something again and again in a thread of its own, until it is stopped or nobody has touched it for a while.
+
+    act: what is done; an error of it is logged, and it is done again next time. seconds: the pause between two times.
+    patience: so many seconds after the last `touch` it stops by itself, and calls on_end.
+    """
+
+    def __init__(self, act: Callable[[], None], seconds: float, patience: float, on_end: Callable[[], None]) -> None:
+        self._act, self._seconds, self._patience, self._on_end = act, seconds, patience, on_end
+        self._touched_at = time.monotonic()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lookback-desk-ticker", daemon=True)
+
+    def start(self) -> Ticker:
+        """Starts the thread."""
+        self._thread.start()
+        return self
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread.is_alive()
+
+    def touch(self) -> None:
+        """Says that a person is there."""
+        self._touched_at = time.monotonic()
+
+    def stop(self, wait: bool = True) -> None:
+        """Ends the thread. wait: until it has ended, unless this is called in it."""
+        self._stopping.set()
+        if wait and self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._seconds):
+            if time.monotonic() - self._touched_at > self._patience:
+                self._on_end()
+                return
+            try:
+                self._act()
+            except Exception:  # noqa: BLE001 - the next time may do
+                _LOG.warning("a desk could not be refreshed", exc_info=True)
