@@ -9,6 +9,7 @@ from typing import Any
 
 import ipywidgets
 import pytest
+from widgets import field, find, find_all, walk
 
 from lookback.config import Settings, load_streams
 from lookback.desk.authoring import Authoring
@@ -31,23 +32,6 @@ def open_desk(conf: Path, rule: str = "") -> Authoring:
     rules: Any = SimpleNamespace(streams=streams, tables=SimpleNamespace(spark=None))
     text = RuleText.read(conf / f"rules/{rule}.yml") if rule else None
     return Authoring(rules, streams["transactions"], Settings.local(str(conf.parent / "lakehouse"), str(conf)), text)
-
-
-def walk(widget: Any) -> list[Any]:
-    return [widget, *(each for child in getattr(widget, "children", ()) for each in walk(child))]
-
-
-def find_all(desk: Authoring, name: str) -> list[Any]:
-    return [each for each in walk(desk.widget) if f"lookback-{name}" in each._dom_classes]
-
-
-def find(desk: Authoring, name: str) -> Any:
-    (found,) = find_all(desk, name)
-    return found
-
-
-def field(desk: Authoring, place: str) -> Any:
-    return find(desk, f"field-{place}").children[0]
 
 
 def note(desk: Authoring, place: str) -> str:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from widgets import find
 
 from lookback.config import load_streams
 from lookback.core.errors import Problem, RuleError, SetupError
@@ -51,15 +52,6 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     counted = {"a": 10, "a (shadow)": 5}
     monkeypatch.setattr(streams, "count_alerts_by_role", lambda *_: dict(counted))
     return counted
-
-
-def walk(widget: Any) -> list[Any]:
-    return [widget, *(each for child in getattr(widget, "children", ()) for each in walk(child))]
-
-
-def find(desk: StreamDesk, name: str) -> Any:
-    (found,) = [each for each in walk(desk.widget) if f"lookback-{name}" in each._dom_classes]
-    return found
 
 
 def open_desk(rules: Any, seconds: float = 0) -> StreamDesk:
