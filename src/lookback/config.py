@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -286,7 +286,8 @@ def load_rule_document(path: str | Path) -> dict[str, Any]:
     return parse_rule_text(read_text(path), str(path)).document
 
 
-class ParsedRule(NamedTuple):
+@dataclass(frozen=True)
+class ParsedRule:
     """The document of a rule, the node of YAML that it was read from, and the line of each place, from 1 on."""
 
     document: dict[str, Any]

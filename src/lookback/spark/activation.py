@@ -94,9 +94,10 @@ def check_document(
     author: str = "",
     progress: Callable[[str], None] | None = None,
 ) -> list[Condition]:
-    """Finds the conditions of a gate for a document that is to be published. author: who wrote it, and would activate it.
+    """Finds the conditions of a gate, each met or not by a document that is to be published.
 
-    Raises RuleError if the document fails its check.
+    rules: the table. author: who wrote the document and would activate it; empty: the current user wrote it. progress: called
+    with lines for people. Raises RuleError if the document fails its check.
     """
     rule_id = str(document["rule_id"])
     writer = author or rules.tables.current_user
