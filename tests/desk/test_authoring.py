@@ -191,6 +191,11 @@ def test_another_file_is_opened_at_the_desk(conf: Path):
     find(desk, "files").value = ""
     find(desk, "open").click()
     assert desk.text.get("rule_id") == "my-rule"
+    assert desk.status == "A new rule is begun; Undo brings back what was here."
+    find(desk, "undo").click()
+    assert desk.text.get("rule_id") == "failed-logins"
+    find(desk, "save").click()
+    assert "has changed since it was opened" in desk.status
 
 
 def test_values_of_a_document_are_text_everywhere(conf: Path):
@@ -227,7 +232,7 @@ def test_sliders_redraw_both_pictures_from_what_was_judged():
     figures = [variant(limit, span, limit) for limit in (1, 2, 3) for span in ("1 hour", "2 hours")]
     sliders.show(Tuning(figures, {"limit": 2, "span": "1 hour"}), budget=2)
     assert sliders.chosen == {"limit": 2, "span": "1 hour"}
-    limit, span, words, take, alerts, precision, table = sliders.widget.children
+    _, limit, span, words, take, alerts, precision, table = sliders.widget.children
     assert len(table.children) == 8 * 7
     before = bytes(alerts.value), bytes(precision.value)
     assert before[0].startswith(b"\x89PNG")
@@ -247,6 +252,6 @@ def test_a_rule_without_parameters_has_figures_and_no_slider():
     only = variant(1, "", 4)
     only.parameters = {}
     sliders.show(Tuning([only], {}), budget=None)
-    _, words = sliders.widget.children
+    *_, words = sliders.widget.children
     assert "No parameter was varied" in words.value
     assert type(words) is type(make_text())

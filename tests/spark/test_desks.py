@@ -67,7 +67,7 @@ def test_a_rule_goes_from_the_form_to_the_running_stream(ready: Tables, tmp_path
     fill_in(desk)
     assert "Raised when n >= 2, where n is the number of events" in find(desk, "words").value
     assert press(desk, "look").endswith("of 60 events judged; nothing was written.")
-    picture, *_ = find(desk, "look-result").children
+    _, picture, *_ = find(desk, "look-result").children
     assert bytes(picture.value).startswith(b"\x89PNG")
     assert picture.tooltip == "often: what it would have flagged"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +72,9 @@ def begin_rule(stream: Stream) -> RuleText:
 
 @dataclass
 class _Look:
-    """The result of a quick look."""
+    """The result of a quick look at a rule."""
 
+    rule_id: str
     trial: Trial
     stream: Stream
     remarks: Sequence[Any]
@@ -99,8 +101,9 @@ class Authoring:
         self.run: Run | None = None
         self._rules, self._settings, self._first_stream = rules, settings, stream
         self._file = Path(self.text.name) if Path(self.text.name).is_file() else None
-        self._saved = self.text.text if self._file is not None else ""
-        self._past: list[str] = []
+        # The files that were read or written here, with what was in them.
+        self._known = {} if self._file is None else {self._file: self.text.text}
+        self._past: list[tuple[str, Path | None]] = []
         self._changed_by: object = None
         # Why the YAML cannot be read; what was typed there is not in `text` then.
         self._unread = ""
@@ -109,7 +112,7 @@ class Authoring:
         self._yaml = Place("yaml", make_area("YAML", "The rule as its file; what the form has no field for is written here", 28), self._read_yaml)  # fmt: skip
         self._words = make_text("", "lookback-words")
         self._findings = TextTable(("line", "place", "what to do"), "max-content max-content 1fr", "lookback-findings")
-        self._work = _Work(self._status, self._start)
+        self._work = _Work(self._status, self.cancel)
         self._add_widgets()
         self._show(None)
 
@@ -130,8 +133,9 @@ class Authoring:
                     add_classes(ipywidgets.VBox([self._yaml.widget], layout=_HALF), "lookback-yaml"),
                 ),
                 make_heading("Check"), self._words, self._findings.widget,
+                make_heading("Try and publish"), make_row(self._work.cancel, self._status.widget, name="lookback-status-row"),
                 self._make_look(), self._make_backtest(), self._make_gate(), self._make_publish(),
-                self._status.widget,
+                self._look_result, self._sliders.widget,
             ),
             "lookback-authoring",
         )  # fmt: skip
@@ -149,12 +153,14 @@ class Authoring:
         except LookbackError as error:
             self._status.show(str(error), "problem")
             return
-        self._file, self._saved = (Path(chosen), text.text) if chosen else (None, "")
-        self._accept(text, None)
+        self._accept(text, None, Path(chosen) if chosen else None)
+        if self._file is not None:
+            self._known[self._file] = text.text
         self._look_result.children = []
         self._conditions.show([])
         self._sliders.clear()
-        self._status.show(f"{chosen} is open." if chosen else "A new rule is begun.", "done")
+        what = f"{chosen} is open" if chosen else "A new rule is begun"
+        self._status.show(f"{what}; Undo brings back what was here.", "done")
 
     def _undo(self) -> None:
         if self._unread:
@@ -164,17 +170,18 @@ class Authoring:
         if not self._past:
             self._status.show("There is nothing to take back.")
             return
-        self.text, self._changed_by = self._name(self._past.pop()), None
+        text, self._file = self._past.pop()
+        self.text, self._changed_by = self._name(text), None
         self._show(None)
         self._status.show("The last change is taken back.", "done")
 
     def _name(self, text: str) -> RuleText:
-        return RuleText(text, self.text.name if self._file is None else str(self._file))
+        return RuleText(text) if self._file is None else RuleText(text, str(self._file))
 
     def _change(self, changed_by: Place | None, make: Callable[[RuleText], RuleText]) -> None:
         """Changes the text as the form says; a sentence at the field if that cannot be."""
         try:
-            self._accept(make(self.text), changed_by)
+            self._accept(make(self.text), changed_by, self._file)
         except SetupError as error:
             if changed_by is None:
                 self._status.show(str(error), "problem")
@@ -189,15 +196,15 @@ class Authoring:
             place.tell([self._unread])
             self._form.disable()
             return
-        self._accept(text, place)
+        self._accept(text, place, self._file)
 
-    def _accept(self, text: RuleText, changed_by: Place | None) -> None:
+    def _accept(self, text: RuleText, changed_by: Place | None, file: Path | None) -> None:
         if text.text != self.text.text:
             # Letters typed into one field are taken back together.
             if changed_by is None or changed_by is not self._changed_by:
-                self._past = [*self._past[1 - _MAX_UNDO :], self.text.text]
+                self._past = [*self._past[1 - _MAX_UNDO :], (self.text.text, self._file)]
             self.text = text
-        self._changed_by = changed_by
+        self._changed_by, self._file = changed_by, file
         self._show(changed_by)
 
     def _show(self, changed_by: Place | None) -> None:
@@ -259,7 +266,7 @@ class Authoring:
         self._events = make_field(ipywidgets.BoundedIntText, "Newest events", "How many of the newest events to try the rule on", value=10_000, min=1, max=1_000_000)  # fmt: skip
         self._look_result = make_column(name="lookback-look-result")
         button = self._work.make_button("Quick look", self._look, "Run the rule over the newest events; nothing is written", "lookback-look")  # fmt: skip
-        return make_column(make_heading("Quick look"), make_row(self._events, button), self._look_result)
+        return make_row(button, self._events)
 
     def _look(self) -> None:
         document, events = dict(self._require_fine()), self._events.value
@@ -271,13 +278,13 @@ class Authoring:
             recent, lists = read_recent_events(tables, stream, events), read_contents(tables, rule.lists)
             progress(f"judging {len(recent):,} events")
             trial = run_trial(document, recent, stream, lists)
-            return _Look(trial, stream, find_data_remarks(rule, stream, recent, lists))
+            return _Look(rule.spec.rule_id, trial, stream, find_data_remarks(rule, stream, recent, lists))
 
         self._start("Quick look", work, self._show_look)
 
     def _show_look(self, look: _Look) -> None:
         trial = look.trial
-        title = f"{self.text.get('rule_id')}: what it would have flagged"
+        title = f"{look.rule_id}: what it would have flagged"
         figure = pictures.plot_flagged(
             trial.events, trial.final_alerts, look.stream.event_time, title,
             values=trial.values, name=trial.name, limits=trial.limits,
@@ -287,25 +294,20 @@ class Authoring:
         notes = [make_text(f"Remark: {each}") for each in look.remarks]
         notes += [make_text(f"Problem: {row['message']}") for row in trial.errors.to_dict("records")]
         shown = [table.widget] if len(trial.alerts) else []
-        self._look_result.children = [draw(figure), *shown, *notes]
+        self._look_result.children = [make_heading("Quick look"), draw(figure), *shown, *notes]
         judged = f"{count_noun(len(trial.events), 'event')} judged"
         self._status.show(f"{count_noun(len(trial.final_alerts), 'alert')} of {judged}; nothing was written.", "done")
 
     def _make_backtest(self) -> Any:
-        make = lambda title, hint, name: make_field(ipywidgets.Text, title, hint, name)  # noqa: E731
+        make = partial(make_field, ipywidgets.Text)
         self._since = make("Since", "The event time from which on it speaks; empty: the first", "lookback-since")
         self._vary = make("What if", "Values to try, such as limit=500,1000,2000, several with semicolons; empty: the first number of the parameters", "lookback-vary")  # fmt: skip
         self._against = make("Against", "The id of a published rule to compare with; empty: none", "lookback-against")
         self._budget = make_field(ipywidgets.BoundedFloatText, "Budget", "The alerts that the team can look at in a day; 0: none is drawn", "lookback-budget", value=0, min=0, max=1e9)  # fmt: skip
         button = self._work.make_button("Backtest", self._backtest, "Judge all events of the stream; nothing is written", "lookback-backtest")  # fmt: skip
-        self._cancel = make_button("Cancel", self.cancel, "Cancel what is running", "lookback-cancel")
-        self._cancel.disabled = True
-        self._work.cancel = self._cancel
         self._sliders = Sliders(self._take_values)
         return make_column(
-            make_heading("Backtest and what if"),
-            make_row(self._vary, self._since, self._against, self._budget), make_row(button, self._cancel),
-            self._sliders.widget,
+            make_row(self._vary, self._since, self._against, self._budget), button,
         )  # fmt: skip
 
     def _backtest(self) -> None:
@@ -352,7 +354,7 @@ class Authoring:
         self._conditions = TextTable(("condition", "met", "figure", "what to do"), name="lookback-gate-table")
         check = self._work.make_button("Check the gate", self._check_gate, "What the settings ask of the rule before it is active", "lookback-gate")  # fmt: skip
         make_active = self._work.make_button("Activate", self._activate, "Make the published draft active, if it has all that the gate asks", "lookback-activate")  # fmt: skip
-        return make_column(make_heading("Gate"), make_row(check, make_active), self._conditions.widget)
+        return make_column(make_row(check, make_active), self._conditions.widget)
 
     def _check_gate(self) -> None:
         document, gate, author = dict(self._require_fine()), self._settings.gate, self._author.value.strip()
@@ -361,8 +363,11 @@ class Authoring:
                 "conf/settings.yml has no gate: a version is active as soon as it is published as active."
             )
             return
-        work = lambda progress: check_document(self._rules, document, gate, author=author, progress=progress)  # noqa: E731
-        self._start("Gate", work, self._show_conditions)
+        self._start(
+            "Gate",
+            lambda progress: check_document(self._rules, document, gate, author=author, progress=progress),
+            self._show_conditions,
+        )
 
     def _show_conditions(self, conditions: Sequence[Condition]) -> None:
         rows = [(each.condition, "met" if each.met else "not met", each.figure, each.remedy) for each in conditions]
@@ -390,7 +395,7 @@ class Authoring:
         self._start("Activate", work, show)
 
     def _make_publish(self) -> Any:
-        text = lambda title, hint, name: make_field(ipywidgets.Text, title, hint, name)  # noqa: E731
+        text = partial(make_field, ipywidgets.Text)
         self._author = text("Author", "Who publishes or activates it; empty: who runs the notebook", "lookback-author")
         self._comment = text("Comment", "Why this version", "lookback-comment")
         statuses = ("active", "shadow", "paused", "draft")
@@ -399,7 +404,7 @@ class Authoring:
         save = make_button("Save as conf/rules/ID.yml", self._guard(self.save), "Write the YAML as the file that git keeps", "lookback-save")  # fmt: skip
         publish = self._work.make_button("Publish", self._publish, "Append the next version to the rules table; a stream that runs obeys it within seconds", "lookback-publish")  # fmt: skip
         return make_column(
-            make_heading("Save and publish"), make_row(save, self._replaces),
+            make_row(save, self._replaces),
             make_row(self._new_status, self._author, self._comment, publish),
         )  # fmt: skip
 
@@ -428,7 +433,7 @@ class Authoring:
             raise SetupError(
                 f"{file} cannot be written: {error.strerror or error}; copy the YAML from above"
             ) from error
-        self._file, self._saved = file, self.text.text
+        self._file, self._known[file] = file, self.text.text
         self._replaces.value = False
         problems = "" if self.checked.is_fine else f", with {count_noun(len(self.checked.problems), 'problem')} to mend"
         self._files.options = self._list_files()
@@ -439,8 +444,9 @@ class Authoring:
     def _require_own(self, file: Path) -> None:
         if not file.exists() or self._replaces.value:
             return
-        is_opened = self._file is not None and self._file.exists() and self._file.samefile(file)
-        if not is_opened or read_text(file) != self._saved:
+        known = next((text for each, text in self._known.items() if each.exists() and each.samefile(file)), None)
+        is_opened = known is not None
+        if read_text(file) != known:
             why = "has changed since it was opened" if is_opened else "is there already"
             raise SetupError(f"{file} {why}; tick `Replace a file that is there`, or choose another rule_id")
 
@@ -462,9 +468,10 @@ class Authoring:
 class _Work:
     """The buttons that start work, which are off while something runs, and the one that cancels it, which is on then."""
 
-    def __init__(self, status: Status, start: Callable[..., None]) -> None:
+    def __init__(self, status: Status, cancel: Callable[[], None]) -> None:
         self._status, self._buttons = status, list[Any]()
-        self.cancel: Any = None
+        self.cancel = make_button("Cancel", cancel, "Cancel what is running", "lookback-cancel")
+        self.cancel.disabled = True
 
     def make_button(self, title: str, act: Callable[[], None], hint: str, name: str) -> Any:
         """Makes a button; an error of what it does is shown as a sentence."""

@@ -69,26 +69,22 @@ class Run:
     def _run(self) -> None:
         try:
             result = self._run_work()
-        except LookbackError as error:
-            self._end(self._on_failure, str(error))
+            if not self._is_cancelled.is_set():
+                self._on_done(result)
         except Exception as error:  # noqa: BLE001 - whatever ends the thread is shown to the person who started it
             if not self._is_cancelled.is_set():
-                _LOG.warning("work at a desk failed", exc_info=True)
-            self._end(self._on_failure, summarize_error(error))
-        else:
-            self._end(self._on_done, result)
+                is_expected = isinstance(error, LookbackError)
+                if not is_expected:
+                    _LOG.warning("work at a desk failed", exc_info=True)
+                self._on_failure(str(error) if is_expected else summarize_error(error))
+        if self._is_cancelled.is_set():
+            self._on_cancelled()
 
     def _run_work(self) -> Any:
         if self._spark is None:
             return self._work(self._show_line)
         with tagged_jobs(self._spark, self._tag):
             return self._work(self._show_line)
-
-    def _end(self, then: Callable[[Any], None], value: Any) -> None:
-        if self._is_cancelled.is_set():
-            self._on_cancelled()
-        else:
-            then(value)
 
 
 class Ticker:

@@ -14,6 +14,7 @@ from lookback.desk.parts import (
     make_button,
     make_column,
     make_field,
+    make_heading,
     make_picture,
     make_text,
 )
@@ -62,10 +63,17 @@ class Sliders:
             note = make_text(
                 "No parameter was varied: write a number under Parameters, and :name where its value belongs."
             )
-            self.widget.children = [self._table.widget, note]
+            self.widget.children = [make_heading("What if"), self._table.widget, note]
             return
         self._draw(next(iter(self._sliders)))
-        self.widget.children = [*self._sliders.values(), self._words, self._button, *self._pictures, self._table.widget]
+        self.widget.children = [
+            make_heading("What if"),
+            *self._sliders.values(),
+            self._words,
+            self._button,
+            *self._pictures,
+            self._table.widget,
+        ]
 
     def _make_slider(self, name: str, values: Sequence[Any], first: Any) -> Any:
         # A value is never a description, which ipywidgets 7 writes as HTML; the name of a parameter has only letters and digits.
