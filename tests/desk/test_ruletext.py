@@ -159,7 +159,7 @@ TEXTS = st.one_of(
 )
 SCALARS = st.one_of(TEXTS, st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False))
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6)  # fmt: skip
-DOCUMENTS = st.dictionaries(st.sampled_from(["rule_id", "description", "where", "window", "measures", "tests", "parameters", "when"]) | NAMES, VALUES, min_size=1, max_size=6)  # fmt: skip
+DOCUMENTS = st.dictionaries(st.sampled_from(["rule_id", "description", "where", "window", "measures", "tests", "parameters", "when"]) | NAMES, VALUES, min_size=2, max_size=6)  # fmt: skip
 
 
 @given(document=DOCUMENTS)

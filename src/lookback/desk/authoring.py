@@ -445,9 +445,8 @@ class Authoring:
         if not file.exists() or self._replaces.value:
             return
         known = next((text for each, text in self._known.items() if each.exists() and each.samefile(file)), None)
-        is_opened = known is not None
         if read_text(file) != known:
-            why = "has changed since it was opened" if is_opened else "is there already"
+            why = "is there already" if known is None else "has changed since it was opened"
             raise SetupError(f"{file} {why}; tick `Replace a file that is there`, or choose another rule_id")
 
     def _publish(self) -> None:
