@@ -467,6 +467,29 @@ def test_a_picture_is_live_only_where_a_front_end_shows_it(
     assert bool(cleared) is is_live
 
 
+@pytest.mark.parametrize(
+    ("shell", "runtime", "expected"),
+    [
+        (None, "", False),  # a script
+        (SimpleNamespace(), "", False),  # IPython's own shell
+        (SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=False)), "", False),  # nbmake
+        (SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=True)), "", True),  # JupyterLab
+        (SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=False)), "17.3", True),  # Databricks asks nobody
+        (SimpleNamespace(kernel=SimpleNamespace()), "", True),  # a kernel that does not tell
+    ],
+)
+def test_a_desk_is_shown_where_a_person_may_be(
+    monkeypatch: pytest.MonkeyPatch, shell: Any, runtime: str, expected: bool
+) -> None:
+    from lookback.views.display import has_person
+
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: shell)
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    if runtime:
+        monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", runtime)
+    assert has_person() is expected
+
+
 def test_a_view_is_one_of_three() -> None:
     evaluation: Any = Failing(None)
     with pytest.raises(SetupError, match="view is auto, live or lines, got 'screen'"):

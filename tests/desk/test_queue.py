@@ -165,14 +165,20 @@ def test_a_snooze_hides_what_it_covers():
     assert queue.snooze(lambda each: each.entity == "customer c1") == []
 
 
-def test_a_session_counts_and_forgets_what_is_undone():
+def test_a_session_forgets_what_is_undone():
     session = Session()
     assert session.last is None
-    for number in (1, 2):
-        session.add(SessionStep(tuple(map(alert, range(number))), "benign", "", "kim", NOW))
-    assert (session.decided, len(session.last.alerts)) == (3, 2)
+    one = SessionStep((alert(0),), "benign", "", "kim", NOW)
+    both = SessionStep((alert(0), alert(1)), "unclear", "", "kim", NOW)
+    session.add(one)
+    session.add(both)
+    assert session.last is both
+    assert session.find(alert(0).alert_id) is session.find(alert(1).alert_id) is both
     session.drop_last()
-    assert (session.decided, len(session.last.alerts)) == (1, 1)
+    assert session.last is session.find(alert(0).alert_id) is one
+    assert session.find(alert(1).alert_id) is None
+    session.drop_last()
+    assert session.last is session.find(alert(0).alert_id) is None
 
 
 @given(

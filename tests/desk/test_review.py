@@ -59,7 +59,7 @@ class Records:
 
     def read_like(self, opened: OpenedAlert) -> list[dict[str, Any]]:
         row = {
-            "event_time": NOW, "rule_id": "burst", "severity": "low", "verdict": "raised", "mode": "active", "message": SCRIPT,
+            "alert_id": "f" * 32, "event_time": NOW, "rule_id": "burst", "severity": "low", "verdict": "raised", "mode": "active", "message": SCRIPT,
             "reviews": [Review("f" * 32, "benign", 0, "lee", "moved house", NOW)],
         }  # fmt: skip
         return [row, {**row, "verdict": "retracted", "mode": "shadow", "reviews": []}]
@@ -256,6 +256,26 @@ def test_undo_takes_decisions_back_one_after_another():
     assert person.decided == []
     assert "customer c1" in person.title
     assert len(person.listed) == 3
+
+
+def test_undo_leaves_a_later_revision_that_waits():
+    person = Person(alert(1), alert(2))
+    later = alert(1, revision=2, message="c1 spent 99")
+    person.records.later[later.alert_id] = later
+    person.press("decide-confirmed")
+    person.press("undo")
+    assert person.decided == []
+    assert person.desk.queue.find(later.alert_id).revision == 2
+    assert len(person.listed) == 2
+
+
+def test_a_decision_is_seen_beside_its_like_that_was_prepared_before_it():
+    person = Person(alert(1), alert(2))
+    like = person.records.read_like(None)
+    person.records.read_like = lambda _: [{**like[1], "alert_id": f"{1:032x}", "verdict": "raised"}]
+    person.fill("note", "as he says")
+    person.press("decide-confirmed")
+    assert person.find("like").children[-1].value.startswith("confirmed by kim at 2026-03-01 12:00:01 UTC: as he says")
 
 
 def test_undo_leaves_what_another_person_decided_beside_it():

@@ -208,9 +208,9 @@ def test_an_explainer_keeps_rules_until_something_is_written_about_them(judged: 
     first = judged.read("alerts").toArrow().to_pylist()[0]
     opened = explainer.read_row(first["alert_id"], 0, first["decided_at"])
     assert explainer.explain(opened).consistent
-    (_, histories) = explainer._known[STREAM.name]
+    (known,) = explainer._known[STREAM.name]
     explainer.explain(opened)
-    assert explainer._known[STREAM.name][1] is histories
+    assert explainer._known[STREAM.name] == [known]
     # Another version, by which other alerts are explained.
     RulesTable(judged, STREAMS).push({**BY_CUSTOMER, "when": "n >= 3"})
     append(judged, events(100, [1, 1, 1], arrival=2))
@@ -222,6 +222,12 @@ def test_an_explainer_keeps_rules_until_something_is_written_about_them(judged: 
         one, other = explainer.explain(opened), explain(judged, STREAMS, row["alert_id"])
         assert one.to_dict() == other.to_dict()
         assert one.consistent
+    (read_again,) = explainer._known[STREAM.name]
+    assert read_again.history is not known.history
+    # Of an alert that was decided well before they were read, nothing that is written now changes what is known.
+    explainer._known[STREAM.name] = [read_again._replace(commits=(), read_at=read_again.read_at + HOUR)]
+    assert explainer.explain(opened).consistent
+    assert explainer._known[STREAM.name][0].history is read_again.history
     with pytest.raises(ReviewError, match="is not there any more; read the queue again"):
         explainer.read_row("0" * 32, 0, first["decided_at"])
 

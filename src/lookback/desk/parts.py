@@ -32,7 +32,8 @@ _STYLE = """
 .lookback-desk textarea:focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
 .lookback-desk .lookback-text { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.4; height: auto; }
 .lookback-desk .lookback-head { font-weight: 600; }
-.lookback-desk .lookback-list select { font-family: monospace; line-height: 1.5; }
+.lookback-desk .lookback-list select, .lookback-desk .lookback-list-head { font-family: monospace; line-height: 1.5; }
+.lookback-desk .lookback-list-head { white-space: pre; overflow: hidden; padding-left: 4px; }
 .lookback-desk .lookback-table { align-items: start; justify-content: start; }
 .lookback-desk img { max-width: 100%; }
 """ + "\n".join(f".lookback-desk .lookback-{name} {{ border-left: 4px solid {colour}; padding-left: 8px; }}" for name, colour in EDGES.items())  # fmt: skip

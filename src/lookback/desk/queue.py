@@ -213,16 +213,22 @@ class SessionStep:
 
 
 class Session:
-    """The decisions of a session, the last one first to be undone."""
+    """The decisions of a session, of which the last is undone first."""
 
     def __init__(self) -> None:
         self._steps: list[SessionStep] = []
-        self.decided = 0
+        self._by_alert: dict[str, list[SessionStep]] = {}
 
     def add(self, step: SessionStep) -> None:
         """Adds a decision."""
         self._steps.append(step)
-        self.decided += len(step.alerts)
+        for alert in step.alerts:
+            self._by_alert.setdefault(alert.alert_id, []).append(step)
+
+    def find(self, alert_id: str) -> SessionStep | None:
+        """Finds the last decision about an alert; None if there is none."""
+        steps = self._by_alert.get(alert_id)
+        return steps[-1] if steps else None
 
     @property
     def last(self) -> SessionStep | None:
@@ -231,4 +237,5 @@ class Session:
 
     def drop_last(self) -> None:
         """Forgets the last decision, as it has been undone."""
-        self.decided -= len(self._steps.pop().alerts)
+        for alert in self._steps.pop().alerts:
+            self._by_alert[alert.alert_id].pop()

@@ -80,7 +80,7 @@ class ReviewDesk:
         self._chosen: tuple[str, ...] = ()
         self._counts: Mapping[str, dict[str, int]] = {}
         self._ahead = _Ahead(records, in_background=in_background)
-        self._is_quiet = False
+        self._is_working = False
         self._list, self._alert = _QueueView(self), _AlertView(self)
         self.widget = make_desk(make_heading("Review desk"), self.status.widget, self._list.widget, self._alert.widget)
         self.read()
@@ -163,7 +163,9 @@ class ReviewDesk:
             left = self.records.undo(step)
             self.session.drop_last()
             self._count(step, -1)
-            back = [each for each in step.alerts if each.alert_id not in left]
+            self._ahead.drop()
+            # One that waits by a later revision is there already.
+            back = [each for each in step.alerts if each.alert_id not in left and each.alert_id not in self.queue]
             self.queue.put_back(back)
             for alert_id, reviews in left.items():
                 self._told[alert_id] = tuple(reviews)
@@ -263,13 +265,22 @@ class ReviewDesk:
         try:
             self._opened = self._ahead.open(alert)
             self._alert.show_explanation(self._opened)
-            self._alert.show_like(self._ahead.read_like(self._opened), self._count_like(alert))
+            like = [self._add_own_review(each) for each in self._ahead.read_like(self._opened)]
+            self._alert.show_like(like, self._count_like(alert))
         except Exception as error:  # noqa: BLE001 - an alert without its explanation can still be decided
             self._opened = None
             self._alert.show_no_explanation(_name_error(error))
         following = self.queue.find_next([alert.alert_id])
         if following is not None:
             self._ahead.prepare(following)
+
+    def _add_own_review(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Adds the decision of this session to an alert of the same entity, which may have been read before it."""
+        step = self.session.find(row["alert_id"])
+        if step is None or any(each.reviewed_at == step.reviewed_at for each in row["reviews"]):
+            return row
+        own = Review(row["alert_id"], step.disposition, None, step.reviewer, step.note, step.reviewed_at)
+        return {**row, "reviews": [*row["reviews"], own]}
 
     def _count_like(self, alert: QueuedAlert) -> str:
         self._counts = self._ahead.counts or self._counts
@@ -294,10 +305,10 @@ class ReviewDesk:
     @contextmanager
     def _working(self, sentence: str = "") -> Iterator[None]:
         """Shows a sentence while something is done, and in its place what went wrong."""
-        if self._is_quiet:
+        if self._is_working:
             yield
             return
-        self._is_quiet = True
+        self._is_working = True
         if sentence:
             self.status.show(sentence)
         try:
@@ -305,7 +316,7 @@ class ReviewDesk:
         except Exception as error:  # noqa: BLE001 - it would be lost in the browser's log
             self.status.show(_name_error(error), "problem")
         finally:
-            self._is_quiet = False
+            self._is_working = False
 
 
 class _Ahead:
@@ -336,13 +347,18 @@ class _Ahead:
         return counts
 
     def add(self, rule_id: str, disposition: str, by: int) -> None:
-        """Counts a decision, or one that is undone."""
-        self._added.append((rule_id, disposition, by))
+        """Counts a decision, or one that is undone; what is being counted now has it from the table."""
+        if self.is_counted:
+            self._added.append((rule_id, disposition, by))
 
     def forget(self) -> None:
         """Forgets what was prepared, as the queue is read anew."""
         self._next = self._counting = None
         self._added.clear()
+
+    def drop(self) -> None:
+        """Drops the alert that was prepared, as decisions beside it were withdrawn."""
+        self._next = None
 
     def prepare(self, alert: QueuedAlert) -> None:
         """Begins to explain an alert, unless that is done or under way; after the first one also counts decisions."""

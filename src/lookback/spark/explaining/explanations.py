@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
@@ -30,12 +31,13 @@ from lookback.spark.stream.rebuild import Evaluations
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
-    import datetime as dt
-
     from pyspark.sql import DataFrame, Row
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
+
+# What the rules did before an alert was decided is in the tables so long after it, whatever the clocks say.
+_SETTLED = dt.timedelta(minutes=10)
 
 
 def explain(
@@ -61,7 +63,7 @@ def explain(
 
 
 class Explainer:
-    """Explains many alerts, one after another: what it has read of rules is kept while nothing is written about them.
+    """Explains many alerts, one after another: what it has read of rules is kept while nothing new is written about them.
 
     tables: those of the streams. Threads may share it.
     """
@@ -70,8 +72,8 @@ class Explainer:
         """Takes the declared streams by name."""
         self.tables = tables.holding(*streams.values())
         self._streams = streams
-        # Of each stream the evaluations of which an alert was explained, and the commits of the tables then.
-        self._known: dict[str, tuple[tuple[int, ...], list[RuleHistory]]] = {}
+        # Of each stream the evaluations of which an alert was explained.
+        self._known: dict[str, list[_KnownHistory]] = {}
 
     def read_row(self, alert_id: str, revision: int, decided_at: dt.datetime) -> dict[str, Any]:
         """Reads a row of an alert, of which it is known when it was decided (aware): no other files are read.
@@ -93,15 +95,25 @@ class Explainer:
         return replace(explained, notes=(*explained.notes, *_list_lost(history, alert["rule_id"])))
 
     def _find_history(self, stream: Stream, decided_at: dt.datetime) -> RuleHistory:
-        """Finds the rules of the evaluation that wrote a row, reading them if they are not known or not of now."""
+        """Finds the rules of the evaluation that wrote a row, reading them if they are not known or may have changed since."""
+        others = [each for each in self._known.get(stream.name, ()) if not each.history.term.covers(decided_at)]
+        own = next((each for each in self._known.get(stream.name, ()) if each not in others), None)
+        if own is not None and decided_at < own.read_at - _SETTLED:
+            return own.history
         commits = tuple(self.tables.version(name) for name in ("rules", "rule_log"))
-        known, histories = self._known.get(stream.name, ((), []))
-        own = [each for each in histories if each.term.covers(decided_at)] if known == commits else []
-        if own:
-            return own[0]
-        history = RuleHistory(self.tables, stream, self._streams, decided_at)
-        self._known[stream.name] = commits, [*(histories if known == commits else ()), history]
-        return history
+        if own is None or own.commits != commits:
+            read_at = dt.datetime.now(dt.timezone.utc)
+            own = _KnownHistory(RuleHistory(self.tables, stream, self._streams, decided_at), commits, read_at)
+            self._known[stream.name] = [*others, own]
+        return own.history
+
+
+class _KnownHistory(NamedTuple):
+    """The rules of an evaluation, with the commits of `rules` and `rule_log` and the time at which they were read."""
+
+    history: RuleHistory
+    commits: tuple[int, ...]
+    read_at: dt.datetime
 
 
 def _explain_by_version(
