@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import ipywidgets
 import pytest
 from widgets import field, find, find_all, walk
 
+from lookback import notebook
 from lookback.config import Settings, load_streams
 from lookback.desk.authoring import Authoring
 from lookback.desk.parts import make_text
@@ -219,6 +221,54 @@ def test_every_control_has_a_name_and_its_place_in_the_order(conf: Path):
         ):
             assert widget.description
             assert widget.tooltip
+
+
+def make_workspace(conf: Path) -> Any:
+    streams = load_streams(conf)
+    rules: Any = SimpleNamespace(streams=streams, tables=SimpleNamespace(spark=None))
+    settings = Settings.local(str(conf.parent / "lakehouse"), str(conf))
+    return SimpleNamespace(rules=rules, stream=streams["transactions"], settings=settings, conf=conf)
+
+
+FORM = SimpleNamespace(
+    rule_file="", rule_id="rush", description="", severity="high", group_by="customer_id", where="", window="1 hour",
+    measures="total: sum(amount); n: count(*)", when="total >= :limit", parameters="limit: 350", message="{n} payments",
+)  # fmt: skip
+
+
+def test_the_notebook_begins_with_its_parameters_or_with_a_file_whose_comments_stay(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shown = list[Any]()
+    monkeypatch.setattr(notebook, "has_person", lambda: True)
+    monkeypatch.setattr(notebook, "show", shown.append)
+    desk = notebook.open_author_desk(make_workspace(conf), FORM)
+    assert desk is not None
+    assert shown == [desk.widget]
+    assert desk.checked.is_fine
+    assert desk.text.document["measures"] == {"total": "sum(amount)", "n": "count(*)"}
+    file = SimpleNamespace(**{**vars(FORM), "rule_file": "spend-against-usual.yml"})
+    desk = notebook.open_author_desk(make_workspace(conf), file)
+    assert desk is not None
+    assert "# the month that ended a day ago" in desk.text.text
+    assert desk.save() == conf / "rules/spend-against-usual.yml"
+
+
+def test_without_a_person_or_widgets_the_notebook_says_so_and_goes_on(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert notebook.open_author_desk(make_workspace(conf), FORM) is None
+    assert notebook.open_stream_desk(make_workspace(conf)) is None
+    assert capsys.readouterr().out.count("No desk is shown, as nobody is at this notebook") == 2
+    monkeypatch.setattr(notebook, "has_person", lambda: True)
+    assert notebook.open_author_desk(make_workspace(conf), FORM, wanted=False) is None
+    capsys.readouterr()
+    for name in ("authoring", "streams"):
+        monkeypatch.delitem(sys.modules, f"lookback.desk.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    assert notebook.open_author_desk(make_workspace(conf), FORM) is None
+    assert notebook.open_stream_desk(make_workspace(conf)) is None
+    assert capsys.readouterr().out.count("The desk needs the package ipywidgets, which is not installed") == 2
 
 
 def variant(limit: int, span: str, alerts: int) -> Any:

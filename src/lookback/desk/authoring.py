@@ -243,8 +243,10 @@ class Authoring:
             return
 
         def finish(act: Callable[[], None]) -> None:
-            self._work.set_running(False)
-            act()
+            try:
+                act()
+            finally:
+                self._work.set_running(False)
 
         self._work.set_running(True)
         self._status.show(f"{title} ...")
