@@ -147,7 +147,11 @@ def test_names_that_cannot_be_are_told_at_the_row(conf: Path):
 def test_a_kind_brings_its_fields(conf: Path):
     desk = open_desk(conf)
     field(desk, "kind").value = "sliding"
-    shown = [key for key in ("lookback", "sliding", "slide", "session", "offset") if find(desk, f"field-window-{key}").layout.display != "none"]  # fmt: skip
+    shown = [
+        key
+        for key in ("lookback", "sliding", "slide", "session", "offset")
+        if find(desk, f"field-window-{key}").layout.display != "none"
+    ]
     assert shown == ["sliding", "slide", "offset"]
     field(desk, "window-slide").value = "2 hours"
     assert "larger than the window" in note(desk, "window-slide")
@@ -204,7 +208,7 @@ def test_values_of_a_document_are_text_everywhere(conf: Path):
     hostile = "<img src=x onerror=alert(1)>"
     desk = open_desk(conf)
     yaml = find(desk, "yaml").children[0].children[0]
-    yaml.value = f"rule_id: a\nstream: '{hostile}'\nseverity: '{hostile}'\ngroup_by: ['{hostile}']\nentity: '{hostile}'\nwhen: '{hostile}'\nmeasures: {{'{hostile}': '{hostile}'}}\nparameters: {{'{hostile}': 1}}\n"  # fmt: skip
+    yaml.value = f"rule_id: a\nstream: '{hostile}'\nseverity: '{hostile}'\ngroup_by: ['{hostile}']\nentity: '{hostile}'\nwhen: '{hostile}'\nmeasures: {{'{hostile}': '{hostile}'}}\nparameters: {{'{hostile}': 1}}\n"
     for widget in walk(desk.widget):
         if isinstance(widget, ipywidgets.HTML):
             assert "onerror" not in widget.value

@@ -95,7 +95,11 @@ def test_another_kind_keeps_what_is_common(file: Path, kind: str):
     for key in ("rule_id", "description", "stream", "group_by", "tests", "message"):
         assert text.get(key) == before.get(key)
     # What is left to mend is not about keys of another kind.
-    assert not [each for each in check_text(text, STREAMS).problems if "leave it out" in each.message and each.place in text.document]  # fmt: skip
+    assert not [
+        each
+        for each in check_text(text, STREAMS).problems
+        if "leave it out" in each.message and each.place in text.document
+    ]
 
 
 def test_measures_of_every_form():

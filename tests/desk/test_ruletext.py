@@ -57,13 +57,20 @@ def test_a_file_that_is_read_and_not_changed_is_the_same_file(file: Path):
 def test_a_change_and_its_opposite_give_the_file_back(file: Path):
     text = RuleText.read(file)
     changed = text.put(["severity"], "low").put(["score"], 7).put(["parameters", "more"], 1)
-    assert changed.document == {**text.document, "severity": "low", "score": 7, "parameters": {**text.document.get("parameters", {}), "more": 1}}  # fmt: skip
+    assert changed.document == {
+        **text.document,
+        "severity": "low",
+        "score": 7,
+        "parameters": {**text.document.get("parameters", {}), "more": 1},
+    }
     back = changed.remove(["parameters", "more"]).remove(["score"])
     back = (
         back.put(["severity"], text.document["severity"]) if "severity" in text.document else back.remove(["severity"])
     )
     assert back.document == text.document
-    assert [line for line in back.text.splitlines() if "#" in line] == [line for line in text.text.splitlines() if "#" in line]  # fmt: skip
+    assert [line for line in back.text.splitlines() if "#" in line] == [
+        line for line in text.text.splitlines() if "#" in line
+    ]
 
 
 def test_a_value_changes_alone_and_comments_stay():
@@ -94,7 +101,18 @@ def test_a_new_key_comes_in_its_order_behind_what_is_there():
         RuleText(COMMENTED).put(["where"], "amount > 0").put(["message"], "{n} of them").put(["stream"], "payments")
     )
     keys = list(changed.document)
-    assert keys == ["rule_id", "description", "stream", "group_by", "where", "window", "measures", "parameters", "when", "message"]  # fmt: skip
+    assert keys == [
+        "rule_id",
+        "description",
+        "stream",
+        "group_by",
+        "where",
+        "window",
+        "measures",
+        "parameters",
+        "when",
+        "message",
+    ]
     assert '  - terminal_id\nwhere: "amount > 0"\n\nwindow' in changed.text
     assert changed.text.endswith('when: "total > :limit"\nmessage: "{n} of them"\n\n# the end\n')
 
@@ -141,7 +159,10 @@ def test_the_forms_of_yaml(text: str, place: list[str], value: Any, expected: st
 
 def test_what_cannot_be_changed_alone_is_refused_with_its_line():
     text = 'rule_id: a\nwhere: &x "b > 1"\nwhen: *x\n'
-    with pytest.raises(SetupError, match="where cannot be changed here without changing more of the text, line 2; change it in the YAML"):  # fmt: skip
+    with pytest.raises(
+        SetupError,
+        match="where cannot be changed here without changing more of the text, line 2; change it in the YAML",
+    ):
         RuleText(text).put(["where"], "b > 2")
 
 
@@ -158,8 +179,15 @@ TEXTS = st.one_of(
     st.sampled_from(["24 hours", "true", "null", "1", "2026-01-01", "sum(amount)", "~", "yes", " a", "a ", "a\n\nb"]),
 )
 SCALARS = st.one_of(TEXTS, st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False))
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6)  # fmt: skip
-DOCUMENTS = st.dictionaries(st.sampled_from(["rule_id", "description", "where", "window", "measures", "tests", "parameters", "when"]) | NAMES, VALUES, min_size=2, max_size=6)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6
+)
+DOCUMENTS = st.dictionaries(
+    st.sampled_from(["rule_id", "description", "where", "window", "measures", "tests", "parameters", "when"]) | NAMES,
+    VALUES,
+    min_size=2,
+    max_size=6,
+)
 
 
 @given(document=DOCUMENTS)
@@ -173,7 +201,9 @@ def write(document: dict[str, Any], style: str) -> str:
     if style == "json":
         return json.dumps(document)
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=style == "flow", width=60)
-    return "".join(f"# note {at}\n{line}" for at, line in enumerate(text.splitlines(keepends=True)[:1])) + "".join(text.splitlines(keepends=True)[1:])  # fmt: skip
+    return "".join(f"# note {at}\n{line}" for at, line in enumerate(text.splitlines(keepends=True)[:1])) + "".join(
+        text.splitlines(keepends=True)[1:]
+    )
 
 
 @given(document=DOCUMENTS, style=st.sampled_from(["block", "flow", "json"]), data=st.data())

@@ -21,7 +21,9 @@ STREAM = load_streams(Path(__file__).parents[2] / "conf")["transactions"]
 
 
 def row(rule_id: str, version: int = 1, status: str = "active", stream: str = "transactions", **parameters: Any) -> Any:
-    return SimpleNamespace(rule_id=rule_id, version=version, status=status, document={"stream": stream, "parameters": parameters})  # fmt: skip
+    return SimpleNamespace(
+        rule_id=rule_id, version=version, status=status, document={"stream": stream, "parameters": parameters}
+    )
 
 
 class Rules:
@@ -39,7 +41,9 @@ class Rules:
         self.asked.append((rule_id, status, author, comment))
         if rule_id == "gone":
             raise RuleError("gone", [Problem("rule_id", "there is no such rule in the table")])
-        self.rows_ = [row(each.rule_id, each.version + 1, status) if each.rule_id == rule_id else each for each in self.rows_]  # fmt: skip
+        self.rows_ = [
+            row(each.rule_id, each.version + 1, status) if each.rule_id == rule_id else each for each in self.rows_
+        ]
         return 2
 
     def set_parameters(self, rule_id: str, changes: Any, *, author: str, comment: str) -> int:
@@ -61,8 +65,15 @@ def open_desk(rules: Any, seconds: float = 0) -> StreamDesk:
 def test_rules_of_the_stream_with_their_alerts_a_minute(counts: dict[str, int]):
     rows = [row("a", limit=3), row("a", 2, "shadow"), row("b", 1, "paused"), row("other", stream="logins")]
     listed = list_steered(rows, "transactions", counts, 5)
-    assert [(each.role, each.status, each.per_minute) for each in listed] == [("a", "active", 2.0), ("a (shadow)", "shadow", 1.0), ("b", "paused", 0.0)]  # fmt: skip
-    assert list_steered([SimpleNamespace(rule_id="x", version=1, status="active", document=None)], "transactions", {}, 5) == []  # fmt: skip
+    assert [(each.role, each.status, each.per_minute) for each in listed] == [
+        ("a", "active", 2.0),
+        ("a (shadow)", "shadow", 1.0),
+        ("b", "paused", 0.0),
+    ]
+    assert (
+        list_steered([SimpleNamespace(rule_id="x", version=1, status="active", document=None)], "transactions", {}, 5)
+        == []
+    )
     assert SteeredRule("a", "a" * 60 + "\n", 1, "active", 2.25).line.endswith(
         "... active      v1          2.2 a minute"
     )
@@ -87,7 +98,11 @@ def test_pause_resume_and_set_act_on_the_chosen_rule(counts: dict[str, int]):
     assert find(desk, "rules").value == "b"
     assert "paused" in find(desk, "rules").options[1][0]
     find(desk, "resume").click()
-    assert rules.asked == [("a", {"limit": "4"}, "ann", "too many"), ("b", "paused", "ann", "too many"), ("b", "active", "ann", "too many")]  # fmt: skip
+    assert rules.asked == [
+        ("a", {"limit": "4"}, "ann", "too many"),
+        ("b", "paused", "ann", "too many"),
+        ("b", "active", "ann", "too many"),
+    ]
 
 
 def test_an_error_is_a_sentence_and_a_rule_that_is_gone_too(counts: dict[str, int]):
@@ -168,7 +183,11 @@ def test_stop_ends_the_evaluation_beside_the_desk(counts: dict[str, int], fails:
     find(desk, "stop").click()
     assert not evaluation.running
     assert not desk.is_refreshing
-    assert desk.status == ("Problem: The evaluation failed: the checkpoint is gone" if fails else "The evaluation has ended; the next one goes on where it ended.")  # fmt: skip
+    assert desk.status == (
+        "Problem: The evaluation failed: the checkpoint is gone"
+        if fails
+        else "The evaluation has ended; the next one goes on where it ended."
+    )
 
 
 def test_an_evaluation_that_ends_by_itself_is_told(counts: dict[str, int]):

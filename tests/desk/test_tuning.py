@@ -9,7 +9,9 @@ from lookback.desk.tuning import Tuning
 
 
 def variant(alerts: int, precision: float | None = None, **parameters: Any) -> Any:
-    return SimpleNamespace(parameters=parameters, alerts=alerts, alerts_per_day=alerts / 2, keys=1, precision=precision, recall=None)  # fmt: skip
+    return SimpleNamespace(
+        parameters=parameters, alerts=alerts, alerts_per_day=alerts / 2, keys=1, precision=precision, recall=None
+    )
 
 
 FIGURES = [variant(10 * a + b, a=a, b=b, c=1) for a in (1, 2, 3) for b in (5, 6)]

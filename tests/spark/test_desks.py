@@ -16,7 +16,7 @@ from widgets import field, find, find_all
 from lookback import notebook
 from lookback.config import Settings, load_rule_document
 from lookback.core.rules.gate import Gate
-from lookback.desk import authoring
+from lookback.desk import trying
 from lookback.desk.authoring import Authoring
 from lookback.desk.running import Run
 from lookback.desk.streams import StreamDesk
@@ -106,7 +106,10 @@ def test_the_gate_is_shown_and_the_draft_made_active(ready: Tables, tmp_path: Pa
     shown = [each.value for each in find(desk, "gate-table").children]
     assert shown[4:6] == ["at most 1e+09 alerts a day in a backtest of 1 days", "met"]
     assert "let somebody other than ann activate it" in shown
-    assert press(desk, "publish") == "often is published as version 1, draft; the settings have a gate: Activate makes it active."  # fmt: skip
+    assert (
+        press(desk, "publish")
+        == "often is published as version 1, draft; the settings have a gate: Activate makes it active."
+    )
     assert press(desk, "activate") == "Version 1 is not active: not all is met."
     find(desk, "author").value = "bob"
     assert press(desk, "activate") == "Version 1 is active as version 2."
@@ -125,7 +128,14 @@ def test_a_cancelled_run_leaves_no_job_behind(spark: SparkSession) -> None:
     def work(_: Callable[[str], None]) -> None:
         spark.range(1).mapInPandas(_sleep, "id long").collect()
 
-    run = Run(spark, work, on_line=seen.append, on_done=lambda _: seen.append("done"), on_failure=seen.append, on_cancelled=lambda: seen.append("cancelled")).start()  # fmt: skip
+    run = Run(
+        spark,
+        work,
+        on_line=seen.append,
+        on_done=lambda _: seen.append("done"),
+        on_failure=seen.append,
+        on_cancelled=lambda: seen.append("cancelled"),
+    ).start()
     wait_until(lambda: bool(tracker.getActiveJobsIds()))
     run.cancel()
     assert run.wait(30)
@@ -144,7 +154,7 @@ def test_a_cancelled_backtest_leaves_nothing_running_and_nothing_kept(
     desk = open_desk(ready, tmp_path)
     fill_in(desk)
     begun: list[Any] = []
-    counted = authoring.backtest.__globals__["find_events_behind"]
+    counted = trying.backtest.__globals__["find_events_behind"]
 
     def cancel_between(*given: Any) -> Any:
         # The events are judged, and what Spark keeps of them is there.
@@ -152,7 +162,7 @@ def test_a_cancelled_backtest_leaves_nothing_running_and_nothing_kept(
         find(desk, "cancel").click()
         return counted(*given)
 
-    monkeypatch.setitem(authoring.backtest.__globals__, "find_events_behind", cancel_between)
+    monkeypatch.setitem(trying.backtest.__globals__, "find_events_behind", cancel_between)
     find(desk, "backtest").click()
     assert find(desk, "look").disabled
     assert not find(desk, "cancel").disabled
@@ -181,7 +191,10 @@ def test_the_stream_is_steered_from_the_list_of_its_rules(ready: Tables, spark: 
     ]  # fmt: skip
     ready.append(spark.createDataFrame(rows, ALERTS).coalesce(1), "alerts")
     desk = StreamDesk(rules, STREAM, seconds=0)
-    assert [(each.rule_id, each.status, each.per_minute) for each in desk.rules] == [("often", "active", 0.4), ("rare", "active", 0.0)]  # fmt: skip
+    assert [(each.rule_id, each.status, each.per_minute) for each in desk.rules] == [
+        ("often", "active", 0.4),
+        ("rare", "active", 0.0),
+    ]
     find(desk, "value").value = "x"
     find(desk, "set").click()
     assert "must be a number, as 3 is" in desk.status

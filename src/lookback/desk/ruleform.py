@@ -117,16 +117,34 @@ class RuleForm:
         self._values = {name: self._make_value(name) for name in _VALUES}
         self._choices = {name: self._make_choice(name) for name in _CHOICES}
         self._flags = {name: self._make_flag(name) for name in _FLAGS}
-        self._stream = self._add("stream", _make_dropdown("Stream", "The stream whose events the rule judges"), lambda value, text: text.put(["stream"], value))  # fmt: skip
-        self._group_by = self._add("group_by", _make_list("Group by", "The fields that make the key; Ctrl and Space add one"), lambda value, text: rulefields.put_group_by(text, value))  # fmt: skip
-        self._entity = self._add("entity", _make_dropdown("Entity", "Whom the alerts are about: a field of group_by"), lambda value, text: rulefields.put_value(text, "entity", value))  # fmt: skip
-        self._kind = self._add("kind", _make_dropdown("Kind", "How events are looked at together: a window, or steps one after the other"), lambda value, text: rulefields.choose_kind(text, value))  # fmt: skip
+        self._stream = self._add(
+            "stream",
+            _make_dropdown("Stream", "The stream whose events the rule judges"),
+            lambda value, text: text.put(["stream"], value),
+        )
+        self._group_by = self._add(
+            "group_by",
+            _make_list("Group by", "The fields that make the key; Ctrl and Space add one"),
+            lambda value, text: rulefields.put_group_by(text, value),
+        )
+        self._entity = self._add(
+            "entity",
+            _make_dropdown("Entity", "Whom the alerts are about: a field of group_by"),
+            lambda value, text: rulefields.put_value(text, "entity", value),
+        )
+        self._kind = self._add(
+            "kind",
+            _make_dropdown("Kind", "How events are looked at together: a window, or steps one after the other"),
+            lambda value, text: rulefields.choose_kind(text, value),
+        )
         keys = dict.fromkeys(key for keys in WINDOW_FORMS.values() for key in keys)
         self._parts = {key: self._make_part(key) for key in keys}
         self._fields = make_text("", "lookback-stream-fields")
         self._measures = _Rows(self._make_measure)
         self._parameters = _Rows(self._make_parameter)
-        self._sequence_note = make_text("Steps of a sequence are written in the YAML, under `sequence`.", "lookback-sequence-note")  # fmt: skip
+        self._sequence_note = make_text(
+            "Steps of a sequence are written in the YAML, under `sequence`.", "lookback-sequence-note"
+        )
         self._aggregate = _make_dropdown(
             "Aggregate", "What a new measure computes", "lookback-new-aggregate", options=list(rulefields.AGGREGATES)
         )
@@ -135,8 +153,15 @@ class RuleForm:
         self.widget = self._lay_out()
 
     def _lay_out(self) -> Any:
-        add_measure = make_button("Add measure", self._begin_measure, "Add a measure of the chosen aggregate", "lookback-add-measure")  # fmt: skip
-        add_parameter = make_button("Add parameter", lambda: self._change(None, rulefields.begin_parameter), "Add a parameter, which expressions take as :name", "lookback-add-parameter")  # fmt: skip
+        add_measure = make_button(
+            "Add measure", self._begin_measure, "Add a measure of the chosen aggregate", "lookback-add-measure"
+        )
+        add_parameter = make_button(
+            "Add parameter",
+            lambda: self._change(None, rulefields.begin_parameter),
+            "Add a parameter, which expressions take as :name",
+            "lookback-add-parameter",
+        )
         self._new_measure = make_row(self._aggregate, self._argument, add_measure)
         values, choices, flags = self._values, self._choices, self._flags
         self._window = make_row(*(part.widget for part in self._parts.values()), name="lookback-window")
@@ -171,7 +196,12 @@ class RuleForm:
         return self._add(name, control, lambda value, text: rulefields.put_flag(text, name, value, default))
 
     def _make_part(self, key: str) -> Place:
-        control = make_field(ipywidgets.Text, key.capitalize(), f"A duration such as 24 hours: `{key}` of the window", layout={"width": "220px"})  # fmt: skip
+        control = make_field(
+            ipywidgets.Text,
+            key.capitalize(),
+            f"A duration such as 24 hours: `{key}` of the window",
+            layout={"width": "220px"},
+        )
 
         def put(value: str, text: RuleText) -> RuleText:
             return rulefields.put_window(text, {**rulefields.read_window(text.document).parts, key: value})
@@ -194,11 +224,16 @@ class RuleForm:
         }  # fmt: skip
         for part, (title, hint, width) in fields.items():
             control = make_field(ipywidgets.Text, title, hint, f"lookback-measure-{part}", layout={"width": width})
-            row.places[part] = self._add("measures", control, self._rename(row, "measures") if part == "name" else put(part))  # fmt: skip
+            row.places[part] = self._add(
+                "measures", control, self._rename(row, "measures") if part == "name" else put(part)
+            )
         self._finish_row(row, "measures")
 
     def _make_parameter(self, row: _Row) -> None:
-        for part, title, hint in (("name", "Name", "The name of the parameter"), ("value", "Value", "A number, a text or a duration")):  # fmt: skip
+        for part, title, hint in (
+            ("name", "Name", "The name of the parameter"),
+            ("value", "Value", "A number, a text or a duration"),
+        ):
             control = make_field(ipywidgets.Text, title, hint, f"lookback-parameter-{part}", layout={"width": "220px"})
             change = self._rename(row, "parameters") if part == "name" else (
                 lambda value, text: rulefields.put_parameter(text, row.key, value)
@@ -215,7 +250,12 @@ class RuleForm:
         return change
 
     def _finish_row(self, row: _Row, key: str) -> None:
-        remove = make_button("Remove", lambda: self._change(None, lambda text: text.remove([key, row.key])), f"Remove this row of {key}", f"lookback-remove-{key}")  # fmt: skip
+        remove = make_button(
+            "Remove",
+            lambda: self._change(None, lambda text: text.remove([key, row.key])),
+            f"Remove this row of {key}",
+            f"lookback-remove-{key}",
+        )
         row.widget.children = [*(place.widget for place in row.places.values()), remove]
 
     def _begin_measure(self) -> None:
@@ -251,8 +291,16 @@ class RuleForm:
             self._show_place(place, but, value is True, isinstance(value, bool))
         self._show_keys(document, fields, but)
         self._show_window(document, but)
-        self._measures.show([(each.name, _list_measure(each), each.is_whole) for each in rulefields.read_measures(document)], but)  # fmt: skip
-        self._parameters.show([(each.name, {"name": each.name, "value": each.text}, each.is_whole) for each in rulefields.read_parameters(document)], but)  # fmt: skip
+        self._measures.show(
+            [(each.name, _list_measure(each), each.is_whole) for each in rulefields.read_measures(document)], but
+        )
+        self._parameters.show(
+            [
+                (each.name, {"name": each.name, "value": each.text}, each.is_whole)
+                for each in rulefields.read_parameters(document)
+            ],
+            but,
+        )
 
     def _show_keys(self, document: Mapping[str, Any], fields: Mapping[str, Any], but: Place | None) -> None:
         named, group_by = rulefields.read_value(document, "stream"), rulefields.read_group_by(document)
@@ -306,12 +354,20 @@ class RuleForm:
         for each in problems:
             near = places.get(find_nearest_place(each.place, places))
             by_place.setdefault(id(near), []).append(each.message)
-        for place in {id(each): each for each in [*places.values(), *self._measures.list_places(), *self._parameters.list_places()]}.values():  # fmt: skip
+        for place in {
+            id(each): each
+            for each in [*places.values(), *self._measures.list_places(), *self._parameters.list_places()]
+        }.values():
             place.tell(by_place.get(id(place), []))
 
     def disable(self) -> None:
         """Lets no field be changed, as long as the YAML cannot be read."""
-        for place in [*self._list_places().values(), self._kind, *self._measures.list_places(), *self._parameters.list_places()]:  # fmt: skip
+        for place in [
+            *self._list_places().values(),
+            self._kind,
+            *self._measures.list_places(),
+            *self._parameters.list_places(),
+        ]:
             place.control.disabled = True
 
 

@@ -25,16 +25,18 @@ class Run:
 
     work: called there with a function that shows a line of progress; its Spark jobs can be cancelled. on_done: called with
     the result; on_failure: called with a sentence if there is none; both in the thread of the work, and neither after a
-    cancellation, but on_cancelled when the work has ended.
+    cancellation, but on_cancelled when the work has ended. is_lasting: the work writes something, so that a result which comes
+    in spite of a cancellation counts.
     """
 
     def __init__(
         self, spark: SparkSession | None, work: Callable[[Callable[[str], None]], Any], *, on_line: Callable[[str], None],
         on_done: Callable[[Any], None], on_failure: Callable[[str], None], on_cancelled: Callable[[], None],
+        is_lasting: bool = False,
     ) -> None:  # fmt: skip
         self._spark, self._work, self._tag = spark, work, f"lookback-desk-{uuid.uuid4().hex}"
         self._on_line, self._on_done, self._on_failure, self._on_cancelled = on_line, on_done, on_failure, on_cancelled
-        self._is_cancelled = threading.Event()
+        self._is_lasting, self._is_cancelled = is_lasting, threading.Event()
         self._thread = threading.Thread(target=self._run, name="lookback-desk", daemon=True)
 
     def start(self) -> Run:
@@ -69,8 +71,9 @@ class Run:
     def _run(self) -> None:
         try:
             result = self._run_work()
-            if not self._is_cancelled.is_set():
+            if self._is_lasting or not self._is_cancelled.is_set():
                 self._on_done(result)
+                return
         except Exception as error:  # noqa: BLE001 - whatever ends the thread is shown to the person who started it
             if not self._is_cancelled.is_set():
                 is_expected = isinstance(error, LookbackError)

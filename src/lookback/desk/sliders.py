@@ -38,10 +38,18 @@ class Sliders:
         self._tuning: Tuning | None = None
         self._budget: float | None = None
         self._sliders: dict[str, Any] = {}
-        self._table = TextTable(("parameters", "alerts", "a day", "keys", "flagged", "positives", "precision", "recall"), name="lookback-figures")  # fmt: skip
+        self._table = TextTable(
+            ("parameters", "alerts", "a day", "keys", "flagged", "positives", "precision", "recall"),
+            name="lookback-figures",
+        )
         self._words = make_text("", "lookback-chosen")
-        self._pictures = [make_picture(b"", "", "lookback-alerts-picture"), make_picture(b"", "", "lookback-precision-picture")]  # fmt: skip
-        self._button = make_button("Take these values", self._take_chosen, "Write the chosen values into the rule", "lookback-take")  # fmt: skip
+        self._pictures = [
+            make_picture(b"", "", "lookback-alerts-picture"),
+            make_picture(b"", "", "lookback-precision-picture"),
+        ]
+        self._button = make_button(
+            "Take these values", self._take_chosen, "Write the chosen values into the rule", "lookback-take"
+        )
         self.widget = make_column(name="lookback-what-if")
 
     @property
@@ -77,7 +85,15 @@ class Sliders:
 
     def _make_slider(self, name: str, values: Sequence[Any], first: Any) -> Any:
         # A value is never a description, which ipywidgets 7 writes as HTML; the name of a parameter has only letters and digits.
-        slider = make_field(ipywidgets.SelectionSlider, name, f"The value of {name}; the pictures follow", "lookback-slider", options=[(str(value), value) for value in values], value=first, layout=_WIDE)  # fmt: skip
+        slider = make_field(
+            ipywidgets.SelectionSlider,
+            name,
+            f"The value of {name}; the pictures follow",
+            "lookback-slider",
+            options=[(str(value), value) for value in values],
+            value=first,
+            layout=_WIDE,
+        )
         slider.observe(lambda _: self._draw(name), names="value")
         return slider
 
