@@ -60,17 +60,22 @@ class Place:
     """A field of the form, with a line below it for the problems of its place."""
 
     def __init__(self, place: str, control: Any, on_change: Callable[[Place], None]) -> None:
-        self.place, self.control, self._is_shown = place, control, False
+        self.place, self.control = place, control
+        self._on_change, self._is_shown = on_change, False
         self._note = make_text("", "lookback-note", "lookback-problem", layout={"display": "none", "width": "auto"})
         self.widget = make_column(
             control, self._note, name=f"lookback-field-{place.replace('.', '-').replace('_', '-')}"
         )
-        control.observe(lambda _: self._is_shown or on_change(self), names="value")
+        control.observe(self._notify, names="value")
 
     @property
     def value(self) -> Any:
         """The value of the field."""
         return self.control.value
+
+    def _notify(self, _: object) -> None:
+        if not self._is_shown:
+            self._on_change(self)
 
     def show(self, value: Any, is_whole: bool = True) -> None:
         """Shows a value without acting on it. is_whole: whether the field shows all that is there, and so may change it."""
@@ -212,7 +217,8 @@ class RuleForm:
         def put(part: str) -> Callable[[Any, RuleText], RuleText]:
             def change(value: str, text: RuleText) -> RuleText:
                 there = next(each for each in rulefields.read_measures(text.document) if each.name == row.key)
-                return rulefields.put_measure(text, replace(there, **{part: value}))
+                changed: dict[str, Any] = {part: value}
+                return rulefields.put_measure(text, replace(there, **changed))
 
             return change
 

@@ -177,11 +177,12 @@ class RuleText:
 
     def _find_before(self, key: str, outer: yaml.MappingNode) -> tuple[Any, Any] | None:
         """Finds the entry behind which a new key is put; None if it comes first."""
+        entries: list[tuple[Any, Any]] = outer.value
         if outer is not self.parsed.node or key not in _ORDER:
-            return outer.value[-1]
+            return entries[-1]
         later = _ORDER[_ORDER.index(key) + 1 :]
-        at = next((at for at, entry in enumerate(outer.value) if entry[0].value in later), len(outer.value))
-        return outer.value[at - 1] if at else None
+        at = next((at for at, entry in enumerate(entries) if entry[0].value in later), len(entries))
+        return entries[at - 1] if at else None
 
     def _cut(self, outer: yaml.MappingNode, entry: tuple[Any, Any]) -> str:
         start, end = entry[0].start_mark.index, max(self._find_end(entry[1]), entry[0].end_mark.index + 1)

@@ -102,11 +102,11 @@ class StreamDesk:
         self._list = make_field(
             ipywidgets.Select, "Rules", hint, "lookback-list", "lookback-rules", options=[], rows=_LIST_ROWS, layout=_WIDE
         )  # fmt: skip
-        self._list.observe(lambda _: self._is_shown or self._show_parameters(), names="value")
+        self._list.observe(self._show_parameters_of_chosen, names="value")
         self._name = make_field(
             ipywidgets.Dropdown, "Parameter", "A parameter of the chosen rule", "lookback-name", options=[]
         )
-        self._name.observe(lambda _: self._is_shown or self._show_value(), names="value")
+        self._name.observe(self._show_value_of_chosen, names="value")
         self._value = make_field(ipywidgets.Text, "Value", "Its new value, such as 1200 or 24 hours", "lookback-value")
         self._author = make_field(
             ipywidgets.Text, "Author", "Who does it; empty: who runs the notebook", "lookback-author"
@@ -175,6 +175,14 @@ class StreamDesk:
 
     def _find_chosen(self) -> SteeredRule | None:
         return next((each for each in self._listed if each.role == self._list.value), None)
+
+    def _show_parameters_of_chosen(self, _: object) -> None:
+        if not self._is_shown:
+            self._show_parameters()
+
+    def _show_value_of_chosen(self, _: object) -> None:
+        if not self._is_shown:
+            self._show_value()
 
     def _show_parameters(self) -> None:
         """Shows the parameters of the chosen rule; a value that is being typed stays."""
