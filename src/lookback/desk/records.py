@@ -149,8 +149,8 @@ class AlertRecords:
 
 def make_queued(row: Mapping[str, Any], snoozes: Sequence[Snooze] = ()) -> QueuedAlert:
     """Makes an alert of the queue from a row of `alerts`. snoozes: those that are active."""
-    maps = {name: dict(row[name] or []) for name in ("key", "measures")}
-    values = {name: row[name] for name in _COLUMNS if name not in ("key", "measures", "message")}
+    maps: dict[str, Any] = {name: dict(row[name] or []) for name in ("key", "measures")}
+    values: dict[str, Any] = {name: row[name] for name in _COLUMNS if name not in ("key", "measures", "message")}
     values |= {name: row[name].astimezone(dt.timezone.utc) for name in ("event_time", "decided_at")}
     is_snoozed = any(each.covers({**values, **maps}) for each in snoozes)
     return QueuedAlert(**values, **maps, message=row["message"] or "", is_snoozed=is_snoozed)
