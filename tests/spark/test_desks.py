@@ -68,17 +68,16 @@ def test_a_rule_goes_from_the_form_to_the_running_stream(ready: Tables, tmp_path
     assert "Raised when n >= 2, where n is the number of events" in find(desk, "words").value
     assert press(desk, "look").endswith("of 60 events judged; nothing was written.")
     _, picture, *_ = find(desk, "look-result").children
-    assert bytes(picture.value).startswith(b"\x89PNG")
-    assert picture.tooltip == "often: what it would have flagged"
+    assert 'alt="often: what it would have flagged"' in picture.value
 
     find(desk, "vary").value = "limit=1,2,4,30"
     assert press(desk, "backtest") == "60 events judged; nothing was published."
     (slider,) = find_all(desk, "slider")
     assert (slider.value, [value for _, value in slider.options]) == (2, [1, 2, 4, 30])
-    alerts = bytes(find(desk, "alerts-picture").value)
+    alerts = find(desk, "alerts-picture").value
     slider.value = 30
     assert find(desk, "chosen").value.startswith("With limit 30: 0 alerts")
-    assert bytes(find(desk, "alerts-picture").value) != alerts
+    assert find(desk, "alerts-picture").value != alerts
     slider.value = 4
     find(desk, "take").click()
     assert desk.text.get("parameters") == {"limit": 4}
@@ -222,7 +221,7 @@ def test_a_continuous_evaluation_runs_beside_the_desk_until_stop(ready: Tables, 
     assert notebook.evaluate_stream(workspace, "continuous", view="desk", desk=desk) == []
     try:
         wait_until(lambda: any(each.per_minute > 0 for each in desk.rules))
-        wait_until(lambda: len(bytes(find(desk, "progress-picture").value)) > 0)
+        wait_until(lambda: find(desk, "progress-picture").value != "")
         find(desk, "pause").click()
         wait_until(lambda: "paused" in {row["action"] for row in ready.read("rule_log").select("action").collect()})
     finally:

@@ -78,12 +78,13 @@ class Authoring:
         self._form = RuleForm(rules.streams, self._change)
         self._yaml = Place(
             "yaml",
-            make_area("YAML", "The rule as its file; what the form has no field for is written here", 28),
+            make_area("YAML", "The rule as its file; what the form has no field for is written here", 44),
             self._read_yaml,
         )
         self._words = make_text("", "lookback-words")
         self._findings = TextTable(("line", "place", "what to do"), "max-content max-content 1fr", "lookback-findings")
         self._add_widgets()
+        self._choose_file()
         self._show(None)
 
     @property
@@ -106,7 +107,7 @@ class Authoring:
         text = add_classes(ipywidgets.VBox([self._yaml.widget], layout=_HALF), "lookback-yaml")
         desk = make_desk(
             make_row(self._files, opened, undo, name="lookback-open-row"),
-            make_row(form, text),
+            ipywidgets.HBox([form, text], layout={"flex_flow": "row wrap", "align_items": "flex-start"}),
             make_heading("Check"), self._words, self._findings.widget,
             make_heading("Try and publish"),
             make_row(self._work.cancel_button, self._work.status.widget, name="lookback-status-row"),
@@ -119,6 +120,12 @@ class Authoring:
     def _list_files(self) -> list[tuple[str, str]]:
         files = sorted((self._settings.conf / "rules").glob("*.y*ml"))
         return [(_NEW, ""), *((clean_text(file.name, 120), str(file)) for file in files)]
+
+    def _choose_file(self) -> None:
+        """Shows which file is open, if it is one of conf/rules."""
+        self._files.options = self._list_files()
+        same = (value for _, value in self._files.options if value and self._file and Path(value).samefile(self._file))
+        self._files.value = next(same, "")
 
     def _open(self) -> None:
         chosen = self._files.value
@@ -190,6 +197,7 @@ class Authoring:
             *self.checked.problems,
             *(replace(each, message=f"Remark: {each.message}") for each in self.checked.remarks),
         ]
+        self._findings.widget.layout.display = "" if found else "none"
         self._findings.show([(each.line, each.place or "the document", each.message) for each in found])
 
     def _require_fine(self) -> Mapping[str, Any]:
@@ -240,8 +248,7 @@ class Authoring:
         self._file, self._known[file] = file, self.text.text
         self._replaces.value = False
         problems = "" if self.checked.is_fine else f", with {count_noun(len(self.checked.problems), 'problem')} to mend"
-        self._files.options = self._list_files()
-        self._files.value = str(file)
+        self._choose_file()
         self._work.status.show(f"{file} is written{problems}.", "done")
         return file
 

@@ -39,10 +39,11 @@ class PublishingPanel:
         self._status = make_field(ipywidgets.Dropdown, "Status", hint, "lookback-new-status", options=_STATUSES)
         self._conditions = TextTable(("condition", "met", "figure", "what to do"), name="lookback-gate-table")
         self.widget = make_column(*self._make_rows(), self._conditions.widget)
+        self.clear()
 
     def clear(self) -> None:
         """Shows no conditions."""
-        self._conditions.show([])
+        self._show_rows([])
 
     def _make_rows(self) -> tuple[Any, Any]:
         hint = "Append the next version to the rules table; a stream that runs obeys it within seconds"
@@ -52,6 +53,10 @@ class PublishingPanel:
         hint = "Make the published draft active, if it has all that the gate asks"
         make_active = self._work.make_button("Activate", self._activate, hint, "lookback-activate")
         return make_row(self._status, self._author, self._comment), make_row(check, publish, make_active)
+
+    def _show_rows(self, rows: Sequence[Sequence[str]]) -> None:
+        self._conditions.widget.layout.display = "" if rows else "none"
+        self._conditions.show(rows)
 
     def _name_author(self) -> tuple[str, str]:
         return self._author.value.strip(), self._comment.value.strip()
@@ -71,7 +76,7 @@ class PublishingPanel:
 
     def _show_conditions(self, conditions: Sequence[Condition]) -> None:
         rows = [(each.condition, "met" if each.met else "not met", each.figure, each.remedy) for each in conditions]
-        self._conditions.show(rows)
+        self._show_rows(rows)
         missing = sum(not each.met for each in conditions)
         self._work.status.show(
             "The rule has all that the gate asks."

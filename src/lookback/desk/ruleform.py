@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lookback.desk.ruletext import RuleText
 
 _WIDE = {"width": "98%"}
+_SHORT = {"width": "265px"}
 # The keys of a document with one value each: the title of the field, what it says, and the lines that it has room for.
 _VALUES = {
     "rule_id": ("Rule id", "The rule's name: lower-case letters, digits, '.', '_' or '-'. It never changes", 1),
@@ -176,7 +177,7 @@ class RuleForm:
             make_row(self._entity.widget, values["score"].widget), values["where"].widget,
             make_heading("Window"), make_row(self._kind.widget, self._window), self._sequence_note,
             make_heading("Measures"), self._measures.widget, self._new_measure, values["when"].widget,
-            make_heading("Parameters"), self._parameters.widget, add_parameter,
+            make_heading("Parameters"), self._parameters.widget, make_row(add_parameter),
             make_heading("Alert"), values["message"].widget,
             make_row(values["suppress"].widget, choices["late"].widget, values["allowed_lateness"].widget),
             make_row(values["effective_from"].widget, values["effective_until"].widget),
@@ -188,7 +189,9 @@ class RuleForm:
 
     def _make_value(self, name: str) -> Place:
         title, hint, lines = _VALUES[name]
-        control = make_area(title, hint, lines) if lines > 1 else make_field(ipywidgets.Text, title, hint)
+        control = (
+            make_area(title, hint, lines) if lines > 1 else make_field(ipywidgets.Text, title, hint, layout=_SHORT)
+        )
         return self._add(name, control, lambda value, text: rulefields.put_value(text, name, value))
 
     def _make_choice(self, name: str) -> Place:
@@ -412,7 +415,7 @@ def make_area(title: str, hint: str, lines: int) -> Any:
 
 def _make_dropdown(title: str, hint: str, *classes: str, options: Sequence[str] = ()) -> Any:
     chosen = {"value": options[0]} if options else {}
-    return make_field(ipywidgets.Dropdown, title, hint, *classes, options=list(options), **chosen)
+    return make_field(ipywidgets.Dropdown, title, hint, *classes, options=list(options), layout=_SHORT, **chosen)
 
 
 def _make_list(title: str, hint: str) -> Any:

@@ -10,13 +10,14 @@ import ipywidgets
 from lookback.desk.parts import (
     TextTable,
     clean_text,
-    describe,
     make_button,
     make_column,
     make_field,
     make_heading,
     make_picture,
+    make_row,
     make_text,
+    show_picture,
 )
 from lookback.views import whatif
 from lookback.views.display import draw_png, read_title
@@ -78,7 +79,7 @@ class Sliders:
             make_heading("What if"),
             *self._sliders.values(),
             self._words,
-            self._button,
+            make_row(self._button),
             *self._pictures,
             self._table.widget,
         ]
@@ -110,7 +111,7 @@ class Sliders:
         )
         self._words.value = clean_text(self._tuning.describe(chosen))
         for picture, figure in zip(self._pictures, drawn, strict=True):
-            _redraw(picture, figure)
+            show_picture(picture, draw_png(figure), read_title(figure))
 
     def _take_chosen(self) -> None:
         self._take(self.chosen)
@@ -119,11 +120,6 @@ class Sliders:
 def draw(figure: Figure) -> Any:
     """Makes a picture of a figure."""
     return make_picture(draw_png(figure), read_title(figure), "lookback-picture")
-
-
-def _redraw(picture: Any, figure: Figure) -> None:
-    picture.value = draw_png(figure)
-    describe(picture, read_title(figure))
 
 
 def _list_figures(figures: Figures, varied: Mapping[str, Sequence[Any]]) -> list[str]:

@@ -25,6 +25,7 @@ from lookback.desk.parts import (
     make_picture,
     make_row,
     make_text,
+    show_picture,
 )
 from lookback.desk.running import Ticker
 from lookback.desk.steering import SteeredRule, list_steered
@@ -170,8 +171,7 @@ class StreamDesk:
         if reports and reports[-1].batch_id != self._drawn:
             self._drawn = reports[-1].batch_id
             figure = pictures.plot_evaluation(reports)
-            self._picture.value = draw_png(figure)
-            describe(self._picture, read_title(figure))
+            show_picture(self._picture, draw_png(figure), read_title(figure))
 
     def _find_chosen(self) -> SteeredRule | None:
         return next((each for each in self._listed if each.role == self._list.value), None)

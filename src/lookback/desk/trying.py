@@ -140,7 +140,7 @@ class TryingPanel:
         button = self._work.make_button(
             "Backtest", self._backtest, "Judge all events of the stream; nothing is written", "lookback-backtest"
         )
-        return make_row(self._vary, self._since, self._against, self._budget), button
+        return make_row(self._vary, self._since, self._against, self._budget), make_row(button)
 
     def _backtest(self) -> None:
         document, against = dict(self._read_document()), self._against.value.strip()
