@@ -207,7 +207,7 @@ def test_what_is_wrong_with_a_rule_is_shown_place_by_place(tmp_path: Path, capsy
     shown = capsys.readouterr().out
     assert "severity" in shown
     assert "when" in shown
-    assert "must be one of low, medium, high, critical" in shown
+    assert "must be one of info, low, medium, high, critical" in shown
 
 
 TRIED = {

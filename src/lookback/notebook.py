@@ -650,6 +650,22 @@ def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: f
     return frame.head(limit)
 
 
+def show_reports(workspace: Workspace, rule_id: str = "", limit: int = 20, days: float = 90) -> pd.DataFrame:
+    """Shows the newest reports of the stream: alerts of rules with `queue: false` or severity info, which wait for nobody.
+
+    days: reports made longer ago are left out.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from lookback.spark.review import open_queue
+
+    reports = open_queue(workspace.tables, rule_id or None, workspace.stream.name, days, reports=True)
+    newest = reports.orderBy(F.col("event_time").desc(), "rule_id", "alert_id").limit(limit)
+    frame = to_frame(newest.select("event_time", "rule_id", "key", "measures", "message", "alert_id", "revision"))
+    show(frame if len(frame) else text("No rule has written a report."))
+    return frame
+
+
 def open_desk(
     workspace: Workspace, rule_id: str = "", days: float = 90, reviewer: str = "", wanted: bool = True
 ) -> ReviewDesk | None:

@@ -34,9 +34,18 @@ def add_commands(command: AddCommand) -> None:
     alerts = command("alerts", _list_alerts, "list alerts")
     alerts.add_argument("--rule", help="only those of this rule")
     alerts.add_argument("--stream", help="only those of this stream")
-    alerts.add_argument("--queue", action="store_true", help="the open queue: alerts that nobody has reviewed yet")
+    waiting = alerts.add_mutually_exclusive_group()
+    waiting.add_argument("--queue", action="store_true", help="the open queue: alerts that nobody has reviewed yet")
+    waiting.add_argument(
+        "--reports",
+        action="store_true",
+        help="those of rules with `queue: false` or severity info, which the queue leaves out",
+    )
     alerts.add_argument(
-        "--days", type=float, metavar="N", help="with --queue: alerts decided within so many days (default: 90)"
+        "--days",
+        type=float,
+        metavar="N",
+        help="with --queue, --reports: alerts decided within so many days (default: 90)",
     )
     explain = command("explain", _explain, "say why an alert was raised, or how a rule judged an event")
     explain.add_argument("alert_id", nargs="?", help="the alert")
@@ -85,18 +94,19 @@ def _list_alerts(options: argparse.Namespace) -> None:
     settings = load_settings(options)
     if options.stream:
         settings.stream(options.stream)  # raises if there is none
-    if options.days is not None and not options.queue:
+    if options.days is not None and not (options.queue or options.reports):
         raise SetupError(
-            "--days says how far back the queue goes: give --queue too, or leave it out to list every alert"
+            "--days says how far back the queue goes: give --queue or --reports too, or leave it out to list every alert"
         )
     tables = open_tables(settings)
     note = ""
-    if options.queue:
+    if options.queue or options.reports:
         from lookback.spark.review import QUEUE_DAYS, note_on_older, note_on_snoozed, open_queue
 
         days = QUEUE_DAYS if options.days is None else options.days
-        frame = open_queue(tables, options.rule, options.stream, days)
-        note = "\n".join(filter(None, (note_on_snoozed(tables, days), note_on_older(tables, days))))
+        frame = open_queue(tables, options.rule, options.stream, days, reports=options.reports)
+        notes = (note_on_snoozed(tables, days), note_on_older(tables, days)) if options.queue else ()
+        note = "\n".join(filter(None, notes))
     else:
         from pyspark.sql import functions as F  # noqa: N812
 

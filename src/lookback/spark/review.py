@@ -14,8 +14,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError, SetupError
-from lookback.core.rules.document import SEVERITIES
-from lookback.core.streams.alerts import DISPOSITIONS
+from lookback.core.rules.document import INFO, SEVERITIES
+from lookback.core.streams.alerts import DISPOSITIONS, QUEUE
 from lookback.core.values.texts import count_noun
 from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.explaining.explanations import Explainer, explain, explain_event, find_revision, read_alert_rows
@@ -57,12 +57,15 @@ def open_queue(
     days: float = QUEUE_DAYS,
     *,
     with_snoozed: bool = False,
+    reports: bool = False,
 ) -> DataFrame:
     """Reads the alerts of one rule or stream, or of all, that wait for a person.
 
     Critical alerts come first, then high, medium, low; within a severity the newest event comes first. There is one row
-    per alert, its last revision. Alerts in shadow, retracted, suppressed, reviewed or snoozed ones are left out. days: the
-    greatest age of an alert, since it was decided; see `note_on_older`. with_snoozed: snoozed ones are there too. Columns: severity, event_time, rule_id, rule_version,
+    per alert, its last revision. Alerts in shadow, retracted, suppressed, reviewed or snoozed ones are left out, and so
+    are reports, by the version of the rule that raised them: `queue: false`, or severity info. with_snoozed: snoozed ones
+    are there too. reports: reads just these in place of the others. days: the greatest age of an alert, since it was decided;
+    see `note_on_older`. Columns: severity, event_time, rule_id, rule_version,
     stream, key, message, measures, alert_id, revision, event_id, window_start, window_end, window_complete, arrival,
     decided_at. Raises ReviewError if `days` is no number of days.
     """
@@ -72,14 +75,18 @@ def open_queue(
         alerts = alerts.where(F.col("rule_id") == F.lit(rule_id))
     if stream is not None:
         alerts = alerts.where(F.col("stream") == F.lit(stream))
-    open_ = _find_open(tables, alerts, begins)
+    open_ = _find_open(tables, alerts, begins, reports=reports)
     open_ = open_ if with_snoozed else leave_out_snoozed(tables, open_)
     rank = F.array_position(F.array(*[F.lit(name) for name in SEVERITIES]), F.col("severity"))
     return open_.orderBy(rank.desc(), F.col("event_time").desc(), "rule_id", "alert_id").select(*_QUEUE_COLUMNS)
 
 
-def _find_open(tables: Tables, alerts: DataFrame, since: dt.datetime | None = None) -> DataFrame:
+def _find_open(
+    tables: Tables, alerts: DataFrame, since: dt.datetime | None = None, *, reports: bool = False
+) -> DataFrame:
     """Returns the rows of `alerts` that wait for a person: raised, not in shadow, of the last revision, not reviewed.
+
+    reports: whether it returns the reports among such rows, or the others.
 
     since: a time at or before which no row of `alerts` was decided; revisions from before it are not read. Of several
     evaluations that wrote an alert, which each number its revisions from 0, the last one counts.
@@ -96,8 +103,16 @@ def _find_open(tables: Tables, alerts: DataFrame, since: dt.datetime | None = No
         (evaluation == F.col("of_evaluation")) & (F.col("revision") < F.col("later"))
     )
     is_same = F.col("alert_id") == F.col("same")
-    last = alerts.where(_NEEDS_REVIEW).join(revised, is_same & is_superseded, "left_anti")
+    is_report = _is_report(alerts)
+    wanted = alerts.where(_NEEDS_REVIEW).where(is_report if reports else ~is_report)
+    last = wanted.join(revised, is_same & is_superseded, "left_anti")
     return last.join(tables.read("reviews").select("alert_id"), "alert_id", "left_anti")
+
+
+def _is_report(alerts: DataFrame) -> Column:
+    """Returns a condition: a row is a report. A table or row of an earlier release does not say, and no rule made one then."""
+    is_info = F.col("severity") == F.lit(INFO)
+    return ~F.coalesce(F.col(QUEUE), ~is_info) if QUEUE in alerts.columns else is_info
 
 
 def queue_begins(days: float = QUEUE_DAYS) -> dt.datetime:
