@@ -121,3 +121,13 @@ def test_commands_and_notebooks_need_no_widgets_to_begin():
     program = "import sys, lookback.cli, lookback.notebook, lookback.upkeep; sys.exit('ipywidgets' in sys.modules)"
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, check=False, env={"PYTHONPATH": str(source), "PATH": ""}).returncode == 0
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_the_words_of_a_picture_are_text_in_an_attribute(value: str):
+    picture = parts.make_picture(b"PNG", f'"{value}', "lookback-picture")
+    assert re.fullmatch(
+        r'<img class="lookback-picture" alt="[^"<>]*" src="data:image/png;base64,UE5H"/>', picture.value
+    )
+    parts.show_picture(picture, b"", "gone")
+    assert picture.value == ""

@@ -7,6 +7,7 @@ the same thing by a word.
 
 from __future__ import annotations
 
+import base64
 import html
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -109,10 +110,20 @@ def make_column(*parts: Any, name: str = "") -> Any:
 
 
 def make_picture(png: bytes, words: str, *classes: str) -> Any:
-    """Makes a picture. png: the file; words: what it shows, for those who cannot see it."""
-    picture = ipywidgets.Image(value=png, format="png")
-    describe(picture, words)
-    return add_classes(picture, *classes)
+    """Makes a picture. png: the file, empty for none yet; words: what it shows, for those who cannot see it.
+
+    ipywidgets' own Image has no text for those, and one with a tooltip cannot be shown.
+    """
+    picture = add_classes(ipywidgets.HTML(), *classes)
+    show_picture(picture, png, words)
+    return picture
+
+
+def show_picture(picture: Any, png: bytes, words: str) -> None:
+    """Shows another picture in place of the one that `make_picture` made."""
+    names, alt = html.escape(" ".join(picture._dom_classes)), html.escape(clean_text(words, 300))
+    data = base64.b64encode(png).decode()
+    picture.value = f'<img class="{names}" alt="{alt}" src="data:image/png;base64,{data}"/>' if png else ""
 
 
 class Status:
