@@ -79,9 +79,9 @@ def listed(rows: Any) -> tuple[list[str], list[list[str | None]]]:
 
 
 def plain(value: Any) -> str | None:
-    """A value as text: times without their zone, which Spark leaves out."""
+    """A value as text: times without their zone, which Spark leaves out, and maps without an order, which they have none of there."""
     if isinstance(value, dict):
-        return str({key: plain(each) for key, each in value.items()})
+        return str(sorted((key, plain(each)) for key, each in value.items()))
     if isinstance(value, tuple):
         return str([plain(each) for each in value])
     return to_text(value)

@@ -45,9 +45,10 @@ def desk(created: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     add_values(tables, "vips", ["1", "3", "ü"], reason=ODD, author="ann")
     add_values(tables, "nets", ["10.0.0.0/8"], kind="cidr", until=NOW - HOUR, author="bob")
     remove_values(tables, "vips", ["ü"])
-    publish(tables, [*RULES, *MORE_RULES, WATCHED])
-    events = make_events(150, 3)
-    append(tables, events[:75])
+    more = [each for each in MORE_RULES if each["rule_id"] in ("minutes", "sessions", "revised", "silent")]
+    publish(tables, [*RULES, *more, WATCHED])
+    events = make_events(100, 3)
+    append(tables, events[:50])
     Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True).run()
     table = RulesTable(tables, STREAMS)
     table.push({**RULES[0], "description": ODD}, comment=ODD)
@@ -57,7 +58,7 @@ def desk(created: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     tables.spark.sql(f"INSERT INTO {place} (rule_id, version, status, document) VALUES ('broken', 1, 'active', '{{')")
     tables.spark.sql(f"UPDATE {place} SET comment = 'changed' WHERE rule_id = 'all'")
     tables.spark.sql(f"INSERT INTO {place} (rule_id, status, document) VALUES ('draft', 'draft', NULL)")
-    append(tables, events[75:])
+    append(tables, events[50:])
     tables.spark.sql(f"DELETE FROM {tables.identifier(STREAM.name)} WHERE id = 'e7'")
     fresh = checkpoint_folder(tables, STREAM) + "-fresh"
     Evaluation(tables, STREAM, STREAMS, fresh, once=True, fresh=True).run()
@@ -104,36 +105,32 @@ def say(tables: Tables, words: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 
 COMMANDS = [
-    ["alerts"], ["alerts", "--rule", "by-customer"], ["alerts", "--stream", "payins"], ["alerts", "--rule", "nope"],
-    ["alerts", "--queue"], ["alerts", "--queue", "--rule", ODD], ["alerts", "--queue", "--stream", "payins", "--days", "3000"],
-    ["snoozes"], ["snoozes", "--all"], ["rules", "list"], ["rules", "export"], ["rules", "export", "nope"],
-    ["rules", "show", "by-customer"], ["rules", "diff", "by-customer", "1", "2"], ["lists", "show"], ["lists", "show", "vips"], ["lists", "show", "nets"],
-    ["lists", "show", "nope"], ["explain", "nope"], ["explain", "--rule", "by-customer", "--event", "nope"],
-    ["explain", "--rule", "nope", "--event", "e1"], ["status"],
+    ["alerts"], ["alerts", "--rule", "by-customer"], ["alerts", "--queue"], ["alerts", "--queue", "--rule", ODD],
+    ["alerts", "--queue", "--stream", "payins", "--days", "3000"], ["snoozes", "--all"], ["rules", "list"],
+    ["rules", "show", "by-customer"], ["rules", "diff", "by-customer", "1", "2"], ["lists", "show"], ["lists", "show", "vips"],
+    ["lists", "show", "nope"], ["explain", "nope"], ["explain", "--rule", "nope", "--event", "e1"], ["status"],
 ]  # fmt: skip
+# The rest of what commands print is made from the same rows.
+IN_WORDS = [["alerts", "--queue"], ["rules", "list"], ["status"]]
+EXPLAINED = ("by-customer", "pair", "sessions", "watched")
 
 
 def test_commands_say_the_same_without_a_jvm(
     desk: Tables, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alerts = desk.read("alerts").where("verdict = 'raised' AND rule_id <> 'day-spend'")
-    by_rule = {row["rule_id"]: row for row in alerts.orderBy("arrival").collect() if row["rule_id"] != ODD}
-    assert len(by_rule) >= 8
-    explaining = [["explain", row["alert_id"]] for row in by_rule.values()]
-    events = [
-        ["explain", "--rule", rule_id, "--event", "e90"] for rule_id in ("by-customer", "watched", "pair", "minutes")
-    ]
+    last = {row["rule_id"]: row["alert_id"] for row in desk.read("alerts").where("verdict = 'raised'").collect()}
+    explaining = [["explain", last[rule_id]] for rule_id in EXPLAINED]
+    explaining += [["explain", "--rule", rule_id, "--event", "e60"] for rule_id in ("all", "minutes")]
     differing = []
-    for words in [*COMMANDS, *explaining, *events]:
-        for form in ([], ["--json"]) if words in COMMANDS else (["--json"],):
-            with monkeypatch.context() as patch:
-                patch.setattr(options, "open_tables", _refuse)
-                without = say(desk, [*words, *form], capsys)
-            with monkeypatch.context() as patch:
-                patch.setattr(options, "_READER", ("there_is_no_such_package",))
-                by_spark = say(desk, [*words, *form], capsys)
-            if settle(without) != settle(by_spark):
-                differing.append((words, without, by_spark))
+    for words in [*IN_WORDS, *([*words, "--json"] for words in [*COMMANDS, *explaining])]:
+        with monkeypatch.context() as patch:
+            patch.setattr(options, "open_tables", _refuse)
+            without = say(desk, words, capsys)
+        with monkeypatch.context() as patch:
+            patch.setattr(options, "_READER", ("there_is_no_such_package",))
+            by_spark = say(desk, words, capsys)
+        if settle(without) != settle(by_spark):
+            differing.append((words, without, by_spark))
     assert not differing, "\n".join(f"{words}:\n{without}\n{by_spark}" for words, without, by_spark in differing)
 
 
@@ -142,18 +139,22 @@ def _refuse(*_: object) -> Tables:
 
 
 def settle(said: tuple[int, str, str]) -> tuple[object, ...]:
-    """What a command said, without the time for which a commit has waited."""
+    """What a command said, without the time for which a commit has waited, and what Spark's workers write beside it."""
     code, out, err = said
     lines = [json.loads(line) if line.startswith("{") else line for line in out.splitlines()]
     for line in lines:
         if isinstance(line, dict):
             line.pop("lag_seconds", None)
-    return code, lines, err
+    return code, lines, [line for line in err.splitlines() if line.startswith(("lookback", "The queue", "1 snooze"))]
 
 
 def test_change_feed_and_history_are_read_as_spark_reads_them(desk: Tables) -> None:
     def listed(rows: DataFrame) -> list[str]:
-        return sorted(str([to_text(row[name]) for name in sorted(rows.columns)]) for row in rows.collect())
+        return sorted(str([plain(row[name]) for name in sorted(rows.columns)]) for row in rows.collect())
+
+    def plain(value: object) -> str | None:
+        # A map of Spark's has no order.
+        return str(sorted(value.items())) if isinstance(value, dict) else to_text(value)
 
     def read(tables: Tables, name: str) -> list[object]:
         last = tables.version(name)

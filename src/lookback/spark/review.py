@@ -55,7 +55,8 @@ _MAX_DAYS = 36_500
 
 def list_alerts(tables: Tables, rule_id: str | None = None, stream: str | None = None) -> DataFrame:
     """Reads all rows of alerts of one rule or stream, or of all, with the columns of the table, in order of arrival."""
-    rows = tables.read("alerts").orderBy("arrival", "event_time", "event_id", "rule_id", "alert_id", "revision")
+    order = ("arrival", "event_time", "event_id", "rule_id", "alert_id", "revision", "decided_at")
+    rows = tables.read("alerts").orderBy(*order)
     rows = rows if rule_id is None else rows.where(F.col("rule_id") == F.lit(rule_id))
     return rows if stream is None else rows.where(F.col("stream") == F.lit(stream))
 

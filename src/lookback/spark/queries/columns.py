@@ -239,6 +239,12 @@ def _count_distinct(column: Column | str) -> Column:
     return Column(f"count(DISTINCT {as_column(column).sql})")
 
 
+def _array_contains(column: Column | str, value: Any) -> Column:
+    listed, value = as_column(column).sql, _render(value)
+    has, has_null = f"list_contains({listed}, {value})", f"len(list_filter({listed}, lambda e: e IS NULL)) > 0"
+    return Column(f"CASE WHEN NOT {has} AND {has_null} THEN NULL ELSE {has} END")
+
+
 def _array_position(column: Column | str, value: Any) -> Column:
     value = _render(value)
     return Column(
@@ -263,7 +269,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "struct": _struct,
     "array": lambda *columns: Column(f"[{', '.join(as_column(each).sql for each in columns)}]"),
     "array_position": _array_position,
-    "array_contains": lambda column, value: Column(f"list_contains({as_column(column).sql}, {_render(value)})"),
+    "array_contains": _array_contains,
     "array_sort": _call("list_sort"),
     # Of a map.
     "size": lambda column: Column(f"len(map_keys({as_column(column).sql}))"),

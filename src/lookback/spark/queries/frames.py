@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import duckdb
 import pyarrow as pa
@@ -13,7 +13,9 @@ from pyspark.sql import Row
 
 from lookback.spark.queries.columns import Column, NeedsSpark, as_column, col, quote
 
-_JOINS = {"inner": "inner", "left": "left", "full_outer": "outer", "left_anti": "anti"}
+_JOINS: Mapping[str, Literal["inner", "left", "outer", "anti"]] = {
+    "inner": "inner", "left": "left", "full_outer": "outer", "left_anti": "anti",
+}  # fmt: skip
 _BATCH_ROWS = 10_000
 _NAMES = count()
 

@@ -70,7 +70,7 @@ class FolderTables(Tables):
             file = commit_file(folder, version)
             if not file.exists():
                 break  # the log was cleaned
-            info = next((each["commitInfo"] for each in read_actions(file, "commitInfo")), {})
+            info: dict[str, Any] = next((each["commitInfo"] for each in read_actions(file, "commitInfo")), {})
             at = to_utc(info[_TIME] * 1_000) if _TIME in info else _read_modification_time(file)
             figures = {name: str(value) for name, value in (info.get("operationMetrics") or {}).items()}
             commits.append((version, at, info.get("operation"), list(figures.items()), info.get("userMetadata")))
