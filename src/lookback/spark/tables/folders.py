@@ -72,8 +72,9 @@ class FolderTables(Tables):
                 break  # the log was cleaned
             info: dict[str, Any] = next((each["commitInfo"] for each in read_actions(file, "commitInfo")), {})
             at = to_utc(info[_TIME] * 1_000) if _TIME in info else _read_modification_time(file)
-            figures = {name: str(value) for name, value in (info.get("operationMetrics") or {}).items()}
-            commits.append((version, at, info.get("operation"), list(figures.items()), info.get("userMetadata")))
+            figures = info.get("operationMetrics")
+            texts = None if figures is None else [(name, str(value)) for name, value in figures.items()]
+            commits.append((version, at, info.get("operation"), texts, info.get("userMetadata")))
         if not commits:
             raise NeedsSpark(f"{folder} has no log of its last commit")
         columns = zip(*commits, strict=True)
