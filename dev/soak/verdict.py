@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dev.soak.scenario import STREAM, is_usable
 from lookback.core.rules.rulebook import ACTIONS, LIST_CHANGED, LISTS, WARM, WITH_HISTORY, WITHOUT_HISTORY
 from lookback.spark.replay.proof import prove
-from lookback.spark.stream.pipeline import checkpoint_folder
+from lookback.spark.stream.checkpoint import checkpoint_folder
 
 if TYPE_CHECKING:
     from lookback.spark.replay.proof import Proofs

@@ -11,28 +11,38 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError, SetupError
 from lookback.core.rules.document import INFO, SEVERITIES
 from lookback.core.streams.alerts import DISPOSITIONS, QUEUE
 from lookback.core.values.texts import count_noun
 from lookback.core.values.times import parse_time, to_utc
-from lookback.spark.explaining.explanations import Explainer, explain, explain_event, find_revision, read_alert_rows
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.snoozes import ACTIVE, leave_out_snoozed, list_snoozes
-from lookback.spark.stream.rebuild import Evaluations
+from lookback.spark.stream.evaluations import Evaluations
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, change_table, to_timestamp
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from lookback.spark.explaining.explanations import Explainer, explain, explain_event
     from lookback.spark.tables.lakehouse import Tables
 
 __all__ = [
     "Decision", "Explainer", "OlderAlerts", "RecordedReviews", "Review", "SeenAlert", "count_older", "decisions", "explain",
-    "explain_event", "note_on_older", "note_on_snoozed", "open_queue", "queue_begins", "read_alerts_like", "read_last_row", "read_reviews_of", "record_review",
+    "explain_event", "list_alerts", "note_on_older", "note_on_snoozed", "open_queue", "queue_begins", "read_alerts_like", "read_last_row", "read_reviews_of", "record_review",
     "record_reviews", "show_snoozes", "withdraw_reviews",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what explains when it is asked for: the queue opens sooner without it."""
+    if name not in ("Explainer", "explain", "explain_event"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lookback.spark.explaining import explanations
+
+    return getattr(explanations, name)
+
 
 # How far back the queue goes: older files of alerts are not read.
 QUEUE_DAYS = 90.0
@@ -42,12 +52,22 @@ _QUEUE_COLUMNS = (
 )  # fmt: skip
 # The last revision of an alert that needs a person.
 _NEEDS_REVIEW = "verdict = 'raised' AND mode = 'active'"
+# More than any number of a revision.
+_REVISIONS = 2**32
 # The queue must begin at a time that Python knows.
 _MAX_DAYS = 36_500
 # More ids than these are joined as a table; each is a call to the JVM in a condition.
 _MOST_LISTED_IDS = 100
 # The newest rows of the same entity that are looked at.
 _MOST_LIKE = 200
+
+
+def list_alerts(tables: Tables, rule_id: str | None = None, stream: str | None = None) -> DataFrame:
+    """Reads all rows of alerts of one rule or stream, or of all, with the columns of the table, in order of arrival."""
+    order = ("arrival", "event_time", "event_id", "rule_id", "alert_id", "revision", "decided_at")
+    rows = tables.read("alerts").orderBy(*order)
+    rows = rows if rule_id is None else rows.where(F.col("rule_id") == F.lit(rule_id))
+    return rows if stream is None else rows.where(F.col("stream") == F.lit(stream))
 
 
 def open_queue(
@@ -92,20 +112,17 @@ def _find_open(
     evaluations that wrote an alert, which each number its revisions from 0, the last one counts.
     """
     evaluation = Evaluations.read(tables).number()
+    # One number to compare, so that rows are joined by their hashes.
+    order = evaluation.cast("bigint") * F.lit(_REVISIONS) + F.col("revision")
     revised = tables.read("alerts").where((F.col("revision") > 0) | (evaluation > 0))
     if since is not None:
         revised = revised.where(F.col("decided_at") >= F.lit(since))
     # Revisions are few and their columns are narrow; to find the last one by a window would sort every wide row.
-    revised = revised.select(
-        F.col("alert_id").alias("same"), F.col("revision").alias("later"), evaluation.alias("of_evaluation")
-    )
-    is_superseded = (evaluation < F.col("of_evaluation")) | (
-        (evaluation == F.col("of_evaluation")) & (F.col("revision") < F.col("later"))
-    )
-    is_same = F.col("alert_id") == F.col("same")
+    revised = revised.select(F.col("alert_id").alias("same"), order.alias("later"))
+    is_superseded = (F.col("alert_id") == F.col("same")) & (order < F.col("later"))
     is_report = _is_report(alerts)
     wanted = alerts.where(_NEEDS_REVIEW).where(is_report if reports else ~is_report)
-    last = wanted.join(revised, is_same & is_superseded, "left_anti")
+    last = wanted.join(revised, is_superseded, "left_anti")
     return last.join(tables.read("reviews").select("alert_id"), "alert_id", "left_anti")
 
 
@@ -223,6 +240,8 @@ def record_review(
     revision, the disposition is none of these, or the reviewer's name is empty, and SetupError if the table of an earlier
     release lacks a column or refuses the disposition.
     """
+    from lookback.spark.explaining.explanations import find_revision, read_alert_rows
+
     _check_disposition(disposition)
     reviewer = _choose_reviewer(tables, reviewer)
     rows = read_alert_rows(tables, alert_id)
@@ -327,6 +346,8 @@ def read_reviews_of(tables: Tables, alert_ids: Iterable[str]) -> dict[str, list[
 
 def read_last_row(tables: Tables, alert_id: str) -> dict[str, Any]:
     """Reads the last row of an alert, whatever its verdict, with aware times. Raises ReviewError if there is none."""
+    from lookback.spark.explaining.explanations import read_alert_rows
+
     return read_alert_rows(tables, alert_id)[-1]
 
 

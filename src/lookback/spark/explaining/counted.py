@@ -40,7 +40,7 @@ from lookback.spark.explaining.history import (
     read_list_history,
     read_obeyed,
 )
-from lookback.spark.stream.rebuild import Evaluations
+from lookback.spark.stream.evaluations import Evaluations
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.explaining.evidence import (
     NOT_DELETED,
@@ -33,6 +32,7 @@ from lookback.spark.explaining.history import (
     read_obeyed,
     read_or_refuse,
 )
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:

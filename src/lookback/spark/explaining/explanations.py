@@ -10,7 +10,6 @@ from operator import and_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError
 from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
@@ -27,7 +26,8 @@ from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
 from lookback.spark.explaining.evidence import read_evidence, to_arrow
 from lookback.spark.explaining.history import STATUS_BY_ACTION, Lanes, RuleHistory, rank_version, read_feed, read_obeyed
-from lookback.spark.stream.rebuild import Evaluations
+from lookback.spark.queries import functions as F  # noqa: N812
+from lookback.spark.stream.evaluations import Evaluations
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812
-
 from lookback.core.errors import LookbackError
 from lookback.core.operations.health import RECENT, Figures, Sample, WarmUp, check_health, describe_health, is_healthy
 from lookback.core.rules.document import read_document
@@ -18,6 +16,7 @@ from lookback.core.rules.rulebook import EVALUATED, WARM, Piece
 from lookback.core.streams import alerts, metrics
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.metrics import RuleCounts
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.review import open_queue, queue_begins
 from lookback.spark.rules import RulesTable, find_rejected, find_warming
 from lookback.spark.stream.metrics import read_backlog
@@ -224,7 +223,7 @@ def count_alerts_by_role(tables: Tables, name: str, since: dt.datetime) -> dict[
     own = (F.col("stream") == name) & (F.col("decided_at") >= F.lit(since)) & (F.col("verdict") == "raised")
 
     def select(rows: DataFrame) -> DataFrame:
-        return rows.where(own).groupBy("rule_id", "mode").agg(F.countDistinct("alert_id").alias("alerts"))
+        return rows.where(own).groupBy("rule_id", "mode").agg(F.count_distinct("alert_id").alias("alerts"))
 
     return {name_role(row["rule_id"], row["mode"]): row["alerts"] for row in tables.query(alerts.TABLE, select)}
 

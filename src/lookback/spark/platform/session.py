@@ -108,6 +108,11 @@ def get_spark(
     return _start(app_name, cores or max(2, os.cpu_count() or 2), settings or {}, fetch_kafka_jars() if kafka else [])
 
 
+def has_session() -> bool:
+    """Returns whether a session runs already, or this is a Databricks runtime, so that none has to be started."""
+    return on_databricks() or SparkSession.getActiveSession() is not None
+
+
 def on_databricks() -> bool:
     """Returns whether this process runs in a Databricks runtime, which has its own Spark, Kafka and Auto Loader."""
     return "DATABRICKS_RUNTIME_VERSION" in os.environ

@@ -30,9 +30,9 @@ from lookback.spark.replay.reach import LostLists, LostRules, Reach
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
 from lookback.spark.stream.declared import read_declarations
+from lookback.spark.stream.evaluations import Term
 from lookback.spark.stream.listfeed import ReplayedLists
 from lookback.spark.stream.rebuild import (
-    Term,
     find_deletions,
     find_last_arrival,
     find_new_beginning,
