@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib.util
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +31,8 @@ def format_json(row: Mapping[str, Any]) -> str:
 def print_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """Prints the named columns of the rows below their names: in a terminal as wide as it is, elsewhere a line for each row."""
     cells = [[format_cell(row.get(name)) for name in names] for row in rows]
-    if sys.stdout.isatty() and len(cells) <= _MAX_DRAWN_ROWS:
+    # A cluster's terminal may lack rich, which is not part of Databricks' runtimes.
+    if sys.stdout.isatty() and len(cells) <= _MAX_DRAWN_ROWS and importlib.util.find_spec("rich"):
         _draw_table(cells, names)
         return
     widths = [
