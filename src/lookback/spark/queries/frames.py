@@ -21,9 +21,13 @@ _NAMES = count()
 
 
 class Session:
-    """Runs queries in this process, in place of a session of Spark. Close it before the interpreter ends."""
+    """Runs queries in this process, in place of a session of Spark. Close it before the interpreter ends.
+
+    opened: what those who read have opened, for further queries.
+    """
 
     def __init__(self) -> None:
+        self.opened: dict[Any, Any] = {}
         # Nothing is loaded or fetched that the package does not bring.
         self._connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
         self._connection.execute("SET TimeZone = 'UTC'")

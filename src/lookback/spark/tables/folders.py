@@ -81,8 +81,11 @@ class FolderTables(Tables):
         return self._make_frame(pa.table(list(map(pa.array, columns, _HISTORY.types)), schema=_HISTORY))
 
     def _read_rows(self, name: str, version: int | None = None) -> DataFrame:
-        folder = self._require_folder(name)
-        return self._make_frame(_open_rows(folder, DeltaTable(str(folder), version=version)))
+        folder, opened = self._require_folder(name), cast("Session", self.spark).opened
+        if (folder, version) not in opened:
+            # All queries of a command see one state of the table, and its log is read once.
+            opened[folder, version] = _open_rows(folder, DeltaTable(str(folder), version=version))
+        return self._make_frame(opened[folder, version])
 
     def _read_changed_rows(self, name: str, options: Mapping[str, str]) -> DataFrame:
         folder, last = self._require_folder(name), int(options.get("endingVersion", self.version(name)))
