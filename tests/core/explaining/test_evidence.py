@@ -676,3 +676,10 @@ def test_when_a_rule_is_effective_in_words_and_a_rule_without_condition_has_no_l
     )
     assert find_measure_limits(rule) == {}
     assert describe_measure(rule.measures[2]) == "the number of different values of amount over the session"
+
+
+@pytest.mark.parametrize("changes", [{"queue": False}, {"severity": "info"}])
+def test_a_rule_whose_alerts_are_reports_says_so_in_words(changes: dict[str, Any]):
+    said = describe_rule(compile_rule({**KINDS["tumbling"], **changes}, STREAM))
+    assert said.endswith("; its alerts are reports, which wait for nobody.")
+    assert "report" not in describe_rule(compile_rule({**KINDS["tumbling"], **changes, "queue": True}, STREAM))
