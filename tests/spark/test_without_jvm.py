@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,7 @@ def _refuse(*_: object) -> Tables:
 def settle(said: tuple[int, str, str]) -> tuple[object, ...]:
     """What a command said, without the time for which a commit has waited, and what Spark's workers write beside it."""
     code, out, err = said
+    out = re.sub(r"\d+ (second|minute)s?", "a while", out)
     lines = [json.loads(line) if line.startswith("{") else line for line in out.splitlines()]
     for line in lines:
         if isinstance(line, dict):
