@@ -14,7 +14,7 @@ from lookback.core.errors import LookbackError
 from lookback.core.operations.health import RECENT, Figures, Sample, WarmUp, check_health, describe_health, is_healthy
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import WARMING
-from lookback.core.rules.rulebook import EVALUATED, WARM, Piece
+from lookback.core.rules.versions import EVALUATED, WARM, Piece
 from lookback.core.streams import metrics
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.metrics import RuleCounts
