@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
+from databricks.bundles.dashboards import Dashboard
 from databricks.bundles.jobs import Job
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -43,6 +44,12 @@ JOBS: dict[str, dict[str, Any]] = {
 CLUSTERS: dict[str, dict[str, Any]] = {
     name: cluster for document in FILES.values() for name, cluster in document["resources"].get("clusters", {}).items()
 }
+BOARD_FILES = {
+    path: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "conf/dashboards").glob("*.yml"))
+}
+BOARDS: dict[str, dict[str, Any]] = {
+    name: board for document in BOARD_FILES.values() for name, board in document["resources"]["dashboards"].items()
+}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 RUNTIMES = ROOT / "tests" / "data" / "runtimes"
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
@@ -57,9 +64,9 @@ GIVEN = {
 }
 # Without a value in a target, so asked for there: what differs from workspace to workspace.
 ASKED = {
-    "dev": {"node_type"},
-    "staging": {"node_type", "service_principal", "analysts", "engineers", "notify"},
-    "prod": {"node_type", "service_principal", "analysts", "engineers", "notify"},
+    "dev": {"node_type", "warehouse_id"},
+    "staging": {"node_type", "warehouse_id", "service_principal", "analysts", "engineers", "notify"},
+    "prod": {"node_type", "warehouse_id", "service_principal", "analysts", "engineers", "notify"},
 }
 TARGETS = list(ASKED)
 
@@ -123,17 +130,21 @@ def tasks() -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:
 
 def test_the_bundle_has_no_key_that_is_not_one_of_a_bundle() -> None:
     assert set(BUNDLE) == {"bundle", "include", "sync", "variables", "artifacts", "targets"}
-    assert BUNDLE["bundle"] == {"name": "lookback", "engine": "direct"}
+    assert BUNDLE["bundle"] == {"name": "lookback", "engine": "direct", "databricks_cli_version": ">= 0.281.0"}
     for document in FILES.values():
         assert set(document) == {"resources"}
         assert set(document["resources"]) <= {"clusters", "jobs"}
+    for document in BOARD_FILES.values():
+        assert set(document) == {"resources"}
+        assert set(document["resources"]) == {"dashboards"}
     known = {"mode", "default", "presets", "workspace", "run_as", "permissions", "resources", "variables"}
     assert all(set(target) <= known for target in BUNDLE["targets"].values())
 
 
 def test_the_bundle_includes_every_job_once() -> None:
     included = {path for pattern in BUNDLE["include"] for path in ROOT.glob(pattern)}
-    assert included == set(FILES)
+    assert included == {*FILES, *BOARD_FILES}
+    assert set(BOARDS) == {"lookback"}
     names = [name for document in FILES.values() for name in document["resources"]["jobs"]]
     assert sorted(names) == [
         "analysts",
@@ -153,6 +164,11 @@ def test_the_bundle_includes_every_job_once() -> None:
 def test_what_is_uploaded_is_what_jobs_need() -> None:
     left = {pattern.removesuffix("/**") for pattern in BUNDLE["sync"]["exclude"]}
     assert set(BUNDLE["sync"]) == {"exclude"}
+    # Such a file in a folder of the workspace is a dashboard of its own, beside the one that the bundle makes of it.
+    assert {path.relative_to(ROOT).parent.as_posix() for path in ROOT.glob("conf/**/*.lvdash.json")} == {
+        "conf/dashboards"
+    }
+    left.remove("conf/dashboards")
     folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "dist"))}
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert {name for name in folders if f"\n{name}/" in f"\n{tracked}"} - left == {"conf", "notebooks"}
@@ -170,7 +186,7 @@ def test_variables_say_what_they_are_and_values_stand_in_targets_alone() -> None
 
 
 def test_every_variable_is_used_and_every_reference_leads_somewhere() -> None:
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "databricks.yml", *FILES)]
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "databricks.yml", *FILES, *BOARD_FILES)]
     paths = {path for text in texts for path in REFERENCE.findall(text)}
     assert {path.removeprefix("var.") for path in paths if path.startswith("var.")} == set(BUNDLE["variables"])
     for path in paths:
@@ -201,6 +217,8 @@ LEVELS = {
     "files": {"CAN_MANAGE": "CAN_MANAGE", "CAN_RUN": "CAN_RUN", "CAN_VIEW": "CAN_READ"},
     "jobs": {"CAN_MANAGE": "CAN_MANAGE", "CAN_RUN": "CAN_MANAGE_RUN", "CAN_VIEW": "CAN_VIEW"},
     "clusters": {"CAN_MANAGE": "CAN_MANAGE", "CAN_RUN": "CAN_RESTART", "CAN_VIEW": "CAN_ATTACH_TO"},
+    # CAN_RUN of the bundle gives nothing on a dashboard.
+    "dashboards": {"CAN_MANAGE": "CAN_MANAGE", "CAN_VIEW": "CAN_READ"},
 }
 
 
@@ -226,6 +244,30 @@ def test_analysts_run_notebooks_on_their_cluster_and_start_no_job_of_the_service
     assert {level_on(target, "jobs", name, analysts) for name in JOBS} == {"CAN_VIEW"}
     assert set(BUNDLE["targets"][target]["resources"]["jobs"]) == set(JOBS)
     assert {level_on(target, "jobs", name, "${var.engineers}") for name in JOBS} == {"CAN_MANAGE"}
+
+
+@pytest.mark.parametrize("target", ["staging", "prod"])
+def test_analysts_see_the_dashboard_and_engineers_change_it(target: str) -> None:
+    assert {name: level_on(target, "dashboards", name, "${var.analysts}") for name in BOARDS} == {
+        "lookback": "CAN_READ"
+    }
+    assert {level_on(target, "dashboards", name, "${var.engineers}") for name in BOARDS} == {"CAN_MANAGE"}
+    assert set(BUNDLE["targets"][target]["resources"]) == {"jobs", "dashboards"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_dashboard_is_one_of_the_model_and_is_shown_by_the_viewers_own_grants(target: str) -> None:
+    for path, document in BOARD_FILES.items():
+        for name, dashboard in document["resources"]["dashboards"].items():
+            given = resolved(dashboard, target)
+            assert Dashboard.from_dict(json.loads(json.dumps(given))).as_dict() == given
+            assert not given["embed_credentials"]
+            assert (path.parent / given["file_path"]).is_file()
+            assert given["display_name"] == name
+            assert given["dataset_catalog"] == resolved("${var.catalog}", target)
+            assert given["dataset_schema"] == resolved("${var.schema}", target)
+            with pytest.raises((ValueError, TypeError)):
+                Dashboard.from_dict({**given, "nonsense": "x"})  # type: ignore[typeddict-unknown-key]
 
 
 def test_the_analysts_cluster_is_shared_gets_the_wheel_and_is_one_of_the_model() -> None:

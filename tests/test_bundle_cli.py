@@ -32,7 +32,7 @@ pytestmark = [
 SERVICE = "11111111-2222-3333-4444-555555555555"
 GIVEN = {
     "node_type": "i3.xlarge", "service_principal": SERVICE, "analysts": "the-analysts", "engineers": "the-engineers",
-    "notify": "ops@example.com",
+    "notify": "ops@example.com", "warehouse_id": "0123456789abcdef",
 }  # fmt: skip
 _API, _FILES = "/api/2.0/workspace", "/api/2.0/workspace-files/"
 _IMPORT = f"{_FILES}import-file"
@@ -48,6 +48,8 @@ class BundleWorkspace(WorkspaceServer):
         self.folders: set[str] = set()
         self.jobs: dict[int, dict[str, Any]] = {}
         self.clusters: dict[str, dict[str, Any]] = {}
+        self.dashboards: dict[str, dict[str, Any]] = {}
+        self.published: dict[str, dict[str, Any]] = {}
         self.permissions: dict[str, list[dict[str, Any]]] = {}
         self.runs: list[int] = []
 
@@ -73,7 +75,23 @@ class BundleWorkspace(WorkspaceServer):
             return self._of_jobs(path.removeprefix("/api/2.2/jobs/"), asked)
         if path.startswith("/api/2.1/clusters/"):
             return self._of_clusters(path.removeprefix("/api/2.1/clusters/"), asked)
+        if path.startswith("/api/2.0/lakeview/dashboards"):
+            return self._of_dashboards(path.removeprefix("/api/2.0/lakeview/dashboards").strip("/"), asked)
         return self._of_files(path, asked)
+
+    def _of_dashboards(self, path: str, asked: Asked) -> Answer | None:
+        name, _, part = path.partition("/")
+        if asked.method == "POST" and not name:
+            name = f"{len(self.dashboards):032x}"
+            self.dashboards[name] = {**asked.body, **asked.query, "dashboard_id": name, "etag": "1"}
+            return Answer(self.dashboards[name])
+        if name not in self.dashboards:
+            return None
+        if part == "published":
+            if asked.method == "POST":
+                self.published[name] = asked.body
+            return Answer(self.published[name]) if name in self.published else None
+        return Answer(self.dashboards[name])
 
     def _of_files(self, path: str, asked: Asked) -> Answer | None:
         if path.startswith(_IMPORT):
@@ -192,6 +210,13 @@ def test_bundle_is_deployed_with_all_that_its_jobs_name(bundle: Path, target: st
         ]
         assert needed == [wheel]
         assert "${" not in json.dumps(job)
+    (dashboard,) = place.dashboards.values()
+    assert dashboard["display_name"] == f"{prefix}lookback"
+    schema = {"dev": "lookback_ann", "staging": "lookback_staging", "prod": "lookback"}[target]
+    assert (dashboard["dataset_catalog"], dashboard["dataset_schema"]) == ("main", schema)
+    assert json.loads(dashboard["serialized_dashboard"])["pages"]
+    assert [each["embed_credentials"] for each in place.published.values()] == [False]
+    assert not [name for name in place.files if name.endswith(".lvdash.json")]
     # What begins by itself does so in production alone.
     begins = {
         job["name"]: job[kind].get("pause_status")
@@ -213,7 +238,12 @@ def test_bundle_is_deployed_with_all_that_its_jobs_name(bundle: Path, target: st
             }
             for path, entries in place.permissions.items()
         }
-        assert levels == {"directories": {"CAN_RUN"}, "clusters": {"CAN_RESTART"}, "jobs": {"CAN_VIEW"}}
+        assert levels == {
+            "directories": {"CAN_RUN"},
+            "clusters": {"CAN_RESTART"},
+            "jobs": {"CAN_VIEW"},
+            "dashboards": {"CAN_READ"},
+        }
 
 
 @pytest.mark.parametrize("target", TARGETS)

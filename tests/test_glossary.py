@@ -20,7 +20,8 @@ GUIDES = {
 PAGES = {path.stem: path for path in (ROOT / "README.md", *DOCS.glob("*.md")) if path.stem != "glossary"}
 # Words of everyday as well, or of commands: where one is first used in our sense no program can tell.
 EVERYDAY = re.findall(
-    r"\w+", "condition document event feature key list lookback page review rule step suppress until version within"
+    r"\w+",
+    "condition document event feature key list lookback page report review rule step suppress until version within",
 )
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]

@@ -207,7 +207,7 @@ def test_what_is_wrong_with_a_rule_is_shown_place_by_place(tmp_path: Path, capsy
     shown = capsys.readouterr().out
     assert "severity" in shown
     assert "when" in shown
-    assert "must be one of low, medium, high, critical" in shown
+    assert "must be one of info, low, medium, high, critical" in shown
 
 
 TRIED = {
@@ -295,7 +295,7 @@ def test_an_explanation_of_a_sequence_is_shown_step_by_step(capsys: pytest.Captu
     }  # fmt: skip
     timeline = {
         "event_time": [time], "event_id": ["7"], "value": [1.0], "running": [None], "in_window": [True],
-        "is_alert": [True], "step": ["seen"], "until": [False],
+        "is_alert": [True], "step": ["seen"], "fits": [""], "until": [False],
     }  # fmt: skip
     steps = (
         StepEvidence("seen", "true", "an event of any kind", pd.DataFrame({"id": [7]})),
@@ -465,6 +465,29 @@ def test_a_picture_is_live_only_where_a_front_end_shows_it(
     evaluation: Any = Failing(None)
     notebook.watch(evaluation)
     assert bool(cleared) is is_live
+
+
+@pytest.mark.parametrize(
+    ("shell", "runtime", "expected"),
+    [
+        (None, "", False),  # a script
+        (SimpleNamespace(), "", False),  # IPython's own shell
+        (SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=False)), "", False),  # nbmake
+        (SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=True)), "", True),  # JupyterLab
+        (SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=False)), "17.3", True),  # Databricks asks nobody
+        (SimpleNamespace(kernel=SimpleNamespace()), "", True),  # a kernel that does not tell
+    ],
+)
+def test_a_desk_is_shown_where_a_person_may_be(
+    monkeypatch: pytest.MonkeyPatch, shell: Any, runtime: str, expected: bool
+) -> None:
+    from lookback.views.display import has_person
+
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: shell)
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    if runtime:
+        monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", runtime)
+    assert has_person() is expected
 
 
 def test_a_view_is_one_of_three() -> None:

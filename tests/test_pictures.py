@@ -222,7 +222,7 @@ def test_a_key_timeline_shows_the_windows_of_the_key(document: dict[str, Any], s
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        (SEQUENCE, ["small", "large", "not taken", "raised the alert", "time for the steps"]),
+        (SEQUENCE, ["small", "large", "fits no step", "raised the alert", "time for the steps"]),
         (SILENCE, ["small", "silent", "began the wait", "due", "wait"]),
     ],
     ids=["sequence", "absence"],
@@ -236,6 +236,27 @@ def test_a_key_timeline_shows_a_sequence_step_by_step(document: dict[str, Any], 
     assert png(figure)
     for text in (f"{document['rule_id']}: customer c", "event time (UTC)", *said):
         assert text in texts(figure)
+
+
+def test_near_misses_of_a_sequence_are_hollow_in_the_row_of_the_step_that_they_fit():
+    explained = explanation(SEQUENCE)
+    frame = explained.timeline
+    near = frame[frame["fits"] != ""]
+    assert len(near)
+
+    (axes,) = plot_key_timeline(explained).axes
+
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
+    drawn = sorted((int(row), time) for line in hollow for time, row in zip(*line.get_data(), strict=True))
+    rows_ = {"small": 0, "large": 1}
+    expected = sorted(
+        (rows_[fits], time.to_datetime64()) for time, fits in zip(near["event_time"], near["fits"], strict=True)
+    )
+    assert [row for row, _ in drawn] == [row for row, _ in expected]
+    assert texts(axes.figure).count("fits, not taken") == 1
+    # None of them is among those that fit nothing.
+    others = frame[(frame["step"] == "") & (frame["fits"] == "")]
+    assert sum(len(line.get_xdata()) for line in axes.lines if set(line.get_ydata()) == {2}) == len(others)
 
 
 def test_what_a_rule_would_flag_shows_share_and_top_keys():

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -332,12 +331,8 @@ def test_status_tells_the_receivers_that_want_it(
         declared = f"stream: {name}\nevent_id: id\nevent_time: at\nfields: {{id: bigint, at: timestamp}}\n"
         (tmp_path / f"streams/{name}.yml").write_text(declared)
     found = {"payments": health_of("payments", "problem"), "logins": health_of("logins", "note")}
-    monkeypatch.setattr(
-        "lookback.commands.upkeep.open_tables",
-        lambda *_: SimpleNamespace(root=str(tmp_path), files=str(tmp_path), reaches_files=True),
-    )
     monkeypatch.setattr("lookback.spark.operations.status.stream_status", lambda tables, stream, *_: found[stream.name])
-    status = ["status", "--json", "--conf", str(tmp_path)]
+    status = ["status", "--json", "--conf", str(tmp_path), "--root", str(tmp_path)]
     with WorkspaceServer() as server:
         server.replies["POST /desk"] = Answer({})
         receivers = f"""

@@ -36,6 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from dev.bench import scale  # noqa: PLC0415
 
         return scale.run(options.parts, quick=options.small)
+    if options.command == "desk":
+        from dev.bench import desk  # noqa: PLC0415
+
+        desk.run(options.alerts)
+        return 0
     if options.command in ("latency", "changes", "warm"):
         return _live(options)
     events = EventSet(options.set, options.rows)
@@ -114,6 +119,8 @@ def parser() -> argparse.ArgumentParser:
     )
     scale.add_argument("--parts", type=_list_of(plan.SCALE_PARTS), default=list(plan.SCALE_PARTS), help="default: all")
     scale.add_argument("--small", action="store_true", help="small sizes: does everything work?")
+    desk = commands.add_parser("desk", help="the review desk: to read the queue, to open an alert, to decide")
+    desk.add_argument("--alerts", type=int, default=1_000_000, help="in the table")
     written = commands.add_parser("report", help="dev/bench/results.md and its pictures from dev/bench/results/*.json")
     written.add_argument("--baseline", type=Path, help="a folder of results; default: those last committed")
     return top

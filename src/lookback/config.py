@@ -283,14 +283,35 @@ def load_streams(conf_dir: str | Path) -> dict[str, Stream]:
 
 def load_rule_document(path: str | Path) -> dict[str, Any]:
     """Reads the rule document of a YAML file, unchecked. Raises SetupError if the file holds no mapping."""
-    file = Path(path)
-    node, document = _read(file)
-    twice = _note_places(node, "", {})
+    return parse_rule_text(read_text(path), str(path)).document
+
+
+@dataclass(frozen=True)
+class ParsedRule:
+    """The document of a rule, the node of YAML that it was read from, and the line of each place, from 1 on."""
+
+    document: dict[str, Any]
+    node: Any
+    lines: Mapping[str, int]
+
+    def find_line(self, place: str) -> int:
+        """Returns the line of a place, or of the nearest one around it that is in the text."""
+        return _find_line(self.lines, place)
+
+
+def parse_rule_text(text: str, name: str) -> ParsedRule:
+    """Reads the rule document of a YAML text, unchecked. name: of the file, for messages.
+
+    Raises SetupError if it is no YAML or no mapping, and if a key is written twice.
+    """
+    node, document = _parse(text, name)
+    lines: dict[str, int] = {}
+    twice = _note_places(node, "", lines)
     if twice:
-        raise SetupError("; ".join(f"{file}:{line}: the key {place} is written twice" for place, line in twice))
+        raise SetupError("; ".join(f"{name}:{line}: the key {place} is written twice" for place, line in twice))
     if not isinstance(document, dict):
-        raise SetupError(f"{file} holds no rule; a rule is a mapping with the keys rule_id, stream, window, ...")
-    return document
+        raise SetupError(f"{name} holds no rule; a rule is a mapping with the keys rule_id, stream, window, ...")
+    return ParsedRule(document, node, lines)
 
 
 def load_yaml(path: str | Path) -> Any:
@@ -305,18 +326,30 @@ def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
     """
     if missing_ok and not file.exists():
         return None, None
+    return _parse(read_text(file), str(file))
+
+
+def read_text(path: str | Path) -> str:
+    """Reads the text of a YAML file, with the line breaks that it has. Raises SetupError."""
+    file = Path(path)
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise SetupError(f"{file} is larger than {MAX_FILE_BYTES:,} bytes; that is no declaration, rule or setting")
-        text = file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8", newline="") as opened:
+            return opened.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"{file} cannot be read: {error}") from error
+
+
+def _parse(text: str, file: str) -> tuple[Any, Any]:
+    """Parses a text as YAML nodes, which know their lines, and as Python values. file: its name, for messages."""
+    try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is not None and _count_nodes(node, {}) > MAX_NODES:
             raise SetupError(
                 f"{file} has more than {MAX_NODES:,} values once its aliases (*name) are written out; write what is meant"
             )
         return node, yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"{file} cannot be read: {error}") from error
     except yaml.MarkedYAMLError as error:
         raise _explain_yaml_error(file, text, error) from error
     except RecursionError as error:
@@ -354,7 +387,7 @@ _YAML_PROBLEMS = (
 )
 
 
-def _explain_yaml_error(file: Path, text: str, error: yaml.MarkedYAMLError) -> SetupError:
+def _explain_yaml_error(file: str, text: str, error: yaml.MarkedYAMLError) -> SetupError:
     """Names the place, what is seen there, and the remedy of a file that YAML's parser refuses."""
     problem, mark = str(error.problem or error.context), error.problem_mark or error.context_mark
     if "unexpected end of stream" in problem:
@@ -400,7 +433,7 @@ def _note_places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str
     return twice
 
 
-def _find_line(lines: dict[str, int], place: str) -> int:
+def _find_line(lines: Mapping[str, int], place: str) -> int:
     """Returns the line of a place, or of the nearest one around it that is in the file."""
     while place and place not in lines:
         place = place.rpartition(".")[0]

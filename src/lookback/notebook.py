@@ -5,11 +5,11 @@ The same notebooks run in Jupyter and on Databricks. All results are shown as or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pandas as pd
 import yaml
@@ -33,7 +33,7 @@ from lookback.parameters import check_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
 from lookback.testing.trial import Trial, run_trial
 from lookback.views import pictures, whatif
-from lookback.views.display import code, show, text, to_frame
+from lookback.views.display import code, has_person, show, text, to_frame
 from lookback.views.explanations import describe_alert, describe_event
 from lookback.views.live import read_commit_times, watch
 from lookback.views.terminal import describe_redundant
@@ -43,15 +43,28 @@ if TYPE_CHECKING:
     from lookback.core.rules.compiled import CompiledRule
     from lookback.core.rules.gate import Condition
     from lookback.core.streams.declaration import Stream
+    from lookback.desk.authoring import Authoring
+    from lookback.desk.review import ReviewDesk
+    from lookback.desk.streams import StreamDesk
     from lookback.spark.figures import RuleFigures
     from lookback.spark.ingest.files import IngestReport
     from lookback.spark.rules import RulesTable
+    from lookback.spark.stream.metrics import Metrics
+    from lookback.spark.stream.pipeline import Evaluation
     from lookback.spark.stream.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
 _MAX_LISTED_EVENTS = 50
 _MAX_READ_ALERTS = 1_000
 _MAX_DRAWN_ROWS = 100_000
+_WAIT_SECONDS = 60.0
+
+
+class _HasWidget(Protocol):
+    widget: Any
+
+
+_Desk = TypeVar("_Desk", bound=_HasWidget)
 
 
 @dataclass(frozen=True)
@@ -230,21 +243,27 @@ def rule_form(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
     aggregate`, several with semicolons or lines), when, parameters (`name: value`, likewise), message. The fields make a lookback rule, whose window ends at
     each event; a rule of any other kind comes from a rule_file, which is searched here, then in conf/rules.
     """
-    if form.rule_file:
-        here, there = Path(form.rule_file), workspace.conf / "rules" / form.rule_file
-        document = load_rule_document(there if there.is_file() and not here.is_file() else here)
-    else:
-        texts = {name: getattr(form, name) for name in ("description", "where", "message") if getattr(form, name)}
-        document = {
-            "rule_id": form.rule_id, "stream": workspace.stream.name, "severity": form.severity, **texts,
-            "group_by": [name.strip() for name in form.group_by.split(",") if name.strip()],
-            "window": form.window, "measures": _parse_pairs(form.measures), "when": form.when,
-        }  # fmt: skip
-        if form.parameters:
-            document["parameters"] = {
-                name: read_parameter(value) for name, value in _parse_pairs(form.parameters).items()
-            }
+    document = (
+        load_rule_document(_find_rule_file(workspace, form)) if form.rule_file else _make_document(workspace, form)
+    )
     show(code(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)))
+    return document
+
+
+def _find_rule_file(workspace: Workspace, form: SimpleNamespace) -> Path:
+    here, there = Path(form.rule_file), workspace.conf / "rules" / form.rule_file
+    return there if there.is_file() and not here.is_file() else here
+
+
+def _make_document(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
+    texts = {name: getattr(form, name) for name in ("description", "where", "message") if getattr(form, name)}
+    document = {
+        "rule_id": form.rule_id, "stream": workspace.stream.name, "severity": form.severity, **texts,
+        "group_by": [name.strip() for name in form.group_by.split(",") if name.strip()],
+        "window": form.window, "measures": _parse_pairs(form.measures), "when": form.when,
+    }  # fmt: skip
+    if form.parameters:
+        document["parameters"] = {name: read_parameter(value) for name, value in _parse_pairs(form.parameters).items()}
     return document
 
 
@@ -252,6 +271,40 @@ def _parse_pairs(listed: str) -> dict[str, str]:
     """Parses a list such as `total: sum(amount); n: count(*)` into name -> text."""
     parts = [part.partition(":") for part in listed.replace(";", "\n").splitlines() if part.strip()]
     return {name.strip(): text.strip() for name, _, text in parts}
+
+
+def open_author_desk(workspace: Workspace, form: SimpleNamespace, wanted: bool = True) -> Authoring | None:
+    """Shows a desk at which a person writes a rule: form, YAML, checks, trials, what-if, the gate, saving, publishing.
+
+    form: as for `rule_form`, whose rule it begins with. wanted False: no desk, as in a job. Returns None, and shows a sentence,
+    where nobody is at the notebook or ipywidgets is missing.
+    """
+
+    def make() -> Authoring:
+        from lookback.desk.authoring import Authoring
+        from lookback.desk.ruletext import RuleText
+
+        document = None if form.rule_file else _make_document(workspace, form)
+        text = RuleText.read(_find_rule_file(workspace, form)) if document is None else RuleText.of(document)
+        return Authoring(workspace.rules, workspace.stream, workspace.settings, text)
+
+    return _show_desk(make, wanted)
+
+
+def _show_desk(make: Callable[[], _Desk], wanted: bool) -> _Desk | None:
+    """Shows a desk where somebody is at the notebook, else a sentence. make: makes it, and imports ipywidgets."""
+    if not (wanted and has_person()):
+        show(text("No desk is shown, as nobody is at this notebook or the parameter desk is false."))
+        return None
+    try:
+        desk = make()
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("ipywidgets"):
+            raise
+        show(text("The desk needs the package ipywidgets, which is not installed; the cells below do without it."))
+        return None
+    show(desk.widget)
+    return desk
 
 
 def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRule:
@@ -397,8 +450,7 @@ def check_gate(
     """
     from lookback.core.rules.gate import Gate, hash_document
     from lookback.spark.activation import activate as make_active
-    from lookback.spark.activation import find_candidate, find_conditions
-    from lookback.spark.rules import RuleRow
+    from lookback.spark.activation import check_document, find_candidate
 
     gate, rules, rule_id = workspace.settings.gate, workspace.rules, str(document["rule_id"])
     if not (run or activate):
@@ -409,16 +461,7 @@ def check_gate(
         if not activate:
             return None
     if not activate:
-        row = RuleRow(
-            rule_id,
-            rules.next_version(rule_id),
-            "draft",
-            dict(document),
-            author or workspace.tables.current_user,
-            "",
-            None,
-        )
-        _show_conditions(find_conditions(rules, row, gate or Gate(), approver=author))
+        _show_conditions(check_document(rules, document, gate or Gate(), author=author))
         show(text(f"{rule_id} was checked as it stands here; to make it active, set the parameter activate to true."))
         return None
     there = find_candidate(rules, rule_id)
@@ -463,7 +506,7 @@ def list_rules(workspace: Workspace) -> pd.DataFrame:
 
 def evaluate_stream(
     workspace: Workspace, mode: str = "once", every: str = "", minutes: float = 0, idle_after: str = "", shards: int = 0,
-    view: str = "auto",
+    view: str = "auto", desk: StreamDesk | None = None,
 ) -> list[BatchReport]:  # fmt: skip
     """Judges the stream's events by the rules in force and shows the progress; returns the reports of its batches.
 
@@ -472,8 +515,8 @@ def evaluate_stream(
     the profile says. idle_after: a duration; for each such time without a new commit a continuous evaluation moves the
     watermark on by as much. shards: the number for a new checkpoint; 0: as the stream or conf/settings.yml says, else as
     many as the cluster has cores, at most 48. view: `live`, a picture that is refreshed every second; `lines`, for jobs;
-    `auto`, see `lookback.views.live.watch`. An interrupt of the cell ends it cleanly; a half-done batch is repeated at the
-    next start.
+    `auto`, see `lookback.views.live.watch`; `desk`: a continuous evaluation runs beside `desk`, and the cell ends at once. An
+    interrupt of the cell ends it cleanly, as Stop at the desk does; a half-done batch is repeated at the next start.
     """
     from lookback.spark.replay.histories import make_history
     from lookback.spark.stream.checkpoint import Checkpoint
@@ -492,10 +535,49 @@ def evaluate_stream(
         default_shards=shards or workspace.stream.shards or workspace.settings.shards,
         accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate, historian=make_history,
     )  # fmt: skip
+    if view == "desk" and desk is not None and not once:
+        _run_beside(evaluation, metrics, minutes)
+        desk.attach(evaluation)
+        return list(evaluation.reports)
+    view = "auto" if view == "desk" else view
     with metrics:
         commits = None if once else lambda: read_commit_times(workspace.tables, workspace.stream)
         watch(evaluation, minutes, commits, view)
     return list(evaluation.reports)
+
+
+def _run_beside(evaluation: Evaluation, metrics: Metrics, minutes: float) -> None:
+    """Runs an evaluation in a thread, with its metrics, for `minutes`, 0 until it is stopped."""
+    from contextlib import suppress
+    from threading import Thread
+
+    evaluation.start()
+
+    def keep() -> None:
+        # Whoever stops the evaluation is told how it failed; here that is only written into the metrics.
+        with suppress(Exception), metrics:
+            if minutes:
+                evaluation.wait(minutes * 60)
+                evaluation.request_stop()
+            while not evaluation.wait(_WAIT_SECONDS):
+                pass
+            evaluation.stop()
+
+    Thread(target=keep, name="evaluate-beside", daemon=True).start()
+
+
+def open_stream_desk(workspace: Workspace, wanted: bool = True) -> StreamDesk | None:
+    """Shows a desk to steer a stream where somebody is at the notebook: its rules, their alerts a minute, and buttons.
+
+    wanted False: no desk, as in a job. Returns None, and shows a sentence, where nobody is or ipywidgets is missing.
+    """
+
+    def make() -> StreamDesk:
+        from lookback.desk.streams import StreamDesk
+
+        return StreamDesk(workspace.rules, workspace.stream)
+
+    return _show_desk(make, wanted)
 
 
 def show_health(workspace: Workspace) -> list[Finding]:
@@ -566,6 +648,44 @@ def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: f
             )
         )
     return frame.head(limit)
+
+
+def show_reports(workspace: Workspace, rule_id: str = "", limit: int = 20, days: float = 90) -> pd.DataFrame:
+    """Shows the newest reports of the stream: alerts of rules with `queue: false` or severity info, which wait for nobody.
+
+    days: reports made longer ago are left out.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from lookback.spark.review import open_queue
+
+    reports = open_queue(workspace.tables, rule_id or None, workspace.stream.name, days, reports=True)
+    newest = reports.orderBy(F.col("event_time").desc(), "rule_id", "alert_id").limit(limit)
+    frame = to_frame(newest.select("event_time", "rule_id", "key", "measures", "message", "alert_id", "revision"))
+    show(frame if len(frame) else text("No rule has written a report."))
+    return frame
+
+
+def open_desk(
+    workspace: Workspace, rule_id: str = "", days: float = 90, reviewer: str = "", wanted: bool = True
+) -> ReviewDesk | None:
+    """Shows the review desk where somebody is at the notebook: the queue, one alert, and buttons to decide on it.
+
+    rule_id, days: as for `show_queue`. reviewer: default: the user who runs the notebook. wanted False: no desk, as in a job.
+    Returns None, and shows a sentence, where nobody is or ipywidgets is missing.
+    """
+
+    def make() -> ReviewDesk:
+        from lookback.desk.records import AlertRecords
+        from lookback.desk.review import ReviewDesk
+
+        records = AlertRecords(
+            workspace.tables, workspace.streams, stream=workspace.stream.name, rule_id=rule_id or None, days=days,
+            reviewer=reviewer or None,
+        )  # fmt: skip
+        return ReviewDesk(records)
+
+    return _show_desk(make, wanted)
 
 
 def explain_alert(

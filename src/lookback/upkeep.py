@@ -77,7 +77,7 @@ def maintain(root: str, catalog: str = "", schema: str = "", conf: str = "../con
     The results are shown. Raises SetupError, at the end, if an evaluation cannot go on from its checkpoint.
     """
     from lookback.spark.operations.maintenance import maintain as run
-    from lookback.spark.stream.pipeline import checkpoint_folder
+    from lookback.spark.stream.checkpoint import checkpoint_folder
 
     settings = Settings.local(root, conf, catalog=catalog, schema=schema)
     tables, streams = open_place(settings)
@@ -144,7 +144,7 @@ def forget(
     """
     from lookback.spark.operations.forget import forget as run
     from lookback.spark.operations.forget import forget_condition
-    from lookback.spark.stream.pipeline import checkpoint_folder
+    from lookback.spark.stream.checkpoint import checkpoint_folder
 
     settings = Settings.local(root, conf, catalog=catalog, schema=schema)
     chosen = settings.stream(stream)

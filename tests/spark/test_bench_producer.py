@@ -49,14 +49,16 @@ def test_the_producer_commits_twice_a_second_until_it_is_told_to_stop(
     monkeypatch.setattr(sets, "DATA", tmp_path / "sets")
     tables.create(TRANSACTIONS)
     here, there = multiprocessing.Pipe()
-    thread = threading.Thread(target=run, args=(there, _table(tables), EventSet("zipf", 20_000), 100))
+    thread = threading.Thread(target=run, args=(there, _table(tables), EventSet("zipf", 20_000), 100, 0))
     thread.start()
+    assert here.poll(60), "the producer did not begin"
     assert here.recv() == "ready"
     here.send("start")
     deadline = time.monotonic() + 60
     while tables.version(TRANSACTIONS.name) < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
     here.send("stop")
+    assert here.poll(60), "the producer did not end"
     append_seconds = here.recv()
     thread.join()
     last = tables.version(TRANSACTIONS.name)

@@ -14,7 +14,9 @@ import pyarrow as pa
 import pytest
 
 from lookback import notebook
+from lookback.cli import main
 from lookback.core.errors import ReviewError, SetupError
+from lookback.core.streams.alerts import QUEUE
 from lookback.core.streams.declaration import Stream
 from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.review import (
@@ -610,6 +612,52 @@ def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(t
     assert [tuple(row) for row in decisions(tables).collect()] == [
         ("spends", "r", "confirmed", 2), ("spends", "r", "unclear", 1), ("spends", "s", "confirmed", 1),
     ]  # fmt: skip
+
+
+def test_reports_are_not_in_the_queue_and_have_a_view_of_their_own(tables: Tables, capsys: Any):
+    late = START + dt.timedelta(days=1)
+    rows = [
+        alert_row(1, queue=True), alert_row(2, queue=False), alert_row(3), alert_row(4, severity="info", queue=False),
+        alert_row(5, severity="info", queue=True), alert_row(6, severity="info"), alert_row(7, queue=False, mode="shadow"),
+        alert_row(8, queue=False), alert_row(8, queue=False, revision=1, verdict="retracted"), alert_row(9, queue=False),
+        # The rule was a report at first, and is none now.
+        alert_row(10, queue=False, rule_id="s"), alert_row(11, queue=True, rule_id="s", rule_version=2),
+        recent_row(12, 100, queue=False, event_time=late), recent_row(13, 100, queue=True),
+    ]  # fmt: skip
+    tables.append(tables.spark.createDataFrame(rows, ALERTS), "alerts")
+    record_review(tables, f"{9:032d}", "benign", "kim")
+
+    def listed(**changes: Any) -> list[int]:
+        return [int(row["alert_id"]) for row in open_queue(tables, **changes).collect()]
+
+    assert listed() == [11, 3, 1, 5]
+    assert listed(reports=True) == [10, 2, 6, 4]
+    assert listed(reports=True, rule_id="s") == [10]
+    assert listed(reports=True, days=120)[0] == 12
+    # Nobody is waited for, so it is not counted among the open ones that are too old for the queue.
+    assert count_older(tables).count == 1
+    words = ["--root", str(tables.root), "alerts", "--json"]
+    assert main([*words, "--reports", "--days", "120"]) == 0
+    assert [int(json.loads(line)["alert_id"]) for line in capsys.readouterr().out.splitlines()] == [12, 10, 2, 6, 4]
+    shown = notebook.show_reports(SimpleNamespace(tables=tables, stream=STREAM), days=120)  # type: ignore[arg-type]
+    assert [int(each) for each in shown["alert_id"]] == [12, 10, 6, 4, 2]
+
+
+def test_alerts_of_an_earlier_release_are_no_reports_unless_their_severity_is_info(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+):
+    rows = [alert_row(1), alert_row(2, severity="info")]
+    tables.append(tables.spark.createDataFrame(rows, ALERTS), "alerts")
+
+    def listed() -> list[list[int]]:
+        both = [open_queue(tables, reports=reports).collect() for reports in (False, True)]
+        return [[int(row["alert_id"]) for row in rows] for rows in both]
+
+    assert listed() == [[1], [2]]
+    # The table lacks the column until it is set up again.
+    read = type(tables).read
+    monkeypatch.setattr(type(tables), "read", lambda self, name: read(self, name).drop(QUEUE))
+    assert listed() == [[1], [2]]
 
 
 def test_a_decision_has_the_revision_that_was_seen_and_says_where_it_is_no_longer_the_last(tables: Tables):

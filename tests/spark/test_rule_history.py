@@ -21,7 +21,7 @@ from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declarations import Declarations
 from lookback.spark.explaining import history
 from lookback.spark.explaining.history import STATUS_BY_ACTION, Lanes, RuleHistory
-from lookback.spark.stream.rebuild import Term
+from lookback.spark.stream.evaluations import Term
 
 OWN = STREAMS["plain"]
 BOTH = {OWN.name: OWN, "other": replace(OWN, name="other")}

@@ -22,7 +22,7 @@ COLUMNS = {
     "rejected_events": "stream raw reason source ingested_at read_as",
     "rules": "rule_id version status document author comment changed_at approved_by evidence",
     "alerts": "alert_id revision verdict rule_id rule_version mode severity stream key event_id event_time window_start "
-    "window_end window_complete measures message evidence arrival decided_at entity entity_id score change",
+    "window_end window_complete measures message evidence arrival decided_at entity entity_id score change queue",
     "late_events": "stream event_id event_time arrival late_by_us action",
     "rule_log": "stream rule_id version action message batch_id arrival logged_at",
     "reviews": "alert_id disposition revision reviewer note reviewed_at",

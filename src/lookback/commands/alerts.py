@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lookback.commands.options import (
     FOUND_PROBLEMS,
     AddCommand,
+    announce,
+    answer,
     load_settings,
     open_tables,
     read_time,
@@ -25,8 +27,9 @@ from lookback.views.explanations import describe_alert, describe_event
 from lookback.views.terminal import escape_unprintable, format_json, print_json, print_table
 
 if TYPE_CHECKING:
-    from lookback.core.explaining.evidence import Explanation
+    from lookback.core.explaining.events import EventExplanation
     from lookback.spark.operations.notify import Counts
+    from lookback.spark.tables.lakehouse import Tables
 
 
 def add_commands(command: AddCommand) -> None:
@@ -34,9 +37,18 @@ def add_commands(command: AddCommand) -> None:
     alerts = command("alerts", _list_alerts, "list alerts")
     alerts.add_argument("--rule", help="only those of this rule")
     alerts.add_argument("--stream", help="only those of this stream")
-    alerts.add_argument("--queue", action="store_true", help="the open queue: alerts that nobody has reviewed yet")
+    waiting = alerts.add_mutually_exclusive_group()
+    waiting.add_argument("--queue", action="store_true", help="the open queue: alerts that nobody has reviewed yet")
+    waiting.add_argument(
+        "--reports",
+        action="store_true",
+        help="those of rules with `queue: false` or severity info, which the queue leaves out",
+    )
     alerts.add_argument(
-        "--days", type=float, metavar="N", help="with --queue: alerts decided within so many days (default: 90)"
+        "--days",
+        type=float,
+        metavar="N",
+        help="with --queue, --reports: alerts decided within so many days (default: 90)",
     )
     explain = command("explain", _explain, "say why an alert was raised, or how a rule judged an event")
     explain.add_argument("alert_id", nargs="?", help="the alert")
@@ -85,25 +97,11 @@ def _list_alerts(options: argparse.Namespace) -> None:
     settings = load_settings(options)
     if options.stream:
         settings.stream(options.stream)  # raises if there is none
-    if options.days is not None and not options.queue:
+    if options.days is not None and not (options.queue or options.reports):
         raise SetupError(
-            "--days says how far back the queue goes: give --queue too, or leave it out to list every alert"
+            "--days says how far back the queue goes: give --queue or --reports too, or leave it out to list every alert"
         )
-    tables = open_tables(settings)
-    note = ""
-    if options.queue:
-        from lookback.spark.review import QUEUE_DAYS, note_on_older, note_on_snoozed, open_queue
-
-        days = QUEUE_DAYS if options.days is None else options.days
-        frame = open_queue(tables, options.rule, options.stream, days)
-        note = "\n".join(filter(None, (note_on_snoozed(tables, days), note_on_older(tables, days))))
-    else:
-        from pyspark.sql import functions as F  # noqa: N812
-
-        frame = tables.read("alerts").orderBy("arrival", "event_time", "event_id", "rule_id", "alert_id", "revision")
-        frame = frame.where(F.col("rule_id") == options.rule) if options.rule else frame
-        frame = frame.where(F.col("stream") == options.stream) if options.stream else frame
-    rows = [row.asDict() for row in frame.toLocalIterator()]
+    rows, note = answer(settings, lambda tables: _read_alerts(tables, options))
     if wants_json(options):
         print_json(rows)
     else:
@@ -113,27 +111,48 @@ def _list_alerts(options: argparse.Namespace) -> None:
         print(note, file=sys.stderr)
 
 
+def _read_alerts(tables: Tables, options: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:
+    """Reads the alerts that the options ask for, and a note on those that the queue leaves out."""
+    if options.queue or options.reports:
+        from lookback.spark.review import QUEUE_DAYS, note_on_older, note_on_snoozed, open_queue
+
+        days = QUEUE_DAYS if options.days is None else options.days
+        frame = open_queue(tables, options.rule, options.stream, days, reports=options.reports)
+        notes = (note_on_snoozed(tables, days), note_on_older(tables, days)) if options.queue else ()
+        note = "\n".join(filter(None, notes))
+    else:
+        from lookback.spark.review import list_alerts
+
+        frame, note = list_alerts(tables, options.rule, options.stream), ""
+    return [row.asDict() for row in frame.toLocalIterator()], note
+
+
 def _explain(options: argparse.Namespace) -> None:
+    from lookback.core.explaining.evidence import Explanation
     from lookback.spark.review import explain, explain_event
-    from lookback.views.timeline import plot_key_timeline
 
     if (options.alert_id is None) == (options.rule is None and options.event is None):
         raise SetupError("name an alert, or a rule and an event: lookback explain --rule ID --event ID")
-    settings = load_settings(options)
-    tables = open_tables(settings)
-    picture: Explanation | None
-    if options.alert_id is not None:
-        alert = explain(tables, settings.streams(), options.alert_id, revision=options.revision)
-        row, lines, picture = alert.to_dict(), [*describe_alert(alert)], alert
-    elif options.rule is None or options.event is None:
+    if options.alert_id is None and (options.rule is None or options.event is None):
         raise SetupError("--rule and --event belong together: lookback explain --rule ID --event ID")
-    else:
-        event = explain_event(tables, settings.streams(), options.rule, options.event, version=options.version)
-        row, lines, picture = event.to_dict(), [*describe_event(event)], event.picture
+    settings = load_settings(options)
+    streams = settings.streams()
+
+    def compute(tables: Tables) -> Explanation | EventExplanation:
+        if options.alert_id is not None:
+            return explain(tables, streams, options.alert_id, revision=options.revision)
+        return explain_event(tables, streams, options.rule, options.event, version=options.version)
+
+    explained = answer(settings, compute)
+    picture = explained if isinstance(explained, Explanation) else explained.picture
     if options.picture:
         if picture is None:
             raise SetupError("--picture: the rule does not see the event, so there is no time line to draw")
+        from lookback.views.timeline import plot_key_timeline
+
         plot_key_timeline(picture).savefig(options.picture)
+    row = explained.to_dict()
+    lines = describe_alert(explained) if isinstance(explained, Explanation) else describe_event(explained)
     if wants_json(options):
         print_json([row])
     else:
@@ -145,6 +164,7 @@ def _review(options: argparse.Namespace) -> None:
     from lookback.spark.review import record_review
 
     tables = open_tables(load_settings(options))
+    announce(escape_unprintable(f"reading alert {options.alert_id}, and recording the decision"))
     print(record_review(
         tables, options.alert_id, options.disposition, options.reviewer, options.note, options.revision
     ))  # fmt: skip
@@ -187,7 +207,8 @@ def _list_snoozes(options: argparse.Namespace) -> None:
     from lookback.spark.review import show_snoozes
     from lookback.spark.snoozes import EXPIRED
 
-    rows = [row for row in show_snoozes(open_tables(load_settings(options))) if options.all or row["state"] != EXPIRED]
+    listed = answer(load_settings(options), show_snoozes)
+    rows = [row for row in listed if options.all or row["state"] != EXPIRED]
     if wants_json(options):
         print_json(rows)
     else:

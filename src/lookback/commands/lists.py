@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lookback.commands.options import AddCommand, load_settings, make_adder, open_tables, wants_json
+from lookback.commands.options import AddCommand, answer, load_settings, make_adder, open_tables, wants_json
 from lookback.views.terminal import escape_unprintable, format_json, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.spark.lists import ListReport
+    from lookback.spark.tables.lakehouse import Tables
 
 # Kinds of rejected rows that are printed.
 _MOST_REASONS = 5
@@ -67,13 +68,15 @@ def _remove(options: argparse.Namespace) -> None:
 def _show(options: argparse.Namespace) -> None:
     from lookback.spark.lists import read_list, show_lists
 
-    tables = open_tables(load_settings(options))
-    names: tuple[str, ...]
+    def compute(tables: Tables) -> list[dict[str, Any]]:
+        if options.name is None:
+            return show_lists(tables)
+        return [row.asDict() for row in read_list(tables, options.name).toLocalIterator()]
+
+    rows = answer(load_settings(options), compute)
+    names: tuple[str, ...] = ("value", "state", "expires_at", "added_at", "author", "reason")
     if options.name is None:
-        rows, names = show_lists(tables), ("list", "kind", "values", "expired", "last_added_at")
-    else:
-        rows = [row.asDict() for row in read_list(tables, options.name).toLocalIterator()]
-        names = ("value", "state", "expires_at", "added_at", "author", "reason")
+        names = ("list", "kind", "values", "expired", "last_added_at")
     if wants_json(options):
         print_json(rows)
     elif rows:

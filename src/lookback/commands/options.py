@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import signal
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lookback.config import Settings
 from lookback.core.errors import SetupError
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 FOUND_PROBLEMS, WRONG_USE = 1, 2
+_Answer = TypeVar("_Answer")
+# Packages that read Delta without Spark.
+_READER = ("deltalake", "duckdb")
 # Returns the exit code; None is 0.
 RunCommand = Callable[[argparse.Namespace], "int | None"]
 
@@ -51,10 +56,34 @@ def load_settings(options: argparse.Namespace) -> Settings:
 
 def open_tables(settings: Settings, *streams: Stream, kafka: bool = False) -> Tables:
     """Starts or finds Spark. Returns the tables of the place. kafka: load the library that reads topics, too."""
-    from lookback.spark.platform.session import get_spark
+    from lookback.spark.platform.session import get_spark, has_session
     from lookback.spark.tables.lakehouse import Tables
 
+    if not has_session():
+        announce("starting Spark")
     return Tables.of(get_spark(settings=settings.spark, kafka=kafka), settings).holding(*streams)
+
+
+def answer(settings: Settings, compute: Callable[[Tables], _Answer], *streams: Stream) -> _Answer:
+    """Computes what a command shows from the tables of the place, at once where that needs no Spark.
+
+    compute: only reads, and may run twice: where the tables are no folders, or have what only Spark reads for sure, Spark
+    computes the same. It returns rows, not frames. streams: see `Tables.holding`.
+    """
+    if settings.catalog or not all(map(importlib.util.find_spec, _READER)):
+        return compute(open_tables(settings, *streams))
+    from lookback.spark.tables.folders import READ_ERRORS, open_folders
+
+    try:
+        with open_folders(settings.root) as tables:
+            return compute(tables.holding(*streams))
+    except READ_ERRORS:
+        return compute(open_tables(settings, *streams))
+
+
+def announce(text: str) -> None:
+    """Says on stderr what a command waits for, so that programs that read its output do not see it."""
+    print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 def read_time(options: argparse.Namespace, name: str) -> int | None:

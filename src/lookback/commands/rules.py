@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from lookback.commands.options import (
     FOUND_PROBLEMS,
     AddCommand,
+    answer,
     load_settings,
     make_adder,
     open_tables,
@@ -22,25 +24,23 @@ from lookback.commands.options import (
     wants_json,
 )
 from lookback.config import load_rule_document
-from lookback.core.errors import RuleError, SetupError
+from lookback.core.errors import LookbackError, RuleError, SetupError
 from lookback.core.rules.document import read_rule
-from lookback.core.rules.memberships import find_unknown_lists
-from lookback.core.rules.remarks import Remark, find_remarks
-from lookback.core.rules.wording import list_changes
 from lookback.core.values.texts import count_noun, join_words
 from lookback.core.values.times import to_utc
-from lookback.data_remarks import find_data_remarks
-from lookback.testing.rule_tests import check_rule
 from lookback.views.terminal import describe_redundant, escape_unprintable, print_json, print_table
 
 if TYPE_CHECKING:
+    from lookback.config import Settings
     from lookback.core.errors import Problem
     from lookback.core.rules.compiled import CompiledRule
+    from lookback.core.rules.remarks import Remark
     from lookback.core.streams.declaration import Stream
     from lookback.spark.rules import RulesTable
     from lookback.spark.tables.lakehouse import Tables
 
 
+_Result = TypeVar("_Result")
 _REPORT_OPTIONS = ("max_alerts_per_day", "since", "until")
 
 
@@ -75,6 +75,8 @@ def _add_subcommands(command: AddCommand) -> None:
     )
     _add_report_options(check)
     command("list", _list_rules, "the last version of every rule")
+    shown = command("show", _show_rule, "a rule in words, its versions and its document")
+    shown.add_argument("rule_id")
     for name, status in (("pause", "paused"), ("resume", "active"), ("retire", "retired")):
         sub = command(name, _set_status, f"publish a version with status {status}")
         sub.add_argument("rule_id")
@@ -166,17 +168,26 @@ def _format_share(share: float | None) -> str:
 
 
 def _open_rules_table(options: argparse.Namespace) -> RulesTable:
+    settings = load_settings(options)
+    return _make_rules_table(open_tables(settings), settings)
+
+
+def _make_rules_table(tables: Tables, settings: Settings) -> RulesTable:
     from lookback.spark.rules import RulesTable
 
-    settings = load_settings(options)
     streams = settings.streams()
-    tables = open_tables(settings)
     if tables.root is None:
         tables.require_table("rules")
     elif not tables.exists("rules"):
         for stream in [stream for stream in streams.values() if not stream.table] or streams.values():
             tables.create(stream)
     return RulesTable(tables, streams, settings.gate is not None)
+
+
+def _read_rules(options: argparse.Namespace, read: Callable[[RulesTable], _Result]) -> _Result:
+    """Reads something of the rules table; see `answer`."""
+    settings = load_settings(options)
+    return answer(settings, lambda tables: read(_make_rules_table(tables, settings)))
 
 
 def _check_rules(options: argparse.Namespace) -> int:
@@ -233,6 +244,9 @@ class _CheckedFile:
 
 
 def _check_file(file: str, streams: Mapping[str, Stream], tables: Tables | None, events: int) -> _CheckedFile:
+    from lookback.core.rules.remarks import find_remarks
+    from lookback.testing.rule_tests import check_rule
+
     document = load_rule_document(file)
     try:
         rule = check_rule(document, streams)
@@ -245,6 +259,9 @@ def _check_file(file: str, streams: Mapping[str, Stream], tables: Tables | None,
 
 
 def _check_against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Remark]:
+    from lookback.core.rules.memberships import find_unknown_lists
+    from lookback.core.rules.remarks import Remark
+    from lookback.data_remarks import find_data_remarks
     from lookback.spark.lists import list_names, read_contents
     from lookback.spark.tables.history import read_recent_events
 
@@ -359,8 +376,12 @@ def _compare_versions(options: argparse.Namespace) -> None:
 
 
 def _diff_versions(options: argparse.Namespace) -> None:
-    table = _open_rules_table(options)
-    before, after = (table.find_document(options.rule_id, each) for each in (options.before, options.after))
+    from lookback.core.rules.wording import list_changes
+
+    versions = options.before, options.after
+    before, after = _read_rules(
+        options, lambda rules: [rules.find_document(options.rule_id, each) for each in versions]
+    )
     changes = list_changes(before, after)
     if wants_json(options):
         print_json(asdict(change) for change in changes)
@@ -374,7 +395,7 @@ def _diff_versions(options: argparse.Namespace) -> None:
 
 
 def _list_rules(options: argparse.Namespace) -> None:
-    rows = [asdict(row) for row in _open_rules_table(options).list_rows()]
+    rows = [asdict(row) for row in _read_rules(options, lambda rules: rules.list_rows())]
     if wants_json(options):
         print_json(rows)
         return
@@ -384,8 +405,30 @@ def _list_rules(options: argparse.Namespace) -> None:
     print_table(rows, ("rule_id", "version", "status", "stream", "when", "author", "changed_at"))
 
 
+def _show_rule(options: argparse.Namespace) -> None:
+    from lookback.core.rules.compiled import compile_rule
+    from lookback.core.rules.wording import describe_rule
+
+    def read(rules: RulesTable) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Mapping[str, Stream]]:
+        # It refuses a rule that is not there.
+        documents = rules.export(options.rule_id)
+        return [asdict(row) for row in rules.read_versions(options.rule_id)], documents, rules.streams
+
+    rows, documents, streams = _read_rules(options, read)
+    rows.sort(key=lambda row: row["version"])
+    if wants_json(options):
+        print_json(rows)
+        return
+    for document in documents:
+        # A row that was written by hand may be no rule; its document is shown as it is.
+        with suppress(LookbackError, KeyError):
+            print(escape_unprintable(describe_rule(compile_rule(document, streams[document["stream"]]))))
+    print_table(rows, ("version", "status", "author", "changed_at", "comment"))
+    print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
+
+
 def _export_rules(options: argparse.Namespace) -> None:
-    documents = _open_rules_table(options).export(options.rule_id)
+    documents = _read_rules(options, lambda rules: rules.export(options.rule_id))
     print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
 
 

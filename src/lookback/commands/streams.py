@@ -14,6 +14,7 @@ import yaml
 from lookback.commands.options import (
     FOUND_PROBLEMS,
     AddCommand,
+    announce,
     load_settings,
     make_adder,
     open_tables,
@@ -116,7 +117,9 @@ def _ingest(options: argparse.Namespace) -> None:
         _ingest_new_files(options, open_tables(settings), stream)
         return
     else:
-        report = ingest(open_tables(settings), stream, options.path, format=options.format, progress=progress)
+        tables = open_tables(settings)
+        announce(escape_unprintable(f"reading the events of {options.path or f'stream {stream.name}'}"))
+        report = ingest(tables, stream, options.path, format=options.format, progress=progress)
     if wants_json(options):
         print(format_json(asdict(report)))
         return
@@ -248,8 +251,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _repartition(options: argparse.Namespace) -> None:
-    from lookback.spark.stream.checkpoint import repartition
-    from lookback.spark.stream.pipeline import checkpoint_folder
+    from lookback.spark.stream.checkpoint import checkpoint_folder, repartition
 
     settings = load_settings(options)
     stream, tables = settings.stream(options.stream), open_tables(settings)

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lookback.commands.options import FOUND_PROBLEMS, AddCommand, load_settings, open_tables, wants_json
+from lookback.commands.options import FOUND_PROBLEMS, AddCommand, answer, load_settings, open_tables, wants_json
 from lookback.core.errors import SetupError
 from lookback.views.terminal import escape_unprintable, format_json, print_health, print_json, print_table
+
+if TYPE_CHECKING:
+    from lookback.spark.tables.lakehouse import Tables
 
 
 def add_commands(command: AddCommand) -> None:
@@ -58,17 +61,19 @@ def _init(options: argparse.Namespace) -> int:
 def _show_status(options: argparse.Namespace) -> int:
     from lookback.core.operations.health import WarmUp, describe_warm_up
     from lookback.spark.operations.status import stream_status
-    from lookback.spark.stream.checkpoint import Checkpoint
-    from lookback.spark.stream.pipeline import checkpoint_folder
+    from lookback.spark.stream.checkpoint import Checkpoint, checkpoint_folder
 
     settings = load_settings(options)
     streams = settings.streams()
-    tables = open_tables(settings, *streams.values())
-    reaches = tables.reaches_files
-    rows = [
-        stream_status(tables, stream, Checkpoint(Path(checkpoint_folder(tables, stream))) if reaches else None)
-        for stream in streams.values()
-    ]
+
+    def compute(tables: Tables) -> list[dict[str, Any]]:
+        reaches = tables.reaches_files
+        return [
+            stream_status(tables, stream, Checkpoint(Path(checkpoint_folder(tables, stream))) if reaches else None)
+            for stream in streams.values()
+        ]
+
+    rows = answer(settings, compute, *streams.values())
     if wants_json(options):
         print_json(rows)
     else:
@@ -118,7 +123,7 @@ def _send_notices(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
 
 def _maintain(options: argparse.Namespace) -> int:
     from lookback.spark.operations.maintenance import maintain
-    from lookback.spark.stream.pipeline import checkpoint_folder
+    from lookback.spark.stream.checkpoint import checkpoint_folder
 
     settings = load_settings(options)
     tables, streams = open_tables(settings), settings.streams()
@@ -139,7 +144,7 @@ def _maintain(options: argparse.Namespace) -> int:
 
 def _forget(options: argparse.Namespace) -> None:
     from lookback.spark.operations.forget import forget, forget_condition
-    from lookback.spark.stream.pipeline import checkpoint_folder
+    from lookback.spark.stream.checkpoint import checkpoint_folder
 
     settings = load_settings(options)
     stream = settings.stream(options.stream)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -20,10 +20,11 @@ from lookback.core.rules.gate import (
     write_evidence,
 )
 from lookback.spark.replay.backtest import Candidate, backtest, find_last_days
+from lookback.spark.rules import RuleRow
 from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:
-    from lookback.spark.rules import RuleRow, RulesTable
+    from lookback.spark.rules import RulesTable
     from lookback.spark.tables.lakehouse import Tables
 
 
@@ -83,6 +84,25 @@ def find_conditions(
     user = tables.current_user
     known = Knowledge(len(compiled.spec.tests), hours, per_day, precision, author, approver or user, user, committers)
     return check_gate(gate, known)
+
+
+def check_document(
+    rules: RulesTable,
+    document: Mapping[str, Any],
+    gate: Gate,
+    *,
+    author: str = "",
+    progress: Callable[[str], None] | None = None,
+) -> list[Condition]:
+    """Finds the conditions of a gate, each met or not by a document that is to be published.
+
+    rules: the table. author: who wrote the document and would activate it; empty: the current user wrote it. progress: called
+    with lines for people. Raises RuleError if the document fails its check.
+    """
+    rule_id = str(document["rule_id"])
+    writer = author or rules.tables.current_user
+    row = RuleRow(rule_id, rules.next_version(rule_id), "draft", dict(document), writer, "", None)
+    return find_conditions(rules, row, gate, approver=author, progress=progress)
 
 
 def find_candidate(rules: RulesTable, rule_id: str) -> RuleRow:

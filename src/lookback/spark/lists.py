@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams.declaration import Stream
@@ -30,6 +29,7 @@ from lookback.core.values.types import STRING, TIMESTAMP
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
 from lookback.spark.ingest.rejected import Rejection, count_rejections
 from lookback.spark.ingest.sources import Source
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.lakehouse import change_table, keep
 
 if TYPE_CHECKING:

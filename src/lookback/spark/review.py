@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError, SetupError
-from lookback.core.rules.document import SEVERITIES
-from lookback.core.streams.alerts import DISPOSITIONS
+from lookback.core.rules.document import INFO, SEVERITIES
+from lookback.core.streams.alerts import DISPOSITIONS, QUEUE
 from lookback.core.values.texts import count_noun
-from lookback.core.values.times import to_utc
-from lookback.spark.explaining.explanations import explain, explain_event, find_revision, read_alert_rows
+from lookback.core.values.times import parse_time, to_utc
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.snoozes import ACTIVE, leave_out_snoozed, list_snoozes
-from lookback.spark.stream.rebuild import Evaluations
-from lookback.spark.tables.lakehouse import SPARK_ERRORS
+from lookback.spark.stream.evaluations import Evaluations
+from lookback.spark.tables.lakehouse import SPARK_ERRORS, change_table, to_timestamp
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
+    from lookback.spark.explaining.explanations import Explainer, explain, explain_event
     from lookback.spark.tables.lakehouse import Tables
 
 __all__ = [
-    "Decision", "OlderAlerts", "count_older", "decisions", "explain", "explain_event", "note_on_older", "note_on_snoozed",
-    "open_queue", "queue_begins", "record_review", "show_snoozes",
+    "Decision", "Explainer", "OlderAlerts", "RecordedReviews", "Review", "SeenAlert", "count_older", "decisions", "explain",
+    "explain_event", "list_alerts", "note_on_older", "note_on_snoozed", "open_queue", "queue_begins", "read_alerts_like", "read_last_row", "read_reviews_of", "record_review",
+    "record_reviews", "show_snoozes", "withdraw_reviews",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what explains when it is asked for: the queue opens sooner without it."""
+    if name not in ("Explainer", "explain", "explain_event"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lookback.spark.explaining import explanations
+
+    return getattr(explanations, name)
+
 
 # How far back the queue goes: older files of alerts are not read.
 QUEUE_DAYS = 90.0
@@ -37,18 +52,40 @@ _QUEUE_COLUMNS = (
 )  # fmt: skip
 # The last revision of an alert that needs a person.
 _NEEDS_REVIEW = "verdict = 'raised' AND mode = 'active'"
+# More than any number of a revision.
+_REVISIONS = 2**32
 # The queue must begin at a time that Python knows.
 _MAX_DAYS = 36_500
+# More ids than these are joined as a table; each is a call to the JVM in a condition.
+_MOST_LISTED_IDS = 100
+# The newest rows of the same entity that are looked at.
+_MOST_LIKE = 200
+
+
+def list_alerts(tables: Tables, rule_id: str | None = None, stream: str | None = None) -> DataFrame:
+    """Reads all rows of alerts of one rule or stream, or of all, with the columns of the table, in order of arrival."""
+    order = ("arrival", "event_time", "event_id", "rule_id", "alert_id", "revision", "decided_at")
+    rows = tables.read("alerts").orderBy(*order)
+    rows = rows if rule_id is None else rows.where(F.col("rule_id") == F.lit(rule_id))
+    return rows if stream is None else rows.where(F.col("stream") == F.lit(stream))
 
 
 def open_queue(
-    tables: Tables, rule_id: str | None = None, stream: str | None = None, days: float = QUEUE_DAYS
+    tables: Tables,
+    rule_id: str | None = None,
+    stream: str | None = None,
+    days: float = QUEUE_DAYS,
+    *,
+    with_snoozed: bool = False,
+    reports: bool = False,
 ) -> DataFrame:
     """Reads the alerts of one rule or stream, or of all, that wait for a person.
 
     Critical alerts come first, then high, medium, low; within a severity the newest event comes first. There is one row
-    per alert, its last revision. Alerts in shadow, retracted, suppressed, reviewed or snoozed ones are left out. days: the
-    greatest age of an alert, since it was decided; see `note_on_older`. Columns: severity, event_time, rule_id, rule_version,
+    per alert, its last revision. Alerts in shadow, retracted, suppressed, reviewed or snoozed ones are left out, and so
+    are reports, by the version of the rule that raised them: `queue: false`, or severity info. with_snoozed: snoozed ones
+    are there too. reports: reads just these in place of the others. days: the greatest age of an alert, since it was decided;
+    see `note_on_older`. Columns: severity, event_time, rule_id, rule_version,
     stream, key, message, measures, alert_id, revision, event_id, window_start, window_end, window_complete, arrival,
     decided_at. Raises ReviewError if `days` is no number of days.
     """
@@ -58,31 +95,41 @@ def open_queue(
         alerts = alerts.where(F.col("rule_id") == F.lit(rule_id))
     if stream is not None:
         alerts = alerts.where(F.col("stream") == F.lit(stream))
-    open_ = leave_out_snoozed(tables, _find_open(tables, alerts, begins))
+    open_ = _find_open(tables, alerts, begins, reports=reports)
+    open_ = open_ if with_snoozed else leave_out_snoozed(tables, open_)
     rank = F.array_position(F.array(*[F.lit(name) for name in SEVERITIES]), F.col("severity"))
     return open_.orderBy(rank.desc(), F.col("event_time").desc(), "rule_id", "alert_id").select(*_QUEUE_COLUMNS)
 
 
-def _find_open(tables: Tables, alerts: DataFrame, since: dt.datetime | None = None) -> DataFrame:
+def _find_open(
+    tables: Tables, alerts: DataFrame, since: dt.datetime | None = None, *, reports: bool = False
+) -> DataFrame:
     """Returns the rows of `alerts` that wait for a person: raised, not in shadow, of the last revision, not reviewed.
+
+    reports: whether it returns the reports among such rows, or the others.
 
     since: a time at or before which no row of `alerts` was decided; revisions from before it are not read. Of several
     evaluations that wrote an alert, which each number its revisions from 0, the last one counts.
     """
     evaluation = Evaluations.read(tables).number()
+    # One number to compare, so that rows are joined by their hashes.
+    order = evaluation.cast("bigint") * F.lit(_REVISIONS) + F.col("revision")
     revised = tables.read("alerts").where((F.col("revision") > 0) | (evaluation > 0))
     if since is not None:
         revised = revised.where(F.col("decided_at") >= F.lit(since))
     # Revisions are few and their columns are narrow; to find the last one by a window would sort every wide row.
-    revised = revised.select(
-        F.col("alert_id").alias("same"), F.col("revision").alias("later"), evaluation.alias("of_evaluation")
-    )
-    is_superseded = (evaluation < F.col("of_evaluation")) | (
-        (evaluation == F.col("of_evaluation")) & (F.col("revision") < F.col("later"))
-    )
-    is_same = F.col("alert_id") == F.col("same")
-    last = alerts.where(_NEEDS_REVIEW).join(revised, is_same & is_superseded, "left_anti")
+    revised = revised.select(F.col("alert_id").alias("same"), order.alias("later"))
+    is_superseded = (F.col("alert_id") == F.col("same")) & (order < F.col("later"))
+    is_report = _is_report(alerts)
+    wanted = alerts.where(_NEEDS_REVIEW).where(is_report if reports else ~is_report)
+    last = wanted.join(revised, is_superseded, "left_anti")
     return last.join(tables.read("reviews").select("alert_id"), "alert_id", "left_anti")
+
+
+def _is_report(alerts: DataFrame) -> Column:
+    """Returns a condition: a row is a report. A table or row of an earlier release does not say, and no rule made one then."""
+    is_info = F.col("severity") == F.lit(INFO)
+    return ~F.coalesce(F.col(QUEUE), ~is_info) if QUEUE in alerts.columns else is_info
 
 
 def queue_begins(days: float = QUEUE_DAYS) -> dt.datetime:
@@ -193,33 +240,210 @@ def record_review(
     revision, the disposition is none of these, or the reviewer's name is empty, and SetupError if the table of an earlier
     release lacks a column or refuses the disposition.
     """
-    if disposition not in DISPOSITIONS:
-        raise ReviewError(f"a disposition is one of {', '.join(DISPOSITIONS)}, got {disposition!r}")
-    reviewer = tables.current_user if reviewer is None else reviewer
-    if not reviewer.strip():
-        raise ReviewError("a review needs the name of who did it, got an empty reviewer")
+    from lookback.spark.explaining.explanations import find_revision, read_alert_rows
+
+    _check_disposition(disposition)
+    reviewer = _choose_reviewer(tables, reviewer)
     rows = read_alert_rows(tables, alert_id)
     seen = find_revision(rows, alert_id, revision)
-    reviews = tables.read("reviews")
-    if "revision" not in reviews.columns:
-        raise SetupError(
-            f"table {tables.identifier('reviews')} has no column revision; `lookback init` or notebook 00_set_up adds it"
-        )
+    reviews = _read_reviews(tables)
     own = reviews.where((F.col("alert_id") == F.lit(alert_id)) & (F.col("reviewer") == F.lit(reviewer)))
     before = own.orderBy(F.col("reviewed_at").desc()).select("disposition", "revision", "note").head()
     is_new = before is None or tuple(before) != (disposition, seen["revision"], note)
     if is_new:
         now = dt.datetime.now(dt.timezone.utc)
-        try:
-            tables.append_rows([(alert_id, disposition, seen["revision"], reviewer, note, now)], "reviews")
-        except SPARK_ERRORS as error:
-            if "disposition_known" not in str(error):
-                raise
-            raise SetupError(
-                f"table {tables.identifier('reviews')} refuses the disposition {disposition}; `lookback init` or notebook "
-                "00_set_up lets it in"
-            ) from None
+        _append_reviews(tables, [Review(alert_id, disposition, seen["revision"], reviewer, note, now)])
     return Decision(alert_id, disposition, seen["revision"], seen["message"] or "", rows[-1]["revision"], is_new)
+
+
+@dataclass(frozen=True)
+class Review:
+    """A row of the table `reviews`. reviewed_at: aware; revision: None in rows of earlier releases."""
+
+    alert_id: str
+    disposition: str
+    revision: int | None
+    reviewer: str
+    note: str
+    reviewed_at: dt.datetime
+
+    def __str__(self) -> str:
+        """The decision in a few words, such as `false_positive by kim at 2026-03-01 10:00:00 UTC: known customer`."""
+        note = f": {self.note}" if self.note else ""
+        return f"{self.disposition} by {self.reviewer} at {self.reviewed_at:%Y-%m-%d %H:%M:%S} UTC{note}"
+
+
+@dataclass(frozen=True)
+class SeenAlert:
+    """An alert as a person has seen it: its revision, when that was decided (aware), and the reviews that were there."""
+
+    alert_id: str
+    revision: int
+    decided_at: dt.datetime
+    reviews: frozenset[Review] = frozenset()
+
+
+@dataclass(frozen=True)
+class RecordedReviews:
+    """One decision about one or many alerts. recorded: the ids of those that it is recorded of; reviewed_at: its time.
+
+    elsewhere: alerts that others have decided since they were seen, by id, with those reviews; nothing is recorded of them.
+    later: recorded alerts of which a later revision has come since, by id, with its number.
+    """
+
+    recorded: tuple[str, ...]
+    reviewed_at: dt.datetime
+    elsewhere: Mapping[str, tuple[Review, ...]] = field(default_factory=dict)
+    later: Mapping[str, int] = field(default_factory=dict)
+
+
+def record_reviews(
+    tables: Tables, seen: Sequence[SeenAlert], disposition: str, reviewer: str | None = None, note: str = ""
+) -> RecordedReviews:
+    """Records one decision about alerts as they were seen, in one commit, unless somebody has decided them since.
+
+    disposition, reviewer, note: as for `record_review`. An alert with a review that was not seen is left as it is: whoever
+    has seen that one too may decide once more, and the last review counts. Raises ReviewError and SetupError likewise.
+    """
+    _check_disposition(disposition)
+    reviewer = _choose_reviewer(tables, reviewer)
+    by_id = {each.alert_id: each for each in seen}
+    elsewhere = {
+        alert_id: unseen
+        for alert_id, reviews in read_reviews_of(tables, by_id).items()
+        if (unseen := tuple(each for each in reviews if each not in by_id[alert_id].reviews))
+    }
+    now = dt.datetime.now(dt.timezone.utc)
+    own = {alert_id: each for alert_id, each in by_id.items() if alert_id not in elsewhere}
+    if own:
+        _append_reviews(
+            tables,
+            [Review(each.alert_id, disposition, each.revision, reviewer, note, now) for each in own.values()],
+        )
+    return RecordedReviews(tuple(own), now, elsewhere, _find_later_revisions(tables, own))
+
+
+def withdraw_reviews(tables: Tables, reviewer: str, reviewed_at: dt.datetime) -> None:
+    """Deletes the rows that `record_reviews` wrote for one decision, so that its alerts wait again unless others decided them.
+
+    reviewer, reviewed_at: those of the rows. Rows of others are never touched; the table's history keeps what was there.
+    """
+    own = (F.col("reviewer") == F.lit(reviewer)) & (F.col("reviewed_at") == to_timestamp(parse_time(reviewed_at)))
+    change_table(tables, "reviews", lambda: tables.delta("reviews").delete(own))
+
+
+def read_reviews_of(tables: Tables, alert_ids: Iterable[str]) -> dict[str, list[Review]]:
+    """Reads the reviews of alerts by their ids, each in order of time."""
+    chosen = _select_ids(tables, _read_reviews(tables), list(alert_ids))
+    time = F.unix_micros("reviewed_at").alias("time")
+    rows = chosen.select("alert_id", "disposition", "revision", "reviewer", "note", time).collect()
+    by_id: dict[str, list[Review]] = {}
+    for row in sorted(rows, key=lambda row: (row["time"], row["reviewer"] or "")):
+        texts = (row["alert_id"], row["disposition"], row["revision"], row["reviewer"] or "", row["note"] or "")
+        by_id.setdefault(row["alert_id"], []).append(Review(*texts, to_utc(row["time"])))
+    return by_id
+
+
+def read_last_row(tables: Tables, alert_id: str) -> dict[str, Any]:
+    """Reads the last row of an alert, whatever its verdict, with aware times. Raises ReviewError if there is none."""
+    from lookback.spark.explaining.explanations import read_alert_rows
+
+    return read_alert_rows(tables, alert_id)[-1]
+
+
+def _find_later_revisions(tables: Tables, seen: Mapping[str, SeenAlert]) -> dict[str, int]:
+    """Finds the alerts of which a later revision was written than the one that was seen, with the number of the last."""
+    if not seen:
+        return {}
+    # Files of alerts that were all decided before are not read.
+    since = min(each.decided_at for each in seen.values())
+    alerts = tables.read("alerts").where(F.col("decided_at") >= to_timestamp(parse_time(since)))
+    rows = _select_ids(tables, alerts, list(seen)).select(
+        "alert_id", "revision", F.unix_micros("decided_at").alias("time")
+    )
+    later = dict[str, tuple[int, int]]()
+    for row in rows.collect():
+        place, own = (row["time"], row["revision"]), seen[row["alert_id"]]
+        if place > max((parse_time(own.decided_at), own.revision), later.get(own.alert_id, (0, 0))):
+            later[own.alert_id] = place
+    return {alert_id: revision for alert_id, (_, revision) in later.items()}
+
+
+def read_alerts_like(tables: Tables, alert: Mapping[str, Any], days: float = QUEUE_DAYS) -> list[dict[str, Any]]:
+    """Reads the other alerts of an alert's entity: of the same key, or of the same `entity` where the rule names one.
+
+    alert: a row of `alerts`. Returns the last row of each, the newest first, at most 200 rows of `days`, with `reviews`, a
+    list of Review. A rule over all events together has no entity, and so no such alerts.
+    """
+    same = _has_entity_of(alert)
+    if same is None:
+        return []
+    columns = ("alert_id", "revision", "verdict", "mode", "severity", "rule_id", "event_time", "message", "decided_at")
+    rows = tables.read("alerts").where((F.col("decided_at") >= F.lit(queue_begins(days))) & same)
+    newest = rows.orderBy(F.col("decided_at").desc(), F.col("revision").desc()).select(*columns).limit(_MOST_LIKE)
+    last: dict[str, dict[str, Any]] = {}
+    for row in newest.toArrow().to_pylist():
+        last.setdefault(row["alert_id"], row)
+    last.pop(alert["alert_id"], None)
+    reviews = read_reviews_of(tables, last) if last else {}
+    return [{**row, "reviews": reviews.get(alert_id, [])} for alert_id, row in last.items()]
+
+
+def _has_entity_of(alert: Mapping[str, Any]) -> Column | None:
+    """Returns the condition that a row of `alerts` is about the entity of an alert; None if that has no entity."""
+    key = dict(alert["key"] or {})
+    if not key:
+        return None
+    parts = [F.col("key")[name].eqNullSafe(F.lit(text)) for name, text in key.items()]
+    same = reduce(and_, parts, F.size("key") == len(key))
+    if alert.get("entity") is None or alert.get("entity_id") is None:
+        return same
+    return same | ((F.col("entity") == F.lit(alert["entity"])) & (F.col("entity_id") == F.lit(alert["entity_id"])))
+
+
+def _select_ids(tables: Tables, rows: DataFrame, alert_ids: Sequence[str]) -> DataFrame:
+    """Selects the rows of alerts by their ids."""
+    if len(alert_ids) <= _MOST_LISTED_IDS:
+        return rows.where(F.col("alert_id").isin(list(alert_ids)))
+    chosen = tables.spark.createDataFrame(pa.table({"alert_id": pa.array(alert_ids, pa.string())}))
+    return rows.join(F.broadcast(chosen), "alert_id", "left_semi")
+
+
+def _check_disposition(disposition: str) -> None:
+    if disposition not in DISPOSITIONS:
+        raise ReviewError(f"a disposition is one of {', '.join(DISPOSITIONS)}, got {disposition!r}")
+
+
+def _choose_reviewer(tables: Tables, reviewer: str | None) -> str:
+    reviewer = tables.current_user if reviewer is None else reviewer
+    if not reviewer.strip():
+        raise ReviewError("a review needs the name of who did it, got an empty reviewer")
+    return reviewer
+
+
+def _read_reviews(tables: Tables) -> DataFrame:
+    reviews = tables.read("reviews")
+    if "revision" not in reviews.columns:
+        raise SetupError(
+            f"table {tables.identifier('reviews')} has no column revision; `lookback init` or notebook 00_set_up adds it"
+        )
+    return reviews
+
+
+def _append_reviews(tables: Tables, reviews: Sequence[Review]) -> None:
+    """Appends reviews in one commit."""
+    rows = [
+        (each.alert_id, each.disposition, each.revision, each.reviewer, each.note, each.reviewed_at) for each in reviews
+    ]
+    try:
+        tables.append_rows(rows, "reviews")
+    except SPARK_ERRORS as error:
+        if "disposition_known" not in str(error):
+            raise
+        raise SetupError(
+            f"table {tables.identifier('reviews')} refuses the disposition {reviews[0].disposition}; `lookback init` or "
+            "notebook 00_set_up lets it in"
+        ) from None
 
 
 def decisions(tables: Tables) -> DataFrame:

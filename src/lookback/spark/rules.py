@@ -12,9 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import Row
-from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.engine.warming import find_reach, find_reason_cold
 from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_document, read_rule
@@ -31,9 +29,9 @@ from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.windows import Lookback, Session, Window
 from lookback.spark.lists import list_names
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict
 from lookback.spark.tables.schemas import RULES
-from lookback.testing.rule_tests import check_rule
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -108,6 +106,8 @@ class RulesTable:
 
     def check(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
         """Binds a rule to its stream and runs its own tests. Raises RuleError with every problem at once."""
+        from lookback.testing.rule_tests import check_rule
+
         return check_rule(document, self.streams)
 
     def _check_with_lists(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
@@ -286,6 +286,8 @@ class RulesTable:
 
     def describe_history(self, document: Mapping[str, Any] | Rule) -> str:
         """Says how the windows of a rule are filled whose rows no rule keeps: from the table, how long that takes, or not at all."""
+        from lookback.core.engine.warming import find_reach, find_reason_cold
+
         compiled = self.check(document)
         if (reason := find_reason_cold(compiled)) is not None:
             return f"{reason}, so window_complete is false until the longest window has filled"

@@ -12,13 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812
-
 from lookback.core.errors import DurationError, ReviewError
 from lookback.core.rules.document import read_document
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_calendar_time, to_utc
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.lakehouse import change_table, to_timestamp
 
 if TYPE_CHECKING:

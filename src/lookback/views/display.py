@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,9 +42,15 @@ def code(lines: str) -> Markup:
 
 def make_image_tag(figure: Figure) -> str:
     """Returns a figure as an HTML image that contains its data."""
+    data = base64.b64encode(draw_png(figure)).decode()
+    return f'<img alt="{html.escape(read_title(figure))}" src="data:image/png;base64,{data}"/>'
+
+
+def draw_png(figure: Figure) -> bytes:
+    """Draws a figure as a PNG file of 90 dots an inch."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
-    return f'<img alt="{html.escape(read_title(figure))}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"/>'
+    return buffer.getvalue()
 
 
 def read_title(figure: Figure) -> str:
@@ -80,6 +87,19 @@ def has_front_end() -> bool:
     except ImportError:
         return False
     return getattr(get_ipython(), "kernel", None) is not None  # type: ignore[no-untyped-call]
+
+
+def has_person() -> bool:
+    """Returns whether somebody may be at the notebook: a runner such as nbmake says that it answers no questions.
+
+    A notebook of Databricks takes no answers anywhere, so that a job there looks as a person does.
+    """
+    if not has_front_end():
+        return False
+    from IPython.core.getipython import get_ipython
+
+    kernel = get_ipython().kernel  # type: ignore[no-untyped-call]
+    return "DATABRICKS_RUNTIME_VERSION" in os.environ or bool(getattr(kernel, "_allow_stdin", True))
 
 
 def clear() -> None:

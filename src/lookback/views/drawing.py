@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # matplotlib.dates has no type hints.
 DATES: Any = matplotlib.dates
 BLUE, ORANGE, GREEN, RED, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#7F7F7F"
+DARK = "#444444"
 _WIDTH_INCHES = 10.0
 
 
@@ -54,7 +55,7 @@ def format_thousands(value: float, _: Any = None) -> str:
 def set_titles(figure: Figure, title: str, below: str) -> None:
     """Sets the title and the line below it, at the left."""
     figure.suptitle(escape_formula(title), x=0.01, ha="left", fontsize=13, fontweight="bold")
-    figure.axes[0].set_title(escape_formula(below), loc="left", fontsize=10, color="#444444")
+    figure.axes[0].set_title(escape_formula(below), loc="left", fontsize=10, color=DARK)
 
 
 def escape_formula(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from lookback.core.values.columns import to_text
 from lookback.core.values.texts import cut_end, join_words
 
 _MAX_CELL_CHARACTERS = 80
+# Nobody reads more in a terminal, and to draw them takes longer than to find them.
+_MAX_DRAWN_ROWS = 1_000
 
 
 def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -25,13 +28,32 @@ def format_json(row: Mapping[str, Any]) -> str:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Prints the named columns of the rows, aligned, below their names."""
+    """Prints the named columns of the rows below their names: in a terminal as wide as it is, elsewhere a line for each row."""
     cells = [[format_cell(row.get(name)) for name in names] for row in rows]
+    if sys.stdout.isatty() and len(cells) <= _MAX_DRAWN_ROWS:
+        _draw_table(cells, names)
+        return
     widths = [
         max(len(name), *(len(row[at]) for row in cells), 0) if cells else len(name) for at, name in enumerate(names)
     ]
     for line in [list(names), *cells]:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _draw_table(cells: Sequence[Sequence[str]], names: Sequence[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in names:
+        # What is too wide goes on below, so that ids and messages are there in full.
+        table.add_column(Text(name), overflow="fold")
+    for row in cells:
+        # A text, not markup: brackets in a value mean nothing.
+        table.add_row(*map(Text, row))
+    Console().print(table)
 
 
 def describe_change(row: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ def plot_key_timeline(explanation: Explanation) -> Figure:
     For a rule with measures, the upper axes show what each event contributes to the measure with a limit, and the window
     shaded; the lower axes show that measure and its limits, at each event of a lookback rule or for each window. For a
     sequence, the axes show the events by the step that took them, with the time for the steps and the wait for an absence
-    shaded.
+    shaded; an event that fits a step and that none took is a near miss, drawn hollow.
     """
     if explanation.kind == SEQUENCE:
         return _plot_sequence(explanation)
@@ -117,8 +117,12 @@ def _plot_sequence(explanation: Explanation) -> Figure:
     shades = {"steps": (SKY, "time for the steps"), "wait": (ORANGE, "wait")}
     for row in explanation.windows.itertuples():
         _shade(axes, row.window_start, row.window_end, *shades[str(row.name)])
+    is_near = (frame["step"] == "") & (frame["fits"] != "")
     for at, name in enumerate([*names, ""]):
-        taken = frame[frame["step"] == name]
+        taken = frame[(frame["step"] == name) & ~is_near]
+        near = frame[is_near & (frame["fits"] == name)]
+        if len(near):
+            _draw_near_misses(axes, near["event_time"], at)
         if len(taken):
             label = "taken" if name == names[0] else "not taken" if not name else None
             axes.plot(
@@ -135,9 +139,17 @@ def _plot_sequence(explanation: Explanation) -> Figure:
     for number, time in enumerate(frame.loc[frame["until"], "event_time"]):
         label = None if number else "ends what has begun"
         axes.axvline(DATES.date2num(time), color=GREY, linestyle=":", linewidth=1.4, label=label)
-    axes.set_yticks(range(len(names) + 1), [*(shorten_name(name) for name in names), "not taken"])
+    axes.set_yticks(range(len(names) + 1), [*(shorten_name(name) for name in names), "fits no step"])
     axes.set_ylim(len(names) + 0.6, -0.6)
     return _finish(figure, explanation, from_zero=False)
+
+
+def _draw_near_misses(axes: Axes, times: pd.Series[Any], at: int) -> None:
+    """Draws events that fit a step and that no step took, in the row of the step; the legend has them once."""
+    label = "fits, not taken"
+    known = axes.get_legend_handles_labels()[1]
+    marks: Any = {"color": "none", "markeredgecolor": GREY, "markersize": 6, "label": None if label in known else label}
+    axes.plot(times, [at] * len(times), "o", **marks)
 
 
 def _find_main_measure(explanation: Explanation) -> MeasureEvidence:

@@ -15,6 +15,7 @@ from lookback.core.values.durations import MICROSECONDS, format_duration, parse_
 from lookback.core.values.texts import count_noun
 from lookback.views.drawing import (
     BLUE,
+    DARK,
     GREEN,
     GREY,
     ORANGE,
@@ -41,12 +42,13 @@ _MOST_NAMED = 12
 
 
 def plot_alerts_by_value(
-    figures: Sequence[Figures], name: str, *, today: object = None, budget: float | None = None
+    figures: Sequence[Figures], name: str, *, today: object = None, budget: float | None = None, chosen: object = None
 ) -> Figure:
     """Plots alerts a day against the values of a parameter, on a logarithmic scale.
 
     figures: of the variants of one rule. name: of the parameter; a line for each combination of the others. today: the
-    value that the rule has now, which is marked. budget: the alerts that a team can look at in a day, as a line.
+    value that the rule has now, which is marked. budget: the alerts that a team can look at in a day, as a line. chosen:
+    another value that is marked, such as that of a slider.
     """
     figure, (axes,) = make_stacked_axes(1, 3.8)
     lines, place = _split(figures, name), _Places(figures, name)
@@ -59,7 +61,7 @@ def plot_alerts_by_value(
         )
     if budget:
         axes.axhline(budget, color=RED, linestyle="--", linewidth=1.4, label=f"budget {format_thousands(budget)} a day")
-    _finish(axes, place, today)
+    _finish(axes, place, today, chosen)
     if drawn:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(format_thousands))
@@ -78,10 +80,12 @@ def plot_alerts_by_value(
     return figure
 
 
-def plot_precision_by_value(figures: Sequence[Figures], name: str, *, today: object = None) -> Figure:
+def plot_precision_by_value(
+    figures: Sequence[Figures], name: str, *, today: object = None, chosen: object = None
+) -> Figure:
     """Plots precision and recall against the values of a parameter.
 
-    figures, name, today: as in `plot_alerts_by_value`. Variants without a labelled event have neither.
+    figures, name, today, chosen: as in `plot_alerts_by_value`. Variants without a labelled event have neither.
     """
     figure, axes_of = make_stacked_axes(2, 5.0, sharex=True)
     lines, place = _split(figures, name), _Places(figures, name)
@@ -99,7 +103,7 @@ def plot_precision_by_value(figures: Sequence[Figures], name: str, *, today: obj
         if not drawn:
             axes.text(0.5, 0.5, "no labels", transform=axes.transAxes, ha="center", va="center", color=GREY)
     for axes in axes_of:
-        _finish(axes, place, today)
+        _finish(axes, place, today, chosen)
     axes_of[0].set_xlabel("")
     draw_legend(axes_of[0])
     positives = max((each.all_positives for each in figures), default=0)
@@ -159,10 +163,11 @@ def _split(figures: Sequence[Figures], name: str) -> Mapping[str, list[Figures]]
     return parts
 
 
-def _finish(axes: Axes, place: _Places, today: object) -> None:
-    at = None if today is None else place.find(today)
-    if at is not None:
-        axes.axvline(at, color=GREY, linestyle=":", linewidth=1.6, label=f"today: {_write(today)}")
+def _finish(axes: Axes, place: _Places, today: object, chosen: object) -> None:
+    for value, word, line, colour in ((today, "today", ":", GREY), (chosen, "chosen", "-", DARK)):
+        at = None if value is None else place.find(value)
+        if at is not None:
+            axes.axvline(at, color=colour, linestyle=line, linewidth=1.6, label=f"{word}: {_write(value)}")
     axes.set_xlabel(f"{place.name}{place.unit}")
     if place.is_ranked:
         step = -(-len(place.values) // _MOST_NAMED)

@@ -283,6 +283,29 @@ def test_an_absence_says_what_was_waited_for_and_what_came_after_all():
     assert last.timeline[["event_id", "step"]].to_numpy().tolist() == [["a", "one"], ["b", "one"], ["c", "silent"]]
 
 
+def test_an_event_that_fits_a_step_and_that_none_took_is_a_near_miss():
+    # seconds: 0  1              25    40  41  42    70  71  73
+    # amount:  1  1               2     1   9   2     1   1   2    one: at least two of amount 1; two: amount 2; within 20 seconds
+    #          |--- 20 seconds ---|     one of two    a match
+    seconds, amounts = (0, 1, 25, 40, 41, 42, 70, 71, 73), (1, 1, 2, 1, 9, 2, 1, 1, 2)
+    given = [
+        {"id": f"e{at}", "at": moment(second), "k": "x", "amount": amount, "arrival": at + 1}
+        for at, (second, amount) in enumerate(zip(seconds, amounts, strict=True))
+    ]
+    two = {"name": "two", "where": "amount = 2 and not array_contains(one.id, id)"}
+    document = {**BASE, "sequence": {"within": "20 seconds", "steps": [ONE, two]}}
+
+    ((evidence, alert, _),) = found([(document, None)], given)
+    explained = explain_alert(evidence, alert, {}, parse_time(moment(0)))
+
+    fits = explained.timeline[["event_id", "step", "fits"]].to_numpy().tolist()
+    # Two of step one and then step two, but too late; one of step one, and then step two.
+    assert fits == [
+        ["e0", "", "one"], ["e1", "", "one"], ["e2", "", "two"], ["e3", "", "one"], ["e4", "", ""], ["e5", "", "two"],
+        ["e6", "one", ""], ["e7", "one", ""], ["e8", "two", ""],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"reset"}))
 def test_every_row_comes_out_the_same_where_events_were_deleted_in_between(kind: str):
     chance, rule = random.Random(4), compile_rule(KINDS[kind], STREAM)

@@ -59,13 +59,32 @@ def test_c11_6_an_alert_has_the_entity_of_its_key_and_the_score_of_its_rule() ->
 
 
 @pytest.mark.parametrize(
-    ("severity", "score"), [("low", 10), ("medium", 25), ("high", 50), ("critical", 100), (None, 25)]
+    ("severity", "score"), [("info", 0), ("low", 10), ("medium", 25), ("high", 50), ("critical", 100), (None, 25)]
 )
 def test_c11_6_the_score_is_by_severity_by_default(severity: str | None, score: int) -> None:
     document = {"rule_id": "r", "stream": "uses", "window": "1 hour", **COUNTED}
     document |= {} if severity is None else {"severity": severity}
     result = lookback.replay([document], [use(1, 1), use(2, 2)], STREAM)
     assert [alert.score for alert in result.alerts] == [score]
+
+
+@pytest.mark.parametrize(
+    ("changes", "queue"),
+    [
+        ({}, True), ({"queue": False}, False), ({"severity": "low"}, True), ({"severity": "info"}, False),
+        ({"severity": "info", "queue": True}, True), ({"severity": "critical", "queue": False}, False),
+    ],
+)  # fmt: skip
+def test_an_alert_says_whether_it_waits_for_a_person_by_the_version_that_raised_it(
+    changes: dict[str, Any], queue: bool
+) -> None:
+    harness = lookback.Harness(STREAM)
+    document = {"rule_id": "r", "stream": "uses", "window": "1 hour", **COUNTED}
+    harness.rule({**document, "queue": not queue})
+    harness.events([use(1, 1), use(2, 2)])
+    harness.rule({**document, **changes})
+    harness.events([use(3, 3)])
+    assert [alert.queue for alert in harness.alerts] == [not queue, queue]
 
 
 def test_c11_6_each_alert_of_a_lookback_begins_also_a_suppressed_one() -> None:

@@ -55,7 +55,7 @@ def test_receivers_have_what_the_document_says() -> None:
     ("changes", "problem"),
     [
         ({"name": "On Call"}, "name must be lower-case letters"),
-        ({"severity": "worst"}, "severity must be one of low, medium, high, critical, got 'worst'"),
+        ({"severity": "worst"}, "severity must be one of info, low, medium, high, critical, got 'worst'"),
         ({"severty": "high"}, "has no key 'severty'; did you mean 'severity'?"),
         ({"verdicts": ["raise"]}, "verdicts must be of raised, suppressed, retracted, got 'raise'"),
         ({"rules": [1]}, "rules must be a list of texts"),
@@ -155,6 +155,9 @@ def test_urls(url: str, fine: bool) -> None:
         ({"severity": "high"}, {"severity": "high"}, True),
         ({"severity": "high"}, {"severity": "critical"}, True),
         ({"severity": "high"}, {"severity": "medium"}, False),
+        ({}, {"severity": "info"}, False),
+        ({"severity": "info"}, {"severity": "info"}, True),
+        ({}, {"queue": False}, True),
         ({"rules": ["day-*", "x"]}, {}, True),
         ({"rules": ["day"]}, {}, False),
         ({"streams": ["logins"]}, {}, False),

@@ -161,7 +161,7 @@ WRONG = [
     ({"rule_id": "Not Good"}, "rule_id must be 1 to 100 lower-case letters"),
     ({"stream": None}, "stream is missing"),
     ({"stream": "other"}, "the rule is for stream 'other', not for 'tx'"),
-    ({"severity": "huge"}, "severity must be one of low, medium, high, critical, got 'huge'"),
+    ({"severity": "huge"}, "severity must be one of info, low, medium, high, critical, got 'huge'"),
     ({"group_by": "customer_id"}, "group_by must be a list of field names"),
     ({"group_by": ["customr_id"]}, "has no field 'customr_id'; did you mean 'customer_id'?"),
     ({"group_by": ["customer_id", "Customer_ID"]}, "names a field twice"),

@@ -137,6 +137,25 @@ def test_the_days_that_the_remark_names_are_so(offset: str | None, day: int):
     assert {alert.window_start.weekday() for alert in alerts} == {day}
 
 
+@pytest.mark.parametrize(
+    ("changes", "remarked"),
+    [
+        ({"when": None}, True), ({"when": None, "queue": True}, True), ({"when": None, "queue": False}, False),
+        ({"when": None, "severity": "info"}, False), ({"when": None, "severity": "info", "queue": True}, True), ({}, False),
+    ],
+)  # fmt: skip
+def test_windows_that_each_wait_for_a_person_are_remarked_unless_they_are_reports(
+    changes: dict[str, Any], remarked: bool
+):
+    for window in ({"tumbling": "1 day"}, {"sliding": "1 hour", "slide": "5 minutes"}, {"session": "1 hour"}):
+        found = remarks(window=window, **changes)
+        remark = (
+            "without `when` every window with an event raises an alert, and each waits for a person; write `queue: false` if "
+            "they are reports, or a condition (queue)"
+        )
+        assert found == [remark] * remarked
+
+
 def test_a_rule_without_tests_is_remarked():
     assert remarks(tests=None) == [
         "tests is missing; write an alert that you want and a near miss, so that a change cannot break them (tests)"

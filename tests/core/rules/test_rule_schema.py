@@ -49,6 +49,7 @@ _ALL = {
     "parameters": {"limit": 1.5, "span": "1 hour", "only": True},
     "severity": "low",
     "score": 12,
+    "queue": False,
     "where": "true",
     "effective_from": "2026-01-01T00:00:00Z",
     "effective_until": "2026-12-31 23:59:59.5+01:00",

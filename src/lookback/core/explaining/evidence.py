@@ -192,8 +192,8 @@ class Explanation:
 
     timeline: the key's events for a picture, with columns event_time, event_id, value (what the event brings to the
     measure `main`), running (that measure as of each event; lookback rules only), in_window (whether it counted) and
-    is_alert; for a sequence also step (the name of the step that took it, or empty) and until (whether it satisfies
-    `until`).
+    is_alert; for a sequence also step (the name of the step that took it, or empty), fits (of one that none took, the first
+    step that it fits by itself, or empty) and until (whether it satisfies `until`).
     windows: for tumbling, sliding and session windows, the key's windows for a picture, with columns window_start,
     window_end (excluded), value (the measure `main`) and is_alert; for a sequence the time that its steps had and the
     wait for an absence, with columns window_start, window_end (included) and name (steps, wait). steps: of a sequence,

@@ -168,10 +168,24 @@ def _spans_of(evidence: Evidence, alert: Mapping[str, Any], taken: Sequence[Sequ
     return pd.DataFrame(spans, columns=["window_start", "window_end", "name"])
 
 
+def _find_fitting(evidence: Evidence, listed: Int64s) -> list[str]:
+    """Finds for each event the first step whose condition it meets, as far as that reads only the event; empty for none."""
+    assert evidence.rule.sequence is not None
+    fitting = [""] * len(listed)
+    for step in reversed(evidence.rule.sequence.steps):
+        if step.gate is not None:
+            for place in np.flatnonzero(evidence.holds(step.gate)[listed]).tolist():
+                fitting[place] = step.step.name
+    return fitting
+
+
 def _draw_timeline(
     evidence: Evidence, alert: Mapping[str, Any], since: int, names: Mapping[int, str], own: int | None
 ) -> pd.DataFrame:
-    """Returns the key's last events from `since` up to the alert. names: of the step that took an event, by position."""
+    """Returns the key's last events from `since` up to the alert. names: of the step that took an event, by position.
+
+    An event that no step took may still fit one, by what its condition asks of the event alone: a near miss.
+    """
     events, last, commit = evidence.events, parse_time(alert["event_time"]), int(alert["arrival"])
     seen = evidence.is_wanted & (events.times >= since) & (events.times <= last)
     listed = evidence.list_events(seen & evidence.is_kept_after(commit) & (events.commits <= commit))
@@ -185,6 +199,10 @@ def _draw_timeline(
             "in_window": np.array([each in names for each in positions], dtype=bool),
             "is_alert": np.array([each == own for each in positions], dtype=bool),
             "step": [names.get(each, "") for each in positions],
+            "fits": [
+                "" if each in names else fitting
+                for each, fitting in zip(positions, _find_fitting(evidence, listed), strict=True)
+            ],
             "until": evidence.ends_sequence[listed],
         }
     )

@@ -196,4 +196,5 @@ class AlertWriter:
             None if entity is None else subject.key_texts[entity],
             rule.spec.score,
             change,
+            rule.spec.queue,
         )

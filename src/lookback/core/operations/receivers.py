@@ -135,7 +135,8 @@ class Email:
 class Receiver:
     """A receiver of alerts.
 
-    severity: the lowest that it is sent; rules, streams: names or patterns with * of those whose alerts it is sent.
+    severity: the lowest that it is sent, by default all but info; rules, streams: names or patterns with * of those whose
+    alerts it is sent.
     give_up_after: seconds after which an alert that could not be sent is given up; timeout: seconds for one attempt.
     """
 

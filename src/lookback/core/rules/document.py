@@ -26,9 +26,11 @@ from lookback.core.values.windows import LOOKBACK, SEQUENCE, Lookback, Session, 
 RULE_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.ASCII)
 # The names of measures and steps.
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
-SEVERITIES = ("low", "medium", "high", "critical")
+# From the least grave on. The alerts of an `info` rule are reports, unless it says `queue: true`.
+INFO = "info"
+SEVERITIES = (INFO, "low", "medium", "high", "critical")
 # What an alert adds to the risk of its entity where the document has no `score`: ten low ones weigh as much as a critical one.
-SCORES = {"low": 10, "medium": 25, "high": 50, "critical": 100}
+SCORES = {INFO: 0, "low": 10, "medium": 25, "high": 50, "critical": 100}
 MAX_SCORE = 1_000_000
 LATE_POLICIES = ("evaluate", "record", "revise")
 EXPIRIES = ("sliding", "fixed")
@@ -49,8 +51,8 @@ _MAX_PLACE_CHARACTERS, _MAX_MESSAGE_CHARACTERS, _MAX_VALUE_CHARACTERS = 120, 550
 # Windows that one event lies in.
 MAX_OVERLAP = 1_000
 COMMON_KEYS = (
-    "rule_id", "description", "parameters", "stream", "severity", "group_by", "entity", "score", "where", "effective_from",
-    "effective_until", "allowed_lateness", "suppress", "warm_start", "message", "tests",
+    "rule_id", "description", "parameters", "stream", "severity", "group_by", "entity", "score", "queue", "where",
+    "effective_from", "effective_until", "allowed_lateness", "suppress", "warm_start", "message", "tests",
 )  # fmt: skip
 _WINDOW_KEYS = ("window", "measures", "when", "early")
 # The further keys of each kind of rule.
@@ -91,8 +93,8 @@ class Rule:
     It has either a `window` with measures or a `sequence`. Triggers lie in [effective_from, effective_until).
     allowed_lateness: None for the stream's. when: can be empty for tumbling, sliding and session windows, which give a
     result each. entity: the field of group_by whose value the alerts are about; empty for none. score: what an alert adds to
-    the risk of that value. parameters: the values that are written into the other attributes already. document: as the author
-    wrote it.
+    the risk of that value. queue: whether an alert waits for a person; False for a report. parameters: the values that are
+    written into the other attributes already. document: as the author wrote it.
     """
 
     rule_id: str
@@ -107,6 +109,7 @@ class Rule:
     group_by: tuple[str, ...] = ()
     entity: str = ""
     score: int = SCORES["medium"]
+    queue: bool = True
     where: str | None = None
     late: str = "evaluate"
     reset_on_alert: bool = False
@@ -330,6 +333,7 @@ class _Reader:
             group_by=group_by,
             entity=self._read_entity(group_by),
             score=self._read_score(severity),
+            queue=self._read_flag("queue", default=severity != INFO),
             where=self._read_expression("where") or None,
             late=self._read_choice("late", LATE_POLICIES, "evaluate"),
             reset_on_alert=self._read_flag("reset_on_alert"),

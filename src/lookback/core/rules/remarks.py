@@ -42,6 +42,7 @@ def find_remarks(rule: CompiledRule) -> list[Remark]:
         *_find_unused_parameters(rule),
         *_find_week_starts(rule),
         *_find_self_limits(rule),
+        *_find_unasked_reports(rule),
         *_find_missing_tests(rule),
         *_find_empty_lists(rule),
     ]
@@ -111,6 +112,16 @@ def _is_record(node: exp.Expr, measure: CompiledMeasure) -> bool:
     if measure.feature.function not in ("min", "max") or isinstance(node, (exp.GT, exp.LT, exp.Between)):
         return False
     return isinstance(unwrap(node.this), exp.Column) and isinstance(unwrap(node.expression), exp.Column)
+
+
+def _find_unasked_reports(rule: CompiledRule) -> Iterator[Remark]:
+    """Finds a rule whose every window is an alert that waits for a person."""
+    if rule.spec.sequence is None and not rule.spec.when and rule.spec.queue:
+        yield Remark(
+            "queue",
+            "without `when` every window with an event raises an alert, and each waits for a person; write `queue: false` if "
+            "they are reports, or a condition",
+        )
 
 
 def _find_missing_tests(rule: CompiledRule) -> Iterator[Remark]:

@@ -23,6 +23,7 @@ from lookback.core.rules.document import (
     ABSENT_KEYS,
     COMMON_KEYS,
     EXPIRIES,
+    INFO,
     KEYS_OF_KIND,
     LATE_POLICIES,
     MAX_DOCUMENT_BYTES,
@@ -257,7 +258,9 @@ def _common_properties() -> dict[str, _Schema]:
             "pattern": r"\S",
             "examples": ["payments"],
         },
-        "severity": _choice("How grave an alert is; reviewers see the gravest first.", SEVERITIES, "medium"),
+        "severity": _choice(
+            "How grave an alert is; reviewers see the gravest first, and info only among reports.", SEVERITIES, "medium"
+        ),
         "group_by": {
             "description": (
                 "The fields that make the key: events with equal values are looked at together. Order does not matter, "
@@ -287,6 +290,14 @@ def _common_properties() -> dict[str, _Schema]:
             "minimum": 0,
             "maximum": MAX_SCORE,
             "examples": [25],
+        },
+        "queue": {
+            "description": (
+                "Whether alerts wait for a person in the queue. If false they are reports, such as totals, and have a view of "
+                f"their own. Default: true, and false if the severity is {INFO}."
+            ),
+            "type": "boolean",
+            "examples": [False],
         },
         "where": _expression(
             "Which events the rule sees; it may name the event's fields. Default: all events.",

@@ -30,6 +30,8 @@ FIELDS: Mapping[str, DataType] = {
 }  # fmt: skip
 # The columns of the table that events are made of; rows of earlier releases do not have them.
 LATER_COLUMNS = ("entity", "entity_id", "score", "change")
+# The column that says whether an alert waits for a person; it came after those.
+QUEUE = "queue"
 # What a row means for its alert: it stands from now on, it did before and does still, it does no longer.
 BEGINS, GOES_ON, CEASES = 1, 0, -1
 # What a person may decide about an alert, and whether that makes its events positive; None: neither.
@@ -49,7 +51,8 @@ class Alert:
     """A row of the alerts table. measures: typed values by name; times are aware UTC; decided_at: set when written.
 
     entity, entity_id: the field of the key that the alert is about, and its value as text; None if the rule names none.
-    score: that of the rule. change: BEGINS, GOES_ON or CEASES; a suppressed alert stands as a raised one does.
+    score: that of the rule. change: BEGINS, GOES_ON or CEASES; a suppressed alert stands as a raised one does. queue: False
+    for a report, which the queue leaves out.
 
     It is not frozen, since a frozen one of so many fields takes five times as long to make.
     """
@@ -76,6 +79,7 @@ class Alert:
     entity_id: str | None = None
     score: int = 0
     change: int = BEGINS
+    queue: bool = True
     decided_at: dt.datetime | None = None
 
 

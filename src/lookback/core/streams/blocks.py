@@ -41,7 +41,7 @@ ALERTS_SCHEMA = pa.schema(
         ("key", _TEXTS), ("event_id", pa.string()), ("event_time", _TIME), ("window_start", _TIME),
         ("window_end", _TIME), ("window_complete", pa.bool_()), ("measures", _TEXTS), ("message", pa.string()),
         ("evidence", pa.list_(pa.string())), ("arrival", pa.int64()), ("entity", pa.string()), ("entity_id", pa.string()),
-        ("score", pa.int64()), ("change", pa.int32()),
+        ("score", pa.int64()), ("change", pa.int32()), ("queue", pa.bool_()),
     ]
 )  # fmt: skip
 # The fields of AlertOrder that are not among the columns above; they serve to sort the alerts of all shards.

@@ -40,7 +40,7 @@ from lookback.spark.explaining.history import (
     read_list_history,
     read_obeyed,
 )
-from lookback.spark.stream.rebuild import Evaluations
+from lookback.spark.stream.evaluations import Evaluations
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row
@@ -142,7 +142,7 @@ def _find_by_key(
         text = F.to_json(F.struct(*texts), {"ignoreNullFields": "false"}) if texts else F.lit("")
         return rows.withColumn(_KEY, text)
 
-    feed, log = read_feed(tables, stream.name), read_obeyed(tables, stream, arrival, history)
+    feed, log = read_feed(tables, stream.name), read_obeyed(tables, arrival, history)
     lanes = Lanes(log, history, {"rule_id": rule_id, "rule_version": version})
     columns = (
         "alert_id", "revision", "verdict", "rule_version", "event_id", "event_time", "window_start", "window_end",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.explaining.evidence import (
     NOT_DELETED,
@@ -33,6 +32,7 @@ from lookback.spark.explaining.history import (
     read_obeyed,
     read_or_refuse,
 )
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
+
+# The clocks of those who commit events and those who judge them may differ by so much.
+_CLOCKS_APART_US = 3_600_000_000
 
 
 def read_evidence(
@@ -51,18 +54,21 @@ def read_evidence(
     # An earlier commit can contain such events only beyond max_future, and those do not count.
     declarations = history.declarations
     feed = read_feed(tables, stream.name, earliest - declarations.widest.max_future).where(within)
-    table = to_arrow(feed.where(_has_key(stream, rule, alert["key"])), stream)
+    # Of the commits after the alert's only deletions matter. Files are chosen by commit and kind of change.
+    kind, commit = F.col("_change_type"), F.col("_commit_version")
+    known = feed.where(((kind == "insert") & (commit <= arrival)) | (kind == "delete"))
+    table = to_arrow(known.where(_has_key(stream, rule, alert["key"])), stream)
     inserted, deleted = select_changes(table, "insert"), select_changes(table, "delete")
     order = read_counted_events(inserted, stream, declarations).in_order_of_arrival()
     own = order.take(np.flatnonzero(order.commits <= arrival))
-    log = read_obeyed(tables, stream, arrival, history)
+    log = read_obeyed(tables, arrival, history)
     lanes = Lanes(log, history, alert)
     return Evidence(
         rule=rule,
         events=own,
         clock=Clock(declarations, read_highs(feed, declarations, arrival), find_advances(log)),
         activations=lanes.activations,
-        resets=_read_resets(tables, stream, rule, alert, history, lanes),
+        resets=_read_resets(tables, stream, rule, alert, history, lanes, earliest),
         gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)),
         earliest=earliest,
         lists=read_list_history(tables, stream, rule, lanes.activations, history),
@@ -77,13 +83,15 @@ def read_counted_events(inserted: pa.Table, stream: Stream, declarations: Declar
 
 
 def _read_resets(
-    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], history: RuleHistory, lanes: Lanes
-) -> list[Reset]:
+    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], history: RuleHistory, lanes: Lanes,
+    earliest: int,
+) -> list[Reset]:  # fmt: skip
     """Reads the alerts of the rule and key, up to this alert's commit, that emptied the key's windows.
 
-    Versions of a sequence share their state, even if only one of them has `reset_on_alert`.
+    Versions of a sequence share their state, even if only one of them has `reset_on_alert`. An alert from before the first
+    of the key's events, which is not earlier than `earliest`, emptied nothing that counts.
     """
-    if not (rule.spec.reset_on_alert or rule.spec.kind == SEQUENCE):
+    if not (rule.spec.reset_on_alert or (rule.spec.kind == SEQUENCE and history.may_reset(alert["rule_id"]))):
         return []
     key = [F.col("key")[name].eqNullSafe(F.lit(text)) for name, text in alert["key"].items()]
     same = reduce(and_, key, F.size("key") == len(alert["key"]))
@@ -91,6 +99,9 @@ def _read_resets(
     before = history.term.select(tables.read("alerts"), "decided_at").where(
         first & (F.col("arrival") <= alert["arrival"])
     )
+    # As for the feed: a commit can contain events of a later time only up to max_future, and alerts are decided after it.
+    begins = earliest - history.declarations.widest.max_future - _CLOCKS_APART_US
+    before = before.where(F.col("decided_at") >= to_timestamp(begins))
     columns = ("rule_version", "arrival", "event_id", "event_time", "window_start")
     resets = []
     for row in before.select(*columns).toArrow().to_pylist():

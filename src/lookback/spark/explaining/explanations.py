@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
@@ -9,7 +10,6 @@ from operator import and_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError
 from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
@@ -22,11 +22,12 @@ from lookback.core.rules.document import read_document
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import to_text
 from lookback.core.values.suggestions import suggest
-from lookback.core.values.times import to_utc
+from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
 from lookback.spark.explaining.evidence import read_evidence, to_arrow
 from lookback.spark.explaining.history import STATUS_BY_ACTION, Lanes, RuleHistory, rank_version, read_feed, read_obeyed
-from lookback.spark.stream.rebuild import Evaluations
+from lookback.spark.queries import functions as F  # noqa: N812
+from lookback.spark.stream.evaluations import Evaluations
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
+
+# What the rules did before an alert was decided is in the tables so long after it, whatever the clocks say.
+_SETTLED = dt.timedelta(minutes=10)
 
 
 def explain(
@@ -54,12 +58,62 @@ def explain(
     rules table are gone, its rows of now are taken, and a note says so. Raises ReviewError if there is no such alert or
     revision, its rule's version cannot be found, or the events' history is gone.
     """
-    tables = tables.holding(*streams.values())
-    alert = find_revision(read_alert_rows(tables, alert_id), alert_id, revision)
-    stream = _find_stream(streams, alert["stream"])
-    history = RuleHistory(tables, stream, streams, alert["decided_at"])
-    explained = _explain_by_version(tables, stream, history, alert, days)
-    return replace(explained, notes=(*explained.notes, *_list_lost(history, alert["rule_id"])))
+    explainer = Explainer(tables, streams)
+    return explainer.explain(find_revision(read_alert_rows(explainer.tables, alert_id), alert_id, revision), days)
+
+
+class Explainer:
+    """Explains many alerts, one after another: what it has read of rules is kept while nothing new is written about them.
+
+    tables: those of the streams. Threads may share it.
+    """
+
+    def __init__(self, tables: Tables, streams: Mapping[str, Stream]) -> None:
+        """Takes the declared streams by name."""
+        self.tables = tables.holding(*streams.values())
+        self._streams = streams
+        # Of each stream the evaluations of which an alert was explained.
+        self._known: dict[str, list[_KnownHistory]] = {}
+
+    def read_row(self, alert_id: str, revision: int, decided_at: dt.datetime) -> dict[str, Any]:
+        """Reads a row of an alert, of which it is known when it was decided (aware): no other files are read.
+
+        Raises ReviewError if it is not there any more.
+        """
+        is_then = F.col("decided_at") == to_timestamp(parse_time(decided_at))
+        alerts = self.tables.read("alerts").where(is_then & (F.col("alert_id") == F.lit(alert_id)))
+        rows = alerts.where(F.col("revision") == F.lit(revision)).limit(1).toArrow().to_pylist()
+        if not rows:
+            raise ReviewError(f"revision {revision} of alert {alert_id!r} is not there any more; read the queue again")
+        return _read_maps(rows[0])
+
+    def explain(self, alert: dict[str, Any], days: float | None = None) -> Explanation:
+        """Explains a row of `alerts` with aware times; see the function `explain`."""
+        stream = _find_stream(self._streams, alert["stream"])
+        history = self._find_history(stream, alert["decided_at"])
+        explained = _explain_by_version(self.tables, stream, history, alert, days)
+        return replace(explained, notes=(*explained.notes, *_list_lost(history, alert["rule_id"])))
+
+    def _find_history(self, stream: Stream, decided_at: dt.datetime) -> RuleHistory:
+        """Finds the rules of the evaluation that wrote a row, reading them if they are not known or may have changed since."""
+        others = [each for each in self._known.get(stream.name, ()) if not each.history.term.covers(decided_at)]
+        own = next((each for each in self._known.get(stream.name, ()) if each not in others), None)
+        if own is not None and decided_at < own.read_at - _SETTLED:
+            return own.history
+        commits = tuple(self.tables.version(name) for name in ("rules", "rule_log"))
+        if own is None or own.commits != commits:
+            read_at = dt.datetime.now(dt.timezone.utc)
+            own = _KnownHistory(RuleHistory(self.tables, stream, self._streams, decided_at), commits, read_at)
+            self._known[stream.name] = [*others, own]
+        return own.history
+
+
+class _KnownHistory(NamedTuple):
+    """The rules of an evaluation, with the commits of `rules` and `rule_log` and the time at which they were read."""
+
+    history: RuleHistory
+    commits: tuple[int, ...]
+    read_at: dt.datetime
 
 
 def _explain_by_version(
@@ -101,7 +155,7 @@ def explain_event(
     stream = _find_stream_of_rule(tables, streams, rule_id)
     history = RuleHistory(tables, stream, streams)
     place = _find_event(tables, stream, event_id)
-    log = read_obeyed(tables, stream, tables.version(stream.name), history)
+    log = read_obeyed(tables, tables.version(stream.name), history)
     standing = _find_standing(log, history, rule_id, version, place.arrival)
     found = history.find_version(rule_id, standing.version, place.arrival - 1)
     rule, event = found.rule, place.event
@@ -216,7 +270,12 @@ def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
     )
     if not rows:
         raise ReviewError(f"there is no alert {alert_id!r}; `open_queue` and `lookback alerts` list their ids")
-    return [{**row, **{name: dict(row[name] or []) for name in ("key", "measures")}} for row in rows]
+    return [_read_maps(row) for row in rows]
+
+
+def _read_maps(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row of Arrow with its maps as dicts."""
+    return {**row, **{name: dict(row[name] or []) for name in ("key", "measures")}}
 
 
 def find_revision(rows: list[dict[str, Any]], alert_id: str, revision: int | None) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import Schedule, obey
 from lookback.core.errors import ReviewError, RuleError
@@ -23,9 +22,11 @@ from lookback.core.streams.arrival import arrival_number
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import first_line, join_words
 from lookback.core.values.times import parse_time, to_utc
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.stream.declared import read_declarations
+from lookback.spark.stream.evaluations import Term
 from lookback.spark.stream.listfeed import ReplayedLists
-from lookback.spark.stream.rebuild import Term, read_log, restore_rule_changes
+from lookback.spark.stream.rebuild import read_log, restore_rule_changes
 from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class RuleHistory:
         # With these, versions came into force that had to wait for the history of their windows.
         self._pieces = _group_by_rule(changes, _find_warmed_rule)
         self._logged = _group_by_rule(logged, lambda row: row.rule_id)
+        self._actions: list[Row] | None = None
         self._documents: dict[str, dict[int, list[_Document]]] = {}
         self._compiled: dict[tuple[str, int, int], CompiledRule | None] = {}
 
@@ -235,6 +237,19 @@ class RuleHistory:
                     obeyed.setdefault(row.version, []).append(_Document(own, judged, row.action))
         return {**others, **obeyed}
 
+    def may_reset(self, rule_id: str) -> bool:
+        """Returns whether some version of a rule, in force or not, empties its windows by its alerts."""
+        return any(map(_resets_on_alert, self._changes.get(rule_id, ())))
+
+    def read_actions(self, tables: Tables) -> list[Row]:
+        """Reads the changes of rules and the commands from rule_log, once: by arrival, batch and version."""
+        if self._actions is None:
+            log = tables.read("rule_log").where(F.col("stream") == self._stream.name)
+            log = log.where(F.col("action").isin([*STATUS_BY_ACTION, "clear_state", "advance"]))
+            in_order = (F.col("arrival").asc_nulls_first(), F.col("batch_id"), F.col("version").asc_nulls_last())
+            self._actions = self.term.select(log, "logged_at").orderBy(*in_order).collect()
+        return self._actions
+
     def sort_obeyed(self, log: Sequence[Row]) -> list[Row]:
         """Sorts rows of rule_log, which are in order of arrival and batch, in the order in which they took effect.
 
@@ -305,6 +320,14 @@ def _is_command_elsewhere(change: RuleChange, stream: Stream) -> bool:
         return False
 
 
+def _resets_on_alert(change: RuleChange) -> bool:
+    """Returns whether the document of a change has `reset_on_alert`; False if it cannot be read."""
+    try:
+        return bool(read_document(change.document).get("reset_on_alert"))
+    except RuleError:
+        return False
+
+
 def _find_warmed_rule(change: RuleChange) -> str | None:
     """Returns the id of the rule whose history a change names; None for any other change."""
     if change.rule_id != "*" or change.status != WARM:
@@ -366,17 +389,13 @@ def read_or_refuse(read: Callable[[], _Result], name: str) -> _Result:
         ) from error
 
 
-def read_obeyed(tables: Tables, stream: Stream, arrival: int, history: RuleHistory) -> list[Row]:
+def read_obeyed(tables: Tables, arrival: int, history: RuleHistory) -> list[Row]:
     """Reads the changes of rules and the commands up to the alert's commit from rule_log, in the order in which they took effect.
 
     Those right after that commit are among them, since rows that an advance brings name the last commit before it.
     """
-    actions = [*STATUS_BY_ACTION, "clear_state", "advance"]
-    log = history.term.select(tables.read("rule_log").where(F.col("stream") == stream.name), "logged_at")
-    log = log.where(F.col("action").isin(actions))
-    log = log.where(F.col("arrival").isNull() | (F.col("arrival") <= arrival))
-    in_order = (F.col("arrival").asc_nulls_first(), F.col("batch_id"), F.col("version").asc_nulls_last())
-    return history.sort_obeyed(log.orderBy(*in_order).collect())
+    log = history.read_actions(tables)
+    return history.sort_obeyed([row for row in log if arrival_number(row["arrival"]) <= arrival])
 
 
 def read_list_history(

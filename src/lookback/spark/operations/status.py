@@ -8,16 +8,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812
-
 from lookback.core.errors import LookbackError
 from lookback.core.operations.health import RECENT, Figures, Sample, WarmUp, check_health, describe_health, is_healthy
 from lookback.core.rules.document import read_document
-from lookback.core.rules.roles import WARMING
+from lookback.core.rules.roles import WARMING, name_role
 from lookback.core.rules.versions import EVALUATED, WARM, Piece
-from lookback.core.streams import metrics
+from lookback.core.streams import alerts, metrics
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.metrics import RuleCounts
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.review import open_queue, queue_begins
 from lookback.spark.rules import RulesTable, find_rejected, find_warming
 from lookback.spark.stream.metrics import read_backlog
@@ -215,6 +214,18 @@ def read_stream_figures(
         failing=failing, refused=refused, rejected=rejected, reason=reason, ingested=ingested,
         warming=read_warm_ups(tables, stream),
     )  # fmt: skip
+
+
+def count_alerts_by_role(tables: Tables, name: str, since: dt.datetime) -> dict[str, int]:
+    """Counts the alerts of a stream that were raised since a time, by the role of their rule (see `name_role`)."""
+    if not tables.may_have_rows(alerts.TABLE):
+        return {}
+    own = (F.col("stream") == name) & (F.col("decided_at") >= F.lit(since)) & (F.col("verdict") == "raised")
+
+    def select(rows: DataFrame) -> DataFrame:
+        return rows.where(own).groupBy("rule_id", "mode").agg(F.count_distinct("alert_id").alias("alerts"))
+
+    return {name_role(row["rule_id"], row["mode"]): row["alerts"] for row in tables.query(alerts.TABLE, select)}
 
 
 def read_warm_ups(tables: Tables, stream: Stream) -> list[WarmUp]:

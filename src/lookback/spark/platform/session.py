@@ -108,6 +108,11 @@ def get_spark(
     return _start(app_name, cores or max(2, os.cpu_count() or 2), settings or {}, fetch_kafka_jars() if kafka else [])
 
 
+def has_session() -> bool:
+    """Returns whether a session runs already, or this is a Databricks runtime, so that none has to be started."""
+    return on_databricks() or SparkSession.getActiveSession() is not None
+
+
 def on_databricks() -> bool:
     """Returns whether this process runs in a Databricks runtime, which has its own Spark, Kafka and Auto Loader."""
     return "DATABRICKS_RUNTIME_VERSION" in os.environ
@@ -274,6 +279,9 @@ def _make_start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "4g",
+        # The threads of the JVM's default collector, G1, took 7 % of a backtest's processor time on two cores; with this one the
+        # 99th percentile of the latency at 1,000 events/s fell from 660 to 465 ms. A setting of the same name replaces it.
+        "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(_LOG_CONFIG.as_uri())}",
         # The catalog is in memory and Hive's is not used: tables are folders.
         "spark.sql.catalogImplementation": "in-memory",

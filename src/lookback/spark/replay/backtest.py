@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -130,8 +130,7 @@ class Backtest:
     warnings: list[str] = field(default_factory=list)
     _standing: DataFrame | None = None
     _rows: DataFrame | None = None
-    _kept: list[DataFrame] = field(default_factory=list)
-    _answers: list[Answers] = field(default_factory=list)
+    _kept: ExitStack = field(default_factory=ExitStack)
 
     @property
     def alerts(self) -> DataFrame:
@@ -171,11 +170,7 @@ class Backtest:
 
     def close(self) -> None:
         """Frees the rows that Spark keeps for `alerts`, which cannot be read afterwards."""
-        for kept in self._kept:
-            with suppress(PySparkException):
-                kept.unpersist()
-        for answers in self._answers:
-            answers.close()
+        self._kept.close()
 
     def __enter__(self) -> Backtest:
         return self
@@ -219,34 +214,51 @@ def backtest(
     plan = make_plan(
         dict(enumerate(trials)), stream, course, since_commit, flagging={at: place for place, at in places.items()},
     )  # fmt: skip
-    answers = judge(history.read_lasting(tables), stream, plan, history.events, history.spans, progress)
-    alerts = answers.read_tried_alerts()
-    last = keep(find_last_rows(alerts))
-    events, again = find_events_behind(tables, stream, history, trials, last, course, since_commit, progress)
-    events = keep(events)
-    first_time, last_time = _clip(history, within)
-    labels = read_range_labels(
-        tables, stream, history, (within.since, within.until, within.since_commit), as_of, streams
-    )
-    counts = count_trials(len(trials), last, events, answers.read_flagged(), places, labels)
-    figures = _make_figures(trials, counts, _count_failures(answers, plan), (first_time, last_time))
-    if history.stamps:
-        alerts = alerts.withColumn("arrival", F.lit(None).cast("bigint"))
-    result = Backtest(
-        figures, history.events, (history.first, history.last), history.deletes, first_time, last_time,
-        _list_errors(answers, plan), warnings=[*filter(None, [history.warning]), *course.warnings],
-        _rows=_name_variants(alerts, trials[: len(trials) - (against is not None)]) if rows else None,
-        _kept=[each for each in (last, events, labels) if each is not None],
-        _answers=[each for each in (answers, again) if each is not None],
-    )  # fmt: skip
-    if against is not None:
-        result.against = figures.pop()
-        result._standing = keep(find_standing(last, events, answers.read_flagged(), places, labels))
-        result._kept.append(result._standing)
-        result.comparisons = [
-            compare(result.find_changes(at), against.rule_id, against.version) for at in range(len(figures))
-        ]
+    with ExitStack() as kept:
+        # If anything fails or is cancelled on the way, what Spark keeps so far is freed.
+        answers = judge(history.read_lasting(tables), stream, plan, history.events, history.spans, progress)
+        kept.callback(answers.close)
+        alerts = answers.read_tried_alerts()
+        last = _keep(find_last_rows(alerts), kept)
+        events, again = find_events_behind(tables, stream, history, trials, last, course, since_commit, progress)
+        if again is not None:
+            kept.callback(again.close)
+        events = _keep(events, kept)
+        first_time, last_time = _clip(history, within)
+        labels = read_range_labels(
+            tables, stream, history, (within.since, within.until, within.since_commit), as_of, streams
+        )
+        if labels is not None:
+            kept.callback(_free, labels)
+        counts = count_trials(len(trials), last, events, answers.read_flagged(), places, labels)
+        figures = _make_figures(trials, counts, _count_failures(answers, plan), (first_time, last_time))
+        if history.stamps:
+            alerts = alerts.withColumn("arrival", F.lit(None).cast("bigint"))
+        result = Backtest(
+            figures, history.events, (history.first, history.last), history.deletes, first_time, last_time,
+            _list_errors(answers, plan), warnings=[*filter(None, [history.warning]), *course.warnings],
+            _rows=_name_variants(alerts, trials[: len(trials) - (against is not None)]) if rows else None,
+        )  # fmt: skip
+        if against is not None:
+            result.against = figures.pop()
+            result._standing = _keep(find_standing(last, events, answers.read_flagged(), places, labels), kept)
+            result.comparisons = [
+                compare(result.find_changes(at), against.rule_id, against.version) for at in range(len(figures))
+            ]
+        result._kept = kept.pop_all()
     return result
+
+
+def _keep(rows: DataFrame, kept: ExitStack) -> DataFrame:
+    """Keeps rows that are read several times, until `kept` is closed."""
+    rows = keep(rows)
+    kept.callback(_free, rows)
+    return rows
+
+
+def _free(rows: DataFrame) -> None:
+    with suppress(PySparkException):
+        rows.unpersist()
 
 
 def find_last_days(tables: Tables, stream: Stream, days: float) -> Range | None:

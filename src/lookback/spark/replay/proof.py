@@ -21,7 +21,7 @@ from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.rules.versions import WITH_STATE
-from lookback.core.streams.alerts import ACTION_STRENGTHS, LATER_COLUMNS
+from lookback.core.streams.alerts import ACTION_STRENGTHS, LATER_COLUMNS, QUEUE
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
@@ -31,9 +31,9 @@ from lookback.spark.replay.reach import LostLists, LostRules, Reach
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
 from lookback.spark.stream.declared import read_declarations
+from lookback.spark.stream.evaluations import Term
 from lookback.spark.stream.listfeed import ReplayedLists
 from lookback.spark.stream.rebuild import (
-    Term,
     find_deletions,
     find_last_arrival,
     find_new_beginning,
@@ -240,7 +240,7 @@ def _compare_alerts(
 def _read_recorded(tables: Tables) -> DataFrame:
     """Reads the table of alerts, also one of an earlier release, with all columns."""
     rows = tables.read("alerts")
-    missing = [name for name in LATER_COLUMNS if name not in rows.columns]
+    missing = [name for name in (*LATER_COLUMNS, QUEUE) if name not in rows.columns]
     if not missing:
         return rows
     return rows.withColumns({name: F.lit(None).cast(ALERTS[name].dataType) for name in missing})
@@ -248,12 +248,18 @@ def _read_recorded(tables: Tables) -> DataFrame:
 
 def _blank_later_columns(replayed: DataFrame, recorded: DataFrame) -> DataFrame:
     """Blanks the columns that the recorded rows of an earlier release do not have, so that the others are compared."""
-    older = recorded.where("change IS NULL").select(*_ROW_KEY)
+    marks = {name: f"_lacks_{name}" for name in ("change", QUEUE)}
+    older = recorded.where(F.col("change").isNull() | F.col(QUEUE).isNull())
     if older.isEmpty():
         return replayed
-    rows = replayed.join(older.distinct().withColumn("_is_older", F.lit(True)), list(_ROW_KEY), "left")
-    blanked = {name: F.when(F.col("_is_older").isNull(), F.col(name)) for name in LATER_COLUMNS}
-    return rows.withColumns(blanked).drop("_is_older")
+    lacking = older.groupBy(*_ROW_KEY).agg(
+        *(F.bool_or(F.col(name).isNull()).alias(mark) for name, mark in marks.items())
+    )
+    rows = replayed.join(lacking, list(_ROW_KEY), "left")
+    # Those of rules over alerts came together, with `change`.
+    lacks = {name: marks.get(name, marks["change"]) for name in (*LATER_COLUMNS, QUEUE)}
+    blanked = {name: F.when(~F.coalesce(mark, F.lit(False)), F.col(name)) for name, mark in lacks.items()}
+    return rows.withColumns(blanked).drop(*marks.values())
 
 
 def _compare_late(tables: Tables, stream: Stream, answers: Answers, between: Column) -> DataFrame:

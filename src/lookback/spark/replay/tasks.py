@@ -177,12 +177,18 @@ class Answers:
                     rows = blocks.mapInArrow(judge, _ANSWERS)
                     # Serverless compute keeps no rows, and judges again where they are read.
                     self._rows = rows.persist(StorageLevel.DISK_ONLY) if kept else rows
-                    self.facts: list[Row] = self._rows.where(
-                        ~F.col("kind").isin(ALERTS, LATE, FLAGGED, STATE)
-                    ).collect()
+                    self.facts = self._collect_facts()
             finally:
                 if kept:
                     blocks.unpersist()
+
+    def _collect_facts(self) -> list[Row]:
+        try:
+            return self._rows.where(~F.col("kind").isin(ALERTS, LATE, FLAGGED, STATE)).collect()
+        except BaseException:
+            # Nobody else can free the rows of answers that failed or were cancelled.
+            self.close()
+            raise
 
     def read_alerts(self) -> DataFrame:
         """Reads the rows of alerts, with the columns of the table but decided_at."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
 
 _PLAN = "lookback.json"
 _REBUILD = "rebuild.json"
@@ -38,6 +39,14 @@ _REMEDY = "rebuild it from the tables: lookback evaluate {stream} --rebuild"
 
 class UnknownFormatError(SetupError):
     """A file of Spark's in the checkpoint is whole, but has a format that this release does not know."""
+
+
+def checkpoint_folder(tables: Tables, stream: Stream) -> str:
+    """Returns the default checkpoint folder of a stream's evaluation, which is below the tables' root or volume.
+
+    Raises SetupError for tables of a catalog without a reachable volume.
+    """
+    return f"{tables.files}/_checkpoints/evaluate_{stream.name}"
 
 
 @dataclass(frozen=True)

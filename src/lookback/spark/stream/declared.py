@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812
-
 from lookback.core.streams.declarations import Declarations, Declared, plan_declarations
+from lookback.spark.queries import functions as F  # noqa: N812
 
 if TYPE_CHECKING:
     from lookback.core.engine.schedule import Schedule

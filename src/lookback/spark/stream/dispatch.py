@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
 
 from lookback.core.errors import SetupError
@@ -29,6 +28,7 @@ from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import DataType
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.stream.checkpoint import Checkpoint, Plan
 
 if TYPE_CHECKING:

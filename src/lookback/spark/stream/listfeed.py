@@ -13,12 +13,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.values.cache import RecentCache
 from lookback.core.values.lists import ListChange, Lists
 from lookback.core.values.texts import cut_end
 from lookback.spark.lists import REMOVED, TABLE, read_list_changes, select_list_changes
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes, pack_changes, unpack_changes
 from lookback.spark.tables.history import find_first_readable
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, commit_file, read_actions

@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812
-
 from lookback.core.operations.backlog import Backlog, Commit, measure_backlog
 from lookback.core.streams.alerts import TABLE as ALERTS
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.metrics import TABLE, RuleCounts
 from lookback.core.values.texts import summarize_error
 from lookback.core.values.times import to_utc
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.lakehouse import SPARK_ERRORS
 from lookback.spark.tables.schemas import METRICS
 

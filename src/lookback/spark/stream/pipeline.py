@@ -32,7 +32,7 @@ from lookback.spark.platform.session import (
     open_own_session,
 )
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, snapshot_declaration
+from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, checkpoint_folder, snapshot_declaration
 from lookback.spark.stream.declared import plan_start
 from lookback.spark.stream.dispatch import BLOCKS, build_event_blocks, build_rule_blocks, find_shard_labels
 from lookback.spark.stream.listwatch import ListsWatch
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from lookback.core.streams.declarations import Declarations
     from lookback.spark.tables.lakehouse import Tables
 
+__all__ = ["Evaluation", "checkpoint_folder"]
+
 _LOG = logging.getLogger("lookback")
 DEFAULT_EVERY = "500 milliseconds"
 # These bound a batch, and with it the memory of a worker: about 600,000 card transactions.
@@ -71,14 +73,6 @@ _INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling a b
 # Looking for a file costs nothing; over Spark Connect each look at the query is a call of the server.
 _POLL_SECONDS = 0.02
 _SLOW_POLL_SECONDS = 0.5
-
-
-def checkpoint_folder(tables: Tables, stream: Stream) -> str:
-    """Returns the default checkpoint folder of a stream's evaluation, which is below the tables' root or volume.
-
-    Raises SetupError for tables of a catalog without a reachable volume.
-    """
-    return f"{tables.files}/_checkpoints/evaluate_{stream.name}"
 
 
 class Evaluation:

@@ -6,11 +6,10 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed, restore_changes
 from lookback.core.errors import SetupError
@@ -18,14 +17,15 @@ from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declarations import Declared
-from lookback.core.values.times import parse_time
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.stream.checkpoint import EVENTS, RULES
 from lookback.spark.stream.declared import read_declarations, read_release
 from lookback.spark.stream.dispatch import select_rule_changes
-from lookback.spark.tables.lakehouse import SPARK_ERRORS, to_timestamp
+from lookback.spark.stream.evaluations import Term
+from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Row
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
@@ -218,57 +218,6 @@ def find_begun_at(tables: Tables, stream: Stream) -> dt.datetime | None:
     """Returns when the stream's evaluation began, if another one was before it."""
     begun = find_new_beginning(tables, stream) if tables.may_have_rows("rule_log") else None
     return None if begun is None else begun["logged_at"]
-
-
-@dataclass(frozen=True)
-class Evaluations:
-    """The evaluations of all streams. begun: by `--fresh`, each with its stream and time in microseconds."""
-
-    begun: Sequence[tuple[str, int]] = ()
-
-    @classmethod
-    def read(cls, tables: Tables) -> Evaluations:
-        """Reads them from rule_log."""
-        if not tables.may_have_rows("rule_log"):
-            return cls()
-        rows = tables.read("rule_log").where(F.col("action") == "begun_afresh")
-        return cls([(row[0], row[1]) for row in rows.select("stream", F.unix_micros("logged_at")).collect()])
-
-    def number(self, written_at: str = "decided_at") -> Column:
-        """Numbers the evaluation that wrote a row: 0 for the first, and one more for each `--fresh` of its stream before.
-
-        written_at: the column with the time at which the row was written; column `stream` has the stream.
-        """
-        number = F.lit(0)
-        for stream, time in self.begun:
-            is_later = (F.col("stream") == F.lit(stream)) & (F.col(written_at) > to_timestamp(time))
-            number = number + F.when(is_later, 1).otherwise(0)
-        return number
-
-
-class Term(NamedTuple):
-    """The time of one evaluation of a stream, between two beginnings with `--fresh`; None where there is no such beginning."""
-
-    begun_at: dt.datetime | None = None
-    ended_at: dt.datetime | None = None
-
-    @classmethod
-    def find(cls, tables: Tables, stream: Stream, decided_at: dt.datetime | None = None) -> Term:
-        """Finds the evaluation that wrote a row at a time; None for the last evaluation."""
-        if not tables.exists("rule_log"):
-            return cls()
-        own = tables.read("rule_log").where((F.col("stream") == stream.name) & (F.col("action") == "begun_afresh"))
-        is_before = F.lit(True) if decided_at is None else F.col("logged_at") < to_timestamp(parse_time(decided_at))
-        rows = own.orderBy("logged_at").select("logged_at", is_before.alias("is_before")).collect()
-        before = [row["logged_at"] for row in rows if row["is_before"]]
-        after = [row["logged_at"] for row in rows if not row["is_before"]]
-        return cls(before[-1] if before else None, after[0] if after else None)
-
-    def select(self, rows: DataFrame, column: str) -> DataFrame:
-        """Selects the rows that the evaluation wrote. column: of the time at which a row was written."""
-        if self.begun_at is not None:
-            rows = rows.where(F.col(column) > F.lit(self.begun_at))
-        return rows if self.ended_at is None else rows.where(F.col(column) <= F.lit(self.ended_at))
 
 
 def read_log(tables: Tables, stream: Stream, term: Term) -> list[LogRow]:

@@ -16,11 +16,11 @@ from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_time, to_utc
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.lakehouse import commit_file, read_actions
 
 if TYPE_CHECKING:

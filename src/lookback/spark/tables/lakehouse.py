@@ -16,7 +16,6 @@ from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams import alerts, metrics
@@ -24,6 +23,7 @@ from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import quote_identifier
 from lookback.spark.platform.session import find_local_path, is_connect, on_databricks
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.schemas import COMMENTS, DEFAULTS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Tables:
         options: those of the Delta source, such as maxFilesPerTrigger.
         """
         changes = {"startingVersion": str(starting_version), **(options or {})}
-        return self._read_feed(self.spark.readStream, name, changes)
+        return self._select_changes(self._read_feed(self.spark.readStream, name, changes), name)
 
     def read_changes(self, name: str, starting_version: int, ending_version: int | None = None) -> DataFrame:
         """Reads the change feed from commit `starting_version` to `ending_version` (default: the last), both included.
@@ -278,6 +278,9 @@ class Tables:
 
     def changes(self, name: str, options: Mapping[str, str]) -> DataFrame:
         """Reads the change feed as a batch, with the options of the Delta source that say from where to where."""
+        return self._select_changes(self._read_changed_rows(name, options), name)
+
+    def _read_changed_rows(self, name: str, options: Mapping[str, str]) -> DataFrame:
         return self._read_feed(self.spark.read, name, options)
 
     def _read_feed(
@@ -285,7 +288,9 @@ class Tables:
     ) -> DataFrame:
         reader = reader.format("delta").option("readChangeFeed", "true").options(**options)
         place = self.path_or_name(name)
-        rows = reader.load(place) if self.is_place(name) else reader.table(place)
+        return reader.load(place) if self.is_place(name) else reader.table(place)
+
+    def _select_changes(self, rows: DataFrame, name: str) -> DataFrame:
         # Nobody but rules over alerts follows the changes of that table.
         return _select_alert_events(rows) if name == alerts.TABLE else self._select_events(rows, name)
 

@@ -83,7 +83,7 @@ ALERTS = StructType(
         _make_column("rule_id", _STRING, "The rule", required=True),
         _make_column("rule_version", _LONG, "Its version in force", required=True),
         _make_column("mode", _STRING, "active or shadow", required=True),
-        _make_column("severity", _STRING, "low, medium, high or critical", required=True),
+        _make_column("severity", _STRING, "info, low, medium, high or critical", required=True),
         _make_column("stream", _STRING, "The stream", required=True),
         _make_column("key", _TEXTS, "group_by field -> value, exact text"),
         _make_column(
@@ -113,6 +113,12 @@ ALERTS = StructType(
             IntegerType(),
             "1: with this row the alert begins to stand, raised or suppressed; -1: it ceases to; 0: it stood before. NULL in rows "
             "of earlier releases",
+        ),
+        _make_column(
+            "queue",
+            BooleanType(),
+            "false: a report, by the rule, which waits for nobody and is not in the queue. NULL in rows of earlier releases, which "
+            "are in it",
         ),
     ]
 )

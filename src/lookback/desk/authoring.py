@@ -1,0 +1,272 @@
+"""The desk of a rule's author: a form beside the YAML, checks while one types, trials, the gate, and a way to publish.
+
+What it makes is the YAML file that git keeps. The form changes its text place by place (see `ruletext`); what the form has no
+field for is written in the YAML itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+
+from lookback.config import read_text
+from lookback.core.errors import SetupError
+from lookback.core.rules.document import RULE_ID
+from lookback.core.values.texts import count_noun
+from lookback.desk.checking import Checked, check_text
+from lookback.desk.parts import (
+    TextTable,
+    add_classes,
+    clean_text,
+    make_button,
+    make_desk,
+    make_field,
+    make_heading,
+    make_row,
+    make_text,
+)
+from lookback.desk.publishing import PublishingPanel
+from lookback.desk.ruleform import Place, RuleForm, make_area
+from lookback.desk.ruletext import RuleText
+from lookback.desk.trying import TryingPanel
+from lookback.desk.work import Work
+
+if TYPE_CHECKING:
+    from lookback.config import Settings
+    from lookback.core.streams.declaration import Stream
+    from lookback.desk.running import Run
+    from lookback.spark.rules import RulesTable
+
+_NEW = "a new rule"
+_HALF = {"width": "48%", "min_width": "360px"}
+_MAX_UNDO = 200
+_FIRST_TEXT = {
+    "rule_id": "my-rule", "stream": "", "severity": "medium", "group_by": [], "window": "1 hour",
+    "measures": {"n": "count(*)"}, "when": "n >= :limit", "parameters": {"limit": 3}, "message": "{n} events within an hour",
+}  # fmt: skip
+
+
+def begin_rule(stream: Stream) -> RuleText:
+    """Writes the text of a new rule of a stream, for an author to change."""
+    return RuleText.of({**_FIRST_TEXT, "stream": stream.name})
+
+
+class Authoring:
+    """The desk of a rule's author. widget: what a notebook shows. text: the rule as it is written now.
+
+    rules: the table of the rules. stream: that of a new rule. settings: where conf/ is, and its gate.
+    """
+
+    def __init__(self, rules: RulesTable, stream: Stream, settings: Settings, text: RuleText | None = None) -> None:
+        self.text = text or begin_rule(stream)
+        self.checked: Checked
+        self._rules, self._settings, self._first_stream = rules, settings, stream
+        self._file = Path(self.text.name) if Path(self.text.name).is_file() else None
+        # The files that were read or written here, with what was in them.
+        self._known = {} if self._file is None else {self._file: self.text.text}
+        self._past: list[tuple[str, Path | None]] = []
+        self._changed_by: object = None
+        # Why the YAML cannot be read; what was typed there is not in `text` then.
+        self._unread = ""
+        self._work = Work(rules.tables.spark)
+        self._trying = TryingPanel(rules, self._work, self._require_fine, self._take_values)
+        self._publishing = PublishingPanel(rules, settings.gate, self._work, self._require_fine)
+        self._form = RuleForm(rules.streams, self._change)
+        self._yaml = Place(
+            "yaml",
+            make_area("YAML", "The rule as its file; what the form has no field for is written here", 44),
+            self._read_yaml,
+        )
+        self._words = make_text("", "lookback-words")
+        self._findings = TextTable(("line", "place", "what to do"), "max-content max-content 1fr", "lookback-findings")
+        self._add_widgets()
+        self._choose_file()
+        self._show(None)
+
+    @property
+    def status(self) -> str:
+        """The sentence in the line of the status."""
+        return self._work.status.text
+
+    @property
+    def run(self) -> Run | None:
+        """The last piece of work that was started, if any."""
+        return self._work.run
+
+    def _add_widgets(self) -> None:
+        hint = "A file of conf/rules, or a new rule"
+        self._files = make_field(ipywidgets.Dropdown, "Rule", hint, "lookback-files", options=self._list_files())
+        hint = "Open the chosen file, or begin a new rule"
+        opened = self._work.make_button("Open", self._open, hint, "lookback-open")
+        undo = make_button("Undo", self._undo, "Take back the last change of the rule", "lookback-undo")
+        form = add_classes(ipywidgets.VBox([self._form.widget], layout=_HALF), "lookback-form")
+        text = add_classes(ipywidgets.VBox([self._yaml.widget], layout=_HALF), "lookback-yaml")
+        desk = make_desk(
+            make_row(self._files, opened, undo, name="lookback-open-row"),
+            ipywidgets.HBox([form, text], layout={"flex_flow": "row wrap", "align_items": "flex-start"}),
+            make_heading("Check"), self._words, self._findings.widget,
+            make_heading("Try and publish"),
+            make_row(self._work.cancel_button, self._work.status.widget, name="lookback-status-row"),
+            self._trying.controls, self._make_file_row(), self._publishing.widget, self._trying.results,
+        )  # fmt: skip
+        self.widget = add_classes(desk, "lookback-authoring")
+
+    # The text ----------------------------------------------------------------------------------------------------------
+
+    def _list_files(self) -> list[tuple[str, str]]:
+        files = sorted((self._settings.conf / "rules").glob("*.y*ml"))
+        return [(_NEW, ""), *((clean_text(file.name, 120), str(file)) for file in files)]
+
+    def _choose_file(self) -> None:
+        """Shows which file is open, if it is one of conf/rules."""
+        self._files.options = self._list_files()
+        same = (value for _, value in self._files.options if value and self._file and Path(value).samefile(self._file))
+        self._files.value = next(same, "")
+
+    def _open(self) -> None:
+        chosen = self._files.value
+        text = RuleText.read(chosen) if chosen else begin_rule(self._first_stream)
+        self._accept(text, None, Path(chosen) if chosen else None)
+        if self._file is not None:
+            self._known[self._file] = text.text
+        self._trying.clear()
+        self._publishing.clear()
+        what = f"{chosen} is open" if chosen else "A new rule is begun"
+        self._work.status.show(f"{what}; Undo brings back what was here.", "done")
+
+    def _undo(self) -> None:
+        if self._unread:
+            self._show(None)
+            self._work.status.show("The YAML is as it was when it could be read.", "done")
+            return
+        if not self._past:
+            self._work.status.show("There is nothing to take back.")
+            return
+        text, self._file = self._past.pop()
+        self.text, self._changed_by = self._name(text), None
+        self._show(None)
+        self._work.status.show("The last change is taken back.", "done")
+
+    def _name(self, text: str) -> RuleText:
+        return RuleText(text) if self._file is None else RuleText(text, str(self._file))
+
+    def _change(self, changed_by: Place | None, make: Callable[[RuleText], RuleText]) -> None:
+        """Changes the text as the form says; a sentence at the field if that cannot be."""
+        try:
+            self._accept(make(self.text), changed_by, self._file)
+        except SetupError as error:
+            if changed_by is None:
+                self._work.status.show(str(error), "problem")
+            else:
+                changed_by.tell([str(error)])
+
+    def _read_yaml(self, place: Place) -> None:
+        try:
+            text = self._name(place.value)
+        except SetupError as error:
+            self._unread = str(error)
+            place.tell([self._unread])
+            self._form.disable()
+            return
+        self._accept(text, place, self._file)
+
+    def _accept(self, text: RuleText, changed_by: Place | None, file: Path | None) -> None:
+        if text.text != self.text.text:
+            # Letters typed into one field are taken back together.
+            if changed_by is None or changed_by is not self._changed_by:
+                self._past = [*self._past[1 - _MAX_UNDO :], (self.text.text, self._file)]
+            self.text = text
+        self._changed_by, self._file = changed_by, file
+        self._show(changed_by)
+
+    def _show(self, changed_by: Place | None) -> None:
+        """Shows the text in all fields but the one in which it was changed, and what a check says."""
+        self._form.show(self.text, changed_by)
+        if changed_by is not self._yaml:
+            self._yaml.show(self.text.text)
+        self._yaml.tell([])
+        self._unread = ""
+        self.checked = check_text(self.text, self._rules.streams)
+        self._words.value = clean_text(self.checked.words)
+        self._form.tell(self.checked.problems)
+        found = [
+            *self.checked.problems,
+            *(replace(each, message=f"Remark: {each.message}") for each in self.checked.remarks),
+        ]
+        self._findings.widget.layout.display = "" if found else "none"
+        self._findings.show([(each.line, each.place or "the document", each.message) for each in found])
+
+    def _require_fine(self) -> Mapping[str, Any]:
+        """Returns the document. Raises SetupError if it cannot be published."""
+        self._require_read()
+        if not self.checked.is_fine:
+            raise SetupError(f"{count_noun(len(self.checked.problems), 'problem')} to mend first, see Check")
+        return self.text.document
+
+    def _require_read(self) -> None:
+        if self._unread:
+            raise SetupError(f"the YAML cannot be read: {self._unread}")
+
+    # The file ----------------------------------------------------------------------------------------------------------
+
+    def _make_file_row(self) -> Any:
+        hint = "Whether to write over a file that was not opened here, or has changed since"
+        self._replaces = make_field(
+            ipywidgets.Checkbox, "Replace a file that is there", hint, "lookback-replace", value=False
+        )
+        hint = "Write the YAML as the file that git keeps"
+        return make_row(
+            self._work.make_button("Save as conf/rules/ID.yml", self.save, hint, "lookback-save"), self._replaces
+        )
+
+    def save(self) -> Path:
+        """Writes the text as conf/rules/ID.yml, and returns the file. Raises SetupError.
+
+        A file that is there is written over if it was opened here and has not changed since, or if the author says so.
+        """
+        self._require_read()
+        rule_id = self.text.get("rule_id")
+        if not (isinstance(rule_id, str) and RULE_ID.fullmatch(rule_id)):
+            raise SetupError("the file is named by rule_id; write one first, such as large-payment")
+        file = self._settings.conf / "rules" / f"{rule_id}.yml"
+        self._require_own(file)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            # A file of its own first: one that is torn would be no rule.
+            draft = file.with_suffix(".yml.new")
+            with draft.open("w", encoding="utf-8", newline="") as opened:
+                opened.write(self.text.text)
+            draft.replace(file)
+        except OSError as error:
+            raise SetupError(
+                f"{file} cannot be written: {error.strerror or error}; copy the YAML from above"
+            ) from error
+        self._file, self._known[file] = file, self.text.text
+        self._replaces.value = False
+        problems = "" if self.checked.is_fine else f", with {count_noun(len(self.checked.problems), 'problem')} to mend"
+        self._choose_file()
+        self._work.status.show(f"{file} is written{problems}.", "done")
+        return file
+
+    def _require_own(self, file: Path) -> None:
+        if not file.exists() or self._replaces.value:
+            return
+        known = next((text for each, text in self._known.items() if each.exists() and each.samefile(file)), None)
+        if read_text(file) != known:
+            why = "is there already" if known is None else "has changed since it was opened"
+            raise SetupError(f"{file} {why}; tick `Replace a file that is there`, or choose another rule_id")
+
+    def _take_values(self, chosen: Mapping[str, Any]) -> None:
+        def put(text: RuleText) -> RuleText:
+            for name, value in chosen.items():
+                text = text.put(["parameters", name], value)
+            return text
+
+        self._change(None, put)
+        self._work.status.show(
+            f"The rule has {', '.join(f'{name} {value}' for name, value in chosen.items())} now.", "done"
+        )

@@ -1,0 +1,63 @@
+"""Checks a rule while it is written: the problems and remarks of `lookback rules check`, each with its place and line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lookback.core.errors import Problem, RuleError
+from lookback.core.rules.remarks import Remark, find_remarks
+from lookback.core.rules.wording import describe_rule
+from lookback.core.values.texts import count_noun
+from lookback.testing.rule_tests import check_rule
+
+if TYPE_CHECKING:
+    from lookback.core.streams.declaration import Stream
+    from lookback.desk.ruletext import RuleText
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem or a remark. place: a dotted path, empty for the whole document; line: of the text, from 1 on."""
+
+    place: str
+    message: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result of a check. problems: what has to be mended before the rule can be published. words: the rule in words."""
+
+    problems: list[Finding]
+    remarks: list[Finding]
+    words: str
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether the rule can be published."""
+        return not self.problems
+
+
+def check_text(text: RuleText, streams: Mapping[str, Stream]) -> Checked:
+    """Checks the rule in a text against its stream, and runs its own tests. streams: every declared stream by name."""
+    try:
+        rule = check_rule(text.document, streams)
+    except RuleError as error:
+        return Checked(_place(error.problems, text), [], f"{count_noun(len(error.problems), 'problem')} to mend")
+    tests = f"; {len(rule.spec.tests)} of its own tests passed" if rule.spec.tests else ""
+    words = f"{rule.spec.rule_id} can be published{tests}. {describe_rule(rule)}"
+    return Checked([], _place(find_remarks(rule), text), words)
+
+
+def find_nearest_place(place: str, known: Iterable[str]) -> str:
+    """Finds the place among `known` that is, or is around, the place of a finding; empty if none is."""
+    places = set(known)
+    while place and place not in places:
+        place = place[: max(place.rfind("."), place.rfind("["), 0)]
+    return place
+
+
+def _place(found: Iterable[Problem | Remark], text: RuleText) -> list[Finding]:
+    return [Finding(each.place, each.message, text.parsed.find_line(each.place)) for each in found]

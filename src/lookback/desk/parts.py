@@ -1,0 +1,189 @@
+"""The parts that all desks are made of: texts, buttons, fields, tables, a status line, a picture.
+
+A value of an event or an alert is shown as text and nothing else: neither as HTML nor as a formula. All text has the
+colours of the notebook's own theme, light or dark; colours of the desk's own are only in the edges beside texts, which name
+the same thing by a word.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ipywidgets
+
+from lookback.core.values.texts import cut_end
+from lookback.views.terminal import escape_unprintable
+
+# What MathJax leaves alone; ipywidgets gives it all labels.
+_NO_FORMULA = ("mathjax_ignore", "tex2jax_ignore")
+# Longer texts are cut: a browser need not lay out a megabyte.
+_MOST_CHARACTERS = 2_000
+# The edge beside a text, by what the text is about. Each has a contrast of at least 3 : 1 on white and on black (WCAG 2.2,
+# 1.4.11); Okabe and Ito's colours, darkened or lightened until that holds.
+EDGES = {
+    "critical": "#D55E00", "high": "#B07B00", "medium": "#3D87B8", "low": "#7F7F7F",
+    "done": "#008F68", "problem": "#D55E00", "news": "#7F7F7F",
+}  # fmt: skip
+# No text has a colour or a ground of its own; a control that has the focus shows that in the colour of its text.
+_STYLE = """
+.lookback-desk button:focus-visible, .lookback-desk select:focus-visible, .lookback-desk input:focus-visible,
+.lookback-desk textarea:focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
+.lookback-desk .lookback-text { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.4; height: auto; }
+.lookback-desk .lookback-head { font-weight: 600; }
+.lookback-desk .lookback-list select, .lookback-desk .lookback-list-head { font-family: monospace; line-height: 1.5; }
+.lookback-desk .lookback-list-head { white-space: pre; overflow: hidden; padding-left: 4px; }
+.lookback-desk .lookback-table { align-items: start; justify-content: start; }
+.lookback-desk img { max-width: 100%; }
+""" + "\n".join(f".lookback-desk .lookback-{name} {{ border-left: 4px solid {colour}; padding-left: 8px; }}" for name, colour in EDGES.items())  # fmt: skip
+
+
+def clean_text(value: object, most: int = _MOST_CHARACTERS) -> str:
+    """Returns a value as a text of at most `most` characters, in which unprintable characters are escaped; empty for None.
+
+    Line breaks are kept. Marks that turn the direction of writing are unprintable, so a value cannot hide another.
+    """
+    lines = ("" if value is None else cut_end(str(value), most)).splitlines()
+    return "\n".join(escape_unprintable(line) for line in lines)
+
+
+def make_text(value: object = "", *classes: str, layout: Any = None) -> Any:
+    """Makes a text. classes: stable names by which a test or a style finds it. layout: one that texts share; None: its own."""
+    label = ipywidgets.Label(clean_text(value), layout=layout or {"width": "auto", "height": "auto"})
+    return add_classes(label, "lookback-text", *_NO_FORMULA, *classes)
+
+
+def make_heading(title: str) -> Any:
+    """Makes a heading, by which readers of a screen move. title: a text of the desk's own, never a value."""
+    return ipywidgets.HTML(f"<h3>{html.escape(title)}</h3>")
+
+
+def make_button(title: str, act: Callable[[], None], hint: str, *classes: str, width: str = "auto") -> Any:
+    """Makes a button, which Tab reaches and Enter and Space press. hint: the whole sentence that its title stands for."""
+    button = ipywidgets.Button(description=clean_text(title, 100), layout={"width": width})
+    describe(button, hint)
+    button.on_click(lambda _: act())
+    return add_classes(button, *classes)
+
+
+def make_field(kind: type[Any], title: str, hint: str, *classes: str, **values: Any) -> Any:
+    """Makes a field for input with a title that belongs to it, such as `make_field(ipywidgets.Dropdown, "Rule", ...)`.
+
+    title: a text of the desk's own, never a value. values: those of the widget.
+    """
+    values.setdefault("style", {"description_width": "initial"})
+    field = kind(description=title, **values)
+    describe(field, hint)
+    return add_classes(field, *classes)
+
+
+def describe(widget: Any, hint: str) -> None:
+    """Gives a widget a sentence that readers of a screen read out and a pointer shows; ipywidgets 7 and 8 alike."""
+    name = "tooltip" if widget.has_trait("tooltip") else "description_tooltip"
+    if widget.has_trait(name):
+        setattr(widget, name, clean_text(hint, 300))
+
+
+def add_classes(widget: Any, *classes: str) -> Any:
+    """Gives a widget stable names and returns it."""
+    for name in classes:
+        widget.add_class(name)
+    return widget
+
+
+def make_desk(*parts: Any) -> Any:
+    """Puts parts below each other, with the style that they share."""
+    return add_classes(ipywidgets.VBox([ipywidgets.HTML(f"<style>{_STYLE}</style>"), *parts]), "lookback-desk")
+
+
+def make_row(*parts: Any, name: str = "") -> Any:
+    """Puts parts beside each other, in the order in which Tab reaches them; they wrap where there is no room."""
+    row = ipywidgets.HBox(list(parts), layout={"flex_flow": "row wrap", "align_items": "center"})
+    return add_classes(row, *([name] if name else []))
+
+
+def make_column(*parts: Any, name: str = "") -> Any:
+    """Puts parts below each other."""
+    return add_classes(ipywidgets.VBox(list(parts)), *([name] if name else []))
+
+
+def make_picture(png: bytes, words: str, *classes: str) -> Any:
+    """Makes a picture. png: the file, empty for none yet; words: what it shows, for those who cannot see it.
+
+    ipywidgets' own Image has no text for those, and one with a tooltip cannot be shown.
+    """
+    picture = add_classes(ipywidgets.HTML(), *classes)
+    show_picture(picture, png, words)
+    return picture
+
+
+def show_picture(picture: Any, png: bytes, words: str) -> None:
+    """Shows another picture in place of the one that `make_picture` made."""
+    names, alt = html.escape(" ".join(picture._dom_classes)), html.escape(clean_text(words, 300))
+    data = base64.b64encode(png).decode()
+    picture.value = f'<img class="{names}" alt="{alt}" src="data:image/png;base64,{data}"/>' if png else ""
+
+
+class Status:
+    """One line that says what was done, or what is wrong and what to do. widget: the line."""
+
+    def __init__(self) -> None:
+        self._text = make_text("", "lookback-status")
+        self._kind = ""
+        self.widget = self._text
+
+    @property
+    def text(self) -> str:
+        """The sentence that is shown."""
+        return str(self._text.value)
+
+    def show(self, sentence: str, kind: str = "news") -> None:
+        """Shows a sentence. kind: news, done or problem; a problem begins with the word."""
+        if self._kind:
+            self._text.remove_class(f"lookback-{self._kind}")
+        self._kind = kind
+        self._text.add_class(f"lookback-{kind}")
+        self._text.value = clean_text(f"Problem: {sentence}" if kind == "problem" else sentence)
+
+
+class TextTable:
+    """A table whose cells are texts, or widgets such as buttons. widget: the grid.
+
+    Texts are changed in place, so that another page of rows costs few messages. Nothing in a browser says that the cells
+    are a table: a widget in a row must name the row in its hint.
+    """
+
+    def __init__(self, columns: Sequence[str], widths: str = "", name: str = "") -> None:
+        """Makes an empty table. columns: their titles. widths: as CSS's grid-template-columns; default: as wide as texts are."""
+        self._columns = len(columns)
+        # One for all texts: each is a model of its own in the browser.
+        self._layout = ipywidgets.Layout(width="auto", height="auto")
+        self._heads = [make_text(title, "lookback-head", layout=self._layout) for title in columns]
+        self._texts: list[Any] = []
+        layout = {"grid_template_columns": widths or f"repeat({len(columns)}, auto)", "grid_gap": "0 16px"}
+        grid = ipywidgets.GridBox(self._heads, layout={**layout, "width": "100%"})
+        self.widget = add_classes(grid, "lookback-table", *([name] if name else []))
+
+    def show(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Shows rows: a cell for each column, a widget or a value that is written as text."""
+        cells, used = list(self._heads), 0
+        for row in rows:
+            for cell in row[: self._columns]:
+                if isinstance(cell, ipywidgets.Widget):
+                    cells.append(cell)
+                    continue
+                if used == len(self._texts):
+                    self._texts.append(make_text(layout=self._layout))
+                self._texts[used].value = clean_text(cell)
+                cells.append(self._texts[used])
+                used += 1
+        if tuple(cells) != tuple(self.widget.children):
+            self.widget.children = cells
+
+    def read(self) -> list[list[str]]:
+        """Returns the texts that are shown, row by row, without the titles; of a button its title."""
+        cells = self.widget.children[self._columns :]
+        shown = [str(getattr(cell, "value", getattr(cell, "description", ""))) for cell in cells]
+        return [shown[at : at + self._columns] for at in range(0, len(shown), self._columns)]

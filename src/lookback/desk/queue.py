@@ -1,0 +1,241 @@
+"""The queue of a review desk: which alerts it shows, in which order, which page of them, and what this session decided.
+
+It is pure: neither widgets nor Spark nor a clock. Times are aware; `now` is an argument.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lookback.core.rules.document import SEVERITIES
+
+# A browser shows a list of so many at once without delay.
+PAGE_SIZE = 50
+_HOUR = dt.timedelta(hours=1)
+_DAY = dt.timedelta(days=1)
+# Of alerts, by the time since they were decided: title -> at least, at most.
+AGES: Mapping[str, tuple[dt.timedelta | None, dt.timedelta | None]] = {
+    "any age": (None, None),
+    "at most 1 hour": (None, _HOUR),
+    "at most 1 day": (None, _DAY),
+    "at most 7 days": (None, 7 * _DAY),
+    "more than 1 day": (_DAY, None),
+    "more than 7 days": (7 * _DAY, None),
+    "more than 30 days": (30 * _DAY, None),
+}
+WITHOUT_SNOOZED, WITH_SNOOZED, ONLY_SNOOZED = "without snoozed ones", "with snoozed ones", "snoozed ones only"
+SNOOZED = (WITHOUT_SNOOZED, WITH_SNOOZED, ONLY_SNOOZED)
+
+
+@dataclass(frozen=True)
+class QueuedAlert:
+    """An alert that waits for a person, by its last revision when the queue was read. The columns are those of `alerts`."""
+
+    alert_id: str
+    revision: int
+    severity: str
+    event_time: dt.datetime
+    decided_at: dt.datetime
+    rule_id: str
+    rule_version: int
+    stream: str
+    key: Mapping[str, str | None] = field(default_factory=dict)
+    measures: Mapping[str, str | None] = field(default_factory=dict)
+    message: str = ""
+    is_snoozed: bool = False
+
+    @property
+    def entity(self) -> str:
+        """The key in words, such as `customer_id 596`; empty for a rule over all events together."""
+        return ", ".join(f"{name} {'null' if text is None else text}" for name, text in self.key.items())
+
+
+@dataclass(frozen=True)
+class QueueFilter:
+    """Which alerts a queue shows. rule_id, severity: None for any. entity: a part of the key in words, in any case.
+
+    age: one of AGES. snoozed: one of SNOOZED.
+    """
+
+    rule_id: str | None = None
+    severity: str | None = None
+    entity: str = ""
+    age: str = next(iter(AGES))
+    snoozed: str = WITHOUT_SNOOZED
+
+    def shows(self, alert: QueuedAlert, now: dt.datetime) -> bool:
+        """Returns whether an alert is shown. An age of just one hour is at most one hour."""
+        at_least, at_most = AGES[self.age]
+        age = now - alert.decided_at
+        return (
+            self.rule_id in (None, alert.rule_id)
+            and self.severity in (None, alert.severity)
+            and self.entity.strip().casefold() in alert.entity.casefold()
+            and (at_least is None or age > at_least)
+            and (at_most is None or age <= at_most)
+            and (self.snoozed == WITH_SNOOZED or alert.is_snoozed == (self.snoozed == ONLY_SNOOZED))
+        )
+
+
+def _rank(alert: QueuedAlert) -> int:
+    return -SEVERITIES.index(alert.severity) if alert.severity in SEVERITIES else 1
+
+
+def _newest(alert: QueuedAlert) -> float:
+    return -alert.event_time.timestamp()
+
+
+# Title -> what alerts are sorted by. The first is the order of `open_queue`; the id decides between equal ones.
+ORDERS: Mapping[str, Callable[[QueuedAlert], tuple[Any, ...]]] = {
+    "severity, then newest": lambda alert: (_rank(alert), _newest(alert), alert.rule_id, alert.alert_id),
+    "newest first": lambda alert: (_newest(alert), alert.alert_id),
+    "oldest first": lambda alert: (-_newest(alert), alert.alert_id),
+    "rule": lambda alert: (alert.rule_id, _rank(alert), _newest(alert), alert.alert_id),
+    "entity": lambda alert: (alert.entity, _newest(alert), alert.alert_id),
+}
+
+
+class ReviewQueue:
+    """The alerts of a desk: filtered, sorted, in pages. Work per change is linear in the alerts, plus a sort."""
+
+    def __init__(self, alerts: Iterable[QueuedAlert] = (), now: dt.datetime | None = None) -> None:
+        """Takes the alerts that wait. now: the time by which ages count; None: no age is asked for."""
+        self._alerts: dict[str, QueuedAlert] = {each.alert_id: each for each in alerts}
+        self._now = now or dt.datetime.max.replace(tzinfo=dt.timezone.utc)
+        self._filter, self._order = QueueFilter(), next(iter(ORDERS))
+        self._page = 0
+        self._shown: list[QueuedAlert] | None = None
+
+    def __len__(self) -> int:
+        """How many alerts wait, shown or not."""
+        return len(self._alerts)
+
+    def __contains__(self, alert_id: str) -> bool:
+        return alert_id in self._alerts
+
+    def find(self, alert_id: str) -> QueuedAlert | None:
+        """Returns the alert of an id; None if it does not wait."""
+        return self._alerts.get(alert_id)
+
+    @property
+    def filter(self) -> QueueFilter:
+        """Which alerts are shown."""
+        return self._filter
+
+    @property
+    def order(self) -> str:
+        """The title of their order, one of ORDERS."""
+        return self._order
+
+    def show(self, filter_: QueueFilter, order: str) -> None:
+        """Chooses which alerts are shown, in which order, from the first page."""
+        self._filter, self._order, self._page, self._shown = filter_, order, 0, None
+
+    @property
+    def shown(self) -> Sequence[QueuedAlert]:
+        """The alerts that pass the filter, sorted."""
+        if self._shown is None:
+            kept = (each for each in self._alerts.values() if self._filter.shows(each, self._now))
+            self._shown = sorted(kept, key=ORDERS[self._order])
+        return self._shown
+
+    @property
+    def pages(self) -> int:
+        """How many pages there are, at least one."""
+        return max(1, -(-len(self.shown) // PAGE_SIZE))
+
+    @property
+    def page(self) -> int:
+        """The page that is shown, from 0; the last one if there are fewer by now."""
+        return min(self._page, self.pages - 1)
+
+    @page.setter
+    def page(self, page: int) -> None:
+        self._page = max(0, min(page, self.pages - 1))
+
+    @property
+    def on_page(self) -> Sequence[QueuedAlert]:
+        """The alerts of the page."""
+        return self.shown[self.page * PAGE_SIZE : (self.page + 1) * PAGE_SIZE]
+
+    def turn_to(self, alert_id: str) -> int | None:
+        """Turns to the page of an alert. Returns its place on it; None if it is not shown."""
+        place = next((at for at, each in enumerate(self.shown) if each.alert_id == alert_id), None)
+        if place is None:
+            return None
+        self._page = place // PAGE_SIZE
+        return place % PAGE_SIZE
+
+    def find_next(self, alert_ids: Collection[str]) -> QueuedAlert | None:
+        """Finds the alert that is opened after some: the first behind the last of them, else the first; none of them."""
+        chosen = set(alert_ids)
+        places = [at for at, each in enumerate(self.shown) if each.alert_id in chosen]
+        behind = self.shown[places[-1] + 1 :] if places else self.shown
+        before = self.shown[: places[-1]] if places else ()
+        return next((each for each in (*behind, *before) if each.alert_id not in chosen), None)
+
+    def take_out(self, alert_ids: Iterable[str]) -> list[QueuedAlert]:
+        """Takes alerts out, as they do not wait any more. Returns them."""
+        taken = [self._alerts.pop(each) for each in alert_ids if each in self._alerts]
+        gone = {each.alert_id for each in taken}
+        if self._shown is not None:
+            self._shown = [each for each in self._shown if each.alert_id not in gone]
+        return taken
+
+    def put_back(self, alerts: Iterable[QueuedAlert]) -> None:
+        """Puts alerts in that wait again, or wait by another revision."""
+        self._alerts.update((each.alert_id, each) for each in alerts)
+        self._shown = None
+
+    def snooze(self, covers: Callable[[QueuedAlert], bool], *, is_snoozed: bool = True) -> list[QueuedAlert]:
+        """Marks the alerts that a snooze covers. Returns them as they were."""
+        covered = [each for each in self._alerts.values() if each.is_snoozed != is_snoozed and covers(each)]
+        self.put_back(replace(each, is_snoozed=is_snoozed) for each in covered)
+        return covered
+
+    def list_rules(self) -> list[str]:
+        """Lists the rules whose alerts wait, by name."""
+        return sorted({each.rule_id for each in self._alerts.values()})
+
+
+@dataclass(frozen=True)
+class SessionStep:
+    """A decision of this session, which can be undone. alerts: as they were in the queue; reviewed_at: of their reviews."""
+
+    alerts: tuple[QueuedAlert, ...]
+    disposition: str
+    note: str
+    reviewer: str
+    reviewed_at: dt.datetime
+
+
+class Session:
+    """The decisions of a session, of which the last is undone first."""
+
+    def __init__(self) -> None:
+        self._steps: list[SessionStep] = []
+        self._by_alert: dict[str, list[SessionStep]] = {}
+
+    def add(self, step: SessionStep) -> None:
+        """Adds a decision."""
+        self._steps.append(step)
+        for alert in step.alerts:
+            self._by_alert.setdefault(alert.alert_id, []).append(step)
+
+    def find(self, alert_id: str) -> SessionStep | None:
+        """Finds the last decision about an alert; None if there is none."""
+        steps = self._by_alert.get(alert_id)
+        return steps[-1] if steps else None
+
+    @property
+    def last(self) -> SessionStep | None:
+        """The decision that would be undone; None if there is none."""
+        return self._steps[-1] if self._steps else None
+
+    def drop_last(self) -> None:
+        """Forgets the last decision, as it has been undone."""
+        for alert in self._steps.pop().alerts:
+            self._by_alert[alert.alert_id].pop()

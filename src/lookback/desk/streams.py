@@ -1,0 +1,293 @@
+"""The desk of a stream: its rules with their alerts a minute, and buttons to pause, resume and change them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+
+from lookback.core.errors import LookbackError, SetupError
+from lookback.core.values.texts import count_noun, summarize_error
+from lookback.core.values.times import format_time
+from lookback.desk.parts import (
+    Status,
+    add_classes,
+    clean_text,
+    describe,
+    make_button,
+    make_column,
+    make_desk,
+    make_field,
+    make_heading,
+    make_picture,
+    make_row,
+    make_text,
+    show_picture,
+)
+from lookback.desk.running import Ticker
+from lookback.desk.steering import SteeredRule, list_steered
+from lookback.spark.operations.status import count_alerts_by_role
+from lookback.views import pictures
+from lookback.views.display import draw_png, read_title
+
+if TYPE_CHECKING:
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.rules import RulesTable
+    from lookback.spark.stream.pipeline import Evaluation
+
+# Alerts are counted over this time.
+MINUTES = 5.0
+_REFRESH_SECONDS = 10.0
+# So long after the last press the list is no longer refreshed by itself.
+_PATIENCE_SECONDS = 3_600.0
+_LIST_ROWS = 14
+_WIDE = {"width": "98%"}
+# The desks that refresh themselves, by place and stream: a cell that runs again opens another one in place of its own.
+_OPEN: dict[tuple[str, str], StreamDesk] = {}
+
+
+class StreamDesk:
+    """The desk of one stream. widget: what a notebook shows.
+
+    rules: the table of the rules. seconds: between two refreshes; 0: only by the button. The refreshing ends with Stop, with
+    another desk of the stream, and when nobody has pressed anything for an hour.
+    """
+
+    def __init__(self, rules: RulesTable, stream: Stream, seconds: float = _REFRESH_SECONDS) -> None:
+        self._rules, self._stream = rules, stream
+        self._evaluation: Evaluation | None = None
+        self._listed: list[SteeredRule] = []
+        self._lock, self._is_shown = threading.Lock(), False
+        self._shown_parameters: object = None
+        self._drawn = -1
+        self._status = Status()
+        self._ticker: Ticker | None = None
+        self._seconds = seconds
+        self._add_widgets()
+        self.refresh()
+        if seconds:
+            self._start_ticker()
+
+    def attach(self, evaluation: Evaluation) -> None:
+        """Draws the progress of an evaluation, which has been started, until it ends; Stop ends it."""
+        self._evaluation, self._drawn = evaluation, -1
+        describe(self._stop, "End the evaluation; the next one goes on where it ended")
+        self._picture.layout.display = ""
+        self._status.show("The evaluation runs beside this desk; Stop ends it.", "done")
+        if not self.is_refreshing:
+            self._start_ticker()
+
+    @property
+    def status(self) -> str:
+        """The sentence in the line of the status."""
+        return self._status.text
+
+    @property
+    def rules(self) -> list[SteeredRule]:
+        """The rules as they were read last."""
+        return list(self._listed)
+
+    @property
+    def is_refreshing(self) -> bool:
+        """Whether the list is refreshed by itself."""
+        return self._ticker is not None and self._ticker.is_running
+
+    def _add_widgets(self) -> None:
+        self._read_at = make_text("", "lookback-read-at")
+        hint = (
+            "The rules of the stream: name, status, version, alerts a minute; the buttons below act on the chosen one"
+        )
+        self._list = make_field(
+            ipywidgets.Select, "Rules", hint, "lookback-list", "lookback-rules", options=[], rows=_LIST_ROWS, layout=_WIDE
+        )  # fmt: skip
+        self._list.observe(self._show_parameters_of_chosen, names="value")
+        self._name = make_field(
+            ipywidgets.Dropdown, "Parameter", "A parameter of the chosen rule", "lookback-name", options=[]
+        )
+        self._name.observe(self._show_value_of_chosen, names="value")
+        self._value = make_field(ipywidgets.Text, "Value", "Its new value, such as 1200 or 24 hours", "lookback-value")
+        self._author = make_field(
+            ipywidgets.Text, "Author", "Who does it; empty: who runs the notebook", "lookback-author"
+        )
+        self._comment = make_field(ipywidgets.Text, "Comment", "Why; it stays with the version", "lookback-comment")
+        self._picture = make_picture(b"", "", "lookback-progress-picture")
+        buttons = [
+            make_button("Pause", lambda: self._act(self._pause), "Pause the chosen rule; its windows go on", "lookback-pause"),
+            make_button("Resume", lambda: self._act(self._resume), "Make the chosen rule active again", "lookback-resume"),
+            make_button("Refresh", lambda: self._act(self.refresh), "Read rules and alerts anew", "lookback-refresh"),
+        ]  # fmt: skip
+        set_value = make_button(
+            "Set", lambda: self._act(self._set), "Publish the next version with this value", "lookback-set"
+        )
+        self._stop = make_button("Stop", lambda: self._act(self.stop), "No longer refresh by itself", "lookback-stop")
+        self._picture.layout.display = "none"
+        self.widget = add_classes(
+            make_desk(
+                make_heading("Rules of the stream"), self._picture, self._read_at, self._list,
+                make_row(*buttons, self._stop), make_row(self._name, self._value, set_value),
+                make_row(self._author, self._comment), make_column(self._status.widget),
+            ),
+            "lookback-streams",
+        )  # fmt: skip
+
+    # Reading -----------------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Reads the rules and their alerts anew. Does nothing while another thread does."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            now = dt.datetime.now(dt.timezone.utc)
+            tables, name = self._rules.tables, self._stream.name
+            alerts = count_alerts_by_role(tables, name, now - dt.timedelta(minutes=MINUTES))
+            self._listed = list_steered(self._rules.list_rows(), name, alerts, MINUTES)
+            self._show(now)
+        finally:
+            self._lock.release()
+
+    def _show(self, now: dt.datetime) -> None:
+        chosen, lines = self._list.value, [(each.line, each.role) for each in self._listed]
+        self._is_shown = True
+        try:
+            if list(self._list.options) != lines:
+                self._list.options = lines
+                roles = [each.role for each in self._listed]
+                self._list.value = chosen if chosen in roles else next(iter(roles), None)
+        finally:
+            self._is_shown = False
+        self._show_parameters()
+        total = sum(each.per_minute for each in self._listed)
+        self._read_at.value = clean_text(
+            f"{self._stream.name}: {count_noun(len(self._listed), 'rule')}, {total:,.1f} alerts a minute over the last "
+            f"{MINUTES:g} minutes, as of {format_time(now)}."
+        )
+        self._draw()
+
+    def _draw(self) -> None:
+        reports = [] if self._evaluation is None else list(self._evaluation.reports)
+        if reports and reports[-1].batch_id != self._drawn:
+            self._drawn = reports[-1].batch_id
+            figure = pictures.plot_evaluation(reports)
+            show_picture(self._picture, draw_png(figure), read_title(figure))
+
+    def _find_chosen(self) -> SteeredRule | None:
+        return next((each for each in self._listed if each.role == self._list.value), None)
+
+    def _show_parameters_of_chosen(self, _: object) -> None:
+        if not self._is_shown:
+            self._show_parameters()
+
+    def _show_value_of_chosen(self, _: object) -> None:
+        if not self._is_shown:
+            self._show_value()
+
+    def _show_parameters(self) -> None:
+        """Shows the parameters of the chosen rule; a value that is being typed stays."""
+        chosen = self._find_chosen()
+        names = [] if chosen is None else [str(name) for name in chosen.parameters]
+        shown = (None if chosen is None else chosen.role, names)
+        if shown == self._shown_parameters:
+            return
+        self._shown_parameters, self._is_shown = shown, True
+        try:
+            self._name.options, self._name.value = names, next(iter(names), None)
+        finally:
+            self._is_shown = False
+        self._show_value()
+
+    def _show_value(self) -> None:
+        chosen, name = self._find_chosen(), self._name.value
+        value = None if chosen is None or name is None else chosen.parameters.get(name)
+        self._value.value = clean_text(str(value).lower() if isinstance(value, bool) else value)
+
+    # Acting ------------------------------------------------------------------------------------------------------------
+
+    def _act(self, act: Callable[[], object]) -> None:
+        if self._ticker is not None:
+            self._ticker.touch()
+        try:
+            act()
+        except LookbackError as error:
+            self._status.show(str(error), "problem")
+
+    def _require_chosen(self) -> SteeredRule:
+        chosen = self._find_chosen()
+        if chosen is None:
+            raise SetupError("no rule is chosen; publish one with 02_author_rules, or with `lookback rules push`")
+        return chosen
+
+    def _pause(self) -> None:
+        self._set_status("paused")
+
+    def _resume(self) -> None:
+        self._set_status("active")
+
+    def _set_status(self, status: str) -> None:
+        chosen = self._require_chosen()
+        version = self._rules.set_status(chosen.rule_id, status, **self._name_author())
+        self._finish(f"{chosen.rule_id} is published as version {version}, {status}.")
+
+    def _set(self) -> None:
+        chosen, name, value = self._require_chosen(), self._name.value, self._value.value
+        if name is None:
+            raise SetupError(f"{chosen.rule_id} has no parameters; write one under `parameters` in its document")
+        version = self._rules.set_parameters(chosen.rule_id, {name: value}, **self._name_author())
+        self._finish(f"{chosen.rule_id} is published as version {version} with {name} = {value}.")
+
+    def _name_author(self) -> dict[str, Any]:
+        return {"author": self._author.value.strip(), "comment": self._comment.value.strip()}
+
+    def _finish(self, sentence: str) -> None:
+        self.refresh()
+        self._status.show(sentence, "done")
+
+    # Time --------------------------------------------------------------------------------------------------------------
+
+    def _start_ticker(self) -> None:
+        key = (self._rules.tables.place, self._stream.name)
+        before = _OPEN.get(key)
+        if before is not None and before._ticker is not None:
+            before._ticker.stop(wait=False)
+        _OPEN[key] = self
+        self._ticker = Ticker(self._tick, self._seconds or _REFRESH_SECONDS, _PATIENCE_SECONDS, self._show_rest).start()
+
+    def _tick(self) -> None:
+        if self._evaluation is None:
+            self.refresh()
+            return
+        if self._ticker is not None:
+            self._ticker.touch()  # whoever lets it run wants to see it
+        has_ended = not self._evaluation.running
+        self.refresh()
+        if has_ended:
+            self._end_evaluation()
+
+    def _show_rest(self) -> None:
+        self._status.show("Nobody has pressed anything for an hour: the list is not refreshed by itself any more.")
+
+    def stop(self) -> None:
+        """Ends the refreshing, and the evaluation if one is attached."""
+        if self._ticker is not None:
+            self._ticker.stop()
+        if self._evaluation is None:
+            self._status.show("The list is not refreshed by itself any more; Refresh reads it anew.", "done")
+            return
+        self._status.show("The evaluation ends after what it is at ...")
+        self._end_evaluation()
+        self.refresh()
+
+    def _end_evaluation(self) -> None:
+        """Ends the attached evaluation, and says how it ended."""
+        evaluation, self._evaluation = self._evaluation, None
+        describe(self._stop, "No longer refresh by itself")
+        if evaluation is None:
+            return
+        try:
+            evaluation.stop()
+        except Exception as error:  # noqa: BLE001 - whatever ended the evaluation is shown to the person who started it
+            self._status.show(f"The evaluation failed: {summarize_error(error)}", "problem")
+            return
+        self._status.show("The evaluation has ended; the next one goes on where it ended.", "done")

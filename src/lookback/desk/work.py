@@ -1,0 +1,75 @@
+"""The work of a desk: one piece at a time, the buttons that start it, and the line that says what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lookback.core.errors import LookbackError
+from lookback.desk.parts import Status, make_button
+from lookback.desk.running import Run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Work:
+    """The work of a desk. cancel_button: ends what is running; status: the line; run: the last piece of work, if any.
+
+    The buttons that are made here are off while something runs, and the one that cancels it is on then.
+    """
+
+    def __init__(self, spark: SparkSession | None) -> None:
+        self.status = Status()
+        self.run: Run | None = None
+        self.cancel_button = make_button("Cancel", self.cancel, "Cancel what is running", "lookback-cancel")
+        self.cancel_button.disabled = True
+        self._spark, self._buttons = spark, list[Any]()
+
+    def make_button(self, title: str, act: Callable[[], object], hint: str, name: str) -> Any:
+        """Makes a button; an error of what it does is shown as a sentence."""
+        button = make_button(title, lambda: self._guard(act), hint, name)
+        self._buttons.append(button)
+        return button
+
+    def start(
+        self, title: str, work: Callable[[Callable[[str], None]], Any], show: Callable[[Any], None], *, is_lasting: bool = False
+    ) -> None:  # fmt: skip
+        """Starts work in a thread of its own. show: called with its result. is_lasting: see `Run`."""
+        if self.run is not None and self.run.is_running:
+            self.status.show("Something is still running; cancel it first.", "problem")
+            return
+
+        def finish(act: Callable[[], None]) -> None:
+            try:
+                act()
+            finally:
+                self._set_running(False)
+
+        then = "`lookback rules list` shows whether it was published" if is_lasting else "nothing is running"
+        self._set_running(True)
+        self.status.show(f"{title} ...")
+        self.run = Run(
+            self._spark, work, is_lasting=is_lasting,
+            on_line=lambda line: self.status.show(f"{title}: {line}"),
+            on_done=lambda result: finish(lambda: show(result)),
+            on_failure=lambda sentence: finish(lambda: self.status.show(sentence, "problem")),
+            on_cancelled=lambda: finish(lambda: self.status.show(f"{title} was cancelled; {then}.", "done")),
+        ).start()  # fmt: skip
+
+    def cancel(self) -> None:
+        """Cancels what is running, if anything is."""
+        if self.run is not None and self.run.is_running:
+            self.status.show("Cancelling ...")
+            self.run.cancel()
+
+    def _guard(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except LookbackError as error:
+            self.status.show(str(error), "problem")
+
+    def _set_running(self, is_running: bool) -> None:
+        for button in self._buttons:
+            button.disabled = is_running
+        self.cancel_button.disabled = not is_running

@@ -1,0 +1,167 @@
+"""The frames of PySpark over DuckDB: rows of Arrow data, and what a query makes of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any, Literal
+
+import duckdb
+import pyarrow as pa
+from pyspark.sql import Row
+
+from lookback.spark.queries.columns import Column, NeedsSpark, as_column, col, quote
+
+_JOINS: Mapping[str, Literal["inner", "left", "outer", "anti"]] = {
+    "inner": "inner", "left": "left", "full_outer": "outer", "left_anti": "anti",
+}  # fmt: skip
+_BATCH_ROWS = 10_000
+_NAMES = count()
+
+
+class Session:
+    """Runs queries in this process, in place of a session of Spark. Close it before the interpreter ends."""
+
+    def __init__(self) -> None:
+        # Nothing is loaded or fetched that the package does not bring.
+        self._connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
+        self._connection.execute("SET TimeZone = 'UTC'")
+
+    def __getattr__(self, name: str) -> Any:
+        raise NeedsSpark(f"a session without Spark has no {name}")
+
+    def read(self, data: Any) -> Frame:
+        """Makes a frame of an Arrow table or dataset, of which a query reads the columns and row groups that it needs."""
+        return Frame(self._connection.from_arrow(data))
+
+    def close(self) -> None:
+        """Ends DuckDB and its threads."""
+        self._connection.close()
+
+
+class Frame:
+    """Rows that a query would give; it runs when they are asked for."""
+
+    def __init__(self, relation: duckdb.DuckDBPyRelation) -> None:
+        # Sides of a join must differ by name.
+        self._relation = relation.set_alias(f"frame_{next(_NAMES)}")
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self._relation.columns)
+
+    def __getitem__(self, name: str) -> Column:
+        return col(name)
+
+    def where(self, condition: Column | str) -> Frame:
+        """Selects rows. A text is SQL that both engines read alike."""
+        return Frame(self._relation.filter(condition if isinstance(condition, str) else condition.sql))
+
+    def select(self, *columns: Column | str) -> Frame:
+        """Selects columns; `*` stands for all."""
+        items = ("*" if each == "*" and isinstance(each, str) else as_column(each).item for each in columns)
+        return Frame(self._relation.project(", ".join(items)))
+
+    def withColumns(self, columns: Mapping[str, Column]) -> Frame:
+        there = {name.lower(): name for name in self.columns}
+        replaced = {there[name.lower()]: each for name, each in columns.items() if name.lower() in there}
+        kept = [col(name) if name not in replaced else replaced[name].alias(name) for name in self.columns]
+        return self.select(*kept, *(each.alias(name) for name, each in columns.items() if name.lower() not in there))
+
+    def withColumn(self, name: str, column: Column) -> Frame:
+        return self.withColumns({name: column})
+
+    def drop(self, *names: str) -> Frame:
+        return self.select(*(name for name in self.columns if name not in names))
+
+    def join(self, other: Frame, on: Column | str | list[str], how: str = "inner") -> Frame:
+        names = [on] if isinstance(on, str) else on
+        condition = names.sql if isinstance(names, Column) else ", ".join(map(quote, names))
+        return Frame(self._relation.join(other._relation, condition, how=_JOINS[how]))
+
+    def groupBy(self, *columns: Column | str) -> Groups:
+        return Groups(self._relation, [as_column(each) for each in columns])
+
+    def agg(self, *figures: Column) -> Frame:
+        return self.groupBy().agg(*figures)
+
+    def orderBy(self, *columns: Column | str) -> Frame:
+        orders = (each if each.sql.endswith((" FIRST", " LAST")) else each.asc() for each in map(as_column, columns))
+        return Frame(self._relation.order(", ".join(each.sql for each in orders)))
+
+    def limit(self, rows: int) -> Frame:
+        return Frame(self._relation.limit(rows))
+
+    def distinct(self) -> Frame:
+        return Frame(self._relation.distinct())
+
+    def count(self) -> int:
+        (row,) = self.groupBy().count().collect()
+        return int(row[0])
+
+    def isEmpty(self) -> bool:
+        return not self.limit(1).collect()
+
+    def head(self) -> Row | None:
+        return next(iter(self.limit(1).collect()), None)
+
+    def collect(self) -> list[Row]:
+        return list(self.toLocalIterator())
+
+    def toArrow(self) -> pa.Table:
+        return self._relation.to_arrow_table()
+
+    def toLocalIterator(self) -> Iterator[Row]:
+        """Yields the rows as Spark has them: maps as dicts, structs as rows. Times are aware and UTC."""
+        reader = self._relation.fetch_record_batch(_BATCH_ROWS)
+        convert = _make_row_reader(reader.schema)
+        for batch in reader:
+            yield from map(convert, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+class Groups:
+    """Rows of a frame by the values of some columns."""
+
+    def __init__(self, relation: duckdb.DuckDBPyRelation, columns: list[Column]) -> None:
+        self._relation, self._columns = relation, columns
+
+    def agg(self, *figures: Column) -> Frame:
+        """Returns a row for each group: its columns, then the figures."""
+        items = ", ".join(each.item for each in (*self._columns, *figures))
+        return Frame(self._relation.aggregate(items, ", ".join(each.sql for each in self._columns)))
+
+    def count(self) -> Frame:
+        """Counts the rows of each group."""
+        return self.agg(Column("count(*)", "count"))
+
+
+def _make_row_reader(schema: pa.Schema) -> Callable[[tuple[Any, ...]], Row]:
+    converters = [_find_converter(type_) for type_ in schema.types]
+    make = Row(*schema.names)
+
+    def convert(values: tuple[Any, ...]) -> Row:
+        pairs = zip(converters, values, strict=True)
+        return make(*(value if how is None or value is None else how(value) for how, value in pairs))
+
+    return convert
+
+
+def _find_converter(type_: pa.DataType) -> Callable[[Any], Any] | None:
+    """Finds what makes of an Arrow value, as Python has it, what Spark returns; None where that is the same."""
+    if pa.types.is_timestamp(type_) and type_.tz is not None:
+        return _to_utc
+    if pa.types.is_map(type_):
+        inner = _find_converter(type_.item_type)
+        return (
+            dict if inner is None else lambda value: {key: None if each is None else inner(each) for key, each in value}
+        )
+    if pa.types.is_struct(type_):
+        convert = _make_row_reader(pa.schema(list(type_)))
+        return lambda value: convert(tuple(value.values()))
+    return None
+
+
+def _to_utc(time: dt.datetime) -> dt.datetime:
+    return time.astimezone(dt.timezone.utc)

@@ -1,0 +1,187 @@
+"""Reads Delta tables in folders of this machine without Spark: delta-rs reads the log, DuckDB the files.
+
+What it cannot read for sure raises one of READ_ERRORS, and whoever asked reads with Spark in its place: tables of a catalog or a
+bucket, deletion vectors, column mapping, a change feed with a gap.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote, urlsplit
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+from lookback.core.values.times import parse_time, to_utc
+from lookback.spark.queries.columns import NeedsSpark
+from lookback.spark.queries.frames import Session
+from lookback.spark.queries.functions import without_spark
+from lookback.spark.tables.lakehouse import Tables, commit_file, read_actions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+READ_ERRORS = (NeedsSpark, DeltaError, duckdb.Error, pa.ArrowException, OSError)
+_FEED, _TIME = "delta.enableChangeDataFeed", "inCommitTimestamp"
+_UTC = pa.timestamp("us", "UTC")
+_CHANGE = pa.schema([("_change_type", pa.string()), ("_commit_version", pa.int64()), ("_commit_timestamp", _UTC)])
+_HISTORY = pa.schema(
+    [
+        ("version", pa.int64()), ("timestamp", _UTC), ("operation", pa.string()),
+        ("operationMetrics", pa.map_(pa.string(), pa.string())), ("userMetadata", pa.string()),
+    ]
+)  # fmt: skip
+
+
+@contextmanager
+def open_folders(root: str) -> Iterator[Tables]:
+    """Opens the tables below a folder of this machine until the end of the block, in which queries run without Spark."""
+    session = Session()
+    try:
+        with without_spark():
+            yield FolderTables.local(cast("SparkSession", session), root)
+    finally:
+        # Its threads end here, not together with the interpreter.
+        session.close()
+
+
+class FolderTables(Tables):
+    """The tables below a folder, read without Spark. `spark` is a `Session` in its place; nothing is written."""
+
+    def exists(self, name: str) -> bool:
+        """Returns whether the table is there, as a Delta table."""
+        return DeltaTable.is_deltatable(str(self._require_folder(name)))
+
+    def history(self, name: str, limit: int | None = None) -> DataFrame:
+        """Reads the last commits of the table, newest first: version, timestamp, operation, operationMetrics, userMetadata."""
+        folder = self._require_folder(name)
+        last = DeltaTable(str(folder)).version()
+        first = 0 if limit is None else max(0, last - limit + 1)
+        commits = []
+        for version in range(last, first - 1, -1):
+            file = commit_file(folder, version)
+            if not file.exists():
+                break  # the log was cleaned
+            info: dict[str, Any] = next((each["commitInfo"] for each in read_actions(file, "commitInfo")), {})
+            at = to_utc(info[_TIME] * 1_000) if _TIME in info else _read_modification_time(file)
+            figures = info.get("operationMetrics")
+            texts = None if figures is None else [(name, str(value)) for name, value in figures.items()]
+            commits.append((version, at, info.get("operation"), texts, info.get("userMetadata")))
+        if not commits:
+            raise NeedsSpark(f"{folder} has no log of its last commit")
+        columns = zip(*commits, strict=True)
+        return self._make_frame(pa.table(list(map(pa.array, columns, _HISTORY.types)), schema=_HISTORY))
+
+    def _read_rows(self, name: str, version: int | None = None) -> DataFrame:
+        folder = self._require_folder(name)
+        return self._make_frame(_open_rows(folder, DeltaTable(str(folder), version=version)))
+
+    def _read_changed_rows(self, name: str, options: Mapping[str, str]) -> DataFrame:
+        folder, last = self._require_folder(name), int(options.get("endingVersion", self.version(name)))
+        if since := options.get("startingTimestamp"):
+            first = _find_commit_since(folder, last, parse_time(since))
+        else:
+            first = int(options["startingVersion"])
+        return self._make_frame(_open_changes(folder, first, last))
+
+    def _require_folder(self, name: str) -> Path:
+        folder = self.log_folder(name)
+        if folder is None:
+            raise NeedsSpark(f"table {name} is in no folder of this machine")
+        return folder
+
+    def _make_frame(self, data: Any) -> DataFrame:
+        return cast("DataFrame", cast("Session", self.spark).read(data))
+
+
+def _open_rows(folder: Path, table: DeltaTable) -> ds.FileSystemDataset:
+    """Opens the rows of a table. Raises DeltaError if it has a feature that delta-rs does not know, and NeedsSpark."""
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        raise NeedsSpark(f"{folder}: columns have other names in files")
+    # With a file system of Arrow's own, no thread of Arrow comes back to Python or Rust, not even when the interpreter ends.
+    return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(folder), LocalFileSystem()))
+
+
+def _open_changes(folder: Path, first: int, last: int) -> ds.Dataset:
+    """Opens the change feed of a table's folder, from the commit `first` to `last`, as Delta's protocol defines it."""
+    table = DeltaTable(str(folder))
+    rows = _open_rows(folder, table)
+    metadata = table.metadata()
+    if metadata.partition_columns:
+        raise NeedsSpark(f"{folder}: the change feed of a table with partitions")
+    fragments, settings = [], list[Mapping[str, str]]()
+    for version in range(first, last + 1):
+        actions = read_actions(commit_file(folder, version))
+        settings += [each["metaData"].get("configuration") or {} for each in actions if "metaData" in each]
+        at = to_utc(_read_time(actions, folder, version))
+        for path, change in _list_changed_files(actions):
+            known = {"_change_type": change, "_commit_version": version, "_commit_timestamp": pa.scalar(at, _UTC)}
+            parts = [ds.field(name) == value for name, value in known.items() if value is not None]
+            fragments.append(rows.format.make_fragment(path, rows.filesystem, _join(parts)))
+    # With no other settings among the commits, those of now held all the time.
+    if (settings and first > 0) or any(each.get(_FEED) != "true" for each in settings or [metadata.configuration]):
+        raise NeedsSpark(f"{folder}: the change feed was not on all the time")
+    return ds.FileSystemDataset(fragments, pa.schema([*rows.schema, *_CHANGE]), rows.format, rows.filesystem)
+
+
+def _list_changed_files(actions: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    """Yields the files with the changes of a commit, and the kind of change; None where the rows of the file say it."""
+    # Where a commit has files of changes, these have all of them.
+    if changed := [each["cdc"] for each in actions if "cdc" in each]:
+        yield from ((_read_path(each), None) for each in changed)
+        return
+    for action in actions:
+        for kind, change in (("add", "insert"), ("remove", "delete")):
+            if kind in action and action[kind].get("dataChange", True):
+                yield _read_path(action[kind]), change
+
+
+def _read_path(file: Mapping[str, Any]) -> str:
+    """Reads where a file is, below the folder of its table."""
+    path = str(file["path"])
+    if file.get("deletionVector") or urlsplit(path).scheme or path.startswith("/"):
+        raise NeedsSpark(f"{path} has a deletion vector, or belongs to another table")
+    return unquote(path)
+
+
+def _read_time(actions: Sequence[Mapping[str, Any]], folder: Path, version: int) -> int:
+    """Reads the time of a commit in microseconds. Raises NeedsSpark where the log does not have it."""
+    times = [each["commitInfo"].get(_TIME) for each in actions if "commitInfo" in each]
+    if not times or times[0] is None:
+        raise NeedsSpark(f"{folder}: commit {version} has no in-commit timestamp")
+    return int(times[0]) * 1_000
+
+
+def _find_commit_since(folder: Path, last: int, since: int) -> int:
+    """Finds the first commit made at a time in microseconds or later, among those that the log still has."""
+    commits = sorted(int(file.stem) for file in (folder / "_delta_log").glob("*.json") if file.stem.isdecimal())
+    low, high = 0, len(commits)
+    while low < high:
+        middle = (low + high) // 2
+        version = commits[middle]
+        if _read_time(read_actions(commit_file(folder, version), "commitInfo"), folder, version) < since:
+            low = middle + 1
+        else:
+            high = middle
+    if low == len(commits) or commits[low] > last:
+        raise NeedsSpark(f"{folder} has no commit since then")
+    return commits[low]
+
+
+def _read_modification_time(file: Path) -> dt.datetime:
+    return dt.datetime.fromtimestamp(file.stat().st_mtime, dt.timezone.utc)
+
+
+def _join(parts: Sequence[ds.Expression]) -> ds.Expression:
+    joined = parts[0]
+    for each in parts[1:]:
+        joined &= each
+    return joined

@@ -1,0 +1,214 @@
+"""Commands that only read say the same, to the byte, by Spark and without it, on the same tables."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from lookback.cli import main
+from lookback.commands import options
+from lookback.core.values.columns import to_text
+from lookback.spark.lists import add_values, remove_values
+from lookback.spark.review import record_review
+from lookback.spark.rules import RulesTable
+from lookback.spark.snoozes import snooze
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.folders import open_folders
+from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.tables.schemas import ALERTS
+from payins import MORE_RULES, RULES, STREAM, STREAMS, append, copy_of, make_events, publish
+from sample_alert import ALERT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+pytestmark = pytest.mark.spark
+NOW = dt.datetime.now(dt.timezone.utc).replace(microsecond=123_457)
+HOUR = dt.timedelta(hours=1)
+ODD = 'o\'dd "name" `x` % {0} \\ [bold]ü\x1b[1m'
+WATCHED = {
+    "rule_id": "watched", "stream": STREAM.name, "group_by": ["shop"], "window": "1 hour", "when": "n >= 2",
+    "measures": {"n": "count(*) filter (where in_list(customer, 'vips'))", "top": "max(amount)"}, "message": "{n} in {shop}, {top}",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def desk(created: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Two evaluations of rules of every kind; versions, lists, snoozes, reviews and rows that are odd."""
+    tables = copy_of(created, tmp_path_factory.mktemp("desk") / 'it\'s `100%` "ü"', STREAM.name)
+    write_conf(tables)
+    add_values(tables, "vips", ["1", "3", "ü"], reason=ODD, author="ann")
+    add_values(tables, "nets", ["10.0.0.0/8"], kind="cidr", until=NOW - HOUR, author="bob")
+    remove_values(tables, "vips", ["ü"])
+    more = [each for each in MORE_RULES if each["rule_id"] in ("minutes", "sessions", "revised", "silent")]
+    publish(tables, [*RULES, *more, WATCHED])
+    events = make_events(100, 3)
+    append(tables, events[:50])
+    Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True).run()
+    table = RulesTable(tables, STREAMS)
+    table.push({**RULES[0], "description": ODD}, comment=ODD)
+    table.push({**RULES[0], "when": "n >= 3"}, status="shadow")
+    place = tables.identifier("rules")
+    # By SQL: a document that is no rule, an UPDATE in place, and a draft without a version.
+    tables.spark.sql(f"INSERT INTO {place} (rule_id, version, status, document) VALUES ('broken', 1, 'active', '{{')")
+    tables.spark.sql(f"UPDATE {place} SET comment = 'changed' WHERE rule_id = 'all'")
+    tables.spark.sql(f"INSERT INTO {place} (rule_id, status, document) VALUES ('draft', 'draft', NULL)")
+    append(tables, events[50:])
+    tables.spark.sql(f"DELETE FROM {tables.identifier(STREAM.name)} WHERE id = 'e7'")
+    fresh = checkpoint_folder(tables, STREAM) + "-fresh"
+    Evaluation(tables, STREAM, STREAMS, fresh, once=True, fresh=True).run()
+    _write_odd_alerts(tables)
+    raised = [row["alert_id"] for row in tables.read("alerts").where("verdict = 'raised'").limit(2).collect()]
+    record_review(tables, raised[0], "confirmed", "kim", ODD)
+    snooze(tables, STREAMS, raised[1], until=NOW + 24 * HOUR, reason=ODD, author="kim")
+    snooze(
+        tables, STREAMS, "*", {"customer": "3"}, until=NOW + 48 * HOUR, since=NOW + HOUR, reason="later", author="kim"
+    )
+    return tables
+
+
+def _write_odd_alerts(tables: Tables) -> None:
+    def alert(name: str, **values: Any) -> dict[str, Any]:
+        return {**ALERT, "alert_id": name, "stream": STREAM.name, "decided_at": NOW, **values}
+
+    keys: list[Any] = [None, {}, {"b": None, ODD: ODD}, {"customer": "3"}]
+    rows = [alert(f"key-{at}", key=key, measures=key, rule_id=ODD) for at, key in enumerate(keys)]
+    rows += [
+        alert("twice"),
+        alert("twice", revision=1, message=None),
+        alert("gone"),
+        alert("gone", revision=1, verdict="retracted"),
+    ]
+    rows += [
+        alert("shadow", mode="shadow"),
+        alert("old", decided_at=NOW - 100 * 24 * HOUR),
+        alert("times", event_time=NOW),
+    ]
+    rows += [alert("null", event_id=None, window_complete=None, evidence=None, message=None, severity="critical")]
+    tables.append(tables.spark.createDataFrame(rows, ALERTS).coalesce(2), "alerts")
+
+
+def write_conf(tables: Tables) -> None:
+    file = Path(str(tables.root), "conf/streams/payins.yml")
+    file.parent.mkdir(parents=True)
+    file.write_text(yaml.safe_dump(STREAM.to_dict()), encoding="utf-8")
+
+
+def say(tables: Tables, words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main(["--root", str(tables.root), "--conf", f"{tables.root}/conf", *words])
+    return code, *capsys.readouterr()
+
+
+COMMANDS = [
+    ["alerts"], ["alerts", "--rule", "by-customer"], ["alerts", "--queue"], ["alerts", "--queue", "--rule", ODD],
+    ["alerts", "--queue", "--stream", "payins", "--days", "3000"], ["snoozes", "--all"], ["rules", "list"],
+    ["rules", "show", "by-customer"], ["rules", "diff", "by-customer", "1", "2"], ["lists", "show"], ["lists", "show", "vips"],
+    ["lists", "show", "nope"], ["explain", "nope"], ["explain", "--rule", "nope", "--event", "e1"], ["status"],
+]  # fmt: skip
+# The rest of what commands print is made from the same rows.
+IN_WORDS = [["alerts", "--queue"], ["rules", "list"], ["status"]]
+EXPLAINED = ("by-customer", "pair", "sessions", "watched")
+
+
+def test_commands_say_the_same_without_a_jvm(
+    desk: Tables, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = {row["rule_id"]: row["alert_id"] for row in desk.read("alerts").where("verdict = 'raised'").collect()}
+    explaining = [["explain", last[rule_id]] for rule_id in EXPLAINED]
+    explaining += [["explain", "--rule", rule_id, "--event", "e60"] for rule_id in ("all", "minutes")]
+    differing = []
+    for words in [*IN_WORDS, *([*words, "--json"] for words in [*COMMANDS, *explaining])]:
+        with monkeypatch.context() as patch:
+            patch.setattr(options, "open_tables", _refuse)
+            without = say(desk, words, capsys)
+        with monkeypatch.context() as patch:
+            patch.setattr(options, "_READER", ("there_is_no_such_package",))
+            by_spark = say(desk, words, capsys)
+        if settle(without) != settle(by_spark):
+            differing.append((words, without, by_spark))
+    assert not differing, "\n".join(f"{words}:\n{without}\n{by_spark}" for words, without, by_spark in differing)
+
+
+def _refuse(*_: object) -> Tables:
+    raise AssertionError("Spark was asked")
+
+
+def settle(said: tuple[int, str, str]) -> tuple[object, ...]:
+    """What a command said, without the time for which a commit has waited, and what Spark's workers write beside it."""
+    code, out, err = said
+    lines = [json.loads(line) if line.startswith("{") else line for line in out.splitlines()]
+    for line in lines:
+        if isinstance(line, dict):
+            line.pop("lag_seconds", None)
+    return code, lines, [line for line in err.splitlines() if line.startswith(("lookback", "The queue", "1 snooze"))]
+
+
+def test_change_feed_and_history_are_read_as_spark_reads_them(desk: Tables) -> None:
+    def listed(rows: DataFrame) -> list[str]:
+        return sorted(str([plain(row[name]) for name in sorted(rows.columns)]) for row in rows.collect())
+
+    def plain(value: object) -> str | None:
+        # A map of Spark's has no order.
+        return str(sorted(value.items())) if isinstance(value, dict) else to_text(value)
+
+    def read(tables: Tables, name: str) -> list[object]:
+        last = tables.version(name)
+        since = {
+            "startingTimestamp": times[name][2].astimezone(dt.timezone.utc).replace(tzinfo=None).isoformat(sep=" ")
+        }
+        feeds = [tables.read_changes(name, *bounds) for bounds in ((0,), (1, 2), (last,), (last + 1,))]
+        commits = tables.history(name, 3).select(
+            "version", "timestamp", "operation", "operationMetrics", "userMetadata"
+        )
+        return [last, *map(listed, [*feeds, tables.changes(name, since), commits, tables.read(name, 1)])]
+
+    names = ("rules", "payins", "lists", "alerts")
+    times = {name: [row["timestamp"] for row in desk.history(name).orderBy("version").collect()] for name in names}
+    by_spark = {name: read(desk, name) for name in names}
+    with open_folders(str(desk.root)) as folders:
+        for name in names:
+            assert read(folders, name) == by_spark[name], name
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "feature"),
+    [
+        ("alerts", ["alerts", "--json"], "'delta.enableDeletionVectors' = 'true'"),
+        ("rules", ["rules", "list", "--json"], "'delta.columnMapping.mode' = 'name'"),
+        ("lists", ["lists", "show", "--json"], "'delta.checkpointPolicy' = 'v2'"),
+    ],
+)
+def test_spark_answers_where_a_table_has_what_only_spark_reads(
+    ready: Tables, name: str, words: list[str], feature: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    write_conf(ready)
+    publish(ready, RULES[:1])
+    add_values(ready, "vips", ["1"], author="ann")
+    _write_odd_alerts(ready)
+    asked, open_tables = [], options.open_tables
+
+    def ask(*arguments: Any) -> Tables:
+        asked.append(arguments)
+        return open_tables(*arguments)
+
+    monkeypatch.setattr(options, "open_tables", ask)
+    before = say(ready, words, capsys)
+    assert not asked
+    ready.spark.sql(f"ALTER TABLE {ready.identifier(name)} SET TBLPROPERTIES ({feature})")
+    if name == "alerts":
+        ready.spark.sql(f"DELETE FROM {ready.identifier(name)} WHERE alert_id = 'old'")
+        before = before[0], "".join(line for line in before[1].splitlines(True) if '"alert_id": "old"' not in line), ""
+    assert say(ready, words, capsys) == before
+    assert asked
+
+
+def test_a_command_that_writes_says_what_it_waits_for(desk: Tables, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = say(desk, ["review", "times", "--disposition", "benign"], capsys)
+    assert (code, err) == (0, "reading alert times, and recording the decision ...\n")
+    assert "recorded as benign" in out
