@@ -67,7 +67,7 @@ def test_how_far_a_warm_up_is_is_told_by_the_files(place: Place) -> None:
     assert list_warming(place.checkpoint) == []
     waiting, histories = place.checkpoint / "warming.json", place.checkpoint / "lookback-histories"
     waiting.write_text(json.dumps([Waiting("wide-1", 3, 7)]))
-    assert list_warming(place.checkpoint) == [["wide-1", 3, 7, 0, None]]
+    assert list_warming(place.checkpoint) == [list(Waiting("wide-1", 3, 7))]
     assert place.describe_warm_up() == "begun"
     histories.mkdir()
     # A file for another version does not count; a draft for this one does.

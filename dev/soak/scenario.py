@@ -167,11 +167,13 @@ def make_next_version(document: dict[str, Any], chance: random.Random) -> dict[s
 def make_wide_rule(chance: random.Random) -> dict[str, Any]:
     """Makes a version of one of three rules whose windows reach back far, often further than what is kept, or by new keys."""
     length = f"{chance.randint(10, 120)} minutes"
-    window = chance.choice([length, {"tumbling": length}, {"sliding": length, "slide": "5 minutes"}])
-    return make_rule(
-        f"wide-{chance.randint(1, 3)}",
-        group_by=chance.choice(_WIDE_GROUPINGS),
-        window=window,
-        message="",
-        suppress="1 minute",
-    )
+    common = {"group_by": chance.choice(_WIDE_GROUPINGS), "message": "", "suppress": "1 minute"}
+    rule_id, session = f"wide-{chance.randint(1, 3)}", {"session": f"{chance.randint(5, 60)} seconds"}
+    window = chance.choice([length, {"tumbling": length}, {"sliding": length, "slide": "5 minutes"}, session, None])
+    if window is None:
+        last, expiry = (
+            chance.choice([{"name": "next", "where": "amount > 20"}, _NONE]),
+            chance.choice(["sliding", "fixed"]),
+        )
+        return make_sequence_rule(rule_id, [_LARGE, last], expiry=expiry, **common)
+    return make_rule(rule_id, window=window, **common)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dev.soak.scenario import STREAM, is_usable
-from lookback.core.rules.rulebook import ACTIONS, LIST_CHANGED, LISTS, WARM, WITH_HISTORY, WITHOUT_HISTORY
+from lookback.core.rules.rulebook import ACTIONS, LIST_CHANGED, LISTS
+from lookback.core.rules.versions import WARM, WITH_HISTORY, WITHOUT_HISTORY
 from lookback.spark.replay.proof import prove
 from lookback.spark.stream.checkpoint import checkpoint_folder
 

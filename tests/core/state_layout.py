@@ -39,6 +39,7 @@ def state_pages(state: ShardState) -> set[str]:
     """The names of the pages that a saved state has."""
     names = {MANIFEST, "rules"} | {stored.run_id for stored in state.list_runs()}
     names = names.union(*(table_pages(table) for table in state.tables.values()))
+    names = names.union(*(state.deferred.list_pages(name) for name in state.deferred.records))
     return names | {f"{name}/{at}" for name, count in state._pieces.items() for at in range(count)}
 
 

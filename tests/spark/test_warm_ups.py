@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from lookback.core.rules.coverage import Coverage
-from lookback.core.rules.rulebook import Piece
+from lookback.core.rules.versions import Piece
 from lookback.spark.stream import warmups
 from lookback.spark.stream.checkpoint import Checkpoint, Plan
 from lookback.spark.stream.histories import Histories, Waiting, merge_waiting, name_part
@@ -165,5 +165,16 @@ def test_a_row_that_cannot_be_written_is_written_later(checkpoint: Checkpoint) -
 
 def test_shards_that_differ_are_waited_for() -> None:
     """A piece is there when the last shard has it."""
-    reports = [{"warming": [["long", 2, 6, 1, 100]]}, {"warming": [["long", 2, 6, 0, 100]]}, {}]
-    assert merge_waiting(reports) == (WAITING,)
+    reports = [{"warming": [["long", 2, 6, 1, 100, 3]]}, {"warming": [["long", 2, 6, 0, 100, 0]]}, {}]
+    assert merge_waiting(reports) == (WAITING._replace(pieces=3),)
+
+
+def test_a_version_that_goes_on_with_loaded_pieces_has_its_keys_divided_alike(checkpoint: Checkpoint) -> None:
+    """11.1: a later version keeps C where the features are equal, and the pieces that are loaded."""
+    rules, historian = Rules(), Historian()
+    warm_ups = start(checkpoint, rules, historian)
+    warm_ups.note(report(1, WAITING._replace(loaded=1, pieces=2)))
+    follow(warm_ups)
+    (request,) = historian.requests
+    assert request.pieces == 2
+    assert [(piece.piece, piece.pieces) for piece in rules.pieces] == [(2, 2)]

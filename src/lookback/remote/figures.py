@@ -24,7 +24,8 @@ from lookback.core.operations.backlog import Commit, measure_backlog
 from lookback.core.operations.health import RECENT, Figures, Sample
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import find_roles
-from lookback.core.rules.rulebook import ACTIONS, EVALUATED
+from lookback.core.rules.rulebook import ACTIONS
+from lookback.core.rules.versions import EVALUATED
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.texts import collapse_spaces
 from lookback.core.values.times import parse_time, to_utc

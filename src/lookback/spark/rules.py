@@ -21,18 +21,8 @@ from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
 from lookback.core.rules.roles import REJECTED, SHADOW, WARMING, find_roles, write_quarantined
-from lookback.core.rules.rulebook import (
-    ACTIONS,
-    COMMANDS,
-    LISTS,
-    MAX_VERSION,
-    WARM,
-    WITH_STATE,
-    Entry,
-    Piece,
-    RuleBook,
-    RuleChange,
-)
+from lookback.core.rules.rulebook import ACTIONS, COMMANDS, LISTS, MAX_VERSION, RuleBook, RuleChange
+from lookback.core.rules.versions import WARM, WITH_STATE, Entry, Piece
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.durations import MICROSECONDS
@@ -51,8 +41,9 @@ if TYPE_CHECKING:
 
 _DAY_US = MICROSECONDS["day"]
 _MAX_ATTEMPTS = 20
-# How long a warm-up takes, roughly: making a history of two sums took 10 microseconds of processor time an event.
-_LEAST_SECONDS, _EVENTS_PER_SECOND = 5, 150_000
+# How long a warm-up takes, roughly: making a history of two sums took 10 microseconds of processor time an event, one of
+# sessions, or of matches with fixed expiry, another 8 to 14.
+_LEAST_SECONDS, _EVENTS_PER_SECOND, _ORDERED_PER_SECOND = 5, 150_000, 80_000
 _MAX_PAUSE_SECONDS = 3.0
 _CONFLICT = "the rule has a version that was not there a moment ago"
 
@@ -295,17 +286,18 @@ class RulesTable:
 
     def describe_history(self, document: Mapping[str, Any] | Rule) -> str:
         """Says how the windows of a rule are filled whose rows no rule keeps: from the table, how long that takes, or not at all."""
-        from lookback.core.engine.warming import find_reason_cold
+        from lookback.core.engine.warming import find_reach, find_reason_cold
 
         compiled = self.check(document)
         if (reason := find_reason_cold(compiled)) is not None:
             return f"{reason}, so window_complete is false until the longest window has filled"
         tables, time_ = self.tables.holding(*self.streams.values()), self.streams[compiled.spec.stream].event_time
-        rows, reach = tables.read(compiled.spec.stream), max(compiled.needs.values())
-        ((newest,),) = rows.agg(F.max(F.unix_micros(time_))).collect()
-        rows = rows.where(F.unix_micros(time_) >= newest - reach)
+        rows, reach = tables.read(compiled.spec.stream), find_reach(compiled)
+        if reach is not None:
+            ((newest,),) = rows.agg(F.max(F.unix_micros(time_))).collect()
+            rows = rows.where(F.unix_micros(time_) >= newest - reach)
         ((count, first),) = rows.agg(F.count("*"), F.min(F.unix_micros(time_))).collect()
-        seconds = round(_LEAST_SECONDS + count / _EVENTS_PER_SECOND)
+        seconds = round(_LEAST_SECONDS + count / (_EVENTS_PER_SECOND if reach is not None else _ORDERED_PER_SECOND))
         return (
             f"the running stream reads the {count:,} events since {to_text(to_utc(first))} from the table, in some {seconds:,} s, "
             "and until then the version before it stays in force"

@@ -17,13 +17,14 @@ import pandas as pd
 from lookback.config import load_stream
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import Warmed, open_warmed
-from lookback.core.engine.warming import find_reason_cold
+from lookback.core.engine.warming import History, find_reason_cold
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import STATUSES, Rule
 from lookback.core.rules.quarantine import describe_failure
-from lookback.core.rules.rulebook import LISTS, WARM, LogRow, Piece, RuleBook, RuleChange
+from lookback.core.rules.rulebook import LISTS, LogRow, RuleBook, RuleChange
+from lookback.core.rules.versions import WARM, Piece, Warming
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, LateEvent
 from lookback.core.streams.arrival import find_marks, late_sort_key, split_future
@@ -60,7 +61,8 @@ class Harness:
     """One shard in memory: rules and events in, alerts out, at once.
 
     stream: a Stream, its document, or the path of its YAML. watermark `automatic`: after each commit it moves to the
-    highest event time less max_out_of_orderness; `manual`: time moves only by `watermark(t)`.
+    highest event time less max_out_of_orderness; `manual`: time moves only by `watermark(t)`. warm_start: whether versions
+    come into force with the history of their windows, as in a stream that reads it at once; the harness then keeps all events.
     Times go in as aware datetimes, ISO 8601 texts or integer microseconds; naive ones are UTC.
     Raises StreamError for a wrong stream, ValueError for another watermark.
 
@@ -74,7 +76,9 @@ class Harness:
     [('2', {'card': 'x'}, {'n': 2})]
     """
 
-    def __init__(self, stream: Stream | Mapping[str, Any] | str | Path, watermark: str = "automatic") -> None:
+    def __init__(
+        self, stream: Stream | Mapping[str, Any] | str | Path, watermark: str = "automatic", *, warm_start: bool = False
+    ) -> None:
         if watermark not in ("automatic", "manual"):
             raise ValueError(f"watermark is 'automatic' or 'manual', got {watermark!r}")
         self.stream = load_any_stream(stream)
@@ -82,7 +86,13 @@ class Harness:
         self.late_events: Rows[LateEvent] = Rows()
         self.errors: Rows[LogRow] = Rows()
         self._known = KnownLists({})
-        self._evaluator = Evaluator(self.stream, automatic=watermark == "automatic", lists=self._known)
+        # All that was judged, for the history of later versions: batches, and times to which the watermark was moved.
+        self._judged: list[Batch | int] | None = [] if warm_start else None
+        self._history = b""
+        self._evaluator = Evaluator(
+            self.stream, automatic=watermark == "automatic", lists=self._known, warms=warm_start,
+            read_parcel=lambda _name, _part: self._history,
+        )  # fmt: skip
         self._state = ShardState(RuleBook(self.stream, {self.stream.name: self.stream}))
         self._changes = 0
 
@@ -124,6 +134,27 @@ class Harness:
         if refused := self.errors[before:]:
             del self.errors[before:]
             raise RuleError(rule_id, [Problem("", row.message) for row in refused], number)
+        for warming in self._state.book.list_known_warming():
+            self._warm(warming)
+
+    def _warm(self, warming: Warming) -> None:
+        """Brings a version that is warming into force, with the history of all that was judged."""
+        entry, state = warming.entry, ShardState(RuleBook(self.stream, {self.stream.name: self.stream}))
+        evaluator = replace(self._evaluator, warms=False)
+        silent = RuleChange("insert", 0, entry.rule_id, 1, "paused", entry.document)
+        evaluator.process(state, Batch(empty_events(self.stream, ()), changes=[silent]))
+        for judged in self._judged or ():
+            if isinstance(judged, int):
+                evaluator.advance(state, judged)
+            else:
+                evaluator.process(state, judged)
+            state.drop_old()
+        self._history = History.of(state, compile_rule(json.loads(entry.document), self.stream)).encode()
+        piece = Piece(entry.rule_id, entry.version, warming.begun or 0, 1, 1)
+        self._changes += 1
+        change = RuleChange("insert", self._changes, "*", None, WARM, piece.to_document(self.stream.name))
+        self._add_output(self._evaluator.process(self._state, Batch(empty_events(self.stream, ()), changes=[change])))
+        self._history = b""
 
     def events(self, rows: object) -> None:
         """Judges events: a list of dicts, a pandas frame or an Arrow table.
@@ -154,6 +185,8 @@ class Harness:
             raise EventError(f"watermark: got {time!r:.100}: {error}") from None
         if microseconds is None:
             raise EventError("watermark: got no time; give an aware datetime, an ISO 8601 text or microseconds")
+        if self._judged is not None:
+            self._judged.append(microseconds)
         self._add_output(self._evaluator.advance(self._state, microseconds))
 
     def clear_state(self) -> None:
@@ -175,6 +208,9 @@ class Harness:
         return 1 if last is None else last + 1
 
     def _process(self, batch: Batch) -> None:
+        commands = [change for change in batch.changes if change.rule_id == "*"]
+        if self._judged is not None and (batch.marks or commands):
+            self._judged.append(replace(batch, changes=commands))
         self._add_output(self._evaluator.process(self._state, batch))
 
     def _add_output(self, output: Output) -> None:
@@ -194,7 +230,6 @@ def replay(
 ) -> Result:
     """Judges events in order of arrival, as the stream would have.
 
-    rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
     rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
     arrival, the last commit judged before it (None: before the first). A third part gives the row a warm start: its version
     gathers rows from the first commit on, is warming from `arrival` on, and comes into force after that commit. events: as
@@ -315,7 +350,10 @@ def _read_warmed(active_from: Any, arrival: int | None, change: RuleChange, at: 
     """Reads the warm start of a row. Raises RuleError."""
     name, place = change.rule_id or "?", f"rules[{at}]"
     if not _is_whole(active_from) or (arrival is not None and active_from < arrival):
-        message = f"must be the last commit judged before the version speaks, not before its arrival, got {active_from!r:.100}"
+        message = (
+            "must be the last commit judged before the version comes into force, not before its arrival, got "
+            f"{active_from!r:.100}"
+        )
         raise RuleError(name, [Problem(f"{place}.active_from", message)])
     if change.version is None or change.document is None or change.rule_id is None or change.status is None:
         raise RuleError(name, [Problem(place, "a row with a warm start has rule_id, version, status and document")])

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from growth import grows_in_proportion
+from lookback.core.engine.deferral import find_pieces
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.warming import History, find_reason_cold
+from lookback.core.judging.measuring import group_keys
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.rulebook import WARM, Piece, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.versions import WARM, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
@@ -33,6 +39,17 @@ LONGER = {**SHORT, "window": "90 minutes"}
 # The same windows as LONG, with another condition.
 STRICT = {**LONG, "when": "n >= 2"}
 TUMBLING = {**SHORT, "window": {"tumbling": "10 minutes"}}
+SESSION = {**SHORT, "window": {"session": "2 minutes"}}
+FIRST, THEN = {"name": "first", "where": "card = 'x'", "at_least": 2}, {"name": "then", "where": "card = 'y'"}
+SEQUENCE = {"rule_id": "r", "stream": "uses", "sequence": {"within": "5 minutes", "steps": [FIRST, THEN]}}
+FIXED = {**SEQUENCE, "sequence": {**SEQUENCE["sequence"], "expiry": "fixed"}}  # type: ignore[dict-item]
+ABSENT = {
+    **SEQUENCE,
+    "sequence": {
+        "within": "5 minutes",
+        "steps": [FIRST, {"name": "quiet", "absent": "card = 'y'", "within": "4 minutes"}],
+    },
+}
 
 
 class Stage:
@@ -53,7 +70,10 @@ class Stage:
         number = len(self.rows) + 1
         self.rows.append({"id": f"e{number}", "at": number * _MINUTE, "card": card, "arrival": number})
         events, _ = read_events(self.rows[-1:], STREAM, 1)
-        self._take(self.evaluator.process(self.state, Batch(events, marks=find_marks(events, events.commits))))
+        self.process(Batch(events, marks=find_marks(events, events.commits)))
+
+    def process(self, batch: Batch) -> None:
+        self._take(self.evaluator.process(self.state, batch))
 
     def delete(self, *numbers: int) -> None:
         """Deletes events in a commit of its own."""
@@ -79,13 +99,14 @@ class Stage:
         change = RuleChange("insert", self._changes, "*", None, WARM, document)
         self._take(self.evaluator.process(self.state, Batch(empty_events(STREAM, ()), changes=[change])))
 
-    def gather(self, document: dict[str, Any], through: int, *gone: int) -> None:
-        """Makes the history of a rule, without the events that were deleted."""
+    def gather(self, document: dict[str, Any], through: int, *gone: int, part: int = 0, parts: int = 1) -> None:
+        """Makes the history of a rule, or a part of it, without the events that were deleted."""
         state = ShardState(RuleBook(STREAM, {STREAM.name: STREAM}))
         listed = [row for row in self.rows if row["arrival"] <= through and row["id"] and row["arrival"] not in gone]
         events, _ = read_events(listed, STREAM, 1)
         change = RuleChange("insert", 0, document["rule_id"], 1, "paused", json.dumps(document))
-        Evaluator(STREAM).process(state, Batch(events, marks=find_marks(events, events.commits), changes=[change]))
+        batch = Batch(events, marks=find_marks(events, events.commits), changes=[change])
+        Evaluator(STREAM, part, parts).process(state, batch)
         self.parts["p"] = History.of(state, compile_rule(document, STREAM)).encode()
 
     def _take(self, output: Output) -> None:
@@ -93,7 +114,12 @@ class Stage:
         assert not output.failures
         self.log += [(row.version, row.action, row.arrival) for row in output.log]
         self.alerts += [
-            (alert.rule_version, alert.arrival, to_text(alert.measures["n"]), alert.window_complete)
+            (
+                alert.rule_version,
+                alert.arrival,
+                to_text(alert.measures.get("n")) or ",".join(alert.evidence),
+                alert.window_complete,
+            )
             for alert in output.alerts
         ]
 
@@ -248,18 +274,12 @@ def test_pieces_are_taken_once_in_their_order_and_for_this_evaluation_alone() ->
     assert stage.alerts_of(1) == [(3, "3", True)]
 
 
-@pytest.mark.parametrize(
-    ("document", "reason"),
-    [
-        ({**LONG, "warm_start": False}, "warm_start: false"),
-        ({**SHORT, "window": {"session": "5 minutes"}}, "session"),
-    ],
-)
-def test_rules_without_a_history_start_cold_and_say_why(document: dict[str, Any], reason: str) -> None:
+def test_a_rule_that_wants_no_history_starts_cold_and_says_why() -> None:
+    document = {**LONG, "warm_start": False}
     stage = Stage("x", "x")
     stage.change(document, 1)
     assert stage.log == [(1, "activated", 2)]
-    assert reason in str(find_reason_cold(compile_rule(document, STREAM)))
+    assert "warm_start: false" in str(find_reason_cold(compile_rule(document, STREAM)))
 
 
 def test_a_version_whose_windows_are_held_is_in_force_at_once() -> None:
@@ -286,3 +306,235 @@ def test_a_shadow_that_came_later_stays_beside_a_version_that_has_been_warmed() 
     loaded = RuleBook(STREAM, {STREAM.name: STREAM})
     loaded.load(book.to_json())
     assert (loaded.entries, loaded.challengers, loaded.warming) == (book.entries, book.challengers, book.warming)
+
+
+# Sessions and sequences: what arrives while they are warming is judged once the history of its key is there.
+
+
+def warm(stage: Stage, document: dict[str, Any], meanwhile: str, after: str) -> None:
+    """C is the last commit so far; A comes after the events of `meanwhile`, and those of `after` follow."""
+    through = len(stage.rows)
+    stage.change(document, 1)
+    for card in meanwhile:
+        stage.event(card)
+    assert stage.state.deferred.events <= len(meanwhile)
+    stage.gather(document, through)
+    stage.piece(1, through)
+    assert not stage.state.deferred.records
+    for card in after:
+        stage.event(card)
+    active = through + len(meanwhile)
+    assert stage.log[-2:] == [(1, "warming", through), (1, "activated", active)]
+    assert all(arrival > active for _, arrival, *_ in stage.alerts)
+
+
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "after", "alerts"),
+    [
+        # The first step began before C: e2 and e3, or e4, which came in between.
+        ("zxx", "", "y", [(4, "e2,e3,e4", True)]),
+        ("zxx", "zz", "y", [(6, "e2,e3,e6", True)]),
+        ("zxx", "xz", "y", [(6, "e2,e3,e4,e6", True)]),
+        # [0:01, 0:06] of e6 has e1, both ends included; [0:02, 0:07] of e7 has not.
+        ("xxz", "zz", "y", [(6, "e1,e2,e6", True)]),
+        ("xxz", "zzz", "y", []),
+        # What is completed before A raises nothing, and the match goes on.
+        ("zxx", "yz", "zy", [(7, "e2,e3,e4,e7", True)]),
+    ],
+)
+def test_a_sequence_goes_on_over_the_seam(before: str, meanwhile: str, after: str, alerts: list[Any]) -> None:
+    """11.2: an event a minute, e1 at 0:01; the match reaches back 5 minutes, over C and A."""
+    stage = Stage(*before)
+    warm(stage, SEQUENCE, meanwhile, after)
+    assert stage.alerts_of(1) == alerts
+
+
+def test_a_match_with_fixed_expiry_begins_where_the_one_before_has_ended() -> None:
+    """It takes [0:01, 0:06], the next one begins with e7: however long ago that was decided, e8 is in it at 0:08."""
+    stage = Stage(*"xzzxz")
+    warm(stage, FIXED, "zx", "xy")
+    assert stage.alerts_of(1) == [(9, "e7,e8,e9", True)]
+
+
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "after", "alerts"),
+    [
+        # The wait of e2 lasts up to 0:06, and e7 moves the watermark beyond it.
+        ("xxz", "zz", "zz", [(7, "e1,e2", True)]),
+        # It is over before A: no alert was written then, and none is later.
+        ("xxz", "zzzz", "zz", []),
+        # y ended it: before C, before A, after A.
+        ("xxy", "zz", "zz", []),
+        ("xxz", "yz", "zz", []),
+        ("xxz", "zz", "yz", []),
+        # It began after C, with a first step of before.
+        ("zzx", "xz", "zzzz", [(9, "e3,e4", True)]),
+    ],
+)
+def test_a_wait_for_an_absence_goes_on_over_the_seam(
+    before: str, meanwhile: str, after: str, alerts: list[Any]
+) -> None:
+    stage = Stage(*before)
+    warm(stage, ABSENT, meanwhile, after)
+    assert stage.alerts_of(1) == alerts
+
+
+def test_a_wait_that_began_below_the_floor_of_a_names_what_counted_when_it_began() -> None:
+    """It begins with e4 and e3 of before C; at A, at 0:12, rows below 0:07 are in no match that an event could complete."""
+    steps = [FIRST, {"name": "quiet", "absent": "card = 'y'", "within": "20 minutes"}]
+    document = {**ABSENT, "allowed_lateness": "0 seconds", "sequence": {"within": "5 minutes", "steps": steps}}
+    stage = Stage(*"zzx")
+    warm(stage, document, "x" + "z" * 8, "z" * 13)
+    assert stage.alerts_of(1) == [(25, "e3,e4", True)]
+
+
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "after", "alerts"),
+    [
+        # e1, e2, e3, e4 of x: gaps of 1 minute. It ends at 0:06:00.000001, which e7 passes.
+        ("xx", "xx", "zzz", [(7, "4", True)]),
+        # The gap of 2 minutes belongs to it, that of 3 does not.
+        ("xz", "xz", "xzzz", [(8, "3", True)]),
+        ("xz", "zx", "zzz", [(7, "1", True)]),
+        # It ended before A.
+        ("xx", "zzz", "zz", []),
+    ],
+)
+def test_a_session_goes_on_over_the_seam(before: str, meanwhile: str, after: str, alerts: list[Any]) -> None:
+    stage = Stage(*before)
+    warm(stage, {**SESSION, "where": "card = 'x'"}, meanwhile, after)
+    assert stage.alerts_of(1) == alerts
+
+
+def test_keys_are_judged_as_soon_as_their_piece_is_there() -> None:
+    """11.1, the second drawing of how-time-works.md: one key comes with the first of two pieces, one with the second."""
+    first, second = (next(card for card in "abcdefgh" if _piece_of(card) == number) for number in (1, 2))
+    stage = Stage(first, second, first, second)
+    stage.change(SESSION, 1)
+    stage.event(first)
+    stage.event(second)
+    assert stage.state.deferred.events == 2
+    for number in (1, 2):
+        stage.gather(SESSION, 4, part=number - 1, parts=2)
+        stage.piece(1, 4, number, 2)
+        # Of the key that has its history nothing is deferred any more.
+        stage.event(first)
+        assert stage.state.deferred.events == (2 if number == 1 else 0)
+    for _ in range(4):
+        stage.event("z")
+    assert sorted(alert[1:] for alert in stage.alerts_of(1)) == [("3", True), ("5", True)]
+
+
+def _piece_of(card: str) -> int:
+    events, _ = read_events([{"id": "e", "at": 0, "card": card, "arrival": 1}], STREAM, 1)
+    return int(find_pieces(group_keys(("card",), events), 1, 2)[0])
+
+
+def test_a_session_with_another_measure_waits_for_its_values() -> None:
+    """11.1: its rows are there, and do not have the values of the new measure."""
+    stage = Stage()
+    stage.change({**SESSION, "where": "card = 'x'"}, 1)
+    stage.event("x")
+    changed = {**SESSION, "where": "card = 'x'", "measures": {"n": "count(*)", "last": "max(id)"}}
+    stage.change({**SESSION, "where": "card = 'x'", "when": "n >= 2"}, 2)
+    stage.change(changed, 3)
+    stage.event("x")
+    stage.gather(changed, 1)
+    stage.piece(3, 1)
+    for card in "zzz":
+        stage.event(card)
+    assert stage.log == [(1, "activated", None), (2, "activated", 1), (3, "warming", 1), (3, "activated", 2)]
+    assert stage.alerts == [(3, 5, "2", True)]
+
+
+@pytest.mark.parametrize("document", [SEQUENCE, {**SHORT, "reset_on_alert": True}, SESSION])
+def test_a_version_in_shadow_waits_for_the_state_that_it_has_to_itself(document: dict[str, Any]) -> None:
+    """11.1: the active one has its windows, and resets them; the one beside it has none of them yet."""
+    stage = Stage()
+    stage.change(document, 1)
+    stage.event("x")
+    stage.change({**document, "message": "again"}, 2, "shadow")
+    assert stage.log == [(1, "activated", None), (2, "warming", 1)]
+    stage.event("x")
+    stage.gather(document, 1)
+    stage.piece(2, 1)
+    # What took its place goes on with what that has.
+    stage.change({**document, "message": "once more"}, 3, "shadow")
+    assert stage.log[2:] == [(2, "shadowed", 2), (3, "shadowed", 2)]
+
+
+@pytest.mark.parametrize("end", ["retired", "delete", "cold"])
+def test_deferred_events_go_with_the_version(end: str) -> None:
+    stage = Stage(*"xx")
+    stage.change(SEQUENCE, 1)
+    stage.event("x")
+    assert stage.state.deferred.events == 1
+    if end == "retired":
+        stage.change(SEQUENCE, 2, "retired")
+    elif end == "delete":
+        # C moves, and what came before it is part of the history.
+        stage.delete(1)
+        assert stage.log[-1] == (1, "warming", 4)
+    else:
+        stage.piece(1, 2, 0, 0)
+    stage.event("z")
+    assert not stage.state.deferred.records
+    stage.event("y")
+    assert not stage.alerts
+
+
+def test_what_was_deferred_before_clear_state_counts_no_more() -> None:
+    """It forgets the history, and the events that were deferred; those that come after it count."""
+    stage = Stage(*"xx")
+    stage.change(SEQUENCE, 1)
+    stage.event("x")
+    stage.change(None, None, "clear_state")
+    stage.event("x")
+    stage.gather(SEQUENCE, 2)
+    stage.piece(1, 2)
+    stage.event("y")
+    assert not stage.alerts
+    stage.event("x")
+    stage.event("y")
+    assert [alert[1:3] for alert in stage.alerts] == [(7, "e4,e6,e7")]
+
+
+@pytest.mark.parametrize("document", [LONG, SEQUENCE])
+def test_a_declaration_that_names_the_features_anew_moves_the_seam(document: dict[str, Any]) -> None:
+    """What was kept by those of before is not theirs: the history ends with the last commit that was judged."""
+    stage = Stage(*"xx")
+    stage.change(document, 1)
+    stage.event("x")
+    declared = replace(STREAM, allowed_lateness=STREAM.allowed_lateness // 2)
+    stage.evaluator = replace(stage.evaluator, stream=declared)
+    stage.state.book.declare(declared)
+    stage.event("x")
+    assert stage.log == [(1, "warming", 2), (1, "warming", 3)]
+    assert set(stage.state.features) == set(stage.state.book.list_judged()[0][1].needs)
+
+
+@pytest.mark.parametrize("document", [SEQUENCE, ABSENT, {**SESSION, "where": "card <> 'y'"}])
+def test_deferred_events_take_a_time_in_proportion_to_their_number(document: dict[str, Any]) -> None:
+    document = {**document, "group_by": ["card"]}
+    listed = [
+        {"id": f"e{at}", "at": at * 40_000_000, "card": f"c{at % 50}", "arrival": 2 + at // 50} for at in range(40_000)
+    ]
+    whole, _ = read_events(listed, STREAM, 1)
+
+    def seconds_for(count: int) -> float:
+        stage = Stage("x")
+        stage.change(document, 1)
+        commits = 1 + count // 50
+        stage.gather(document, 1)
+        empty = History.empty(compile_rule(document, STREAM)).encode()
+        started = time.process_time()
+        for begin in range(2, commits, 10):
+            events = whole.take((whole.commits >= begin) & (whole.commits < min(begin + 10, commits)))
+            stage.process(Batch(events, marks=find_marks(events, events.commits)))
+        for number in (1, 2, 3):
+            stage.piece(1, 1, number, 3)
+            stage.parts["p"] = empty
+        assert stage.log[-1][1] == "activated"
+        return time.process_time() - started
+
+    assert grows_in_proportion(seconds_for, 4_000)

@@ -10,7 +10,8 @@ import pytest
 
 import lookback
 from lookback.core.rules.roles import find_roles, write_quarantined
-from lookback.core.rules.rulebook import Entry, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.versions import Entry
 from lookback.core.rules.wording import list_changes
 from lookback.core.streams.declaration import Stream
 

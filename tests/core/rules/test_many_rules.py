@@ -17,7 +17,8 @@ from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules import rulebook
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.rulebook import Entry, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.versions import Entry
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
@@ -121,6 +122,51 @@ def test_rules_that_were_retired_make_no_new_rule_slower() -> None:
         return apply
 
     assert grows_linearly(run, 500)
+
+
+def test_versions_that_are_warming_make_no_other_slower() -> None:
+    """11.1: several rules at once: thousands that are published together wait and come into force each in its turn."""
+    insert_all = functools.cache(insert)
+
+    def run(size: int) -> Callable[[], object]:
+        changes = insert_all(range(size))
+        # The limit is near enough for each rule to be counted.
+        stream = replace(TX, limits=Limits(rules=size))
+        book = RuleBook(stream, {"tx": stream})
+
+        def apply() -> None:
+            log, _ = book.apply(changes, 1, lambda _: True)
+            assert {row.action for row in log} == {"warming"}
+            assert len(book.list_judged()) == len({entry.lane for entry, _ in book.list_judged()}) == size
+            again = RuleBook(stream, {"tx": stream})
+            again.load(book.to_json())
+            for each in book.list_known_warming():
+                row, _ = book.finish_warming(each.key, 2)
+                assert row.action == "activated"
+            assert not book.warming
+            assert len(again.warming) == size
+
+        return apply
+
+    assert grows_linearly(run, 300)
+
+
+def test_lanes_of_versions_that_are_warming_are_taken_again() -> None:
+    book = RuleBook(TX, {"tx": TX})
+    book.apply(insert(range(4)), 1, lambda _: True)
+    assert [each.entry.lane for each in book.list_known_warming()] == [2, 3, 4, 5]
+    for name in ("r2", "r0"):
+        book.finish_warming((name, 1), 2)
+    again = RuleBook(TX, {"tx": TX})
+    again.load(book.to_json())
+    for one in (book, again):
+        log, _ = one.apply([replace(each, version=2) for each in insert(range(4, 7))], 2, lambda _: True)
+        assert {row.action for row in log} == {"warming"}
+        assert [each.entry.lane for each in one.list_known_warming()] == [3, 5, 2, 4, 6]
+        # A preview changes nothing.
+        kept = dict(one.warming)
+        one.preview(replace(insert(range(1, 2))[0], version=5, status="retired"))
+        assert dict(one.warming) == kept
 
 
 def test_the_limit_counts_rules_of_the_stream_in_force() -> None:

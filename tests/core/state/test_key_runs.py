@@ -109,6 +109,14 @@ def replace(
     return gone
 
 
+def moved(table: KeyedTable) -> KeyedTable:
+    """Another table with the same keys, which come as those of a piece of history do."""
+    other = KeyedTable("moved")
+    for rows in table.export_rows(lambda _: 1):
+        other.add_rows(Rows.decode(rows.encode(), "moved"))
+    return other
+
+
 def as_keys(listed: list[Key]) -> Keys:
     return Keys(*(np.array([key[half] for key in listed], dtype=np.int64) for half in (0, 1)))
 
@@ -165,6 +173,7 @@ def test_a_table_is_the_dict_that_it_stands_for(
                 listed = list(table.items())
                 assert {key: (wake, value) for key, wake, value in listed} == truth
                 assert len(listed) == len(truth)
+                assert {key: (wake, value) for key, wake, value in moved(table).items()} == truth
             elif step == "evict":
                 for item in list(cache._sizes):
                     cache.forget(item)

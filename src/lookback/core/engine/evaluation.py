@@ -17,6 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from lookback.core.engine.deferral import (
+    encode_events,
+    find_pieces,
+    list_no_events,
+    mark_loaded,
+    read_deferred,
+    select_events,
+)
 from lookback.core.engine.warming import History, ReadParcel, needs_history, open_features, take_over
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
@@ -30,18 +38,8 @@ from lookback.core.rules.compiled import WARMING_LANE, CompiledRule, Feature
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.roles import WARMING
-from lookback.core.rules.rulebook import (
-    WARM,
-    Command,
-    Entry,
-    LogRow,
-    Piece,
-    RuleChange,
-    Warming,
-    describe_start,
-    describe_warming,
-    order_changes,
-)
+from lookback.core.rules.rulebook import Command, LogRow, RuleChange, order_changes
+from lookback.core.rules.versions import WARM, Entry, Piece, Warming, describe_start, describe_warming
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
@@ -196,6 +194,8 @@ class Evaluator:
         if not _check_coverage(judged, batch, output):
             return output
         rules = _drop_stopped(state, judged)
+        if state.book.warming:
+            self._begin_anew(state, output, _list_lost(state))
         _open_features(state, rules)
         if not batch.marks:
             return output
@@ -209,7 +209,7 @@ class Evaluator:
             _keep_rows(segment, _drop_stopped(state, rules), output)
         _forget_unused(state, _drop_stopped(state, rules), watermark)
         if is_cut or batch.deleting:
-            self._begin_anew(state, output)
+            self._begin_anew(state, output, state.book.list_known_warming())
         return output
 
     def advance(self, state: ShardState, time: int) -> Output:
@@ -256,7 +256,7 @@ class Evaluator:
             timeline = Timeline(commits, watermarks, np.array([after]))
             events = empty_events(self.stream, {name for _, rule in rules for name in rule.fields})
             segment = self._segment(state, rules, events, timeline, output)
-            _judge_segment(segment, _drop_stopped(state, rules), output)
+            self._judge(segment, rules, output)
         self._pass_time(state, {})
 
     # Warm-ups ---------------------------------------------------------------------------------------------------------
@@ -265,6 +265,7 @@ class Evaluator:
         return self.warms and needs_history(state, rule, self._watermark(state))
 
     def _open_warming(self, warming: Warming, state: ShardState) -> None:
+        state.book.change_warming(replace(warming, watermark=self._watermark(state)))
         rule = state.book.compile_warming(warming)
         if rule is not None:
             open_features(state, rule)
@@ -277,7 +278,7 @@ class Evaluator:
         warming = state.book.warming.get((piece.rule_id, piece.version))
         if warming is None or not warming.is_known or warms is False:
             return
-        if warms is None and not (self._fits(piece, warming, state) and self._load(piece, warming, state)):
+        if warms is None and not (self._fits(piece, warming, state) and self._load(piece, warming, state, output)):
             return
         waiting = state.book.compile_warming(warming)
         row, entry = state.book.finish_warming(warming.key, state.last_commit, describe_start(piece))
@@ -295,7 +296,7 @@ class Evaluator:
         ends = piece.through == warming.begun or (state.last_commit == warming.begun <= piece.through)
         return ends and (piece.is_cold or piece.piece == warming.loaded + 1)
 
-    def _load(self, piece: Piece, warming: Warming, state: ShardState) -> bool:
+    def _load(self, piece: Piece, warming: Warming, state: ShardState, output: Output) -> bool:
         """Loads a piece. Returns whether it is the last one."""
         rule = state.book.compile_warming(warming)
         if rule is not None and not piece.is_cold and not warming.is_void:
@@ -303,18 +304,43 @@ class Evaluator:
             # Piece by piece, the keys of a shard are divided like those of many shards.
             content = self.read_parcel(piece.parcel, self.shard + self.shards * (piece.piece - 1))
             History.decode(content, piece.parcel).load(state, rule)
-        state.book.change_warming(replace(warming, loaded=piece.piece))
+        warming = replace(warming, loaded=piece.piece, pieces=piece.pieces)
+        state.book.change_warming(warming)
+        if rule is not None and not piece.is_cold and _has_deferred(state, warming.entry, rule):
+            rules = _drop_stopped(state, [(warming.silence(rule), rule)])
+            with _contain_failure(output, state, rules, state.last_commit or 0):
+                for entry, _ in rules:
+                    self._catch_up(state, entry, rule, piece)
         return piece.is_last
 
-    def _begin_anew(self, state: ShardState, output: Output) -> None:
-        """Lets the versions that are warming wait for a history that ends later, with what a delete has left.
+    def _catch_up(self, state: ShardState, entry: Entry, rule: CompiledRule, piece: Piece) -> None:
+        """Judges the deferred events of the keys that have got their history, up to the watermark of now."""
+        feature = state.features[rule.store]
+        # It rose while they waited; when they arrived, no row that they need was below it.
+        floor, feature.floor = feature.floor, None
+
+        def select(keys: Keys) -> Mask:
+            is_own: Mask = find_pieces(keys, self.shards, piece.pieces) == piece.piece
+            return is_own
+
+        pages, end = state.deferred.read(rule.store), NEVER
+        for events, timeline in read_deferred(pages, rule, self.stream, select, _MOST_EVENTS):
+            self._judge_in_silence(state, entry, rule, events, timeline)
+            end = timeline.end
+        watermark = self._watermark(state)
+        if state.last_commit is not None and watermark is not None:
+            now = Timeline(*(np.array([each]) for each in (state.last_commit, end, watermark)))
+            self._judge_in_silence(state, entry, rule, list_no_events(rule, self.stream), now)
+        feature.floor = floor
+
+    def _begin_anew(self, state: ShardState, output: Output, versions: Sequence[Warming]) -> None:
+        """Lets versions that are warming wait for a history that ends later, with what a delete has left.
 
         A commit that is cut between two batches is on both sides of its middle, and history has whole commits.
         """
-        for warming in state.book.list_known_warming():
+        for warming in versions:
             if not warming.is_replayed:
-                anew = replace(warming, begun=state.last_commit, loaded=0, is_void=False)
-                state.book.change_warming(anew)
+                anew = replace(warming, begun=state.last_commit, loaded=0, pieces=0, is_void=False)
                 self._open_warming(anew, state)
                 row = LogRow(self.stream.name, *warming.key, WARMING, describe_warming(anew.begun), state.last_commit)
                 output.log.append(row)
@@ -377,8 +403,39 @@ class Evaluator:
         state.segments += 1
         timeline = self._timeline(state, part.marks)
         segment = self._segment(state, _drop_stopped(state, rules), part.events, timeline, output)
-        _judge_segment(segment, _drop_stopped(state, rules), output)
+        self._judge(segment, rules, output)
         return segment
+
+    def _judge(self, segment: Segment, rules: _Rules, output: Output) -> None:
+        """Judges a segment by the rules that have not stopped; of some that are warming, events are deferred."""
+        state, commit = segment.state, int(segment.timeline.commits[0])
+        judged = list[tuple[Entry, CompiledRule]]()
+        for entry, rule in _drop_stopped(state, rules):
+            if _has_deferred(state, entry, rule):
+                undo = partial(segment.restore, segment.take_snapshot(entry.role))
+                with _contain_failure(output, state, [(entry, rule)], commit, undo):
+                    self._judge_or_defer(segment, entry, rule)
+            else:
+                judged.append((entry, rule))
+        _judge_segment(segment, judged, output)
+
+    def _judge_or_defer(self, segment: Segment, entry: Entry, rule: CompiledRule) -> None:
+        """Judges the events whose keys have their history, in silence, and defers the others."""
+        state, rule_run = segment.state, segment.start_run(entry, rule)
+        warming = state.book.warming[entry.rule_id, entry.version]
+        selected, is_loaded = select_events(rule_run), mark_loaded(rule_run, warming, self.shards)
+        left = selected & ~is_loaded
+        if left.any():
+            state.deferred.add(rule.store, encode_events(rule_run, left), int(left.sum()))
+        if warming.loaded:
+            self._judge_in_silence(state, entry, rule, segment.events.take(selected & is_loaded), segment.timeline)
+
+    def _judge_in_silence(
+        self, state: ShardState, entry: Entry, rule: CompiledRule, events: Events, timeline: Timeline
+    ) -> None:
+        """Judges events by a version that is warming. All that is said of them is said where they arrive."""
+        segment = Segment(self.stream, state, events, timeline, self.shard, self.shards)
+        JUDGES[rule.spec.kind](segment.start_run(replace(entry, is_unseen=True), rule))
 
     def _segment(self, state: ShardState, rules: _Rules, events: Events, timeline: Timeline, output: Output) -> Segment:
         """Makes a segment whose events are looked up in the lists that the rules name, each as it arrives."""
@@ -444,6 +501,24 @@ def _drop_stopped(state: ShardState, rules: _Rules) -> _Rules:
     """Returns the rules without those that have stopped in this shard."""
     broken = state.book.broken
     return [(entry, rule) for entry, rule in rules if (entry.rule_id, entry.version) not in broken] if broken else rules
+
+
+def _list_lost(state: ShardState) -> list[Warming]:
+    """Lists the versions that are warming whose features have other names since the stream was declared otherwise."""
+    return [
+        each
+        for each in state.book.list_known_warming()
+        if not (each.is_replayed or each.is_void or each.entry.broken)
+        and (rule := state.book.compile_warming(each)) is not None
+        and not all(name in state.features for name in rule.needs)
+    ]
+
+
+def _has_deferred(state: ShardState, entry: Entry, rule: CompiledRule) -> bool:
+    """Returns whether events of a version may be deferred: it is warming, and their order decides what it keeps."""
+    warming = state.book.warming.get((entry.rule_id, entry.version)) if rule.lane >= WARMING_LANE else None
+    # After `clear_state` there is no state until events come.
+    return warming is not None and not warming.is_replayed and rule.store in state.features
 
 
 def _list_features(rules: _Rules) -> list[tuple[Feature, list[tuple[Entry, CompiledRule]]]]:

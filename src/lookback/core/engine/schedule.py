@@ -16,18 +16,8 @@ import numpy as np
 from lookback.core.engine.evaluation import Batch, CommitRanges, Evaluator, Output
 from lookback.core.rules.gate import APPROVAL
 from lookback.core.rules.roles import WARMING, name_role
-from lookback.core.rules.rulebook import (
-    ACTIONS,
-    COMMANDS,
-    LIST_CHANGED,
-    WARM,
-    LogRow,
-    Piece,
-    RuleBook,
-    RuleChange,
-    describe_start,
-    order_changes,
-)
+from lookback.core.rules.rulebook import ACTIONS, COMMANDS, LIST_CHANGED, LogRow, RuleBook, RuleChange, order_changes
+from lookback.core.rules.versions import WARM, Piece, describe_start
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
@@ -52,7 +42,7 @@ _Slot = tuple[int, str | None, int | None]
 
 
 class Warmed(NamedTuple):
-    """A version that came into force at `arrival` with the history of its windows; see `rulebook.Entry` for the others."""
+    """A version that came into force at `arrival` with the history of its windows; see `versions.Entry` for the others."""
 
     arrival: int
     rule_id: str

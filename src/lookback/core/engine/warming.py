@@ -1,11 +1,11 @@
 """Brings a version into force with the history of its windows: what it lacks, where it waits, and how it goes over.
 
-In silence nothing that a rule keeps of lookback, tumbling and sliding windows depends on the order of its events: no alert resets
-anything. So rows of before can be added behind.
-
 A version that is warming keeps rows in features of its own, which no other rule sees. Rows that arrived before are made from
 the table meanwhile, by a replay in which the version gathers rows and is silent, and come in pieces, each with some of the
 keys. When all are there, its features take the places of those that rules share.
+
+In silence nothing that a rule keeps of lookback, tumbling and sliding windows depends on the order of its events: no alert resets
+anything. So rows of before can be added behind. What a session or a sequence keeps does depend on it: `deferral`.
 """
 
 from __future__ import annotations
@@ -13,36 +13,39 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lookback.core.aggregation.runs import Run
 from lookback.core.errors import StateError
+from lookback.core.judging.sessions import adopt_measures, has_measures, open_measures
 from lookback.core.rules.compiled import CompiledRule
+from lookback.core.state.keyed import KeyedTable
+from lookback.core.state.keyruns import Rows
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.values.times import NEVER_DUE
-from lookback.core.values.windows import LOOKBACK, SLIDING, TUMBLING
+from lookback.core.values.windows import SESSION, Session
 
 # Reads a piece of history by the name of its parcel, and the number of its part of the keys.
 ReadParcel = Callable[[str, int], bytes]
-_KINDS = (LOOKBACK, TUMBLING, SLIDING)
 _HEAD = struct.Struct("<I")
 
 
 def find_reason_cold(rule: CompiledRule) -> str | None:
     """Returns why a rule starts without its history, though its windows reach back; None if it need not."""
-    if not rule.spec.warm_start:
-        return "its document has warm_start: false"
-    if rule.spec.kind not in _KINDS:
-        return f"a {rule.spec.kind} depends on the order of its events"
-    return None
+    return None if rule.spec.warm_start else "its document has warm_start: false"
 
 
 def needs_history(state: ShardState, rule: CompiledRule, watermark: int | None) -> bool:
     """Returns whether a rule that can be warmed has windows that reach further back than its features hold."""
     if state.last_commit is None or watermark is None or find_reason_cold(rule) is not None:
         return False
-    return any(not _holds(state.features.get(name), watermark - width) for name, width in rule.needs.items())
+    if any(not _holds(state.features.get(name), watermark - width) for name, width in rule.needs.items()):
+        return True
+    # The rows of a session may be older than one of its measures.
+    return bool(rule.measured) and not has_measures(
+        state.tables.get(rule.store), rule, watermark - rule.needs[rule.store]
+    )
 
 
 def _holds(feature: FeatureState | None, earliest: int) -> bool:
@@ -50,6 +53,53 @@ def _holds(feature: FeatureState | None, earliest: int) -> bool:
     if feature is None:
         return False
     return feature.complete_from is None or feature.complete_from <= earliest
+
+
+def find_reach(rule: CompiledRule) -> int | None:
+    """Finds how far below the watermark the history of a rule reaches, in microseconds; None if any event may count.
+
+    A session, and a match with fixed expiry, begin where the one before has ended, which any earlier event may decide.
+    """
+    return None if find_gap(rule) is not None else max(rule.needs.values()) + _find_wait(rule)
+
+
+def find_earliest(state: ShardState, rule: CompiledRule, watermark: int | None) -> int | None:
+    """Finds the time before which no event counts for a rule from now on; None if any may, or if it is not known."""
+    floors = [_find_floor(state.features.get(name), width, watermark) for name, width in rule.needs.items()]
+    known = [floor for floor in floors if floor is not None]
+    return None if find_gap(rule) is not None or len(known) < len(floors) else min(known) - _find_wait(rule)
+
+
+def find_gap(rule: CompiledRule) -> int | None:
+    """Finds after how long without an event of its key a rule begins anew, in microseconds; None for one that has no such state."""
+    if isinstance(rule.window, Session):
+        return rule.window.gap
+    sequence = rule.spec.sequence
+    return sequence.within if sequence is not None and sequence.expiry == "fixed" else None
+
+
+def find_settled(rule: CompiledRule, watermark: int | None) -> int | None:
+    """Finds the time up to which all is over at a watermark, if no event of the key follows within the gap; None for no such rule.
+
+    The session is closed for good then, the match has ended and so have its waits, and no event can come that is taken.
+    """
+    gap = find_gap(rule)
+    if gap is None or watermark is None:
+        return None
+    return watermark - rule.allowed_lateness - _find_wait(rule) - gap - 1
+
+
+def _find_wait(rule: CompiledRule) -> int:
+    """Finds how long ago a wait that goes on may have begun, which names what the steps before it took."""
+    absent = None if rule.sequence is None else rule.sequence.absent
+    return 0 if absent is None else absent.step.within
+
+
+def _find_floor(feature: FeatureState | None, width: int, watermark: int | None) -> int | None:
+    """Returns the time below which no row counts for a feature; None if that is not known yet."""
+    if feature is not None and feature.floor is not None:
+        return feature.floor
+    return None if watermark is None else watermark - width
 
 
 def open_features(state: ShardState, rule: CompiledRule) -> None:
@@ -62,12 +112,18 @@ def open_features(state: ShardState, rule: CompiledRule) -> None:
         state.features[feature.feature_id].buckets = feature.buckets
 
 
+def _list_states(rule: CompiledRule) -> tuple[str, ...]:
+    """Lists the ids of the features of a rule in their order, or of the keyed table of a session or a sequence."""
+    return (rule.store,) if rule.store else tuple(feature.feature_id for feature in rule.features)
+
+
 @dataclass(frozen=True)
 class History:
     """The rows that the windows of a rule need of some commits, of one shard or of some keys of it.
 
-    floors, sinces, closed: of its features in their order (see `FeatureState`); runs: their rows, None for none. open_keys: of the
-    table of keys with open windows: key, wake and value of each.
+    floors, sinces, closed: of its features in their order (see `FeatureState`), or of the table of a session or a sequence;
+    runs: the rows of features, None for none. open_keys: of the table of keys with open windows: key, wake and value of each.
+    rows, notes: of the table of a session or a sequence.
     """
 
     floors: list[int | None]
@@ -75,34 +131,40 @@ class History:
     closed: list[int]
     runs: list[Run | None]
     open_keys: list[tuple[tuple[int, int], int, Any]]
+    rows: list[Rows] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, rule: CompiledRule) -> History:
-        """Returns the history of keys without a row."""
-        count = len(rule.features)
-        return cls([None] * count, [None] * count, [-NEVER_DUE] * count, [None] * count, [])
+    def empty(cls, rule: CompiledRule, high: int | None = None) -> History:
+        """Returns the history of keys without a row. high: the highest event time of the commits before those that were read."""
+        count, table = len(_list_states(rule)), KeyedTable("")
+        if rule.spec.kind == SESSION:
+            open_measures(table, rule, high)
+        runs: list[Run | None] = [None] * len(rule.features)
+        return cls([None] * count, [high] * count, [-NEVER_DUE] * count, runs, [], notes=table.notes)
 
     @classmethod
     def of(cls, state: ShardState, rule: CompiledRule) -> History:
         """Takes the history of a rule out of a state in which it gathered rows. rule: with the features of the state."""
-        features = [state.features[feature.feature_id] for feature in rule.features]
+        states = [state.features[name] for name in _list_states(rule)]
         runs = [state.gather_rows(feature.feature_id, feature.row_set) for feature in rule.features]
-        table = state.tables.get(rule.open_keys)
+        open_keys, table = state.tables.get(rule.open_keys), state.tables.get(rule.store)
         return cls(
-            [each.floor for each in features], [each.since for each in features],
-            [each.closed for each in features], runs,
-            [] if table is None else list(table.items()),
+            [each.floor for each in states], [each.since for each in states], [each.closed for each in states], runs,
+            [] if open_keys is None else list(open_keys.items()),
+            state.export_rows(rule.store), {} if table is None else table.notes,
         )  # fmt: skip
 
     def encode(self) -> bytes:
         """Encodes the history as bytes, which `decode` reads."""
         pages = [b"" if run is None else run.encode() for run in self.runs]
+        of_table = [rows.encode() for rows in self.rows]
         header = {
             "floors": self.floors, "sinces": self.sinces, "closed": self.closed, "sizes": [len(page) for page in pages],
-            "open_keys": self.open_keys,
+            "open_keys": self.open_keys, "of_table": [len(page) for page in of_table], "notes": self.notes,
         }  # fmt: skip
         text = json.dumps(header, separators=(",", ":")).encode()
-        return b"".join([_HEAD.pack(len(text)), text, *pages])
+        return b"".join([_HEAD.pack(len(text)), text, *pages, *of_table])
 
     @classmethod
     def decode(cls, content: bytes, place: str) -> History:
@@ -115,8 +177,14 @@ class History:
             for length in header["sizes"]:
                 runs.append(Run.decode(content[at : at + length], place) if length else None)
                 at += length
+            rows = []
+            # A piece that an earlier release made has none.
+            for length in header.get("of_table", ()):
+                rows.append(Rows.decode(content[at : at + length], place))
+                at += length
             keys = [((int(low), int(high)), int(wake), value) for (low, high), wake, value in header["open_keys"]]
-            return cls(list(header["floors"]), list(header["sinces"]), list(header["closed"]), runs, keys)
+            floors, sinces, closed = (list(header[name]) for name in ("floors", "sinces", "closed"))
+            return cls(floors, sinces, closed, runs, keys, rows, dict(header.get("notes", {})))
         except (struct.error, ValueError, TypeError, LookupError) as error:
             raise StateError(
                 f"{place}: a piece of history is damaged ({error}); start the evaluation again, which makes it anew"
@@ -124,14 +192,19 @@ class History:
 
     def load(self, state: ShardState, rule: CompiledRule) -> None:
         """Adds the history to a state. rule: with the features in which its version waits."""
-        columns = (rule.features, self.floors, self.sinces, self.closed, self.runs)
-        for feature, floor, since, closed, run in zip(*columns, strict=True):
-            held = state.features[feature.feature_id]
+        bounds = (_list_states(rule), self.floors, self.sinces, self.closed)
+        for name, floor, since, closed in zip(*bounds, strict=True):
+            held = state.features[name]
             # Both rise with the watermark alone, and the history may end where the version waits.
             held.floor = floor if held.floor is None else held.floor if floor is None else max(held.floor, floor)
             held.since, held.closed = since, max(held.closed, closed)
+        for feature, run in zip(rule.features, self.runs, strict=True):
             if run is not None:
                 state.add_history(feature.feature_id, run)
+        if rule.store:
+            for rows in self.rows:
+                state.table(rule.store).add_rows(rows)
+            adopt_measures(state.table(rule.store), rule, self.notes)
         if self.open_keys:
             table = state.table(rule.open_keys)
             for key, wake, value in self.open_keys:
@@ -144,3 +217,6 @@ def take_over(state: ShardState, waiting: CompiledRule, rule: CompiledRule) -> N
     for before, feature in zip(waiting.features, rule.features, strict=True):
         if before.feature_id in state.features:
             state.replace_feature(feature.feature_id, feature.row_set, before.feature_id)
+    if rule.store and waiting.store in state.features:
+        state.replace_table(rule.store, waiting.store)
+        adopt_measures(state.table(rule.store), rule, state.table(rule.store).notes)

@@ -23,7 +23,8 @@ from lookback.core.explaining.evidence import NOT_DELETED, Activation, Evidence
 from lookback.core.expressions.compiling import Expression, compile_expression
 from lookback.core.judging.measuring import select_kept
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, Feature
-from lookback.core.rules.rulebook import WITH_STATE, Entry, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.versions import WITH_STATE, Entry
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number

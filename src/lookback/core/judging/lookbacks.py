@@ -19,7 +19,7 @@ from lookback.core.judging.measuring import Ceiling, Measuring
 from lookback.core.judging.segment import RuleRun
 from lookback.core.judging.verdicts import Judgement, Memory, Subject, Verdicts
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.rules.rulebook import Entry
+from lookback.core.rules.versions import Entry
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events

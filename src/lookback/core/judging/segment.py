@@ -17,7 +17,8 @@ from lookback.core.judging.lateness import Actions, LateEvents, earliest_in_time
 from lookback.core.judging.measuring import Measuring, select_kept
 from lookback.core.judging.verdicts import AlertWriter, Judgement, Memory, Subject
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule, Feature
-from lookback.core.rules.rulebook import EVALUATED, Entry, LogRow
+from lookback.core.rules.rulebook import LogRow
+from lookback.core.rules.versions import EVALUATED, Entry
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import (

@@ -251,6 +251,15 @@ def judge_sequences(rule_run: RuleRun) -> None:
     _Judge(rule_run).run()
 
 
+def select_taken(rule_run: RuleRun) -> Mask:
+    """Marks the events that a sequence takes, for a version that judges them later, and notes what it does with late ones."""
+    bits, _ = Steps(rule_run).find_bits(rule_run.events)
+    wanted, in_time = rule_run.wanted & (bits != 0), rule_run.find_in_time()
+    rule_run.record_judged(wanted, in_time, np.zeros(len(wanted), dtype=bool))
+    taken: Mask = wanted & in_time
+    return taken
+
+
 def delete_from_sequences(
     state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask, _lists: Lists
 ) -> None:

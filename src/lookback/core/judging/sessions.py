@@ -119,6 +119,37 @@ def _number_slots(slots: Sequence[Slot]) -> dict[str, int]:
     return {slot.feature_id: number for number, slot in enumerate(slots) if slot.feature_id is not None}
 
 
+def open_measures(table: KeyedTable, rule: CompiledRule, high: int | None) -> list[Slot]:
+    """Gives each measure of a rule a slot in its table; one that is new starts without rows. high: the highest event time so far.
+
+    Returns all slots.
+    """
+    slots = _read_slots(table)
+    known = {slot.feature_id for slot in slots}
+    slots += [Slot(feature_id, high) for feature_id in rule.measured if feature_id not in known]
+    table.notes["slots"] = slots
+    return slots
+
+
+def adopt_measures(table: KeyedTable, rule: CompiledRule, notes: Mapping[str, Any]) -> None:
+    """Gives a table, which gets the rows of another one, the slots of that one, for a rule with the same measures.
+
+    notes: those of the other table, in which the measures may have other ids.
+    """
+    if "slots" in notes:
+        slots = [Slot(*slot) for slot in notes["slots"]]
+        table.notes["slots"] = [
+            slot._replace(feature_id=feature_id) for slot, feature_id in zip(slots, rule.measured, strict=True)
+        ]
+
+
+def has_measures(table: KeyedTable | None, rule: CompiledRule, earliest: int) -> bool:
+    """Returns whether the rows of a table have the values of all measures of a rule from a time on."""
+    slots = [] if table is None else _read_slots(table)
+    full = {slot.feature_id for slot in slots if slot.since is None or slot.since <= earliest}
+    return all(feature_id in full for feature_id in rule.measured)
+
+
 def delete_from_sessions(
     state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask, lists: Lists
 ) -> None:
@@ -349,7 +380,7 @@ class _Judge:
         self._table = rule_run.state.table(rule_run.rule.store)
         # Per key the `SessionMemory` of each session that has a row, by start.
         self._memories = rule_run.state.table(rule_run.rule.memory)
-        self._slots = self._open_slots()
+        self._slots = open_measures(self._table, rule_run.rule, rule_run.state.high)
         self._slot_numbers = _number_slots(self._slots)
         self._stored_keys: dict[Key, list[Any]] = {}
 
@@ -367,15 +398,6 @@ class _Judge:
         if rule_run.is_evaluated:
             self._judge(results)
         self._memories.forget_due(rule_run.timeline.end)
-
-    def _open_slots(self) -> list[Slot]:
-        """Gives each measure a slot; one that is new starts without rows."""
-        slots = _read_slots(self._table)
-        known = {slot.feature_id for slot in slots}
-        used = dict.fromkeys(measure.feature.feature_id for measure in self._measures)
-        slots += [Slot(feature_id, self._rule_run.state.high) for feature_id in used if feature_id not in known]
-        self._table.notes["slots"] = slots
-        return slots
 
     def _slot_values(self) -> list[list[Any]]:
         """Returns per slot the values of the events, None where the measure leaves an event out."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
-from lookback.core.rules.rulebook import Entry
+from lookback.core.rules.versions import Entry
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState, raised_wake
 from lookback.core.streams.alerts import BEGINS, CEASES, GOES_ON, Alert, complete_alert_id

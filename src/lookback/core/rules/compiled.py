@@ -230,6 +230,19 @@ class CompiledRule:
         judged = () if self.when is None else self.when.memberships
         return frozenset(each.list_name for each in (*self.memberships, *judged))
 
+    @cached_property
+    def event_fields(self) -> tuple[str, ...]:
+        """The fields of an event that decide what the rule keeps of it, sorted: those that only alerts show are not among them."""
+        named = {*self.group_by, *(() if self.sequence is None else self.sequence.kept)}
+        for part in self._event_parts:
+            named |= part.named if part is not None else set()
+        return tuple(sorted(named & set(self.fields)))
+
+    @cached_property
+    def measured(self) -> tuple[str, ...]:
+        """The ids of the distinct features whose values the rows of a session have; none for rules of other kinds."""
+        return tuple(dict.fromkeys(measure.feature.feature_id for measure in self.measures)) if self.store else ()
+
     @property
     def _event_parts(self) -> list[Expression | None]:
         """The expressions over single events."""

@@ -15,19 +15,28 @@ from itertools import zip_longest
 from typing import Any
 
 from lookback.core.errors import Problem, RuleError
-from lookback.core.rules.compiled import WARMING_LANE, CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import RULE_ID, STATUSES, quote_value, read_document
 from lookback.core.rules.gate import find_objection
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
-from lookback.core.rules.roles import SHADOW, WARMING, name_role, read_quarantined
+from lookback.core.rules.roles import SHADOW, WARMING, read_quarantined
+from lookback.core.rules.versions import (
+    EVALUATED,
+    WARM,
+    WITH_STATE,
+    Entry,
+    Piece,
+    Warming,
+    WarmingVersions,
+    describe_warming,
+    find_replaced,
+)
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.limits import LIMITS, WIDEST_LIMITS, Limits, name_limit
 from lookback.core.values.texts import cut_end, to_one_line
 from lookback.core.values.times import parse_calendar_time, to_utc
 
-EVALUATED = ("active", SHADOW)
-WITH_STATE = (*EVALUATED, "paused")
 ACTIONS = {
     "draft": "drafted",
     "shadow": "shadowed",
@@ -38,8 +47,6 @@ ACTIONS = {
 }
 # A bigint, and room for the next one.
 MAX_VERSION = 2**63 - 2
-# Fields of an entry that are written only where they are not as they begin.
-_NEWER = {"broken", "lane", "ended", "is_unseen"}
 # Longer ids are cut in the log; a valid one has at most 100 characters.
 _MAX_ID_CHARACTERS = 103
 _MAX_LOG_CHARACTERS = 4_000
@@ -50,12 +57,6 @@ COMMANDS = ("clear_state", "retire_all", "advance")
 # The status of a row by which a stream learns of a commit of table `lists`, and the action by which its log names that commit.
 # The stream writes these rows itself.
 LISTS, LIST_CHANGED = "lists", "list"
-# The status of the rows of `*` with which the stream's driver hands out history.
-WARM = "warm"
-# The message of rule_log for a version that has come into force after a warm-up.
-WITH_HISTORY = "with the history of its windows"
-# That of a version whose history could not be made.
-WITHOUT_HISTORY = "without history: it could not be made"
 
 
 @dataclass(frozen=True)
@@ -115,104 +116,6 @@ class LogRow:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A version of a rule that is in force. stream: where it is evaluated; highest: the highest version seen.
-
-    broken: judging it raised an unexpected exception in this shard; it is not judged again until another row comes into
-    force. lane: 0 or 1; two versions side by side have different lanes, and each lane has state of its own. ended: the
-    version of a quarantine that ended the other role; an insert must be above it too. is_unseen: of a replay, a version that
-    gathers rows before its row has come, and is in no table yet. role: the name under which what belongs
-    to this role of the rule alone is counted and remembered.
-    """
-
-    rule_id: str
-    version: int
-    status: str
-    document: str
-    stream: str
-    highest: int
-    broken: bool = False
-    lane: int = 0
-    ended: int = 0
-    is_unseen: bool = False
-    role: str = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        # Not a property, since every batch asks for it many times.
-        object.__setattr__(self, "role", name_role(self.rule_id, self.status))
-
-    @property
-    def is_in_force(self) -> bool:
-        """True if the version keeps state."""
-        return self.status in WITH_STATE
-
-
-@dataclass(frozen=True)
-class Warming:
-    """A version that comes into force once its features have the rows of the commits before it.
-
-    entry: as it comes into force, but in a lane of its own. begun: the last commit judged before its features began to keep
-    rows; None before the first. is_known: its row has come. is_replayed: its features have had all rows from the first commit
-    on, as a replay lets them before the row comes. loaded: the pieces of history that its features have. is_void: `clear_state` came after `begun`,
-    so that no row of the history counts any more.
-    """
-
-    entry: Entry
-    begun: int | None
-    is_known: bool = True
-    is_replayed: bool = False
-    loaded: int = 0
-    is_void: bool = False
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """The rule's id and the version."""
-        return self.entry.rule_id, self.entry.version
-
-    @property
-    def silent(self) -> Entry:
-        """The version as it gathers rows: it keeps state and raises no alerts."""
-        return replace(self.entry, status="paused", is_unseen=not self.is_known)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A row of `*` with a piece of the history of a version that is warming, or without any: it then starts cold.
-
-    through: the last commit of the history. piece: its number, from 1 on, of `pieces`. parcel: the name under which the
-    shards find it; query: the evaluation that it is for.
-    """
-
-    rule_id: str
-    version: int
-    through: int
-    piece: int = 0
-    pieces: int = 0
-    parcel: str = ""
-    query: str = ""
-
-    @property
-    def is_last(self) -> bool:
-        """True if the version comes into force after it."""
-        return self.piece == self.pieces
-
-    @property
-    def is_cold(self) -> bool:
-        """True if there is no history."""
-        return self.pieces == 0
-
-    def to_document(self, stream: str) -> str:
-        """Returns the document of the row."""
-        return json.dumps({"stream": stream, **vars(self)})
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Piece:
-        """Reads what `to_document` wrote. Raises ValueError, TypeError or KeyError for anything else."""
-        numbers = {name: int(document[name]) for name in ("version", "through", "piece", "pieces")}
-        return cls(str(document["rule_id"]), parcel=str(document["parcel"]), query=str(document["query"]), **numbers)
-
-
-@dataclass(frozen=True)
 class Command:
     """A command row that concerns this stream, or what a version that begins to warm up asks for.
 
@@ -247,7 +150,7 @@ class RuleBook:
     entries: dict[str, Entry] = field(default_factory=dict)
     challengers: dict[str, Entry] = field(default_factory=dict)
     lists_commit: int | None = None
-    warming: dict[tuple[str, int], Warming] = field(default_factory=dict)
+    warming: WarmingVersions = field(default_factory=WarmingVersions)
 
     def __post_init__(self) -> None:
         self._json: str | None = None
@@ -257,6 +160,8 @@ class RuleBook:
         self._needs_history: Callable[[CompiledRule], bool] = lambda _: False
         # The last commit judged before the change that is applied, and the versions that it lets begin to warm up.
         self._arrival: int | None = None
+        # Rules of which nothing but versions that are warming is there.
+        self._only_warming: set[str] = set()
         self._opened: list[Command] = []
         # The versions in force that were taken out of judging: rule_id and version.
         self.broken = self._list_broken()
@@ -287,10 +192,13 @@ class RuleBook:
 
     def preview(self, change: RuleChange) -> list[LogRow]:
         """Returns the log rows that a change of one rule would give, and applies nothing."""
-        before, warming = self._list_roles(str(change.rule_id)), dict(self.warming)
+        rule_id = str(change.rule_id)
+        before, warming = self._list_roles(rule_id), self.warming.list_versions(rule_id)
         log, _ = self.apply([change], None)
-        self._set_roles(str(change.rule_id), *before)
-        self.warming = warming
+        self._drop_warming(self.warming.list_versions(rule_id))
+        for each in warming:
+            self.change_warming(each)
+        self._set_roles(rule_id, *before)
         return log
 
     def declare(self, stream: Stream) -> None:
@@ -311,8 +219,8 @@ class RuleBook:
         """Returns the rules in force and, silent, those that are warming."""
         if not self.warming:
             return self.in_force()
-        silent = ((each.silent, self._compile_in_force(each.entry)) for _, each in sorted(self.warming.items()))
-        return self.in_force() + [(entry, rule) for entry, rule in silent if isinstance(rule, CompiledRule)]
+        warming = [(each, self.compile_warming(each)) for _, each in sorted(self.warming.items())]
+        return self.in_force() + [(each.silence(rule), rule) for each, rule in warming if rule is not None]
 
     def list_known_warming(self) -> list[Warming]:
         """Returns the versions that wait for their history and whose row has come."""
@@ -325,17 +233,19 @@ class RuleBook:
 
     def open_warming(self, rule_id: str, version: int, status: str, document: str) -> None:
         """Lets a version, whose row comes later, gather rows from now on, in a replay."""
-        entry = Entry(rule_id, version, status, document, self.stream.name, version, lane=self._find_free_lane())
-        self.warming[entry.rule_id, entry.version] = Warming(entry, None, is_known=False, is_replayed=True)
-        self._json = None
+        lane = self.warming.find_free_lane()
+        entry = Entry(rule_id, version, status, document, self.stream.name, version, lane=lane)
+        self.change_warming(Warming(entry, None, is_known=False, is_replayed=True))
 
     def change_warming(self, warming: Warming) -> None:
         """Puts another state of a version that is warming in place of the one before."""
-        self.warming[warming.key], self._json = warming, None
+        self.warming.put(warming)
+        self._note_warming(warming.entry.rule_id)
 
     def finish_warming(self, key: tuple[str, int], arrival: int | None, message: str = "") -> tuple[LogRow, Entry]:
         """Brings a version that was warming into force. Returns its row of the log, and its entry."""
-        entry, self._json = self.warming.pop(key).entry, None
+        entry = self.warming[key].entry
+        self._drop_warming([self.warming[key]])
         roles = self._list_roles(entry.rule_id)
         # A version in shadow that came later stays beside it.
         later = [each for each in roles if each.status == SHADOW and each.version > entry.version]
@@ -349,18 +259,22 @@ class RuleBook:
         held = next(each for each in self._list_roles(entry.rule_id) if each.version == entry.version)
         return row, held
 
-    def _find_free_lane(self) -> int:
-        used = {each.entry.lane for each in self.warming.values()}
-        return next(lane for lane in range(WARMING_LANE, WARMING_LANE + len(used) + 1) if lane not in used)
-
     def _list_warming(self, rule_id: str) -> list[Warming]:
         """Lists the versions of a rule that are warming and whose row has come."""
-        return [each for each in self.warming.values() if each.is_known and each.entry.rule_id == rule_id]
+        return [each for each in self.warming.list_versions(rule_id) if each.is_known]
 
     def _drop_warming(self, dropped: Iterable[Warming]) -> None:
-        for each in dropped:
-            del self.warming[each.key]
-            self._json = None
+        for each in list(dropped):
+            self.warming.drop(each.key)
+            self._note_warming(each.entry.rule_id)
+
+    def _note_warming(self, rule_id: str) -> None:
+        """Notes whether a rule has nothing but versions that are warming."""
+        self._json = None
+        if self.warming.has_rule(rule_id) and rule_id not in self.entries:
+            self._only_warming.add(rule_id)
+        else:
+            self._only_warming.discard(rule_id)
 
     def unreadable(self) -> list[tuple[Entry, str]]:
         """Returns the rules in force that cannot be read under this release or the current declaration, each with why."""
@@ -398,25 +312,26 @@ class RuleBook:
         """Returns the book as JSON for the state store."""
         if self._json is None:
             entries = [*self.entries.values(), *self.challengers.values()]
-            rows = [_to_row(entry) for entry in entries] + [_to_warming_row(each) for each in self.warming.values()]
+            rows = [entry.to_row() for entry in entries] + [each.to_row() for each in self.warming.values()]
             self._json = json.dumps(rows, separators=(",", ":"))
         return self._json
 
     def load(self, text: str) -> None:
         """Reads the entries that `to_json` wrote."""
-        self.entries, self.challengers, self.warming, self.former_shadows = {}, {}, {}, []
-        for row in json.loads(text):
-            warming = row.pop(WARMING, None)
-            entry = Entry(**row)
-            if warming is not None:
-                self.warming[entry.rule_id, entry.version] = Warming(entry, **warming)
+        self.entries, self.challengers, self.former_shadows = {}, {}, []
+        rows = json.loads(text)
+        self.warming = WarmingVersions(Warming.from_row(row) for row in rows if WARMING in row)
+        for row in rows:
+            if WARMING in row:
                 continue
+            entry = Entry(**row)
             # A challenger is written after the version beside it.
             held = self.challengers if entry.rule_id in self.entries else self.entries
             held[entry.rule_id] = entry
             if entry.status == SHADOW and "lane" not in row:
                 self.former_shadows.append(entry.rule_id)
         self._json, self._counts, self.broken = text, self._count_in_force(), self._list_broken()
+        self._only_warming = {rule_id for rule_id, _ in self.warming if rule_id not in self.entries}
 
     def _list_roles(self, rule_id: str) -> list[Entry]:
         """Lists the entries of a rule: the version in shadow comes last."""
@@ -440,7 +355,7 @@ class RuleBook:
                 held.pop(rule_id, None)
             else:
                 held[rule_id] = entry
-        self._json = None
+        self._note_warming(rule_id)
         if self.broken:
             self.broken = self._list_broken()
 
@@ -453,7 +368,7 @@ class RuleBook:
         declarations = self._declarations if limited else self._unlimited
         compiled = _open_compiler(declarations[stream])(document)
         if lane and isinstance(compiled, CompiledRule):
-            compiled = _open_lane(declarations[stream], lane)(document)
+            compiled = _open_lanes(declarations[stream])(document, lane)
         return compiled
 
     def _compile_in_force(self, entry: Entry) -> CompiledRule | RuleError:
@@ -581,7 +496,7 @@ class RuleBook:
         if change.status == "draft" or replaced or self._list_warming(str(change.rule_id)):
             return
         # Versions that are warming come into force beside the others.
-        number = self._counts[name] + len({rule_id for rule_id, _ in self.warming if rule_id not in self.entries})
+        number = self._counts[name] + len(self._only_warming)
         if number >= most:
             raise Rejected(
                 name_limit(f"stream {name!r} has {number:,} rules in force already; retire one first", "rules")
@@ -614,7 +529,7 @@ class RuleBook:
             self._end_role(failing, entry)
         else:
             if not self._keep_warming(entry, warming, write):
-                self._drop_warming(_find_replaced(warming, status))
+                self._drop_warming(find_replaced(warming, status))
             self._enter(*fill_role(roles, entry))
         if name == self.stream.name:
             write(ACTIONS[status], version=version)
@@ -630,18 +545,18 @@ class RuleBook:
         rule = self._compile(entry.stream, entry.document)
         if entry.status not in EVALUATED or entry.stream != self.stream.name or isinstance(rule, RuleError):
             return False
-        if not (self._needs_history(rule) if change.warms is None else change.warms):
+        if not (self._needs_warming(entry) if change.warms is None else change.warms):
             return False
-        replaced = _find_replaced(warming, entry.status)
+        replaced = find_replaced(warming, entry.status)
         known = self.warming.get((entry.rule_id, entry.version))
-        same = next((each for each in replaced if self._has_same_needs(each.entry, rule)), None)
+        same = next((each for each in replaced if self._has_same_states(each.entry, rule)), None)
         self._drop_warming(replaced)
         if known is not None and not known.is_known:
             begun = replace(known, entry=replace(entry, lane=known.entry.lane), begun=self._arrival, is_known=True)
         elif same is not None:
             begun = replace(same, entry=replace(entry, lane=same.entry.lane))
         else:
-            begun = Warming(replace(entry, lane=self._find_free_lane()), self._arrival)
+            begun = Warming(replace(entry, lane=self.warming.find_free_lane()), self._arrival)
             self._opened.append(Command(WARMING, opened=begun))
         self.change_warming(begun)
         write("warming", describe_warming(begun.begun), version=entry.version)
@@ -653,8 +568,8 @@ class RuleBook:
         if entry.status != "paused" or entry.stream != self.stream.name or isinstance(rule, RuleError):
             return False
         known = self.warming.get((entry.rule_id, entry.version))
-        replaced = _find_replaced(warming, entry.status)
-        same = next((each for each in replaced if self._has_same_needs(each.entry, rule)), None)
+        replaced = find_replaced(warming, entry.status)
+        same = next((each for each in replaced if self._has_same_states(each.entry, rule)), None)
         if same is None:
             return False
         self._drop_warming(replaced)
@@ -664,9 +579,16 @@ class RuleBook:
         write("warming", describe_warming(same.begun), version=entry.version)
         return True
 
-    def _has_same_needs(self, entry: Entry, rule: CompiledRule) -> bool:
+    def _needs_warming(self, entry: Entry) -> bool:
+        """Returns whether a version needs history, by the state that it would go on with."""
+        entered = fill_role(self._list_roles(entry.rule_id), entry)
+        lane = next(each.lane for each in entered if each.version == entry.version)
+        rule = self._compile(entry.stream, entry.document, lane=lane)
+        return isinstance(rule, CompiledRule) and self._needs_history(rule)
+
+    def _has_same_states(self, entry: Entry, rule: CompiledRule) -> bool:
         other = self._compile(entry.stream, entry.document)
-        return isinstance(other, CompiledRule) and other.needs == rule.needs
+        return isinstance(other, CompiledRule) and (other.needs, other.measured) == (rule.needs, rule.measured)
 
     def _document_stream(self, change: RuleChange) -> str:
         """Returns the name of the stream in the row's document. Raises Rejected and RuleError."""
@@ -749,48 +671,12 @@ class RuleBook:
         return [Command(WARM, piece=piece, warms=change.warms)]
 
 
-def _to_row(entry: Entry) -> dict[str, Any]:
-    # Without what is as it always was before a version could break, and before a rule could have two versions in force.
-    kept = {"lane"} if entry.status == SHADOW else set[str]()
-    columns = {name: value for name, value in vars(entry).items() if name != "role"}
-    return {name: value for name, value in columns.items() if name not in _NEWER or value or name in kept}
-
-
-def _to_warming_row(warming: Warming) -> dict[str, Any]:
-    state = {name: value for name, value in vars(warming).items() if name != "entry"}
-    return {**_to_row(warming.entry), WARMING: state}
-
-
-def describe_start(piece: Piece) -> str:
-    """Returns the message of rule_log for a version that comes into force with a piece of history."""
-    return WITHOUT_HISTORY if piece.is_cold else WITH_HISTORY
-
-
-def describe_warming(begun: int | None) -> str:
-    """Returns the message of rule_log for a version that begins to warm up after the commit `begun`."""
-    return (
-        f"its windows reach further back than what is kept: the events through commit {begun} are read from the table"
-    )
-
-
 def _is_meant(change: RuleChange, entry: Entry) -> bool:
     """Returns whether a deleted row is the one of an entry."""
     if change.version is None:
         # The version that the row was given is unknown, but its status and document identify it.
         return (entry.status, entry.document) == (change.status, change.document)
     return entry.version == change.version
-
-
-def _find_replaced(warming: Iterable[Warming], status: str) -> list[Warming]:
-    """Returns those of a rule's versions that are warming which a later one of this status replaces.
-
-    A challenger replaces a challenger, a paused version the other one, and any other status ends both.
-    """
-    if status == SHADOW:
-        return [each for each in warming if each.entry.status == SHADOW]
-    if status == "paused":
-        return [each for each in warming if each.entry.status != SHADOW]
-    return list(warming)
 
 
 def fill_role(roles: list[Entry], entry: Entry) -> list[Entry]:
@@ -904,10 +790,10 @@ def _open_compiler(declaration: str) -> Callable[[str], CompiledRule | RuleError
 
 
 @functools.lru_cache(maxsize=_MOST_DECLARATIONS)
-def _open_lane(declaration: str, lane: int) -> Callable[[str], CompiledRule | RuleError]:
-    """Returns the function that compiles documents for a lane other than the first."""
+def _open_lanes(declaration: str) -> Callable[[str, int], CompiledRule | RuleError]:
+    """Returns the function that compiles documents for lanes other than the first."""
     stream = Stream.from_dict(json.loads(declaration))
-    return functools.lru_cache(maxsize=_MOST_COMPILED)(functools.partial(_compile, stream, lane=lane))
+    return functools.lru_cache(maxsize=_MOST_COMPILED)(functools.partial(_compile, stream))
 
 
 def _compile(stream: Stream, document: str, lane: int = 0) -> CompiledRule | RuleError:

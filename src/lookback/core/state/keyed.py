@@ -247,6 +247,43 @@ class KeyedTable:
 
     def items(self) -> Iterator[tuple[Key, int, Any]]:
         """Yields each key with its wake and its value."""
+        for rows in self._iterate_stored():
+            figures = rows.wakes.tolist(), rows.texts.tolist()
+            for at, (key, wake, text) in enumerate(zip(rows.keys.list_pairs(), *figures, strict=True)):
+                if key not in self._changed:
+                    yield key, wake, self._decode_text(key, text) if text else rows.value(at)
+        for key, entry in list(self._changed.items()):
+            if entry.exists:
+                yield key, entry.wake, self._decode_value(key, entry)
+
+    def export_rows(self, count: Callable[[Any], int]) -> Iterator[Rows]:
+        """Yields all keys with their values as pages have them, each key once. count: see `save`."""
+        for rows in self._iterate_stored():
+            if self._changed:
+                rows = rows.take(np.array([key not in self._changed for key in rows.keys.list_pairs()], dtype=bool))  # noqa: PLW2901 - fewer of them
+            if len(rows):
+                yield rows
+        listed = []
+        for key in sorted(self._changed):
+            entry = self._changed[key]
+            if entry.exists:
+                value = self._decode_value(key, entry)
+                listed.append((key, entry.wake, _encode_json(value), count(value)))
+        if listed:
+            yield Rows.from_entries(listed)
+
+    def add_rows(self, rows: Rows) -> None:
+        """Adds keys that the table does not have, as `export_rows` yields them."""
+        if self._read or self._former:
+            # That there is no value may have been remembered.
+            for key in rows.keys.list_pairs():
+                self._read.pop(key, None)
+                self._former.pop(key, None)
+        self._add_run(rows)
+        self._merge_runs(len(rows))
+
+    def _iterate_stored(self) -> Iterator[Rows]:
+        """Yields the newest rows of all keys in runs that are not forgotten. Some keys may have changed since."""
         depth = max((run.depth for run in self._runs), default=0)
         for part in range(2**depth if self._runs else 0):
             runs = list(self._list_current(part))[::-1]
@@ -254,14 +291,7 @@ class KeyedTable:
                 self._open_run(run)
             rows, run_of = merge_rows([self._pages.load_part(run, part, depth) for run in runs])
             horizons = np.array([run.horizon for run in runs])[run_of]
-            exists = ~rows.is_forgotten & (rows.wakes > horizons)
-            figures = rows.wakes[exists].tolist(), rows.texts[exists].tolist(), np.flatnonzero(exists).tolist()
-            for key, wake, text, at in zip(rows.list_keys(exists), *figures, strict=True):
-                if key not in self._changed:
-                    yield key, wake, self._decode_text(key, text) if text else rows.value(at)
-        for key, entry in list(self._changed.items()):
-            if entry.exists:
-                yield key, entry.wake, self._decode_value(key, entry)
+            yield rows.take(~rows.is_forgotten & (rows.wakes > horizons))
 
     def values(self) -> Iterator[Any]:
         """Yields all values."""

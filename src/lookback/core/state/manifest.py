@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lookback.core.values.times import NEVER_DUE
@@ -180,6 +180,21 @@ class TableRecord(NamedTuple):
         return cls(notes, made, [KeyRunRecord.from_json(run) for run in runs])
 
 
+class DeferredRecord(NamedTuple):
+    """The pages of events that a version which is warming has still to judge; see `deferred.Deferred`."""
+
+    pages: int
+    events: int
+
+    @classmethod
+    def from_json(cls, row: Iterable[Any]) -> DeferredRecord:
+        """Reads the record from its JSON. Raises ValueError if a figure cannot be."""
+        record = cls(*row)
+        if not all(type(each) is int and each >= 0 for each in record):
+            raise ValueError("the figures of deferred events are whole numbers")
+        return record
+
+
 class SuppressedRecord(NamedTuple):
     """The time of a key's last raised alert, in microseconds, as earlier releases kept it in a page of its own.
 
@@ -198,7 +213,7 @@ class Manifest:
     """Everything that a shard keeps outside of other pages; see `shard.ShardState` for the fields.
 
     pieces: the number of pieces of each page that has any, by the page's name. has_suppressed: whether there is a page of
-    suppressed keys, as earlier releases wrote it. lists_commit: left out of the JSON while it is None.
+    suppressed keys, as earlier releases wrote it. lists_commit, deferred: left out of the JSON while there is none.
     """
 
     high: int | None
@@ -215,6 +230,7 @@ class Manifest:
     row_sets: dict[str, RowSetRecord]
     declared: str = ""
     lists_commit: int | None = None
+    deferred: dict[str, DeferredRecord] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Returns the manifest as JSON."""
@@ -227,6 +243,7 @@ class Manifest:
             **({"row_sets": self.row_sets} if self.row_sets else {}),
             **({"declared": self.declared} if self.declared else {}),
             **({} if self.lists_commit is None else {"lists_commit": self.lists_commit}),
+            **({"deferred": self.deferred} if self.deferred else {}),
         }  # fmt: skip
         return json.dumps(document, separators=(",", ":"))
 
@@ -250,6 +267,7 @@ class Manifest:
             pieces={str(name): int(count) for name, count in document.get("pieces", {}).items()},
             declared=str(document.get("declared", "")),
             lists_commit=_read_commit(document.get("lists_commit")),
+            deferred={name: DeferredRecord.from_json(row) for name, row in document.get("deferred", {}).items()},
         )
 
 

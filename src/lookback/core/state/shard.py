@@ -33,8 +33,9 @@ from lookback.core.errors import StateError
 from lookback.core.rules.compiled import JUDGED, OPEN_KEYS
 from lookback.core.rules.roles import SHADOW, name_role
 from lookback.core.rules.rulebook import RuleBook
+from lookback.core.state.deferred import Deferred
 from lookback.core.state.keyed import KeyedTable
-from lookback.core.state.keyruns import Key, split_text
+from lookback.core.state.keyruns import Key, Rows, split_text
 from lookback.core.state.manifest import (
     CombiningRecord,
     FeatureRecord,
@@ -209,7 +210,8 @@ class ShardState:
 
     high: the highest event time of all commits so far; advanced: the watermark that was reached, which never falls, also where
     the stream is declared with more disorder or a command moved it; last_commit: the last commit judged; segments: the number of segments judged; row_sets: the rows that features share, by `Feature.row_set`,
-    as runs from oldest to newest; tables: keyed tables by name; timer: when the shell wakes to drop old state, in the shell's
+    as runs from oldest to newest; tables: keyed tables by name; deferred: the events that versions which are warming have
+    still to judge, by the name of their keyed table; timer: when the shell wakes to drop old state, in the shell's
     unit; manifest: the page last saved or loaded; cache: decides which pages stay in memory. origin: a text unique to this
     state, set when it was created; saves: the number of times it was saved; declared: the mark of the declaration by which
     the last batch was judged (see `Declared.mark`).
@@ -226,6 +228,7 @@ class ShardState:
     features: dict[str, FeatureState] = field(default_factory=dict)
     row_sets: dict[str, list[StoredRun]] = field(default_factory=dict)
     tables: dict[str, KeyedTable] = field(default_factory=dict)
+    deferred: Deferred = field(default_factory=Deferred)
     origin: str = ""
     saves: int = 0
     timer: int | None = None
@@ -254,6 +257,7 @@ class ShardState:
         self._unsaved, self._removed = {}, []
         for table in self.tables.values():
             table.use_store(self._store)
+        self.deferred.use_store(self._store)
 
     def table(self, name: str) -> KeyedTable:
         """Returns the keyed table of that name, created if there is none."""
@@ -573,6 +577,24 @@ class ShardState:
                 self.drop_feature(feature_id)
             self.features[feature_id] = new
 
+    def export_rows(self, name: str) -> list[Rows]:
+        """Returns the rows of a session's or a sequence's keyed table, as `KeyedTable.add_rows` takes them."""
+        if name not in self.tables:
+            return []
+        return list(self.tables[name].export_rows(partial(_count_rows, floor=_find_floor(self.features[name]))))
+
+    def replace_table(self, name: str, by: str) -> None:
+        """Puts the keyed table of a session or a sequence, and how far it reaches, in the place of another. by: ends."""
+        rows, notes = self.export_rows(by), self.table(by).notes
+        feature = self.features[by]
+        for each in (by, name):
+            if each in self.features:
+                self.drop_feature(each)
+        self.features[name], table = feature, self.table(name)
+        table.notes = notes
+        for part in rows:
+            table.add_rows(part)
+
     def drop_feature(self, feature_id: str) -> None:
         """Drops a feature and its rows."""
         feature = self.features.pop(feature_id)
@@ -585,6 +607,7 @@ class ShardState:
                 del self.row_sets[name]
         self.drop_table(feature_id)
         self.drop_table(f"{_RESETS}{feature_id}")
+        self.deferred.drop(feature_id)
 
     def _drop_column(self, runs: list[StoredRun], stored: StoredRun, feature_id: str) -> None:
         """Drops a feature from a run. Its page is written again only where less than half of the rows can be of others."""
@@ -632,9 +655,9 @@ class ShardState:
         """Counts the rows of window state at or above their feature's floor.
 
         A row is an event that a feature keeps, or the events combined into one bucket of a `resolution`; an event that a
-        session or a sequence keeps; or a wait for an absence.
+        session or a sequence keeps, or has still to judge; or a wait for an absence.
         """
-        total = 0
+        total = self.deferred.events
         for feature_id, feature in self.features.items():
             floor = _find_floor(feature)
             total += sum(int((self._load_current(feature, stored).times >= floor).sum()) for stored in feature.runs)
@@ -656,7 +679,7 @@ class ShardState:
         Rows of sessions and sequences count as of the last write of their key. A run across the floor, or with rows of
         emptied keys, is counted row by row if it is in memory, up to a million rows in all; otherwise all its rows count.
         """
-        rows, left = 0, _MAX_COUNTED_ROWS
+        rows, left = self.deferred.events, _MAX_COUNTED_ROWS
         for feature in self.features.values():
             floor, resets = _find_floor(feature), feature.last_reset
             for stored in feature.runs:
@@ -698,6 +721,7 @@ class ShardState:
             assert stored.run is not None
             store.put(run_id, stored.run.encode())
             self.hold(stored)
+        self.deferred.save()
         self._saved_rules = _put_if_changed(store, _RULES, self.book.to_json(), self._saved_rules)
         if self._has_suppressed:
             store.remove(_SUPPRESSED)
@@ -743,6 +767,7 @@ class ShardState:
         self.tables = {
             name: KeyedTable.from_record(name, record, store, self.cache) for name, record in manifest.tables.items()
         }
+        self.deferred = Deferred(manifest.deferred)
         self._saved_rules = decode_text(store.get(_RULES), _RULES)
         self.book.load(self._saved_rules)
         for feature_id, record in manifest.features.items():
@@ -789,6 +814,7 @@ class ShardState:
             row_sets={name: _record_row_set(runs) for name, runs in self.row_sets.items() if runs},
             declared=self.declared,
             lists_commit=self.lists_commit,
+            deferred=self.deferred.records,
         )
 
     def _new_run(self, feature: FeatureState, run: Run) -> StoredRun:

@@ -16,18 +16,8 @@ from lookback.core.explaining.evidence import Activation, ListHistory
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
-from lookback.core.rules.rulebook import (
-    ACTIONS,
-    LIST_CHANGED,
-    WARM,
-    WITH_HISTORY,
-    Entry,
-    LogRow,
-    RuleBook,
-    RuleChange,
-    fill_role,
-    order_changes,
-)
+from lookback.core.rules.rulebook import ACTIONS, LIST_CHANGED, LogRow, RuleBook, RuleChange, fill_role, order_changes
+from lookback.core.rules.versions import WARM, WITH_HISTORY, Entry
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import first_line, join_words
@@ -437,6 +427,8 @@ class Lanes:
         # The versions before one that took over with a history of its own, which none of their alerts emptied.
         self._apart: set[int] = set()
         self._advances = 0
+        # By rule_id and version of those that came into force with a history: how many advances had taken effect before.
+        self._advances_before: dict[tuple[str, int], int] = {}
         changes: list[_LaneChange] = []
         cuts = history.declarations.cuts
         for row in log:
@@ -445,6 +437,8 @@ class Lanes:
             is_warmed = row["message"] == WITH_HISTORY and row["rule_id"] == self._rule_id
             if is_warmed and alert["rule_version"] not in self._lanes:
                 self._apart.update(self._lanes)
+            if row["message"] == WITH_HISTORY:
+                self._advances_before[row["rule_id"], row["version"]] = self._advances
             changes += self._list_changes(row)
             self._advances += row["action"] == "advance"
         for cut in cuts:
@@ -463,12 +457,18 @@ class Lanes:
     def _list_openings(self, log: list[Row], arrival: int | None) -> Iterator[Activation]:
         """Yields an activation for each version that had the history of its windows before the alert's commit.
 
-        It keeps rows from the first commit on, beside the others.
+        It keeps rows from the first commit on, beside the others. The state of a session or a sequence is kept by one version
+        at a time: by that which waits, and then by that which is in force.
         """
         for row in log:
             if row["message"] == WITH_HISTORY and (arrival is None or row["arrival"] < arrival):
-                rule = self._history.find_kept(row["rule_id"], row["version"], row["arrival"])
-                yield Activation(None, f"history of {row['rule_id']} {row['version']}", rule, is_silent=True)
+                rule_id, version, active = row["rule_id"], row["version"], row["arrival"]
+                rule, name = self._history.find_kept(rule_id, version, active), f"history of {rule_id} {version}"
+                if rule is not None and rule.store:
+                    if rule_id != self._rule_id or self._lanes.get(version, self._own) != self._own:
+                        continue
+                    yield Activation(active, name, None, self._advances_before[rule_id, version])
+                yield Activation(None, name, rule, is_silent=True)
 
     def _list_changes(self, row: Row) -> list[_LaneChange]:
         """Lists what a row of rule_log changes."""

@@ -12,7 +12,7 @@ from lookback.core.errors import LookbackError
 from lookback.core.operations.health import RECENT, Figures, Sample, WarmUp, check_health, describe_health, is_healthy
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import WARMING, name_role
-from lookback.core.rules.rulebook import EVALUATED, WARM, Piece
+from lookback.core.rules.versions import EVALUATED, WARM, Piece
 from lookback.core.streams import alerts, metrics
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.metrics import RuleCounts

@@ -19,7 +19,8 @@ from lookback.core.errors import LookbackError, SetupError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
-from lookback.core.rules.rulebook import WITH_STATE, LogRow, RuleChange
+from lookback.core.rules.rulebook import LogRow, RuleChange
+from lookback.core.rules.versions import WITH_STATE
 from lookback.core.streams.alerts import ACTION_STRENGTHS, LATER_COLUMNS, QUEUE
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
 from lookback.core.streams.declaration import Stream

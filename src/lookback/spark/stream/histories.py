@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lookback.core.engine.warming import find_earliest, find_settled
 from lookback.core.state.shard import ShardState
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.parcels import Parcels
@@ -36,7 +37,8 @@ class Waiting(NamedTuple):
     """A version that is warming, as the shards report it.
 
     begun: the last commit of its history; loaded: the pieces that all shards have; earliest: rows of earlier event times, in
-    microseconds, are in no window any more; None if that is not known.
+    microseconds, are in no window any more; None if any may be, or if that is not known. pieces: how many there are in all;
+    0 before the first is loaded. settled: see `find_settled`, as of the last commit of the history.
     """
 
     rule_id: str
@@ -44,6 +46,8 @@ class Waiting(NamedTuple):
     begun: int
     loaded: int = 0
     earliest: int | None = None
+    pieces: int = 0
+    settled: int | None = None
 
     @property
     def name(self) -> str:
@@ -64,7 +68,8 @@ def merge_waiting(reports: Iterable[Mapping[str, Any]]) -> tuple[Waiting, ...]:
             each = Waiting(*row)
             key = each.rule_id, each.version, each.begun
             known = merged.get(key)
-            merged[key] = each if known is None or each.loaded < known.loaded else known
+            fewest = each if known is None or each.loaded < known.loaded else known
+            merged[key] = fewest._replace(pieces=max(each.pieces, known.pieces if known is not None else 0))
     return tuple(merged[key] for key in sorted(merged))
 
 
@@ -75,12 +80,7 @@ def describe_waiting(state: ShardState, watermark: int | None) -> list[list[Any]
         rule = state.book.compile_warming(each)
         if rule is None or each.begun is None or each.is_replayed:
             continue
-        floors = [
-            None if watermark is None else watermark - width if (held := state.features.get(name)) is None or held.floor is None
-            else held.floor
-            for name, width in rule.needs.items()
-        ]  # fmt: skip
-        known = [floor for floor in floors if floor is not None]
-        earliest = min(known) if len(known) == len(floors) else None
-        listed.append([*each.key, each.begun, each.loaded, earliest])
+        earliest = find_earliest(state, rule, watermark)
+        settled = find_settled(rule, each.watermark)
+        listed.append([*each.key, each.begun, each.loaded, earliest, each.pieces, settled])
     return listed

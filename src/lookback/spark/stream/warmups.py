@@ -18,8 +18,8 @@ from lookback.core.engine.warming import find_reason_cold
 from lookback.core.errors import LookbackError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
-from lookback.core.rules.roles import find_roles
-from lookback.core.rules.rulebook import EVALUATED, WITH_STATE, Piece
+from lookback.core.rules.roles import SHADOW, find_roles
+from lookback.core.rules.versions import EVALUATED, WITH_STATE, Piece
 from lookback.core.values.texts import summarize_error
 from lookback.spark.stream.checkpoint import RULES, Checkpoint
 from lookback.spark.stream.dispatch import select_rule_changes
@@ -47,7 +47,8 @@ _PAUSE_SECONDS = 5.0
 class Request:
     """The history that a version needs: the rows of commits up to `through`, divided for so many shards.
 
-    parcels: where its pieces are left, each as `name.PART`; the part is that of the keys, of shards x pieces.
+    parcels: where its pieces are left, each as `name.PART`; the part is that of the keys, of shards x pieces. earliest, settled:
+    see `Waiting`. pieces: how many it must have, since some of them are loaded; 0 for as many as its events need.
     """
 
     rule: CompiledRule
@@ -56,6 +57,8 @@ class Request:
     parcels: Parcels
     name: str
     earliest: int | None = None
+    pieces: int = 0
+    settled: int | None = None
 
 
 class Historian(Protocol):
@@ -192,20 +195,20 @@ class WarmUps:
             rule = self._compile(row["document"])
             if rule is None or row["status"] not in EVALUATED or find_reason_cold(rule) is not None:
                 found.pop(row["rule_id"], None)
-            elif any(held.get(name, -1) < width for name, width in rule.needs.items()):
+            elif any(held.get(name, -1) < width for name, width in _list_needs(rule, row["status"]).items()):
                 found[row["rule_id"]] = Waiting(row["rule_id"], row["version"], judged)
         return list(found.values())
 
-    def _find_held_needs(self, start: int) -> dict[str, int]:
+    def _find_held_needs(self, start: int) -> dict[tuple[str, bool], int]:
         """Returns how far back the rules reach whose rows were there before commit `start` of the rules table."""
-        held: dict[str, int] = {}
+        held: dict[tuple[str, bool], int] = {}
         by_rule: dict[str, list[Row]] = {}
         for row in self.tables.read("rules", version=start - 1).collect() if start else ():
             if row["rule_id"] not in (None, "*"):
                 by_rule.setdefault(row["rule_id"], []).append(row)
         for row in (row for rows in by_rule.values() for row in find_roles(rows).listed):
             rule = self._compile(row["document"]) if row["status"] in WITH_STATE else None
-            for name, width in (rule.needs if rule is not None else {}).items():
+            for name, width in (_list_needs(rule, row["status"]) if rule is not None else {}).items():
                 held[name] = max(width, held.get(name, 0))
         return held
 
@@ -218,7 +221,7 @@ class WarmUps:
             return None
 
     def _find_job(self, waiting: Waiting) -> _Job:
-        return self._jobs.setdefault(waiting._replace(loaded=0, earliest=None), _Job())
+        return self._jobs.setdefault(waiting._replace(loaded=0, earliest=None, pieces=0, settled=None), _Job())
 
     def _begin_or_give_up(self, waiting: Waiting, job: _Job) -> None:
         if job.attempts >= _MOST_ATTEMPTS:
@@ -239,7 +242,10 @@ class WarmUps:
                 plan = self.checkpoint.read_plan()
                 if rule is None or plan is None:
                     raise LookupError(f"there is no row of version {waiting.version} in the rules table")
-                request = Request(rule, waiting.begun, plan.shards, parcels, waiting.name, waiting.earliest)
+                request = Request(
+                    rule, waiting.begun, plan.shards, parcels, waiting.name, waiting.earliest, waiting.pieces,
+                    waiting.settled,
+                )  # fmt: skip
                 pieces = self.historian(self.tables, self.stream, request)
                 parcels.write(ready, str(pieces).encode())
             job.pieces = int(parcels.read(ready))
@@ -285,3 +291,10 @@ class WarmUps:
         """Lists the parcels of versions that are not warming."""
         names = {each.name for each in self._pending}
         return [parcel for parcel in self._parcels.list() if parcel.rpartition(".")[0] not in names]
+
+
+def _list_needs(rule: CompiledRule, status: str) -> dict[tuple[str, bool], int]:
+    """Lists the states that a rule needs, with how far back: those that a version in shadow has to itself are its own."""
+    is_own = status == SHADOW and (bool(rule.store) or rule.spec.reset_on_alert)
+    needs = {**rule.needs, **dict.fromkeys(rule.measured, 0)}
+    return {(name, is_own): width for name, width in needs.items()}

@@ -19,7 +19,7 @@ from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import find_roles
-from lookback.core.rules.rulebook import WITH_STATE
+from lookback.core.rules.versions import WITH_STATE
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.texts import summarize_error
 from lookback.spark.stream.checkpoint import Checkpoint

@@ -1,0 +1,139 @@
+"""Defers the events of a version whose order decides what it keeps, until the history of their keys is there.
+
+A session, and a sequence, go on from what they have at the commit before. So events that arrive while the version is warming
+are kept as they came, each with the watermark that it is judged against, and judged as soon as the piece of history with
+their key is loaded: as if the version had stood in silence from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from lookback.core.errors import StateError
+from lookback.core.judging.measuring import group_keys
+from lookback.core.judging.segment import RuleRun, Timeline
+from lookback.core.judging.sequences import select_taken
+from lookback.core.judging.sessions import open_measures
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.versions import Warming
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import Events
+from lookback.core.values.columns import Column, Mask, Values, from_values
+from lookback.core.values.keycolumns import KeyColumns
+from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.pages import decode_page, encode_page
+from lookback.core.values.types import BOOLEAN, DataType
+from lookback.core.values.windows import SEQUENCE, SESSION
+
+
+def _select_wanted(rule_run: RuleRun) -> Mask:
+    """Marks the events that a session wants: whether it takes a late one shows when it is judged."""
+    open_measures(rule_run.state.table(rule_run.rule.store), rule_run.rule, rule_run.state.high)
+    return rule_run.wanted
+
+
+_SELECTORS: dict[str, Callable[[RuleRun], Mask]] = {SESSION: _select_wanted, SEQUENCE: select_taken}
+
+
+def select_events(rule_run: RuleRun) -> Mask:
+    """Marks the events of a segment that a version which is warming has to judge, now or later."""
+    return _SELECTORS[rule_run.spec.kind](rule_run)
+
+
+def find_pieces(keys: Keys, shards: int, pieces: int) -> Int64s:
+    """Returns per key of a shard the number of the piece of history that has it, from 1 on."""
+    numbers: Int64s = keys.shard(shards * pieces) // shards + 1
+    return numbers
+
+
+def mark_loaded(rule_run: RuleRun, warming: Warming, shards: int) -> Mask:
+    """Marks the events of this shard whose keys have their history already."""
+    grouping = rule_run.grouping
+    if not warming.loaded:
+        return np.zeros(len(rule_run.events), dtype=bool)
+    is_loaded = find_pieces(grouping.distinct, shards, warming.pieces) <= warming.loaded
+    # Events of other shards have no number.
+    return np.append(is_loaded, np.array([False]))[grouping.numbers]
+
+
+def encode_events(rule_run: RuleRun, selected: Mask) -> bytes:
+    """Encodes the selected events of a segment as a page, with the watermarks of their commits."""
+    at, timeline, rule = np.flatnonzero(selected), rule_run.timeline, rule_run.rule
+    indexes, of_commit = np.unique(rule_run.commit_indexes[at], return_inverse=True)
+    columns = [rule_run.events.columns[name] for name, _ in _list_columns(rule, rule_run.stream)]
+    # A call of in_list with an error is neither true nor NULL.
+    errors = [None if column.error is None else column.error[at] for column in columns[-len(rule.memberships) :]]
+    head: list[Values | None] = [
+        timeline.commits[indexes], timeline.before[indexes], timeline.after[indexes], of_commit.astype(np.int64),
+    ]  # fmt: skip
+    return encode_page([*head, *(errors if rule.memberships else ()), *KeyColumns.from_columns(columns, at).encode()])
+
+
+def _decode_events(page: bytes, rule: CompiledRule, stream: Stream) -> tuple[Events, Timeline]:
+    """Decodes what `encode_events` wrote. Raises StateError."""
+    place, names = rule.store, _list_columns(rule, stream)
+    commits, before, after, of_commit, *rest = decode_page(page, place)
+    errors, arrays = rest[: len(rule.memberships)], rest[len(rule.memberships) :]
+    if commits is None or before is None or after is None or of_commit is None:
+        raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
+    stored = KeyColumns.decode(arrays, len(of_commit), place)
+    columns: dict[str, Column] = {}
+    for at, (name, type_) in enumerate(names):
+        error = errors[at - len(names)] if at >= len(names) - len(errors) else None
+        columns[name] = _make_column(type_, stored.values[at], stored.nulls[at], error)
+    return Events(columns, commits[of_commit], stream.event_id, stream.event_time), Timeline(commits, before, after)
+
+
+def list_no_events(rule: CompiledRule, stream: Stream) -> Events:
+    """Makes a list of no events, with the columns that deferred ones have."""
+    columns = {name: from_values(type_, []) for name, type_ in _list_columns(rule, stream)}
+    return Events(columns, np.zeros(0, dtype=np.int64), stream.event_id, stream.event_time)
+
+
+def _list_columns(rule: CompiledRule, stream: Stream) -> list[tuple[str, DataType]]:
+    """Lists the columns of deferred events with their types: fields, then what the events were looked up for."""
+    fields = sorted({*rule.event_fields, stream.event_id, stream.event_time})
+    looked_up = [(membership.name, BOOLEAN) for membership in rule.memberships]
+    return [*((name, stream.fields[name]) for name in fields), *looked_up]
+
+
+def _make_column(type_: DataType, values: Values, unknown: Mask | None, error: Mask | None) -> Column:
+    """Makes a column as it was. unknown: marks NULLs and errors, whose stored values may be of another type."""
+    values = values.astype(type_.storage, copy=False)
+    if unknown is not None and values.dtype == np.dtype(object):
+        values = values.copy()
+        values[unknown] = 0 if type_.is_decimal else None
+    null = unknown if unknown is None or error is None else unknown & ~error
+    return Column(type_, values, null, error)
+
+
+def read_deferred(
+    pages: Iterable[bytes], rule: CompiledRule, stream: Stream, select: Callable[[Keys], Mask], most: int
+) -> Iterator[tuple[Events, Timeline]]:
+    """Yields the deferred events of some keys in order of arrival, with their timeline, in parts of about `most` events.
+
+    select: marks the keys that are meant.
+    """
+    parts: list[tuple[Events, Timeline]] = []
+    for page in pages:
+        events, timeline = _decode_events(page, rule, stream)
+        events = events.take(select(group_keys(rule.group_by, events)))
+        if len(events):
+            parts.append((events, timeline))
+        if sum(len(each) for each, _ in parts) >= most:
+            yield _join(parts)
+            parts = []
+    if parts:
+        yield _join(parts)
+
+
+def _join(parts: list[tuple[Events, Timeline]]) -> tuple[Events, Timeline]:
+    first, *others = (events for events, _ in parts)
+    commits, before, after = (
+        np.concatenate([getattr(timeline, name) for _, timeline in parts]) for name in ("commits", "before", "after")
+    )
+    assert all(one < other for one, other in pairwise(commits.tolist()))
+    return first.join(others), Timeline(commits, before, after)
