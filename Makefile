@@ -9,12 +9,13 @@ PREFETCHED = $(VENV)/.prefetched
 PEERS = $(VENV)/.peers
 AUDITOR = $(VENV)/audit
 FUZZER = $(VENV)/.fuzzer
+BROWSER = $(VENV)/.browser
 BROKER = $(VENV)/.broker
 # Each process takes whole files, in the order of tests/conftest.py, and has a Spark session of its own.
 TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-cluster test-runtimes test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs links release-check check fix clean java
+.PHONY: help setup demo test test-long test-cluster test-runtimes test-browser test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs links release-check check fix clean java chromium
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -39,6 +40,9 @@ test-cluster: setup ## on a Spark cluster of several processes: executors, worke
 
 test-runtimes: setup ## on the Spark of each Databricks Runtime, RUNTIMES of them ("4.0 4.1 4.2", or --brief), with what each brings
 	@$(BIN)/python dev/tools/runtimes.py $(RUNTIMES)
+
+test-browser: setup chromium $(BROWSER) ## the desks of the notebooks in JupyterLab and Chromium; PICTURES=docs/pictures saves what they look like
+	@$(if $(PICTURES),LOOKBACK_PICTURES=$(abspath $(PICTURES)) )$(BIN)/python -m pytest -m browser tests/browser
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core tests/testing
@@ -149,6 +153,12 @@ $(FUZZER): $(INSTALLED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c requirements.lock -e '.[fuzz]'
 	@touch $@
 
+# JupyterLab and what drives a browser: on no path of the product. The browser itself is the system's.
+$(BROWSER): $(INSTALLED)
+	@echo "installing JupyterLab and playwright into $(VENV) (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c requirements.lock -e '.[browser]'
+	@touch $@
+
 # A tool by itself, so that what it needs changes nothing of what is locked.
 $(AUDITOR): $(INSTALLED)
 	@echo "installing the auditor into $(AUDITOR) (once) ..."
@@ -161,3 +171,7 @@ java:
 	if [ "$${version:-0}" -lt 17 ]; then \
 		echo "Java 17 or 21 is needed and $$java $${version:+is Java }$${version:-does not run}: `hint openjdk-17-jre-headless java-17-openjdk-headless openjdk@17`." >&2; exit 1; \
 	fi
+
+# Before JupyterLab is installed; which browsers will do, tests/browser/chromium.py knows.
+chromium: $(INSTALLED)
+	@$(BIN)/python tests/browser/chromium.py

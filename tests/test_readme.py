@@ -47,10 +47,14 @@ def test_commands_are_those_of_the_command_line() -> None:
         _make_parser().parse_args(command)
 
 
+def list_drawn() -> set[str]:
+    return {f"{name}.png" for name in runpy.run_path(str(ROOT / "dev/tools/pictures.py"))["NOTEBOOKS"]}
+
+
 def test_pictures_of_the_notebooks_are_those_that_make_pictures_draws() -> None:
-    drawn = {f"{name}.png" for name in runpy.run_path(str(ROOT / "dev/tools/pictures.py"))["NOTEBOOKS"]}
+    drawn = list_drawn()
     shown = re.findall(r"\[!\[[^\]]+\]\(docs/pictures/([^)]+)\)\]\(notebooks/([^)]+)\)", README)
-    assert {picture for picture, _ in shown} == {path.name for path in (ROOT / "docs/pictures").iterdir()} == drawn
+    assert {picture for picture, _ in shown} == drawn
     assert len(shown) == len(drawn)
     for picture, notebook in shown:
         assert (ROOT / "notebooks" / notebook).is_file()
@@ -58,6 +62,17 @@ def test_pictures_of_the_notebooks_are_those_that_make_pictures_draws() -> None:
         content = (ROOT / "docs/pictures" / picture).read_bytes()
         assert content.startswith(b"\x89PNG")
         assert len(content) < 150_000
+
+
+def test_every_other_picture_is_of_a_desk_and_shown_on_its_page() -> None:
+    others = [path for path in (ROOT / "docs/pictures").iterdir() if path.name not in list_drawn()]
+    pages = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("review.md", "authoring.md"))
+    assert {path.name for path in others} == set(re.findall(r"!\[[^\]]+\]\(pictures/([^)]+)\)", pages))
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/browser").glob("test_*.py"))
+    for path in others:
+        assert f'"{path.stem}"' in tests, "make test-browser PICTURES=docs/pictures draws it"
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size < 150_000
 
 
 def test_it_is_one_screen_and_a_half() -> None:

@@ -63,8 +63,8 @@ def canonical(name: str) -> str:
 def test_lock_has_one_exact_version_of_everything_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = dict(project["optional-dependencies"])
-    # Engines to compare with, and a fuzzer, are large and not for everybody: pinned where they are declared.
-    assert all("==" in requirement for extra in ("bench", "fuzz") for requirement in extras.pop(extra))
+    # Engines to compare with, a fuzzer and JupyterLab are large and not for everybody: pinned where they are declared.
+    assert all("==" in requirement for extra in ("bench", "browser", "fuzz") for requirement in extras.pop(extra))
     declared = [*project["dependencies"], *(requirement for extra in extras.values() for requirement in extra)]
     locked = locked_versions()
     for requirement in map(Requirement, declared):

@@ -27,10 +27,11 @@ EDGES = {
     "critical": "#D55E00", "high": "#B07B00", "medium": "#3D87B8", "low": "#7F7F7F",
     "done": "#008F68", "problem": "#D55E00", "news": "#7F7F7F",
 }  # fmt: skip
-# No text has a colour or a ground of its own; a control that has the focus shows that in the colour of its text.
+# No text has a colour or a ground of its own; a control that has the focus shows that in the colour of its text, which
+# ipywidgets forbids for its fields by `outline: none !important`.
 _STYLE = """
-.lookback-desk button:focus-visible, .lookback-desk select:focus-visible, .lookback-desk input:focus-visible,
-.lookback-desk textarea:focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
+.lookback-desk .jupyter-widgets:focus-visible, .lookback-desk .jupyter-widgets :focus-visible {
+  outline: 2px solid currentColor !important; outline-offset: 1px; }
 .lookback-desk .lookback-text { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.4; height: auto; }
 .lookback-desk .lookback-head { font-weight: 600; }
 .lookback-desk .lookback-list select, .lookback-desk .lookback-list-head { font-family: monospace; line-height: 1.5; }

@@ -333,7 +333,7 @@ def withdraw_reviews(tables: Tables, reviewer: str, reviewed_at: dt.datetime) ->
 
 
 def read_reviews_of(tables: Tables, alert_ids: Iterable[str]) -> dict[str, list[Review]]:
-    """Reads the reviews of alerts by their ids, each in order of time."""
+    """Reads the reviews of some alerts. alert_ids: theirs. Returns the reviews by alert, each alert's in order of time."""
     chosen = _select_ids(tables, _read_reviews(tables), list(alert_ids))
     time = F.unix_micros("reviewed_at").alias("time")
     rows = chosen.select("alert_id", "disposition", "revision", "reviewer", "note", time).collect()

@@ -76,9 +76,9 @@ class Explainer:
         self._known: dict[str, list[_KnownHistory]] = {}
 
     def read_row(self, alert_id: str, revision: int, decided_at: dt.datetime) -> dict[str, Any]:
-        """Reads a row of an alert, of which it is known when it was decided (aware): no other files are read.
+        """Reads the row of an alert's revision. decided_at: its time in the row (aware), so that no other files are read.
 
-        Raises ReviewError if it is not there any more.
+        alert_id: as text. Raises ReviewError if the row is not there any more.
         """
         is_then = F.col("decided_at") == to_timestamp(parse_time(decided_at))
         alerts = self.tables.read("alerts").where(is_then & (F.col("alert_id") == F.lit(alert_id)))
@@ -88,7 +88,7 @@ class Explainer:
         return _read_maps(rows[0])
 
     def explain(self, alert: dict[str, Any], days: float | None = None) -> Explanation:
-        """Explains a row of `alerts` with aware times; see the function `explain`."""
+        """Explains a row of `alerts`. alert: the row, with aware times. days: as for the function `explain`."""
         stream = _find_stream(self._streams, alert["stream"])
         history = self._find_history(stream, alert["decided_at"])
         explained = _explain_by_version(self.tables, stream, history, alert, days)
