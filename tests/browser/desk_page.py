@@ -66,6 +66,7 @@ class DeskPage:
 
     def press(self, name: str) -> str:
         """Presses a button, and returns what the status line says once that is done."""
+        self.notebook.await_idle()
         self.watch_status()
         self.button(name).click()
         return self.await_status()
@@ -74,9 +75,9 @@ class DeskPage:
         """Counts the changes of the status line from now on."""
         self.page.evaluate(_WATCH, _STATUS)
 
-    def await_status(self, timeout: float = ANSWER_MS) -> str:
+    def await_status(self) -> str:
         """Waits until the status line has changed and the kernel has nothing to do; returns what the line says."""
-        self.page.wait_for_function(_HAS_ANSWERED, arg=_STATUS, timeout=timeout)
+        self.page.wait_for_function(_HAS_ANSWERED, arg=_STATUS, timeout=ANSWER_MS)
         self.notebook.await_idle()
         return self.status.inner_text()
 

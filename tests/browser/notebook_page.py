@@ -29,7 +29,13 @@ _READY = """() => {
     return panel?.context?.isReady && panel.sessionContext.isReady
         && panel.sessionContext.session?.kernel?.status === 'idle';
 }"""
-_IS_IDLE = "() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'"
+# A message that was just sent makes the kernel busy a moment later, so it must have been idle for a while.
+_IS_IDLE = """() => {
+    const now = performance.now();
+    if (window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status !== 'idle') window.busyAt = now;
+    window.busyAt ??= now;
+    return now - window.busyAt > 500;
+}"""
 # The command answers nothing as long as JupyterLab does not know that the notebook is the current one.
 _RUN = """() => {
     const {commands, shell} = window.jupyterapp;
@@ -98,6 +104,7 @@ class NotebookPage:
 
     def await_idle(self) -> None:
         """Waits until the kernel has nothing to do."""
+        self.page.evaluate("() => { window.busyAt = performance.now(); }")
         self.page.wait_for_function(_IS_IDLE, timeout=ANSWER_MS)
 
     def read_errors(self) -> str:
