@@ -61,6 +61,7 @@ def account(tables: Tables) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.long
 def test_c3_3_the_account_of_the_last_rounds_adds_up(judged: Tables, tmp_path: Path) -> None:
     # All of it is known already.
     offer(judged, tmp_path, [("a", 0), ("b", 600)])
@@ -79,6 +80,7 @@ def test_c3_3_the_account_of_the_last_rounds_adds_up(judged: Tables, tmp_path: P
     )
 
 
+@pytest.mark.long
 def test_c3_3_what_does_not_add_up_is_said(judged: Tables) -> None:
     assert account(judged)["closes"]
     late = judged.read("late_events")

@@ -138,6 +138,7 @@ def test_c10_2_deleted_events_count_nowhere_and_commands_come_as_they_came(ready
         assert alerts_of(result) == replayed([*rules, *commands], left) != replayed(rules, left)
 
 
+@pytest.mark.long
 def test_c10_2_events_are_counted_by_the_log_as_by_reading_them(
     ready: Tables, spans: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +300,7 @@ def rename(
     return renamed, {f"{name}_{suffix}": values for name, values in varied.items()}
 
 
+@pytest.mark.long
 def test_c10_2_the_command_tries_files_and_ids_and_writes_its_alerts(
     ready: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -227,6 +227,7 @@ def append_alert(tables: Tables, alert_id: str) -> None:
     tables.append(tables.spark.createDataFrame([alert], ALERTS), "alerts")
 
 
+@pytest.mark.long
 def test_a_table_of_an_earlier_release_gets_its_new_columns_from_init_and_a_review_says_so(tables: Tables) -> None:
     reviews = tables.identifier("reviews")
     shutil.rmtree(f"{tables.root}/reviews")
@@ -247,6 +248,7 @@ def test_a_table_of_an_earlier_release_gets_its_new_columns_from_init_and_a_revi
     assert [tuple(row) for row in kept] == [("a", None), ("b", 0)]
 
 
+@pytest.mark.long
 def test_the_dispositions_that_reviews_of_an_earlier_release_take_are_widened_by_init(tables: Tables) -> None:
     reviews = tables.identifier("reviews")
     before = "disposition in ('confirmed', 'false_positive', 'unclear')"

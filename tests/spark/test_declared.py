@@ -55,6 +55,7 @@ def proofs_of(tables: Tables, stream: Stream, **options: Any) -> dict[str | None
         return {row.rule_id: row for row in proofs.rows}
 
 
+@pytest.mark.long
 def test_c10_2_declarations_are_logged_when_they_change_and_proved_and_rebuilt_by(
     ready: Tables, caplog: pytest.LogCaptureFixture
 ) -> None:

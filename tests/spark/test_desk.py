@@ -131,6 +131,7 @@ def test_a_reviewer_works_through_the_queue(judged: Tables) -> None:
     assert waiting(judged) == 5
 
 
+@pytest.mark.long
 def test_a_snooze_and_a_filter_that_shows_what_it_hides(judged: Tables) -> None:
     desk = sit_down(judged)
     alert = current(desk)
@@ -149,6 +150,7 @@ def test_a_snooze_and_a_filter_that_shows_what_it_hides(judged: Tables) -> None:
     assert {each.entity for each in desk.queue.shown} == {alert.entity}
 
 
+@pytest.mark.long
 def test_a_decision_on_a_revision_that_is_not_the_last_is_told_and_the_last_is_opened(judged: Tables) -> None:
     desk = sit_down(judged)
     alert = current(desk)
@@ -164,6 +166,7 @@ def test_a_decision_on_a_revision_that_is_not_the_last_is_told_and_the_last_is_o
     assert [each[:3] for each in reviews(judged)] == [("kim", "confirmed", 0), ("kim", "false_positive", 1)]
 
 
+@pytest.mark.long
 def test_two_people_at_once_see_what_the_other_has_decided(judged: Tables) -> None:
     kim, lee = sit_down(judged, "kim"), sit_down(judged, "lee")
     assert current(kim) == current(lee)
@@ -184,6 +187,7 @@ def test_two_people_at_once_see_what_the_other_has_decided(judged: Tables) -> No
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_an_alert_is_opened_by_the_files_that_it_needs(judged: Tables) -> None:
     records = AlertRecords(judged, STREAMS, reviewer="kim")
     reading = records.read_queue()
@@ -203,6 +207,7 @@ def files_of(tables: Tables, name: str) -> list[Path]:
     return [*Path(tables.path_or_name(name)).glob("**/*.parquet")]
 
 
+@pytest.mark.long
 def test_an_explainer_keeps_rules_until_something_is_written_about_them(judged: Tables) -> None:
     explainer = Explainer(judged, STREAMS)
     first = judged.read("alerts").toArrow().to_pylist()[0]

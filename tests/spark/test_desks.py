@@ -56,6 +56,7 @@ def fill_in(desk: Authoring) -> None:
     find_all(desk, "parameter-value")[0].value = "2"
 
 
+@pytest.mark.long
 def test_a_rule_goes_from_the_form_to_the_running_stream(ready: Tables, tmp_path: Path) -> None:
     """Form, check, quick look, what-if, file and rules table, as a person presses one after the other."""
     append(ready, make_events(60, seed=3))

@@ -49,6 +49,7 @@ def counted_in(rows: DataFrame) -> dict[str, set[str | None]]:
     return dict(found)
 
 
+@pytest.mark.long
 def test_c10_4_an_alert_is_the_row_of_the_last_evaluation_that_wrote_it(ready: Tables):
     begun = dt.datetime.now(dt.timezone.utc) - dt.timedelta(minutes=10)
     before, after = begun - dt.timedelta(minutes=5), begun + dt.timedelta(minutes=5)

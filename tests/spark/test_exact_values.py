@@ -188,6 +188,7 @@ def test_a_typed_value_is_cast_exactly_or_rejected_with_a_remedy(tables: Tables,
     assert wrong == []
 
 
+@pytest.mark.long
 def test_only_an_expression_rounds_and_what_was_rejected_goes_in_once_it_does(tables: Tables, tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_text(f"id,at,a\nx,{AT},12.345\ny,{AT},12.60\n", encoding="utf-8")
@@ -214,6 +215,7 @@ def test_a_line_with_a_key_twice_is_rejected(tables: Tables, tmp_path: Path) -> 
     assert row["reason"] == "a key is written twice in the line, and only one value can count; send it once"
 
 
+@pytest.mark.long
 def test_times_without_a_zone_and_days_without_a_time_are_counted(tables: Tables, tmp_path: Path) -> None:
     times = {
         "a": "2026-01-31T12:00:00Z", "b": "2026-01-31 12:00:00+01:00", "c": "2026-01-31 12:00:00 Europe/Berlin",
@@ -237,6 +239,7 @@ def test_times_without_a_zone_and_days_without_a_time_are_counted(tables: Tables
     assert take(tables, stream(), tmp_path / "y.parquet").assumptions == ""
 
 
+@pytest.mark.long
 def test_what_was_assumed_of_times_is_told_once(
     tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -466,6 +466,7 @@ def test_every_written_expression_is_supported() -> None:
     assert [text for text in written() if _accepted(text) is None] == []
 
 
+@pytest.mark.long
 def test_written_expressions(spark: SparkSession) -> None:
     assert compare(spark, written(), seed=1, probes=25) == []
 

@@ -87,6 +87,7 @@ def reasons(tables: Tables) -> list[tuple[str, str]]:
     return [(row[0], row[1]) for row in rows]
 
 
+@pytest.mark.long
 def test_c3_1_commits_hold_one_file_sorted_by_time_and_id_in_utf8_order(tables: Tables, tmp_path: Path):
     # é is above Z in UTF-8 bytes, 😀 (4 bytes) above \uffff (3 bytes), though not in UTF-16.
     same_time = [{"id": id_, "at": at(50)} for id_ in ("é", "Z", "a", "10", "9", "\U0001f600", "\uffff")]
@@ -153,6 +154,7 @@ def test_c3_3_the_account_closes_with_every_kind_of_row(tables: Tables, tmp_path
     assert "9 offered = 2 ingested + 1 duplicates + 6 rejected" in str(report)
 
 
+@pytest.mark.long
 def test_c4_the_same_file_again_adds_nothing_not_even_rejected_rows(tables: Tables, tmp_path: Path):
     file = json_lines(tmp_path / "x.jsonl", [*events(*range(6)), "{", "{"])
     take(tables, stream(), file)
@@ -190,6 +192,7 @@ def test_c4_of_one_id_within_the_dedupe_window_the_first_stays(tables: Tables, t
     assert [tuple(row) for row in found] == expected
 
 
+@pytest.mark.long
 def test_c4_new_events_among_known_ones_are_all_taken(tables: Tables, tmp_path: Path):
     known, new = events(*range(0, 20, 2)), events(*range(1, 20, 2), first=100)
     take(tables, stream(), json_lines(tmp_path / "1.jsonl", known))
@@ -229,6 +232,7 @@ def test_c4_looking_for_duplicates_skips_files_outside_the_window(tables: Tables
     assert files(0, 400, ids=("e0005", "e0012")) == 2
 
 
+@pytest.mark.long
 def test_c8_killed_between_commits_and_run_again_takes_in_what_is_missing(
     tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -384,6 +388,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tables: Tables, tmp_path: Pa
     assert take(tables, stream(), file).ingested == 1
 
 
+@pytest.mark.long
 def test_continuous_ingest_takes_files_as_they_come_and_once(tables: Tables, tmp_path: Path):
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     json_lines(folder / "1.jsonl", [*events(0, 1), "{"])
@@ -468,6 +473,7 @@ def test_the_options_of_a_source_are_those_that_spark_knows(spark: SparkSession)
         assert {name for name in names if "." not in name} == set(READER_OPTIONS[format_])
 
 
+@pytest.mark.long
 def test_a_file_with_another_separator_is_told_with_the_option_that_reads_it(tables: Tables, tmp_path: Path):
     file = tmp_path / "in.csv"
     for number, separator in enumerate((";", "\t", "|")):
@@ -503,6 +509,7 @@ def test_what_is_drafted_from_a_file_takes_all_of_it_in(tables: Tables, tmp_path
     assert not lacking
 
 
+@pytest.mark.long
 def test_what_the_page_says_of_numbers_and_times_is_so(tables: Tables, tmp_path: Path):
     page = (CONF.parent / "docs/streams.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)`[^|]* \| `(amount|at): (\".*\")` \|$", page, re.MULTILINE)

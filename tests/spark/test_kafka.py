@@ -175,6 +175,7 @@ def test_lines_of_csv_and_several_topics_by_pattern_in_bounded_batches(tables: T
     assert counts(retry_rejected(tables, declared, progress=None)) == (1, 1, 0, 0)
 
 
+@pytest.mark.long
 def test_secrets_come_from_the_environment_and_are_said_nowhere(
     tables: Tables, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ):

@@ -83,6 +83,7 @@ def test_c10_4_the_last_label_by_its_time_counts_and_none_that_became_known_late
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_c10_4_a_review_labels_triggering_and_matched_events_and_never_those_of_a_window(ready: Tables) -> None:
     write(
         ready, "alerts", ALERTS,

@@ -114,6 +114,7 @@ def replayed(lists: list[tuple[dict[str, Any], int | None]], rules: list[dict[st
     return sorted(list_alerts(lookback.replay(rules, EVENTS, STREAM, lists=lists)))
 
 
+@pytest.mark.long
 def test_c11_3_changes_between_commits_are_obeyed_logged_and_replayed_alike(ready: Tables) -> None:
     lists = change_often(ready)
     assert logged(ready) == [
@@ -300,6 +301,7 @@ def test_c11_3_a_running_stream_obeys_a_list_as_it_obeys_a_rule(ready: Tables) -
     assert [tuple(row) for row in rows] == [("lists", "lookback")]
 
 
+@pytest.mark.long
 def test_c11_3_a_stream_goes_on_where_no_list_was_ever_written(ready: Tables) -> None:
     publish(ready, [RULES[0]])
     append(ready, part(1, 1))

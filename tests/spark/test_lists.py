@@ -52,6 +52,7 @@ def counts(report: ListReport) -> tuple[int, ...]:
     return report.offered, report.added, report.changed, report.duplicates, report.rejected, report.values
 
 
+@pytest.mark.long
 def test_c11_3_values_come_change_and_go(ready: Tables) -> None:
     assert (list_names(ready), show_lists(ready)) == ([], [])
     assert counts(add_values(ready, "shops", ["a", "b", "a"], reason="new", author="kim")) == (3, 2, 0, 1, 0, 2)

@@ -113,6 +113,7 @@ def test_11_4_values_and_the_version_are_those_of_the_table_when_the_event_was_t
     assert comments["customers_version"] == "The version of table customers in which ingest looked the event up"
 
 
+@pytest.mark.long
 def test_11_4_what_a_declaration_does_not_take_is_rejected_and_taken_in_when_the_table_is_mended(
     tables: Tables, tmp_path: Path
 ):
@@ -152,6 +153,7 @@ def test_an_ambiguous_key_may_be_as_good_as_none(tables: Tables, tmp_path: Path)
     assert stored(tables) == [("a", None, 0), ("b", "adult", 0)]
 
 
+@pytest.mark.long
 def test_one_version_is_read_whatever_is_written_meanwhile(
     tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -200,6 +202,7 @@ def test_a_table_that_is_missing_or_lacks_a_column_stops_the_ingest_before_anyth
     assert (tables.version("events"), tables.version("rejected_events")) == (0, 0)
 
 
+@pytest.mark.long
 def test_a_table_that_is_gone_or_changed_between_two_batches_stops_a_continuous_ingest_in_words(
     tables: Tables, tmp_path: Path
 ):
@@ -227,6 +230,7 @@ def test_a_table_that_is_gone_or_changed_between_two_batches_stops_a_continuous_
     assert [counts(report) for report in reports[:2]] == [(1, 1, 0, 0)] * 2
 
 
+@pytest.mark.long
 def test_keys_of_several_columns_other_names_and_types_and_values_that_do_not_fit(tables: Tables, tmp_path: Path):
     fields = {"id": "string", "at": "timestamp", "tenant": "string", "payer": "bigint", "payee": "bigint"}
     # The id is a text there. One more row has no such key, and one no such value.
@@ -287,6 +291,7 @@ def test_keys_of_several_columns_other_names_and_types_and_values_that_do_not_fi
     ("missing", "ambiguous", "commit_rows"),
     [(None, "reject", 7), ("reject", None, 1_000), pytest.param(None, None, 7, marks=pytest.mark.long)],
 )
+@pytest.mark.long
 def test_drawn_tables_and_events_are_joined_as_by_hand(
     tables: Tables, tmp_path: Path, missing: str | None, ambiguous: str | None, commit_rows: int
 ):
@@ -329,6 +334,7 @@ def test_11_4_a_table_of_another_schema_has_a_name_of_three_parts(tables: Tables
         spark.sql("DROP SCHEMA spark_catalog.lookback_lookups CASCADE")
 
 
+@pytest.mark.long
 def test_11_4_a_table_of_events_gets_the_columns_as_those_of_other_new_fields(tables: Tables, tmp_path: Path):
     write(tables, [(1, "student")])
     take(tables, stream(), offer(tmp_path / "1.json", ("a", 1)))
@@ -343,6 +349,7 @@ def test_11_4_a_table_of_events_gets_the_columns_as_those_of_other_new_fields(ta
     assert stored(tables) == [("a", None, None), ("b", "student", 0)]
 
 
+@pytest.mark.long
 def test_11_4_records_of_a_topic_are_looked_up_in_the_newest_version_for_each_batch(tables: Tables, broker: Broker):
     topic = broker.create("lookups", 1)
     source = {"format": "kafka", "servers": broker.servers, "topic": topic, "options": {"maxOffsetsPerTrigger": 2}}
@@ -383,6 +390,7 @@ RULE = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_11_4_what_is_judged_is_what_was_stored_also_after_the_table_has_changed(tables: Tables, tmp_path: Path):
     write(tables, [(1, "student"), (2, "premium")])
     declared = stream(LOOKUP)
@@ -407,6 +415,7 @@ def test_11_4_what_is_judged_is_what_was_stored_also_after_the_table_has_changed
     assert {row["event_id"] for row in tables.read("alerts").collect()} == {"c", "d", "f"}
 
 
+@pytest.mark.long
 def test_forget_finds_events_by_what_was_looked_up(tables: Tables, tmp_path: Path):
     write(tables, [(1, "student"), (2, "premium")])
     declared = stream(STRICT)
@@ -421,6 +430,7 @@ def test_forget_finds_events_by_what_was_looked_up(tables: Tables, tmp_path: Pat
     assert tables.read("customers").count() == 2
 
 
+@pytest.mark.long
 def test_the_example_of_the_page_does_what_the_page_says(tables: Tables, tmp_path: Path):
     page = PAGE.read_text(encoding="utf-8").partition("## Look-ups")[2].partition("\n## ")[0]
     (block,) = re.findall(r"^```yaml stream\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -55,6 +55,7 @@ def run(tables: Tables, stream: Any, seconds: float = 60.0) -> Evaluation:
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.long
 def test_metrics_add_up_health_goes_by_them_and_a_rule_watches_them(
     tables: Tables, caplog: pytest.LogCaptureFixture
 ) -> None:

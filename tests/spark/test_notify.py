@@ -155,6 +155,7 @@ def test_receiver_that_is_down_stops_no_other_and_gets_what_it_missed(
     assert "receiver=calls alert=b1 revision=0 given_up" in caplog.text
 
 
+@pytest.mark.long
 def test_message_that_is_refused_is_given_up_and_one_that_fails_holds_up_no_other(tables: Tables) -> None:
     clock, calls = Clock(), Inbox()
     notifier = Notifier(tables, ["payments"], {receiver("calls", give_up_after=HOUR): calls}, since=AT, clock=clock)

@@ -73,6 +73,7 @@ def test_c3_1_stream_equals_replay_however_batches_are_cut(ready: Tables, files_
     assert [row["rule_id"] for row in failed] == ["pair"]
 
 
+@pytest.mark.long
 def test_c8_a_stop_in_the_middle_of_a_batch_ends_the_query_without_an_error(ready: Tables) -> None:
     publish(ready, RULES)
     append(ready, make_events(50, seed=5))
@@ -133,6 +134,7 @@ def test_c3_every_kind_of_rule_gives_what_replay_gives_for_any_cut_and_shard_cou
     assert {row.verdict for row in found} == {"raised", "suppressed", "retracted"}
 
 
+@pytest.mark.long
 def test_c3_2_idle_after_moves_the_watermark_and_silence_raises_alerts(ready: Tables) -> None:
     rules = RulesTable(ready, STREAMS)
     publish(ready, [MORE_RULES[3], MORE_RULES[8]])
@@ -335,6 +337,7 @@ def test_c3_4_times_before_1970_are_times_like_any_other(ready: Tables) -> None:
     assert stored_alerts(ready) == replayed_alerts(lookback.replay([RULES[0]], events, STREAM))
 
 
+@pytest.mark.long
 def test_c3_1_deleted_rows_leave_state_from_their_commit_on(ready: Tables, spark: SparkSession) -> None:
     publish(ready, [rule("seen", when="n >= 1")])
     events = [
@@ -350,6 +353,7 @@ def test_c3_1_deleted_rows_leave_state_from_their_commit_on(ready: Tables, spark
     assert counts == {"d0": "1", "d1": "2", "d2": "2"}
 
 
+@pytest.mark.long
 def test_state_is_pages_in_rocksdb_and_falls_when_the_watermark_passes(ready: Tables, spark: SparkSession) -> None:
     publish(ready, [rule("kept", when="n > 1000")])
     append(ready, make_events(100, seed=2))

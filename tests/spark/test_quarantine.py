@@ -70,6 +70,7 @@ def as_row(document: dict[str, Any], version: int | None = 1, status: str = "act
     return (document["rule_id"], version, status, json.dumps(document))
 
 
+@pytest.mark.long
 def test_c4_bad_rows_are_rejected_alone_while_the_stream_judges(ready: Tables) -> None:
     bad = [
         ("good", 2, "active", "no json"),
@@ -211,6 +212,7 @@ def test_c4_the_engine_publishes_no_quarantine_where_the_author_was_first(ready:
     }
 
 
+@pytest.mark.long
 def test_c4_authors_who_publish_at_once_lose_no_version(ready: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = RulesTable(ready, STREAMS)
     assert rules.push(RULES[0], author="ann") == 1

@@ -134,6 +134,7 @@ def counted(commits: list[list[Event]], arrival: int, own: Event, first: float, 
     return {e[0] for e in taken if oldest <= e[1] <= newest and e[2] == own[2] and e[3] is not None and e[3] > 0}
 
 
+@pytest.mark.long
 def test_c3_events_of_an_alert_are_those_that_stood_when_it_was_judged(tables: Tables):
     chance = random.Random(7)
     commits: list[list[Event]] = []
@@ -176,6 +177,7 @@ def test_c3_events_of_an_alert_are_those_that_stood_when_it_was_judged(tables: T
 # commit 1           0 h ....................... 6 h  -> watermark 6 h - 10 s, late events are taken from 5 h - 10 s on
 # commit 2                       x   y                   x one microsecond before that, y on it
 # commit 3                                   z           judged over what was taken
+@pytest.mark.long
 def test_c3_3_an_event_at_the_allowed_lateness_counts_and_one_before_it_does_not(tables: Tables):
     edge = 5 * 3600 - 10
     commit(tables, [event(1, 0), event(2, 6 * 3600)])
@@ -190,6 +192,7 @@ def test_c3_3_an_event_at_the_allowed_lateness_counts_and_one_before_it_does_not
 
 
 # 0 h [----- 24 hours -----] 24 h     both ends are included; one microsecond earlier is outside
+@pytest.mark.long
 def test_c3_4_both_ends_of_the_window_are_included(tables: Tables):
     commit(tables, [event(1, -1e-6), event(2, 0), event(3, 24 * 3600), event(4, 24 * 3600), event(5, 24 * 3600)])
     evaluate(tables, SPEND)
@@ -225,6 +228,7 @@ def test_what_came_before_the_rule_and_what_a_widened_window_had_forgotten_does_
     assert explained["3"].rule["document"]["window"] == "1 hour"
 
 
+@pytest.mark.long
 def test_an_explanation_says_rule_key_window_measures_and_limits(tables: Tables):
     commit(tables, [event(1, 0, 200), event(2, 60, 150)])
     evaluate(tables, SPEND)
@@ -534,6 +538,7 @@ def test_c10_9_an_alert_is_explained_by_what_its_own_evaluation_obeyed(tables: T
     assert [each["arrival"] for each in explain_event(tables, STREAMS, "again", "3").alerts] == [rows[-1]["arrival"]]
 
 
+@pytest.mark.long
 def test_a_timeline_goes_back_as_many_days_as_asked(tables: Tables):
     commit(tables, [event(day, day * 86_400, 400) for day in range(8)])
     evaluate(tables, SPEND)
@@ -614,6 +619,7 @@ def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(t
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_reports_are_not_in_the_queue_and_have_a_view_of_their_own(tables: Tables, capsys: Any):
     late = START + dt.timedelta(days=1)
     rows = [
@@ -724,6 +730,7 @@ def recent_row(number: int, days: float, **changes: Any) -> dict[str, Any]:
     return alert_row(number, decided_at=dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=days), **changes)
 
 
+@pytest.mark.long
 def test_the_queue_reads_no_files_from_before_it_begins_and_what_is_open_there_is_told(tables: Tables):
     # The old files are gone from the disk: who opens one fails.
     old = [recent_row(1, 120), recent_row(2, 100), recent_row(3, 110, mode="shadow"), recent_row(4, 95)]

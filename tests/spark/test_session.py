@@ -72,6 +72,7 @@ def frozen(folder: str) -> dict[str, str]:
     return dict(json.loads(metadata)["conf"])
 
 
+@pytest.mark.long
 def test_the_shards_are_the_cores_and_the_settings_of_the_session_stay(
     tables: Tables, theirs: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,6 +130,7 @@ def test_c8_a_checkpoint_whose_offset_log_names_its_sources_is_gone_on_with_only
     assert stored_alerts(tables) == replayed_alerts(replay_of_tables(tables))
 
 
+@pytest.mark.long
 def test_the_stream_or_a_setting_says_the_number_of_a_new_checkpoint(tables: Tables, tmp_path: Path) -> None:
     three = Stream.from_dict({**STREAM.to_dict(), "shards": 3})
     assert Stream.from_dict(three.to_dict()) == three

@@ -115,6 +115,7 @@ def test_c11_5_reason_and_end_are_asked_for(desk: Tables) -> None:
     assert desk.read("snoozes").isEmpty()
 
 
+@pytest.mark.long
 def test_c11_5_notifications_wait_and_come_for_what_is_still_open(desk: Tables) -> None:
     came: list[tuple[str, int]] = []
 

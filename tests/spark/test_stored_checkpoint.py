@@ -67,6 +67,7 @@ def test_c8_the_checkpoint_of_an_older_spark_is_gone_on_with_and_that_of_a_newer
 
 
 @pytest.mark.parametrize("stored", STORED, ids=lambda path: path.stem)
+@pytest.mark.long
 def test_c8_the_checkpoint_of_an_earlier_release_is_gone_on_with(
     spark: SparkSession, stored: Path, tmp_path: Path
 ) -> None:

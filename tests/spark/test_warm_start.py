@@ -68,6 +68,7 @@ def replay_warm(document: dict[str, Any], begun: int, active: int) -> list[Alert
     return replayed_alerts(lookback.replay([(row, begun, active)], EVENTS, STREAM))
 
 
+@pytest.mark.long
 def test_a_run_that_does_not_wait_warms_first_and_then_judges(tables: Tables) -> None:
     """11.1: `--once` warms with A = C; rebuild and proof give the same from what was logged."""
     tables.create(STREAM)
@@ -163,6 +164,7 @@ def test_the_stream_goes_on_while_a_version_is_warming(tables: Tables) -> None:
         assert all(row.holds for row in proofs.rows)
 
 
+@pytest.mark.long
 def test_a_history_that_cannot_be_made_lets_the_version_start_cold(tables: Tables) -> None:
     """11.1: after three failures it starts cold, logged."""
 

@@ -116,6 +116,7 @@ IN_WORDS = [["alerts", "--queue"], ["rules", "list"], ["status"]]
 EXPLAINED = ("by-customer", "pair", "sessions", "watched")
 
 
+@pytest.mark.long
 def test_commands_say_the_same_without_a_jvm(
     desk: Tables, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +152,7 @@ def settle(said: tuple[int, str, str]) -> tuple[int, list[Any], list[str]]:
     return code, lines, [line for line in err.splitlines() if line.startswith(("lookback", "The queue", "1 snooze"))]
 
 
+@pytest.mark.long
 def test_change_feed_and_history_are_read_as_spark_reads_them(desk: Tables) -> None:
     def listed(rows: DataFrame) -> list[str]:
         return sorted(str([plain(row[name]) for name in sorted(rows.columns)]) for row in rows.collect())
@@ -186,6 +188,7 @@ def test_change_feed_and_history_are_read_as_spark_reads_them(desk: Tables) -> N
         ("lists", ["lists", "show", "--json"], "'delta.checkpointPolicy' = 'v2'"),
     ],
 )
+@pytest.mark.long
 def test_spark_answers_where_a_table_has_what_only_spark_reads(
     ready: Tables, name: str, words: list[str], feature: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
