@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
+from lookback.core.values.texts import format_figure
 from lookback.desk.parts import (
     TextTable,
     clean_text,
@@ -125,7 +126,7 @@ def draw(figure: Figure) -> Any:
 def _list_figures(figures: Figures, varied: Mapping[str, Sequence[Any]]) -> list[str]:
     values = ", ".join(f"{name} {figures.parameters[name]}" for name in varied) or "as they are"
     ratios = (figures.precision, figures.recall)
-    per_day = "" if figures.alerts_per_day is None else f"{figures.alerts_per_day:,.4g}"
+    per_day = "" if figures.alerts_per_day is None else format_figure(figures.alerts_per_day)
     counts = (figures.keys, figures.flagged, figures.positives)
     return [
         values, f"{figures.alerts:,}", per_day, *(f"{count:,}" for count in counts),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lookback.core.values.texts import count_noun
+from lookback.core.values.texts import count_noun, format_figure
 
 if TYPE_CHECKING:
     from lookback.spark.replay.backtest import Figures
@@ -49,7 +49,7 @@ class Tuning:
         each = self.find(chosen)
         if each is None:
             return f"With {values} nothing was judged; run the backtest with these values."
-        per_day = "" if each.alerts_per_day is None else f", {each.alerts_per_day:,.4g} a day"
+        per_day = "" if each.alerts_per_day is None else f", {format_figure(each.alerts_per_day)} a day"
         ratios = [
             f"{name} {ratio:.0%}" for name in ("precision", "recall") if (ratio := getattr(each, name)) is not None
         ]

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lookback.core.rules.parameters import Parameters
+from lookback.core.values.texts import format_figure
 
 # Keys of a document that change nothing about which alerts it raises.
 _TEXTS = ("tests", "description", "message", "parameters")
@@ -189,4 +190,4 @@ def _make_condition(condition: str, figure: str, is_met: bool, remedy: str) -> C
 
 
 def _write(figure: float | None) -> str:
-    return "none" if figure is None else f"{figure:.4g}"
+    return "none" if figure is None else format_figure(figure)

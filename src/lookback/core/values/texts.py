@@ -54,6 +54,11 @@ def count_noun(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def format_figure(figure: float) -> str:
+    """Returns a figure with four digits, or with all those before its point, such as `0.04762`, `57.6` and `21,620`."""
+    return f"{figure:,.0f}" if abs(figure) >= 1_000 else f"{figure:.4g}"
+
+
 def join_words(words: Sequence[str]) -> str:
     """Returns the words as a list in a sentence, such as `a, b and c`; at least one word."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
