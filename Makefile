@@ -33,7 +33,7 @@ test: setup $(BROKER) ## the tests, with real Spark, Delta and RocksDB
 	@$(BIN)/python -m pytest $(TWO_PROCESSES)
 
 test-long: setup $(BROKER) ## the tests that `make test` leaves out: of rare faults, of lost state, of notebooks in Jupyter
-	@$(BIN)/python -m pytest $(TWO_PROCESSES) -m long
+	@$(BIN)/python -m pytest $(TWO_PROCESSES) -m long --durations=20
 
 test-cluster: setup ## on a Spark cluster of several processes: executors, workers and drivers die in mid-batch
 	@$(BIN)/python -m pytest -m cluster tests/spark/test_cluster.py
