@@ -92,7 +92,9 @@ def reasons(tables: Tables) -> list[tuple[str, str]]:
     return sorted((json.loads(row["raw"])["id"], row["reason"]) for row in rows)
 
 
-def test_11_4_values_and_the_version_are_those_of_the_table_when_the_event_was_taken_in(tables: Tables, tmp_path: Path):
+def test_c11_4_values_and_the_version_are_those_of_the_table_when_the_event_was_taken_in(
+    tables: Tables, tmp_path: Path
+):
     first = write(tables, [(1, "student"), (2, "premium")])
     declared = stream(LOOKUP)
 
@@ -114,7 +116,7 @@ def test_11_4_values_and_the_version_are_those_of_the_table_when_the_event_was_t
 
 
 @pytest.mark.long
-def test_11_4_what_a_declaration_does_not_take_is_rejected_and_taken_in_when_the_table_is_mended(
+def test_c11_4_what_a_declaration_does_not_take_is_rejected_and_taken_in_when_the_table_is_mended(
     tables: Tables, tmp_path: Path
 ):
     write(tables, [(1, "student"), (2, "premium"), (2, "student"), (4, "same"), (4, "same"), (None, "none")])
@@ -317,7 +319,7 @@ def test_drawn_tables_and_events_are_joined_as_by_hand(
 
 
 @pytest.mark.long
-def test_11_4_a_table_of_another_schema_has_a_name_of_three_parts(tables: Tables, spark: SparkSession, tmp_path: Path):
+def test_c11_4_a_table_of_another_schema_has_a_name_of_three_parts(tables: Tables, spark: SparkSession, tmp_path: Path):
     spark.sql("CREATE SCHEMA IF NOT EXISTS spark_catalog.lookback_lookups")
     name = "spark_catalog.lookback_lookups.Clients"
     try:
@@ -335,7 +337,7 @@ def test_11_4_a_table_of_another_schema_has_a_name_of_three_parts(tables: Tables
 
 
 @pytest.mark.long
-def test_11_4_a_table_of_events_gets_the_columns_as_those_of_other_new_fields(tables: Tables, tmp_path: Path):
+def test_c11_4_a_table_of_events_gets_the_columns_as_those_of_other_new_fields(tables: Tables, tmp_path: Path):
     write(tables, [(1, "student")])
     take(tables, stream(), offer(tmp_path / "1.json", ("a", 1)))
 
@@ -350,7 +352,7 @@ def test_11_4_a_table_of_events_gets_the_columns_as_those_of_other_new_fields(ta
 
 
 @pytest.mark.long
-def test_11_4_records_of_a_topic_are_looked_up_in_the_newest_version_for_each_batch(tables: Tables, broker: Broker):
+def test_c11_4_records_of_a_topic_are_looked_up_in_the_newest_version_for_each_batch(tables: Tables, broker: Broker):
     topic = broker.create("lookups", 1)
     source = {"format": "kafka", "servers": broker.servers, "topic": topic, "options": {"maxOffsetsPerTrigger": 2}}
     declared = stream(STRICT, columns={"customer_id": "kafka_key"}, source=source)
@@ -391,7 +393,7 @@ RULE = {
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_11_4_what_is_judged_is_what_was_stored_also_after_the_table_has_changed(tables: Tables, tmp_path: Path):
+def test_c11_4_what_is_judged_is_what_was_stored_also_after_the_table_has_changed(tables: Tables, tmp_path: Path):
     write(tables, [(1, "student"), (2, "premium")])
     declared = stream(LOOKUP)
     streams, folder = {"events": declared}, checkpoint_folder(tables, declared)

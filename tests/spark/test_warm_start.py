@@ -69,7 +69,7 @@ def replay_warm(document: dict[str, Any], begun: int, active: int) -> list[Alert
 
 
 @pytest.mark.long
-def test_a_run_that_does_not_wait_warms_first_and_then_judges(tables: Tables) -> None:
+def test_c11_1_a_run_that_does_not_wait_warms_first_and_then_judges(tables: Tables) -> None:
     """11.1: `--once` warms with A = C; rebuild and proof give the same from what was logged."""
     tables.create(STREAM)
     rules = RulesTable(tables, STREAMS)
@@ -108,7 +108,7 @@ def test_a_run_that_does_not_wait_warms_first_and_then_judges(tables: Tables) ->
     assert not list(Path(checkpoint_folder(tables, STREAM)).glob("lookback-histories/*"))
 
 
-def test_the_stream_goes_on_while_a_version_is_warming(tables: Tables) -> None:
+def test_c11_1_the_stream_goes_on_while_a_version_is_warming(tables: Tables) -> None:
     """11.1: pieces come between the batches; alerts after A are those of a version that stood in silence from the start."""
     may_read, documents = threading.Event(), (LONG, *ORDERED)
     ids = [document["rule_id"] for document in documents]
@@ -165,7 +165,7 @@ def test_the_stream_goes_on_while_a_version_is_warming(tables: Tables) -> None:
 
 
 @pytest.mark.long
-def test_a_history_that_cannot_be_made_lets_the_version_start_cold(tables: Tables) -> None:
+def test_c11_1_a_history_that_cannot_be_made_lets_the_version_start_cold(tables: Tables) -> None:
     """11.1: after three failures it starts cold, logged."""
 
     def fail(*_: object) -> int:

@@ -231,13 +231,13 @@ _ORDERED = ["session", "sequence", "sequence"]
 
 
 @given(warm_cases(_MERGED))
-def test_alerts_equal_those_of_a_version_that_stood_in_silence_from_the_start(case: dict[str, Any]) -> None:
+def test_c11_1_alerts_equal_those_of_a_version_that_stood_in_silence_from_the_start(case: dict[str, Any]) -> None:
     """11.1, 11.2: alerts after A equal those of a replay in which the version is paused before commit 1, and active from A."""
     check_equals_silent(case)
 
 
 @given(warm_cases(_ORDERED))
-def test_sessions_and_sequences_are_judged_to_a_as_if_they_had_stood_in_silence(case: dict[str, Any]) -> None:
+def test_c11_2_sessions_and_sequences_are_judged_to_a_as_if_they_had_stood_in_silence(case: dict[str, Any]) -> None:
     """11.2: what order decides is replayed to A, not merged; alerts that were never written neither suppress nor reset."""
     check_equals_silent(case)
 
@@ -267,13 +267,13 @@ def check_equals_silent(case: dict[str, Any]) -> None:
 
 
 @given(warm_cases(_MERGED))
-def test_a_replay_of_what_was_logged_gives_what_the_stream_gave(case: dict[str, Any]) -> None:
+def test_c11_1_a_replay_of_what_was_logged_gives_what_the_stream_gave(case: dict[str, Any]) -> None:
     """11.1: the log's arrivals C and A are enough for a rebuild or a proof: all alerts of all rules, and late events."""
     check_equals_replay(case)
 
 
 @given(warm_cases(_ORDERED))
-def test_a_replay_of_sessions_and_sequences_gives_what_the_stream_gave(case: dict[str, Any]) -> None:
+def test_c11_2_a_replay_of_sessions_and_sequences_gives_what_the_stream_gave(case: dict[str, Any]) -> None:
     """11.1: as above. A sequence stands in `late_events` from C, a session from A."""
     check_equals_replay(case)
 
