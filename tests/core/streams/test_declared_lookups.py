@@ -37,7 +37,7 @@ def problems(*lookups: Any, **changes: Any) -> dict[str, str]:
     return {problem.place: problem.message for problem in caught.value.problems}
 
 
-def test_11_4_the_fields_of_a_look_up_and_the_version_of_its_table_are_fields_of_the_stream():
+def test_c11_4_the_fields_of_a_look_up_and_the_version_of_its_table_are_fields_of_the_stream():
     declared = stream(LOOKUP)
 
     assert declared.lookups == (
@@ -51,7 +51,7 @@ def test_11_4_the_fields_of_a_look_up_and_the_version_of_its_table_are_fields_of
     assert stream({key if isinstance(key, str) else "on": value for key, value in LOOKUP.items()}) == declared
 
 
-def test_11_4_a_rule_reads_what_was_looked_up_and_the_harness_takes_it_with_the_event():
+def test_c11_4_a_rule_reads_what_was_looked_up_and_the_harness_takes_it_with_the_event():
     harness = lookback.Harness(stream(LOOKUP))
     harness.rule(
         {
@@ -80,7 +80,7 @@ def test_11_4_a_rule_reads_what_was_looked_up_and_the_harness_takes_it_with_the_
     ("table", "version_field"),
     [("customers", "customers_version"), ("prod-1.crm.Customers", "Customers_version"), ("c", "c_version")],
 )
-def test_11_4_the_last_part_of_the_tables_name_is_in_that_of_the_version(table: str, version_field: str):
+def test_c11_4_the_last_part_of_the_tables_name_is_in_that_of_the_version(table: str, version_field: str):
     assert list(stream({**LOOKUP, "table": table}).fields)[-1] == version_field
 
 
@@ -229,7 +229,7 @@ DRAWN = st.fixed_dictionaries(
 
 
 @given(st.lists(DRAWN | ODD, max_size=3))
-def test_11_4_any_look_ups_are_kept_whole_or_refused_each_at_its_place(lookups: list[Any]):
+def test_c11_4_any_look_ups_are_kept_whole_or_refused_each_at_its_place(lookups: list[Any]):
     refused = list_places(lookups)
     assert all(place.startswith("lookups[") for place in refused)
     # One that would be refused alone is refused among the others too, so that all are mended at once.
