@@ -31,6 +31,7 @@ from lookback.core.rules.variants import make_variants
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.times import to_utc
 from lookback.spark.figures import RuleFigures
+from lookback.spark.replay import backtest as backtests
 from lookback.spark.replay import history, tasks
 from lookback.spark.replay.backtest import Backtest, Candidate, Range, backtest
 from lookback.spark.replay.flagging import _pair_by_span
@@ -43,6 +44,9 @@ from spark.test_generated_cases import append as append_rows
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyspark.sql import DataFrame
+
+    from lookback.spark.replay.counting import Counts
     from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -426,9 +430,8 @@ def make_long_sequence() -> list[dict[str, Any]]:
     return [*many, last, far]
 
 
-def list_behind(result: Backtest) -> dict[str, set[str]]:
+def list_behind(events: DataFrame) -> dict[str, set[str]]:
     """Lists the ids of the events behind each standing alert, by its id."""
-    _, events = result._kept[:2]
     rows = events.groupBy("alert_id").agg(F.collect_list("event_id").alias("ids")).collect()
     assert all(len(row["ids"]) == len(set(row["ids"])) for row in rows)
     return {row["alert_id"]: set(row["ids"]) for row in rows}
@@ -436,8 +439,16 @@ def list_behind(result: Backtest) -> dict[str, set[str]]:
 
 @pytest.mark.long
 def test_c10_4_windows_and_long_sequences_flag_in_a_backtest_what_the_stream_says_of_its_own_alerts(
-    ready: Tables, spans: None
+    ready: Tables, spans: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    counted: list[DataFrame] = []
+    count = backtests.count_trials
+
+    def keep(trials: int, last: DataFrame, events: DataFrame, *others: Any) -> Counts:
+        counted.append(events)
+        return count(trials, last, events, *others)
+
+    monkeypatch.setattr(backtests, "count_trials", keep)
     rules = [*WINDOWS, MANY]
     events = [*make_events(300, seed=3), *make_long_sequence()]
     append(ready, events)
@@ -453,7 +464,7 @@ def test_c10_4_windows_and_long_sequences_flag_in_a_backtest_what_the_stream_say
     }
     recorded = live.by_rule().collect()
     with backtest(ready, STREAM, [Candidate(each) for each in rules], rows=False) as result:
-        found = list_behind(result)
+        found = list_behind(counted[0])
         assert found == expected
         assert max(map(len, found.values())) == 251
         names = ("rule_id", "alerts", "keys", "flagged", "labelled", "positives", "precision", "recall")

@@ -100,7 +100,7 @@ def add_commands(command: AddCommand, places: argparse.ArgumentParser) -> None:
 
 def _ingest(options: argparse.Namespace) -> None:
     from lookback.spark.ingest.fields import reads_kafka
-    from lookback.spark.ingest.files import ingest, retry_rejected
+    from lookback.spark.ingest.files import ingest, require_ingest, retry_rejected
 
     settings = load_settings(options)
     stream = settings.stream(options.stream)
@@ -118,6 +118,7 @@ def _ingest(options: argparse.Namespace) -> None:
         return
     else:
         tables = open_tables(settings)
+        require_ingest(tables, stream)
         announce(escape_unprintable(f"reading the events of {options.path or f'stream {stream.name}'}"))
         report = ingest(tables, stream, options.path, format=options.format, progress=progress)
     if wants_json(options):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -228,11 +228,11 @@ def count_alerts_by_role(tables: Tables, name: str, since: dt.datetime) -> dict[
     return {name_role(row["rule_id"], row["mode"]): row["alerts"] for row in tables.query(alerts.TABLE, select)}
 
 
-def read_warm_ups(tables: Tables, stream: Stream) -> list[WarmUp]:
+def read_warm_ups(tables: Tables, stream: Stream) -> Sequence[WarmUp]:
     """Reads which versions of a stream's rules wait for the history of their windows, and how far they are."""
     since = find_warming(tables, stream.name)
     if not since:
-        return []
+        return ()
     listed = RulesTable(tables, {stream.name: stream}).list_rows()
     waiting = [(row.rule_id, row.version) for row in listed if row.status == WARMING]
     named: dict[tuple[str, int], tuple[int, int]] = {}
