@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
+from pandas import factorize
 from sqlglot import exp
 
 from lookback.core.errors import ExpressionError
@@ -102,9 +103,37 @@ class Membership:
 
     def evaluate(self, columns: Mapping[str, Column], times: Int64s, lists: Lists) -> Column:
         """Returns whether the texts are in the list at their times (microseconds, shape (rows,)); NULL for a NULL."""
-        texts = self.text.evaluate(columns, len(times))
+        # A text costs more to make and to look up than a number to compare, and most events have one that others have.
+        at, distinct, rows = _take_distinct({name: columns[name] for name in self.text.fields}, len(times))
+        texts = self.text.evaluate(distinct, rows)
         known = Column(STRING, replace_settled(texts, ~texts.is_known()), texts.null)
-        return Column(BOOLEAN, lists.find(self.list_name, known, times), texts.null, texts.error)
+        until = lists.find_until(self.list_name, known)
+        return Column(
+            BOOLEAN, times < until[at], *(None if each is None else each[at] for each in (texts.null, texts.error))
+        )
+
+
+def _take_distinct(columns: Mapping[str, Column], rows: int) -> tuple[Int64s | slice, Mapping[str, Column], int]:
+    """Takes each value of a single column once: per row the position of its value, the column of values, their number.
+
+    Of several columns, and of one in which equal values may have different texts, all rows are taken as they are.
+    """
+    (name, column), *others = columns.items()
+    is_exact = column.values.dtype.kind in "ib" or column.type == STRING
+    if others or not is_exact or column.error is not None:
+        return slice(None), columns, rows
+    values, null = column.values, column.null
+    if null is not None:
+        # What stands under a NULL has no meaning, and may be nothing that can be compared.
+        values = values[~null]
+    codes, distinct = factorize(values)
+    if null is None:
+        return codes, {name: Column(column.type, distinct)}, len(distinct)
+    # All NULLs are one more value, behind the others.
+    at = np.full(rows, len(distinct), dtype=np.int64)
+    at[~null] = codes
+    behind = np.concatenate([distinct, column.values[:1]])
+    return at, {name: Column(column.type, behind, np.arange(len(behind)) == len(distinct))}, len(behind)
 
 
 def add_memberships(

@@ -247,14 +247,20 @@ class Lists:
     def find(self, name: str, texts: Column, times: Int64s) -> Mask:
         """Marks the texts that are values of a list at their times: before the value expires.
 
-        texts: of type string; whether a NULL is marked means nothing. times: microseconds, shape (rows,). Of a list of kind
-        cidr an address in one of its ranges is a value too. A list that is not there has no values.
+        texts: see `find_until`. times: microseconds, shape (rows,).
+        """
+        mask: Mask = times < self.find_until(name, texts)
+        return mask
+
+    def find_until(self, name: str, texts: Column) -> Int64s:
+        """Finds per text when it ceases to be a value of a list, in microseconds: before all times if it is none.
+
+        texts: of type string; what is found for a NULL means nothing. Of a list of kind cidr an address in one of its ranges
+        is a value too. A list that is not there has no values.
         """
         if name not in self._lists or not len(texts):
-            return np.zeros(len(texts), dtype=bool)
-        keys = encode_keys([texts], len(texts))
-        mask: Mask = times < self._lists[name].find_until(keys, texts.values)
-        return mask
+            return np.full(len(texts), _NO_VALUE, dtype=np.int64)
+        return self._lists[name].find_until(encode_keys([texts], len(texts)), texts.values)
 
     def to_bytes(self) -> bytes:
         """Returns the lists as a page."""
