@@ -72,9 +72,13 @@ def make_button(title: str, act: Callable[[], None], hint: str, *classes: str, w
 def make_field(kind: type[Any], title: str, hint: str, *classes: str, **values: Any) -> Any:
     """Makes a field for input with a title that belongs to it, such as `make_field(ipywidgets.Dropdown, "Rule", ...)`.
 
-    title: a text of the desk's own, never a value. values: those of the widget.
+    title: a text of the desk's own, never a value. values: those of the widget. A text is sent when the field is left or Enter is
+    pressed: what is typed while the kernel works would arrive after a press of the next button. continuous_update=True sends it at
+    every key, for what is checked meanwhile.
     """
     values.setdefault("style", {"description_width": "initial"})
+    if issubclass(kind, ipywidgets.Text | ipywidgets.Textarea):
+        values.setdefault("continuous_update", False)
     field = kind(description=title, **values)
     describe(field, hint)
     return add_classes(field, *classes)

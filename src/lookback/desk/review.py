@@ -404,7 +404,7 @@ class _QueueView:
         )
         self._entity = make_field(
             ipywidgets.Text, "Entity", "Show only alerts whose key contains this text; Enter applies it",
-            "lookback-filter-entity", continuous_update=False, placeholder="part of a key",
+            "lookback-filter-entity", placeholder="part of a key",
         )  # fmt: skip
         self._age = choose("Age", "Show only alerts decided so long ago", "lookback-filter-age", options=list(AGES))
         self._snoozed = choose(
@@ -510,7 +510,7 @@ class _AlertView:
         desk = self._desk
         self._note = make_field(
             ipywidgets.Textarea, "Note", "What you found; it is recorded with the decision", "lookback-note", rows=2,
-            continuous_update=False, layout={"width": "100%"},
+            layout={"width": "100%"},
         )  # fmt: skip
         self._buttons = {
             name: make_button(title, partial(desk.decide, name), "", f"lookback-decide-{name.replace('_', '-')}")

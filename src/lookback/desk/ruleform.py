@@ -189,9 +189,7 @@ class RuleForm:
 
     def _make_value(self, name: str) -> Place:
         title, hint, lines = _VALUES[name]
-        control = (
-            make_area(title, hint, lines) if lines > 1 else make_field(ipywidgets.Text, title, hint, layout=_SHORT)
-        )
+        control = make_area(title, hint, lines) if lines > 1 else _make_text_field(title, hint, layout=_SHORT)
         return self._add(name, control, lambda value, text: rulefields.put_value(text, name, value))
 
     def _make_choice(self, name: str) -> Place:
@@ -204,8 +202,7 @@ class RuleForm:
         return self._add(name, control, lambda value, text: rulefields.put_flag(text, name, value, default))
 
     def _make_part(self, key: str) -> Place:
-        control = make_field(
-            ipywidgets.Text,
+        control = _make_text_field(
             key.capitalize(),
             f"A duration such as 24 hours: `{key}` of the window",
             layout={"width": "220px"},
@@ -232,7 +229,7 @@ class RuleForm:
             "delay": ("up to before", "Its window ends so long before the event, such as 1 day; empty: at the event", "190px"),
         }  # fmt: skip
         for part, (title, hint, width) in fields.items():
-            control = make_field(ipywidgets.Text, title, hint, f"lookback-measure-{part}", layout={"width": width})
+            control = _make_text_field(title, hint, f"lookback-measure-{part}", layout={"width": width})
             row.places[part] = self._add(
                 "measures", control, self._rename(row, "measures") if part == "name" else put(part)
             )
@@ -243,7 +240,7 @@ class RuleForm:
             ("name", "Name", "The name of the parameter"),
             ("value", "Value", "A number, a text or a duration"),
         ):
-            control = make_field(ipywidgets.Text, title, hint, f"lookback-parameter-{part}", layout={"width": "220px"})
+            control = _make_text_field(title, hint, f"lookback-parameter-{part}", layout={"width": "220px"})
             change = self._rename(row, "parameters") if part == "name" else (
                 lambda value, text: rulefields.put_parameter(text, row.key, value)
             )  # fmt: skip
@@ -410,7 +407,12 @@ class _Rows:
 
 def make_area(title: str, hint: str, lines: int) -> Any:
     """Makes a field for a text of several lines."""
-    return make_field(ipywidgets.Textarea, title, hint, rows=lines, layout=_WIDE)
+    return make_field(ipywidgets.Textarea, title, hint, rows=lines, layout=_WIDE, continuous_update=True)
+
+
+def _make_text_field(title: str, hint: str, *classes: str, layout: Any) -> Any:
+    """Makes a field for a short text, which is checked while one types."""
+    return make_field(ipywidgets.Text, title, hint, *classes, layout=layout, continuous_update=True)
 
 
 def _make_dropdown(title: str, hint: str, *classes: str, options: Sequence[str] = ()) -> Any:
