@@ -39,8 +39,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 ROOT = Path(__file__).parents[2]
 _QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 _PATIENCE_SECONDS = 300
-# By another key than all rules before it, so that the running query does not send what it needs.
-BY_AMOUNT = rule("by-amount", group_by=["amount"], measures={"n": "count(*)"}, when="n > 1", message="{n}")
+# By another key than all rules before it, so that the running query does not send what it needs. Without history, as in the
+# replay: of what was there before, the moment of its activation would decide.
+BY_AMOUNT = rule(
+    "by-amount", group_by=["amount"], measures={"n": "count(*)"}, when="n > 1", message="{n}", warm_start=False
+)
 
 
 @pytest.fixture(scope="module")
