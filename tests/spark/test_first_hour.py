@@ -16,7 +16,7 @@ from lookback.spark.review import open_queue
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.usefixtures("usual_queries")]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 ORDERS = """order_id;ordered_at;customer;amount;status
 1;01.03.2026 10:00;Ann;20,00;PAID
 2;01.03.2026 11:00;Ann;20,00;PAID
