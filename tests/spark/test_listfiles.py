@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from lookback.core.errors import StoreFailed
@@ -38,7 +37,7 @@ def added(value: str, rows: int = 1, list_: str = "a", expires_at: int | None = 
 
 
 def members(lists: Lists, name: str = "a", time: int = 0) -> set[str]:
-    found = lists.find(name, from_values(STRING, VALUES), np.full(len(VALUES), time, dtype=np.int64))
+    found = time < lists.find_until(name, from_values(STRING, VALUES))
     return {value for value, is_in in zip(VALUES, found.tolist(), strict=True) if is_in}
 
 

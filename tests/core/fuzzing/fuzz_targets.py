@@ -200,7 +200,7 @@ def page(data: bytes) -> None:
     with contextlib.suppress(StateError):
         lists = Lists.from_bytes(data, "page 7")
         for name in lists.names:
-            lists.find(name, from_values(STRING, ["10.0.0.1"]), np.zeros(1, dtype=np.int64))
+            lists.find_until(name, from_values(STRING, ["10.0.0.1"]))
         Lists.from_bytes(lists.to_bytes())
     for record in (
         [{}, [[0, 1]]],

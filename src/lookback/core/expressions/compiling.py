@@ -27,7 +27,7 @@ from lookback.core.values.columns import Column
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS, Limits
 from lookback.core.values.lists import Lists
-from lookback.core.values.types import BOOLEAN, NULL, STRING, DataType
+from lookback.core.values.types import BOOLEAN, NULL, STRING, TIMESTAMP, DataType
 
 # The limits of canonical SQL, which can be longer and deeper than the text it comes from; that text was checked.
 _CANONICAL = Limits(
@@ -107,10 +107,8 @@ class Membership:
         at, distinct, rows = _take_distinct({name: columns[name] for name in self.text.fields}, len(times))
         texts = self.text.evaluate(distinct, rows)
         known = Column(STRING, replace_settled(texts, ~texts.is_known()), texts.null)
-        until = lists.find_until(self.list_name, known)
-        return Column(
-            BOOLEAN, times < until[at], *(None if each is None else each[at] for each in (texts.null, texts.error))
-        )
+        until = Column(TIMESTAMP, lists.find_until(self.list_name, known), texts.null, texts.error).take(at)
+        return replace(until, type=BOOLEAN, values=times < until.values)
 
 
 def _take_distinct(columns: Mapping[str, Column], rows: int) -> tuple[Int64s | slice, Mapping[str, Column], int]:
@@ -120,20 +118,17 @@ def _take_distinct(columns: Mapping[str, Column], rows: int) -> tuple[Int64s | s
     """
     (name, column), *others = columns.items()
     is_exact = column.values.dtype.kind in "ib" or column.type == STRING
-    if others or not is_exact or column.error is not None:
+    if others or not is_exact or column.error is not None or not rows:
         return slice(None), columns, rows
-    values, null = column.values, column.null
-    if null is not None:
-        # What stands under a NULL has no meaning, and may be nothing that can be compared.
-        values = values[~null]
-    codes, distinct = factorize(values)
-    if null is None:
-        return codes, {name: Column(column.type, distinct)}, len(distinct)
+    # What stands under a NULL has no meaning, and may be nothing that can be compared.
+    is_known = column.is_known()
+    codes, distinct = factorize(column.values[is_known])
     # All NULLs are one more value, behind the others.
     at = np.full(rows, len(distinct), dtype=np.int64)
-    at[~null] = codes
-    behind = np.concatenate([distinct, column.values[:1]])
-    return at, {name: Column(column.type, behind, np.arange(len(behind)) == len(distinct))}, len(behind)
+    at[is_known] = codes
+    some = np.zeros(len(distinct) + 1, dtype=np.int64)
+    some[at] = np.arange(rows)
+    return at, {name: column.take(some)}, len(some)
 
 
 def add_memberships(

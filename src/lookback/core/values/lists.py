@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from lookback.core.errors import StateError
-from lookback.core.values.columns import Column, Mask, Values, from_values
+from lookback.core.values.columns import Column, Values, from_values
 from lookback.core.values.keys import Int64s, Keys, encode_keys
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.types import STRING
@@ -244,16 +244,8 @@ class Lists:
             lists[name] = _change_list(lists.get(name, _List()), listed)
         return Lists(max(commits, default=None), lists)
 
-    def find(self, name: str, texts: Column, times: Int64s) -> Mask:
-        """Marks the texts that are values of a list at their times: before the value expires.
-
-        texts: see `find_until`. times: microseconds, shape (rows,).
-        """
-        mask: Mask = times < self.find_until(name, texts)
-        return mask
-
     def find_until(self, name: str, texts: Column) -> Int64s:
-        """Finds per text when it ceases to be a value of a list, in microseconds: before all times if it is none.
+        """Finds per text when it ceases to be a value of a list, in microseconds: no time is before that of one that is none.
 
         texts: of type string; what is found for a NULL means nothing. Of a list of kind cidr an address in one of its ranges
         is a value too. A list that is not there has no values.
