@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -228,7 +228,7 @@ def count_alerts_by_role(tables: Tables, name: str, since: dt.datetime) -> dict[
     return {name_role(row["rule_id"], row["mode"]): row["alerts"] for row in tables.query(alerts.TABLE, select)}
 
 
-def read_warm_ups(tables: Tables, stream: Stream) -> Sequence[WarmUp]:
+def read_warm_ups(tables: Tables, stream: Stream) -> tuple[WarmUp, ...]:
     """Reads which versions of a stream's rules wait for the history of their windows, and how far they are."""
     since = find_warming(tables, stream.name)
     if not since:
@@ -242,7 +242,8 @@ def read_warm_ups(tables: Tables, stream: Stream) -> Sequence[WarmUp]:
             piece = Piece.from_document(read_document(row["document"]))
             key = piece.rule_id, piece.version
             named[key] = max(named.get(key, (0, 0)), (piece.piece, piece.pieces))
-    return [WarmUp(*key, _to_utc(since[key]), *named.get(key, (0, 0))) for key in sorted(waiting) if key in since]
+    known = (key for key in sorted(waiting) if key in since)
+    return tuple(WarmUp(*key, _to_utc(since[key]), *named.get(key, (0, 0))) for key in known)
 
 
 def _read_samples(tables: Tables, name: str, now: dt.datetime) -> tuple[list[Sample], Row | None]:
