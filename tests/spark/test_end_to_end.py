@@ -32,7 +32,7 @@ def recompute_alerts(rows: pd.DataFrame) -> dict[str, set[int]]:
 
 
 # Four days of the slice, or all twelve.
-@pytest.mark.parametrize("count", [40_000, pytest.param(120_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [40_000, 120_000])
 @pytest.mark.long
 def test_alerts_of_two_rules_over_the_slice_equal_a_plain_recomputation(
     created: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int

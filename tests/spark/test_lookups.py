@@ -291,7 +291,7 @@ def test_keys_of_several_columns_other_names_and_types_and_values_that_do_not_fi
 
 @pytest.mark.parametrize(
     ("missing", "ambiguous", "commit_rows"),
-    [(None, "reject", 7), ("reject", None, 1_000), pytest.param(None, None, 7, marks=pytest.mark.long)],
+    [(None, "reject", 7), ("reject", None, 1_000), (None, None, 7)],
 )
 @pytest.mark.long
 def test_drawn_tables_and_events_are_joined_as_by_hand(
