@@ -1,9 +1,11 @@
-"""The rows of commits are counted by the log of a table where it says all, and by nothing less."""
+"""The log of a table says how many rows its commits have, where it says all, and which of them have lost their files."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from growth import grows_in_proportion
 from lookback.core.values.times import parse_time
-from lookback.spark.tables.history import list_inserted_rows
+from lookback.spark.tables.history import find_commits_without_files, list_inserted_rows
 from lookback.spark.tables.lakehouse import commit_file
 
 FIRST, LAST = "2024-03-04T10:00:00.000Z", "2024-03-04T10:00:00.001Z"
@@ -88,3 +90,27 @@ def test_c10_2_counting_the_rows_of_commits_by_the_log_grows_in_proportion_to_th
         return seconds
 
     assert grows_in_proportion(seconds_for, 500)
+
+
+def test_c11_1_a_commit_that_is_written_while_files_are_listed_has_lost_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the history that a rule starts with would begin there, without all that came before."""
+    (tmp_path / "_delta_log").mkdir()
+
+    def commit(version: int) -> None:
+        (tmp_path / f"{version}.parquet").touch()
+        action = {"add": {"path": f"{version}.parquet", "dataChange": True}}
+        commit_file(tmp_path, version).write_text(json.dumps(action))
+
+    def list_and_commit(folder: Path) -> Iterator[Any]:
+        yield from list_files(folder)
+        commit(2)
+
+    list_files = os.walk
+    for version in (0, 1):
+        commit(version)
+    monkeypatch.setattr(os, "walk", list_and_commit)
+    assert list(find_commits_without_files(tmp_path, 0)) == []
+    (tmp_path / "1.parquet").unlink()
+    assert list(find_commits_without_files(tmp_path, 0)) == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from lookback.core.errors import LookbackError, ReviewError, RuleError, SetupErr
 from lookback.core.expressions.compiling import compile_expression
 from lookback.core.expressions.syntax import LookbackSql
 from lookback.core.streams.declaration import Stream
+from lookback.core.values.times import parse_time
 from lookback.core.values.types import parse_type
 from lookback.spark.ingest.fields import find_source_columns
 from lookback.spark.ingest.files import ingest
@@ -24,6 +26,7 @@ from lookback.spark.review import explain, open_queue, record_review
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.stream.rebuild import find_highest_before
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 from payins import publish
@@ -120,6 +123,22 @@ def test_hostile_root_file_fields_and_values_change_nothing(created: Tables, tmp
     assert tables.read("rules").count() == 1
     assert not list(tmp_path.rglob("ran"))
     assert not Path("ran").exists()
+
+
+def test_c11_1_the_time_before_a_history_is_found_where_the_events_have_a_column_of_late_events(tables: Tables) -> None:
+    tables.create(STREAM)
+    others = (None, None, None, None, None, None, None, None)
+    for number, seconds in ((1, 7), (2, 5), (3, 9)):
+        at = dt.datetime(2026, 3, 1, 0, 0, seconds, tzinfo=dt.timezone.utc)
+        row = (f"e{number}", at, *others)
+        tables.append(
+            tables.spark.createDataFrame(
+                [row[: len(STREAM.fields)]], tables.read(STREAM.name).drop("ingested_at").schema
+            ).withColumn("ingested_at", F.lit(at)),
+            STREAM.name,
+        )
+    assert find_highest_before(tables, STREAM, 3) == parse_time("2026-03-01T00:00:07Z")
+    assert find_highest_before(tables, STREAM, 1) is None
 
 
 # Every word here ended the stream of whoever used it as a field, or lost its events.

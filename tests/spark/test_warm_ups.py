@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +15,7 @@ import pytest
 
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.versions import Piece
+from lookback.spark.replay.tasks import give_way
 from lookback.spark.stream import warmups
 from lookback.spark.stream.checkpoint import Checkpoint, Plan
 from lookback.spark.stream.histories import Histories, Waiting, merge_waiting, name_part
@@ -126,6 +130,28 @@ def test_a_driver_that_was_killed_goes_on_with_what_is_there(checkpoint: Checkpo
     (checkpoint.folder / "warming.json").write_text(json.dumps([list(WAITING)]))
     start(checkpoint, rules, historian).prepare()
     assert ([piece.piece for piece in rules.pieces], len(historian.requests)) == ([1, 2], 1)
+
+
+def test_c11_1_a_history_gives_way_to_a_stream_that_goes_on_beside_it(checkpoint: Checkpoint) -> None:
+    rules, historian = Rules(), Historian()
+    beside = start(checkpoint, rules, historian)
+    beside.note(report(1, WAITING))
+    follow(beside)
+    start(checkpoint, rules, historian).note(report(2, WAITING._replace(begun=9)))
+    start(checkpoint, rules, historian).prepare()
+    assert [request.is_beside for request in historian.requests] == [True, False]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux alone")
+def test_what_gives_way_leaves_the_priority_of_its_worker_as_it_was() -> None:
+    def find_priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    own = find_priority()
+    found = list(give_way(find_priority() for _ in range(3)))
+    assert (found, find_priority()) == ([10] * 3, own)
+    with pytest.raises(ZeroDivisionError):
+        list(give_way(1 // number for number in (1, 0)))
 
 
 def test_a_seam_that_moved_has_a_history_of_its_own(checkpoint: Checkpoint) -> None:

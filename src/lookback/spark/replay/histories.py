@@ -125,7 +125,7 @@ def _make_plan(tables: Tables, stream: Stream, request: Request, history: Histor
         [request.rule], first, waiting, {stream.name: widened}, erases=True,
         declarations=course.declarations.with_limits(widened), lists=course.lists,
         high=find_highest_before(tables, stream, history.first) if history.first else None,
-        history=HistoryPlace(request.parcels, request.name),
+        history=HistoryPlace(request.parcels, request.name, request.is_beside),
     )  # fmt: skip
 
 

@@ -7,13 +7,17 @@ spans one after the other, with its state in memory.
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -71,6 +75,7 @@ if TYPE_CHECKING:
 
     from lookback.spark.replay.saved import SavedState
 
+_T = TypeVar("_T")
 # A task judges about so many events in all, so that its state and its blocks stay small.
 _SHARD_EVENTS = 5_000_000
 _MAX_SHARDS = 400
@@ -111,6 +116,8 @@ _LABEL_BYTES = 32
 # The span of blocks that are pages of a saved state.
 _BEFORE = -1
 _PROGRESS_SECONDS = 2.0
+# A tenth of the weight of others on Linux; see sched(7).
+_LOW_PRIORITY = 10
 
 
 @dataclass(frozen=True)
@@ -142,12 +149,18 @@ class Plan:
     warmed: Sequence[Warmed] = ()
     history: HistoryPlace | None = None
 
+    @property
+    def gives_way(self) -> bool:
+        """True if a stream goes on beside, which comes first."""
+        return self.history is not None and self.history.gives_way
+
 
 class HistoryPlace(NamedTuple):
-    """The parcels of a history, and the name that they have there."""
+    """The parcels of a history, and the name that they have there. gives_way: True leaves a core to the stream meanwhile."""
 
     parcels: Parcels
     name: str
+    gives_way: bool
 
 
 class Tried(NamedTuple):
@@ -257,12 +270,15 @@ def judge(
         shards = count_shards(events, count_cores(spark)) if saved is None else saved.shards
     labels, coverage = tuple(find_shard_labels(spark, shards)), find_coverage(plan.rules)
     declarations = plan.declarations or Declarations.of(stream)
-    dispatch = _SpanDispatch(BlockBuilder(declarations, labels), coverage, tuple(spans), plan.erases)
-    sent = select_changes(rows, declarations, coverage.fields)
+    dispatch = _SpanDispatch(BlockBuilder(declarations, labels), coverage, tuple(spans), plan.erases, plan.gives_way)
+    sent, tasks = select_changes(rows, declarations, coverage.fields), shards
+    if plan.gives_way:
+        tasks = max(1, min(shards, count_cores(spark) - 1))
+        sent = sent.coalesce(tasks)
     blocks = sent.mapInArrow(dispatch, _SPAN_BLOCKS)
     if saved is not None:
         blocks = blocks.unionByName(saved.read(spark).withColumn(_SPAN, F.lit(_BEFORE)))
-    blocks = blocks.repartition(shards, "shard").sortWithinPartitions(_SPAN)
+    blocks = blocks.repartition(tasks, "shard").sortWithinPartitions("shard", _SPAN)
     return Answers(blocks, _Judge(stream, labels, plan), shards, progress)
 
 
@@ -274,9 +290,14 @@ class _SpanDispatch:
     coverage: Coverage
     spans: tuple[int, ...]
     erases: bool
+    gives_way: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the blocks of `batches`; called by Spark's mapInArrow."""
+        blocks = self._pack(batches)
+        return give_way(blocks) if self.gives_way else blocks
+
+    def _pack(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Without coverage a block has the marks of its events alone, by which the watermark moves.
         of_deleted = (DELETED, self.coverage) if self.erases else (INSERTED, Coverage())
         for chunk in merge_batches(batches):
@@ -292,15 +313,18 @@ class _SpanDispatch:
 
 @dataclass(frozen=True)
 class _Judge:
-    """Judges the blocks of shards, span by span."""
+    """Judges the blocks of shards, one shard after the other, span by span."""
 
     stream: Stream
     labels: tuple[str, ...]
     plan: Plan
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the answers of the shards in `batches`, which are sorted by span; called by Spark's mapInArrow."""
-        shards: dict[str, _Shard] = {}
+        """Yields the answers of the shards in `batches`, which are sorted by shard and span; called by Spark's mapInArrow."""
+        answers = self._judge(batches)
+        return give_way(answers) if self.plan.gives_way else answers
+
+    def _judge(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = (
             (label, span, payload)
             for batch in batches
@@ -308,21 +332,35 @@ class _Judge:
                 batch["shard"].to_pylist(), batch[_SPAN].to_pylist(), batch["payload"], strict=True
             )
         )
-        for (label, span), blocks in groupby(rows, key=lambda row: row[:2]):
-            if label not in shards:
-                shards[label] = _Shard(self.stream, self.labels, label, self.plan)
-            payloads = (block.as_py() for _, _, block in blocks)
-            if span == _BEFORE:
-                shards[label].load(payloads)
-                continue
-            with pause_collector():
-                yield _to_batch(shards[label].judge(payloads))
-        for shard in shards.values() if self.plan.keeps_state else ():
-            for answer in shard.save():
-                yield _to_batch([answer])
-        if self.plan.history is not None:
-            for shard in shards.values():
+        for label, of_shard in groupby(rows, key=itemgetter(0)):
+            shard = _Shard(self.stream, self.labels, label, self.plan)
+            for span, blocks in groupby(of_shard, key=itemgetter(1)):
+                payloads = (block.as_py() for _, _, block in blocks)
+                if span == _BEFORE:
+                    shard.load(payloads)
+                    continue
+                with pause_collector():
+                    yield _to_batch(shard.judge(payloads))
+            if self.plan.keeps_state:
+                yield from (_to_batch([answer]) for answer in shard.save())
+            if self.plan.history is not None:
                 shard.leave_history(self.plan.rules[0], self.plan.history)
+
+
+def give_way(batches: Iterator[_T]) -> Iterator[_T]:
+    """Yields `batches`, each made in a thread that seldom gets a processor that others want.
+
+    A worker of Spark serves the stream too, and no process may raise its priority again; a thread ends.
+    """
+    with ThreadPoolExecutor(1, "history", _lower_priority) as thread:
+        while (batch := thread.submit(next, batches, None).result()) is not None:
+            yield batch
+
+
+def _lower_priority() -> None:
+    # Elsewhere the number of a thread may be that of another process.
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
 
 
 def _to_batch(answers: Sequence[tuple[str, bytes]]) -> pa.RecordBatch:

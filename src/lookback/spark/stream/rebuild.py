@@ -251,10 +251,13 @@ def find_highest_before(tables: Tables, stream: Stream, start: int) -> int | Non
 def _find_highest(tables: Tables, stream: Stream, start: int, version: int | None) -> int | None:
     """Finds the highest time of the events that the table has at a version (None: now) and had before commit `start`."""
     own = F.col("stream") == stream.name
-    future = tables.read("late_events").where(own & (F.col("late_by_us") < 0)).select("event_id")
+    # The stream's own column may have that name too.
+    future = (
+        tables.read("late_events").where(own & (F.col("late_by_us") < 0)).select(F.col("event_id").alias("_future"))
+    )
     new = tables.read_changes(stream.name, start, version).where(F.col("_change_type") == "insert")
     old = tables.read_events(stream.name, version).join(new, [stream.event_id, stream.event_time], "left_anti")
-    old = old.join(future, F.col(stream.event_id).cast("string") == F.col("event_id"), "left_anti")
+    old = old.join(future, F.col(stream.event_id).cast("string") == F.col("_future"), "left_anti")
     row = old.agg(F.max(F.unix_micros(F.col(stream.event_time)))).head()
     return None if row is None or row[0] is None else int(row[0])
 

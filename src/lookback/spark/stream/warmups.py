@@ -48,7 +48,8 @@ class Request:
     """The history that a version needs: the rows of commits up to `through`, divided for so many shards.
 
     parcels: where its pieces are left, each as `name.PART`; the part is that of the keys, of shards x pieces. earliest, settled:
-    see `Waiting`. pieces: how many it must have, since some of them are loaded; 0 for as many as its events need.
+    see `Waiting`. pieces: how many it must have, since some of them are loaded; 0 for as many as its events need. is_beside:
+    whether the stream goes on meanwhile.
     """
 
     rule: CompiledRule
@@ -59,6 +60,7 @@ class Request:
     earliest: int | None = None
     pieces: int = 0
     settled: int | None = None
+    is_beside: bool = True
 
 
 class Historian(Protocol):
@@ -164,7 +166,7 @@ class WarmUps:
     def _prepare(self, waiting: Waiting) -> None:
         job = self._find_job(waiting)
         while job.pieces is None and job.attempts < _MOST_ATTEMPTS:
-            self._make(waiting, job)
+            self._make(waiting, job, is_beside=False)
         if job.pieces is not None:
             for number in range(max(waiting.loaded, job.published) + 1, job.pieces + 1):
                 self._publish(waiting, job, number)
@@ -233,7 +235,7 @@ class WarmUps:
             )
             job.thread.start()
 
-    def _make(self, waiting: Waiting, job: _Job) -> None:
+    def _make(self, waiting: Waiting, job: _Job, *, is_beside: bool = True) -> None:
         """Makes a history, unless an earlier start has."""
         parcels, ready, started = self._parcels, f"{waiting.name}.{_READY}", time.monotonic()
         try:
@@ -244,7 +246,7 @@ class WarmUps:
                     raise LookupError(f"there is no row of version {waiting.version} in the rules table")
                 request = Request(
                     rule, waiting.begun, plan.shards, parcels, waiting.name, waiting.earliest, waiting.pieces,
-                    waiting.settled,
+                    waiting.settled, is_beside,
                 )  # fmt: skip
                 pieces = self.historian(self.tables, self.stream, request)
                 parcels.write(ready, str(pieces).encode())

@@ -41,7 +41,20 @@ def find_first_readable(tables: Tables, name: str) -> int:
     folder = tables.local_folder(name)
     if folder is None:
         return first
-    return max([first, *(commit + 1 for commit in _find_commits_without_files(folder, first))])
+    return max([first, *(commit + 1 for commit in find_commits_without_files(folder, first))])
+
+
+def find_commits_without_files(folder: Path, first: int) -> Iterator[int]:
+    """Yields the commits from `first` on that have lost a file that the change feed reads."""
+    present = {
+        Path(place, file).relative_to(folder).as_posix() for place, _, files in os.walk(folder) for file in files
+    }
+    version = first
+    while (log := commit_file(folder, version)).exists():
+        # Others may have written it since the files were listed. Some logs have whole paths.
+        if any(path not in present and not (folder / path).exists() for path in _list_change_files(read_actions(log))):
+            yield version
+        version += 1
 
 
 def require_commits(tables: Tables, name: str, reread: int, resume: int, stream: str, last_batch: str | None) -> None:
@@ -130,18 +143,6 @@ def _find_gap(tables: Tables, name: str, version: int) -> int | None:
 def _read_commit_time(tables: Tables, name: str, version: int) -> str | None:
     rows = tables.history(name).where(f"version = {version:d}").selectExpr("unix_micros(timestamp)").collect()
     return str(to_text(to_utc(rows[0][0]))) if rows else None
-
-
-def _find_commits_without_files(folder: Path, first: int) -> Iterator[int]:
-    """Yields the commits from `first` on that have lost a file that the change feed reads."""
-    present = {
-        Path(place, file).relative_to(folder).as_posix() for place, _, files in os.walk(folder) for file in files
-    }
-    version = first
-    while (log := commit_file(folder, version)).exists():
-        if any(path not in present and not Path(path).exists() for path in _list_change_files(read_actions(log))):
-            yield version
-        version += 1
 
 
 def _list_change_files(actions: list[dict[str, Any]]) -> list[str]:
