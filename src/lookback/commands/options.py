@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import signal
 import sys
 from collections.abc import Callable
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 FOUND_PROBLEMS, WRONG_USE = 1, 2
 _Answer = TypeVar("_Answer")
-# Packages that read Delta without Spark.
-_READER = ("deltalake", "duckdb")
 # Returns the exit code; None is 0.
 RunCommand = Callable[[argparse.Namespace], "int | None"]
 
@@ -70,15 +67,12 @@ def answer(settings: Settings, compute: Callable[[Tables], _Answer], *streams: S
     compute: only reads, and may run twice: where the tables are no folders, or have what only Spark reads for sure, Spark
     computes the same. It returns rows, not frames. streams: see `Tables.holding`.
     """
-    if settings.catalog or not all(map(importlib.util.find_spec, _READER)):
-        return compute(open_tables(settings, *streams))
-    from lookback.spark.tables.folders import READ_ERRORS, open_folders
+    from lookback.spark.tables.answers import compute_at_once
 
-    try:
-        with open_folders(settings.root) as tables:
-            return compute(tables.holding(*streams))
-    except READ_ERRORS:
-        return compute(open_tables(settings, *streams))
+    root = None if settings.catalog else settings.root
+    return compute_at_once(
+        lambda tables: compute(tables.holding(*streams)), root, lambda: open_tables(settings, *streams)
+    )
 
 
 def announce(text: str) -> None:

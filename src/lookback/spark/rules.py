@@ -30,6 +30,7 @@ from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.windows import Lookback, Session, Window
 from lookback.spark.lists import list_names
 from lookback.spark.queries import functions as F  # noqa: N812
+from lookback.spark.tables.answers import compute_at_once
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict
 from lookback.spark.tables.schemas import RULES
 
@@ -331,7 +332,11 @@ class RulesTable:
 
     def read_versions(self, rule_id: str) -> list[RuleRow]:
         """Returns all versions of a rule, also those that do not count any more."""
-        return [_make_rule_row(row) for row in self._read_rows(rule_id)]
+
+        def read(tables: Tables) -> list[RuleRow]:
+            return [_make_rule_row(row) for row in replace(self, tables=tables)._read_rows(rule_id)]
+
+        return compute_at_once(read, self.tables.root, lambda: self.tables)
 
     def find_version(self, rule_id: str) -> RuleRow:
         """Returns the version of a rule that is meant by its id: the last active one, else the last.

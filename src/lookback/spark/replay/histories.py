@@ -23,6 +23,7 @@ from lookback.spark.replay.tasks import HistoryPlace, Plan, judge
 from lookback.spark.replay.trials import Course
 from lookback.spark.stream.histories import name_part
 from lookback.spark.stream.rebuild import find_highest_before
+from lookback.spark.tables.answers import compute_at_once
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def make_history(tables: Tables, stream: Stream, request: Request) -> int:
     It is that of the commits that can be read, up to `request.through`, with deletes, commands and lists as the stream had them.
     """
     tables = replace(tables.holding(stream), spark=open_own_session(tables.spark))
-    history = History.read(tables, stream, request.through)
+    history = History.read(tables, stream, request.through, is_estimate=True)
     pieces = request.pieces
     if not pieces:
         pieces = min(_MOST_PIECES, 1 + _estimate_events(history, request.earliest) // (_PIECE_EVENTS * request.shards))
@@ -113,7 +114,10 @@ def _make_plan(tables: Tables, stream: Stream, request: Request, history: Histor
     spec = request.rule.spec
     text = json.dumps(spec.document, ensure_ascii=False, default=str)
     first, waiting = [RuleChange("insert", -1, spec.rule_id, 1, "paused", text)], list[WaitingChange]()
-    course = Course.read(tables, stream, history, request.rule.lists, only_logged=True)
+    course = compute_at_once(
+        lambda them: Course.read(them.holding(stream), stream, history, request.rule.lists, only_logged=True),
+        tables.root, lambda: tables,
+    )  # fmt: skip
     for change, after in course.commands:
         if after is None:
             first.append(change)

@@ -83,12 +83,18 @@ class History:
         )  # fmt: skip
 
     @classmethod
-    def read(cls, tables: Tables, stream: Stream, until: int | None = None, since: int | None = None) -> History:
-        """Counts the rows of each commit, from `since` up to the commit `until`; None for the first and for the last."""
+    def read(
+        cls, tables: Tables, stream: Stream, until: int | None = None, since: int | None = None, *,
+        is_estimate: bool = False,
+    ) -> History:  # fmt: skip
+        """Counts the rows of each commit, from `since` up to the commit `until`; None for the first and for the last.
+
+        is_estimate: the first and the last event time need only be right to a millisecond, which the table's log may know.
+        """
         first, last = find_first_readable(tables, stream.name), tables.version(stream.name)
         first = first if since is None else max(first, since)
         last = last if until is None else max(first, min(last, until))
-        counts = _read_counts(tables, stream, first, last)
+        counts = _read_counts(tables, stream, first, last, is_estimate=is_estimate)
         return cls(
             stream, first, last, sum(row.events for row in counts), sum(row.deleted > 0 for row in counts),
             _find_spans(((row.commit, row.events) for row in counts), last),
@@ -149,16 +155,18 @@ class _CommitCounts(NamedTuple):
     last: int | None
 
 
-def _read_counts(tables: Tables, stream: Stream, first: int, last: int) -> list[_CommitCounts]:
+def _read_counts(tables: Tables, stream: Stream, first: int, last: int, *, is_estimate: bool) -> list[_CommitCounts]:
     """Counts the rows of the commits from the first to the last: by the log where it says all, else by reading them.
 
-    The first and the last event time of all are exact, those of one commit to a millisecond.
+    The first and the last event time of all are exact, those of one commit to a millisecond; all are with `is_estimate`.
     """
     # Of the rows of alerts and of a table that others write, not all are events.
     folder = None if first or stream.table or stream.is_of_alerts else tables.log_folder(stream.name)
     logged = None if folder is None else list_inserted_rows(folder, last, stream.event_time)
     if not logged:
         return _count_changes(tables, stream, [(first, last)])
+    if is_estimate:
+        return [_CommitCounts(each.commit, each.rows, 0, each.first, each.last) for each in logged]
     # Statistics have milliseconds, cut or rounded.
     least, most = (
         min(each.first for each in logged) + _LOGGED_EXACTLY,

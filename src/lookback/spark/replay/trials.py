@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark.sql import functions as F  # noqa: N812
-
 from lookback.core.engine.schedule import WaitingChange
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.rulebook import LIST_CHANGED, LISTS, RuleChange
@@ -23,6 +21,7 @@ from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.lists import ListSource
 from lookback.spark.lists import TABLE as LISTS_TABLE
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Plan, Tried
 from lookback.spark.stream.declared import read_declared

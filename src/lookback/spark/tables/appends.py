@@ -70,6 +70,24 @@ def append_directly(tables: Tables, rows: pa.Table, name: str, mark: str) -> boo
     return True
 
 
+def measure_columns(rows: pa.Table, names: list[str]) -> dict[str, Any]:
+    """Returns the statistics of a file as Delta keeps them: numbers of rows and NULLs, least and greatest value."""
+    columns = {name: rows.column(name) for name in names if name in rows.column_names}
+    bounds = {
+        name: pc.min_max(column).as_py()
+        for name, column in columns.items()
+        if pa.types.is_int64(column.type) or pa.types.is_timestamp(column.type)
+    }
+    return {
+        "numRecords": rows.num_rows,
+        **{
+            key: {name: _to_json(each[bound]) for name, each in bounds.items() if each[bound] is not None}
+            for key, bound in (("minValues", "min"), ("maxValues", "max"))
+        },
+        "nullCount": {name: column.null_count for name, column in columns.items()},
+    }
+
+
 def _start(log: Any, folder: Path, option: Any) -> Any:
     """Starts a transaction on the last commit that Delta knows, if nobody has written since.
 
@@ -129,25 +147,7 @@ def _write_file(folder: Path, rows: pa.Table, metadata: Mapping[str, Any]) -> di
         "size": file.stat().st_size,
         "modificationTime": time.time_ns() // 1_000_000,
         "dataChange": True,
-        "stats": json.dumps(_measure_columns(rows, [column.strip(" `") for column in columns.split(",")])),
-    }
-
-
-def _measure_columns(rows: pa.Table, names: list[str]) -> dict[str, Any]:
-    """Returns the statistics of a file as Delta keeps them: numbers of rows and NULLs, least and greatest value."""
-    columns = {name: rows.column(name) for name in names if name in rows.column_names}
-    bounds = {
-        name: pc.min_max(column).as_py()
-        for name, column in columns.items()
-        if pa.types.is_int64(column.type) or pa.types.is_timestamp(column.type)
-    }
-    return {
-        "numRecords": rows.num_rows,
-        **{
-            key: {name: _to_json(each[bound]) for name, each in bounds.items() if each[bound] is not None}
-            for key, bound in (("minValues", "min"), ("maxValues", "max"))
-        },
-        "nullCount": {name: column.null_count for name, column in columns.items()},
+        "stats": json.dumps(measure_columns(rows, [column.strip(" `") for column in columns.split(",")])),
     }
 
 
