@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -348,13 +349,19 @@ class _Judge:
 
 
 def give_way(batches: Iterator[_T]) -> Iterator[_T]:
-    """Yields `batches`, each made in a thread that seldom gets a processor that others want.
+    """Yields `batches`, each made in a thread that seldom gets a processor that others want; then pauses for as long as it took.
 
-    A worker of Spark serves the stream too, and no process may raise its priority again; a thread ends.
+    A worker of Spark serves the stream too, and no process may raise its priority again; a thread ends. The JVM, which hands on
+    what a batch is made of, has but one priority: it rests in the pauses.
     """
     with ThreadPoolExecutor(1, "history", _lower_priority) as thread:
-        while (batch := thread.submit(next, batches, None).result()) is not None:
+        while True:
+            started = time.monotonic()
+            batch = thread.submit(next, batches, None).result()
+            if batch is None:
+                break
             yield batch
+            time.sleep(time.monotonic() - started)
 
 
 def _lower_priority() -> None:
