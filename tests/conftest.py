@@ -99,10 +99,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         "spark.driver.defaultJavaOptions": " ".join(_JAVA),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        # To compile queries takes as long as to run them. Those of the commands, the notebooks and other runtimes are compiled.
+        **SMALL,
     }
-    if request.config.getoption("markexpr") != "long":
-        # To compile queries takes as long as to run them. `make test-long` compiles them.
-        options |= SMALL
     session = get_spark("lookback tests", cores=2, settings=options, kafka=_reads_kafka(request.session.items))
     yield session
     # A query that outlives the interpreter ends in a page of Java errors.
