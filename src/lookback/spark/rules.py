@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import Row
 
 from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
@@ -31,6 +32,7 @@ from lookback.core.values.windows import Lookback, Session, Window
 from lookback.spark.lists import list_names
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.answers import compute_at_once
+from lookback.spark.tables.appends import append_directly
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict
 from lookback.spark.tables.schemas import RULES
 
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 _DAY_US = MICROSECONDS["day"]
 _MAX_ATTEMPTS = 20
+_ARROW_TYPES = {"version": pa.int64(), "changed_at": pa.timestamp("us", "UTC")}
+_ARROW_RULES = pa.schema([(name, _ARROW_TYPES.get(name, pa.string())) for name in RULES.names])
 # How long a warm-up takes, roughly: making a history of two sums took 10 microseconds of processor time an event, one of
 # sessions, or of matches with fixed expiry, another 8 to 14.
 _LEAST_SECONDS, _EVENTS_PER_SECOND, _ORDERED_PER_SECOND = 5, 150_000, 80_000
@@ -251,7 +255,7 @@ class RulesTable:
             _NewRow("*", commit, LISTS, json.dumps({"stream": stream, "commit": commit, "message": text}), AUTHOR, "")
             for commit, text in sorted(commits.items())
         ]
-        self._append(*rows)
+        self._append_as_stream(rows, f"{stream}:{max(commits)}")
 
     def read_announced(self, stream: str) -> list[int]:
         """Reads the commits of the table `lists` that `announce_lists` has published for a stream, ascending."""
@@ -264,7 +268,8 @@ class RulesTable:
 
     def publish_piece(self, stream: str, piece: Piece) -> None:
         """Publishes a row that names a piece of history, for a version that is warming."""
-        self._append(_NewRow("*", None, WARM, piece.to_document(stream), AUTHOR, ""))
+        row = _NewRow("*", None, WARM, piece.to_document(stream), AUTHOR, "")
+        self._append_as_stream([row], f"{stream}:{piece.piece}")
 
     def cold_measures(self, document: Mapping[str, Any] | Rule) -> list[str]:
         """Returns the measures that will start empty and take over a day to fill, as no rule keeps their rows yet.
@@ -491,6 +496,12 @@ class RulesTable:
         frame = self.tables.spark.createDataFrame([self._complete(row) for row in rows], RULES).coalesce(1)
         existing = self.tables.read("rules").columns
         self.tables.append(frame.select(*(name for name in RULES.names if name in existing)), "rules")
+
+    def _append_as_stream(self, rows: Sequence[_NewRow], mark: str) -> None:
+        """Appends rows that a running stream writes, and waits for. mark: see `append_directly`."""
+        table = pa.Table.from_pylist([self._complete(row) for row in rows], _ARROW_RULES)
+        if not append_directly(self.tables, table, "rules", mark):
+            self._append(*rows)
 
     def _complete(self, new: _NewRow) -> dict[str, Any]:
         """Returns the columns of a new row, with the time and, if no author is named, the current user."""
