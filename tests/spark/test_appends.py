@@ -72,6 +72,7 @@ def append_by_spark(tables: Tables, rows: pa.Table, mark: str) -> None:
     tables.append(tables.spark.createDataFrame(rows).coalesce(1), "alerts", mark)
 
 
+@pytest.mark.long
 def test_rows_are_read_back_as_those_that_spark_writes(tables: Tables) -> None:
     by_spark = Tables.local(tables.spark, Path(str(tables.root)).with_name("by-spark"))
     folder_of(by_spark).parent.mkdir(parents=True)

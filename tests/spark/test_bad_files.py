@@ -81,6 +81,7 @@ def events(tables: Tables) -> dict[str, Any]:
     return {row["id"]: row for row in tables.read("events").collect()}
 
 
+@pytest.mark.long
 def test_every_kind_of_bad_line_is_rejected_alone(tables: Tables, tmp_path: Path):
     good = {
         "a": {"amount": 1.5, "note": "first"},

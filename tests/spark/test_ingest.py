@@ -486,6 +486,7 @@ def test_a_file_with_another_separator_is_told_with_the_option_that_reads_it(tab
         assert ingest(tables, stream(source=source), progress=None).ingested == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text",
     [

@@ -56,6 +56,7 @@ def rejected(tables: Tables) -> dict[str, tuple[str | None, str]]:
     return {row["source"]: (row["raw"], row["reason"]) for row in tables.read("rejected_events").collect()}
 
 
+@pytest.mark.long
 def test_records_go_in_once_and_what_cannot_be_read_is_kept_with_its_place(tables: Tables, broker: Broker):
     topic = broker.create("mixed", 2)
     headers = [("trace", b"first"), ("trace", b"last"), ("other", b"\xff")]

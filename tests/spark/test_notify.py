@@ -71,6 +71,7 @@ def receiver(name: str, **more: Any) -> Receiver:
     return Receiver(name, Webhook("http://localhost/"), **more)
 
 
+@pytest.mark.long
 def test_each_alert_is_sent_once_to_each_receiver_also_over_restarts_and_a_kill(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def test_c4_bad_rows_are_rejected_alone_while_the_stream_judges(ready: Tables) -
         rules.push(GOOD)
 
 
+@pytest.mark.long
 def test_c4_a_rule_that_fails_too_often_or_breaks_is_quarantined_once_and_comes_back(
     ready: Tables, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

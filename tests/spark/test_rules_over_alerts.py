@@ -117,6 +117,7 @@ def watched(ready: Tables) -> Tables:
     return ready
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_c11_6_risk_of_a_customer_rises_by_alerts_of_three_rules_and_a_retraction_takes_it_back(
     watched: Tables,

@@ -214,6 +214,7 @@ def test_spark_answers_where_a_table_has_what_only_spark_reads(
     assert asked
 
 
+@pytest.mark.long
 def test_a_command_that_writes_says_what_it_waits_for(desk: Tables, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = say(desk, ["review", "times", "--disposition", "benign"], capsys)
     assert (code, err) == (0, "reading alert times, and recording the decision ...\n")

@@ -306,6 +306,7 @@ def test_an_event_that_fits_a_step_and_that_none_took_is_a_near_miss():
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"reset"}))
 def test_every_row_comes_out_the_same_where_events_were_deleted_in_between(kind: str):
     chance, rule = random.Random(4), compile_rule(KINDS[kind], STREAM)
@@ -368,6 +369,7 @@ SPANS = st.sampled_from([1, 3, 6, 11])
 CHANGES = st.lists(st.tuples(st.integers(1, 12), SPANS, SPANS), max_size=2, unique_by=lambda each: each[0])
 
 
+@pytest.mark.long
 @given(generated.cases(updates=False), CHANGES)
 def test_c10_9_every_row_of_generated_rules_changes_and_declarations_comes_out_the_same(
     case: dict[str, Any], changes: list[tuple[int, int, int]]
@@ -384,6 +386,7 @@ def test_c10_9_every_row_of_generated_rules_changes_and_declarations_comes_out_t
     explain_rows(case, output, declarations)
 
 
+@pytest.mark.long
 @given(generated.advanced_cases())
 def test_c10_9_every_row_comes_out_the_same_where_versions_come_in_the_arrivals_of_advances(
     case: dict[str, Any],

@@ -124,6 +124,7 @@ def judged_rows(rows: list[dict[str, Any]], document: dict[str, Any]) -> tuple[i
     return sum(map(len, store.pages.values())), sum(len(json.dumps(value)) for value in values), spent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("expiry", ["sliding", "fixed"])
 @pytest.mark.parametrize("wait", ["1 minute", "1 hour"])
 def test_c8_waits_of_an_absence_grow_with_the_events_alone(expiry: str, wait: str) -> None:
@@ -160,6 +161,7 @@ def test_c8_a_sequence_takes_time_in_proportion_to_the_events_of_a_key(
     assert grows_in_proportion(lambda count: judged(count, steps, message, expiry=expiry)[2], events)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "last",
     [
@@ -178,6 +180,7 @@ def test_c8_a_window_that_slides_past_events_takes_time_in_proportion_to_them(la
     assert grows_in_proportion(lambda count: judged(count, steps, minutes=120)[2], 2_000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "last", ["ip = element_at(a.ip, 1)", "ip = element_at(a.ip, -1)", "array_contains(a.ip, ip)", "a.count > 50"]
 )
@@ -189,6 +192,7 @@ def test_c8_a_window_that_slides_past_events_which_all_alert_takes_time_in_propo
 _NEVER, _ALWAYS = "n = 1 and ip <> element_at(a.ip, 1)", "n = 1 and ip = element_at(a.ip, 1)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "steps",
     [
@@ -220,6 +224,7 @@ _SAME, _LOWER = "ip = element_at(a.ip, 1)", "id < element_at(a.id, 1)"
 _LAST = {"name": "c", "where": "n > 0"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("steps", "addresses"),
     [
@@ -260,6 +265,7 @@ def test_c8_a_condition_that_is_another_one_in_each_match_takes_time_in_proporti
     assert grows_in_proportion(seconds_for, 1_000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last", [_NEVER, _ALWAYS, "n = 1 and not array_contains(a.ip, ip)"])
 @pytest.mark.parametrize("resets", [False, True])
 def test_c8_events_of_many_commits_that_come_late_take_time_in_proportion_to_them(last: str, resets: bool) -> None:
@@ -283,6 +289,7 @@ def test_c8_absences_count_the_events_of_a_step_without_a_list_of_them(expiry: s
     assert grows_in_proportion(lambda count: judged(count, steps, message, expiry=expiry)[2], 1_000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("last", "absent"),
     [("n = 1 and ip = element_at(a.ip, 1)", "n = 2"), ("n = 1", "n = 1 and array_contains(a.ip, concat(ip, 'x'))")],

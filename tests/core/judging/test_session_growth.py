@@ -87,6 +87,7 @@ def memory_of(batch: Batch) -> int:
     return peak
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", [in_order, newest_first, bridged])
 def test_an_early_session_costs_what_its_events_cost(order: Any) -> None:
     small, large = batch_of(order(2_000)), batch_of(order(4_000))

@@ -161,7 +161,7 @@ class HistoryPlace(NamedTuple):
 
     parcels: Parcels
     name: str
-    gives_way: bool
+    gives_way: bool = False
 
 
 class Tried(NamedTuple):
@@ -291,7 +291,7 @@ class _SpanDispatch:
     coverage: Coverage
     spans: tuple[int, ...]
     erases: bool
-    gives_way: bool
+    gives_way: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the blocks of `batches`; called by Spark's mapInArrow."""
