@@ -48,7 +48,7 @@ test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core tests/testing
 
 fuzz: $(INSTALLED) ## new generated cases against the oracle, and of bytes, texts and values, 10,000 of each kind, about 45 minutes
-	@LOOKBACK_CASES=fuzz $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/core/test_equals_oracle.py tests/core/values/test_pages.py tests/core/state/test_keyed.py tests/core/state/test_key_runs.py tests/core/fuzzing
+	@LOOKBACK_CASES=fuzz $(BIN)/python -m pytest -m "long or not long" -o faulthandler_timeout=0 tests/core/test_equals_oracle.py tests/core/values/test_pages.py tests/core/state/test_keyed.py tests/core/state/test_key_runs.py tests/core/fuzzing
 
 fuzz-coverage: $(FUZZER) ## bytes, texts and values guided by coverage, SECONDS of each test (300): about an hour
 	@$(BIN)/python tests/core/fuzzing/fuzz_coverage.py --seconds $(or $(SECONDS),300)

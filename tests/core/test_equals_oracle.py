@@ -353,6 +353,7 @@ def test_c3_4_windows_with_a_resolution_equal_the_oracle(case: dict[str, Any]) -
     assert_engine_equals_oracle(case)
 
 
+@pytest.mark.long
 @given(rising_cases())
 def test_rules_with_rising_conditions_equal_the_oracle(case: dict[str, Any]) -> None:
     assert_engine_equals_oracle(case)
@@ -363,6 +364,7 @@ def test_sequences_with_a_linked_last_step_equal_the_oracle(case: dict[str, Any]
     assert_engine_equals_oracle(case)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("second", "third"),
     [

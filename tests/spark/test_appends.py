@@ -97,6 +97,7 @@ def test_rows_are_read_back_as_those_that_spark_writes(tables: Tables) -> None:
     assert [is_written(tables, "alerts", mark) for mark in ("q:1", "q:2", "q")] == [True, False, False]
 
 
+@pytest.mark.long
 def test_delta_makes_its_checkpoints_and_a_cleaned_log_is_gone_on_with(tables: Tables) -> None:
     name = tables.identifier("alerts")
     tables.spark.sql(f"alter table {name} set tblproperties ('delta.checkpointInterval' = '4')")

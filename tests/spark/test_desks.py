@@ -177,6 +177,7 @@ def test_a_cancelled_backtest_leaves_nothing_running_and_nothing_kept(
     assert find(desk, "what-if").children == ()
 
 
+@pytest.mark.long
 def test_the_stream_is_steered_from_the_list_of_its_rules(ready: Tables, spark: SparkSession) -> None:
     rules = RulesTable(ready, STREAMS)
     rules.push(rule("often", when="n >= :limit", parameters={"limit": 3}, message=""))

@@ -110,6 +110,7 @@ def same(found: Any, expected: Any, field: str) -> bool:
     return bool(found == expected) and type(found) is type(expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format_", ["csv", "json"])
 def test_a_text_is_read_exactly_or_rejected_with_a_remedy(tables: Tables, tmp_path: Path, format_: str) -> None:
     rows = [{"id": f"e{at:02d}", "at": AT, field: text} for at, (field, text, _) in enumerate(TEXTS)]

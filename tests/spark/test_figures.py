@@ -82,6 +82,7 @@ def rows_of(frame: Any, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in frame.select(*names).collect()]
 
 
+@pytest.mark.long
 def test_c10_4_precision_and_recall_by_rule_and_for_all_together(judged: Tables) -> None:
     figures = RuleFigures(judged, WORTH)
     counts = ("rule_id", "alerts", "keys", "flagged", "labelled", "unlabelled", "positives", "all_positives")

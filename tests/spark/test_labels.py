@@ -65,6 +65,7 @@ def stored(tables: Tables) -> set[tuple[Any, ...]]:
     return {(row["event_id"], row["positive"], row["label"], row["source"], row["author"]) for row in rows}
 
 
+@pytest.mark.long
 def test_c10_4_the_last_label_by_its_time_counts_and_none_that_became_known_later(ready: Tables) -> None:
     write(
         ready, "labels", LABELS,

@@ -60,6 +60,7 @@ def desk(ready: Tables) -> Tables:
     return ready
 
 
+@pytest.mark.long
 def test_c11_5_queue_leaves_out_what_is_snoozed_while_it_is(desk: Tables) -> None:
     everything = {"c17", "c5", "a17", "b17", "n17"}
     assert note_on_snoozed(desk) == ""

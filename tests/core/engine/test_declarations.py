@@ -85,6 +85,7 @@ SPANS = st.sampled_from([1, 3, 6, 11])
 CHANGES = st.lists(st.tuples(st.integers(1, 12), SPANS, SPANS), min_size=1, max_size=2, unique_by=lambda each: each[0])
 
 
+@pytest.mark.long
 @given(generated.cases(updates=False), CHANGES, st.booleans())
 def test_c10_2_a_replay_over_changed_lateness_gives_what_the_restarted_stream_gave(
     case: dict[str, Any], changes: list[tuple[int, int, int]], whole: bool

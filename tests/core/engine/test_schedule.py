@@ -80,11 +80,13 @@ def logged(rows: list[LogRow]) -> list[tuple[Any, ...]]:
     return sorted((dataclasses.astuple(row) for row in rows if row.action != "commit_cut"), key=repr)
 
 
+@pytest.mark.long
 @given(generated.list_cases(with_deletes=False))
 def test_c11_3_commits_of_lists_bound_to_their_logged_arrivals_give_what_they_gave(case: dict[str, Any]) -> None:
     assert_rebuilt_equals_oracle(case)
 
 
+@pytest.mark.long
 @given(generated.cases(updates=True))
 def test_c3_7_changes_bound_to_their_logged_arrivals_give_what_they_gave(case: dict[str, Any]) -> None:
     assert_rebuilt_equals_oracle(case)
