@@ -15,13 +15,16 @@ from alert_rows import AlertRow, collect_alerts, list_alerts
 from lookback.spark.explaining.explanations import explain, explain_event
 from lookback.spark.lists import add_values, read_list_changes, remove_values
 from lookback.spark.replay.backtest import Candidate, backtest
+from lookback.spark.replay.history import History
 from lookback.spark.replay.proof import prove
+from lookback.spark.replay.trials import Course
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream import listwatch
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.listfeed import read_commit_files
 from lookback.spark.stream.listfiles import ListFiles
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.folders import open_folders
 from payins import (
     RULES,
     START,
@@ -108,6 +111,31 @@ def change_often(tables: Tables) -> list[tuple[dict[str, Any], int | None]]:
     return [
         (first, 3), ({"watched": [{"value": "a", "expires_at": end}, "ü"]}, 6), ({"vips": [], "watched": ["ü"]}, 9),
     ]  # fmt: skip
+
+
+@pytest.mark.long
+def test_c11_1_a_history_is_told_the_same_of_the_log_with_spark_and_without(ready: Tables) -> None:
+    change_often(ready)
+    rules = RulesTable(ready, STREAMS)
+    rules.command("advance", STREAM.name, time=START + 900_000_000)
+    rules.command("clear_state", STREAM.name)
+    evaluate(ready)
+    history = History.read(ready, STREAM)
+    assert ready.root is not None
+
+    def read(tables: Tables) -> Course:
+        return Course.read(tables, STREAM, history, ["watched", "vips"], only_logged=True)
+
+    by_spark = read(ready)
+    with open_folders(ready.root) as folders:
+        found = read(folders)
+    assert {change.status for change, _ in by_spark.commands} == {"advance", "clear_state", "lists"}
+    assert by_spark.lists.steps.keys() == {"watched", "vips"}
+    assert (found.commands, found.declarations, found.warnings, found.lists.steps) == (
+        by_spark.commands, by_spark.declarations, by_spark.warnings, by_spark.lists.steps,
+    )  # fmt: skip
+    (row,) = rules.read_versions("seen")
+    assert rules.find_document("seen", 1) == row.document
 
 
 def replayed(lists: list[tuple[dict[str, Any], int | None]], rules: list[dict[str, Any]] = LISTED) -> list[AlertRow]:

@@ -32,8 +32,9 @@ class Rules:
     pieces: list[Piece] = field(default_factory=list)
     fails: bool = False
 
-    def read_versions(self, rule_id: str) -> list[Any]:
-        return [SimpleNamespace(version=2, document={**rule(rule_id), "window": "30 days"})]
+    def find_document(self, rule_id: str, version: int) -> dict[str, Any]:
+        assert version == 2
+        return {**rule(rule_id), "window": "30 days"}
 
     def publish_piece(self, stream: str, piece: Piece) -> None:
         if self.fails:

@@ -15,6 +15,7 @@ from lookback.cli import main
 from lookback.commands import options
 from lookback.core.values.columns import to_text
 from lookback.spark.lists import add_values, remove_values
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.review import record_review
 from lookback.spark.rules import RulesTable
 from lookback.spark.snoozes import snooze
@@ -212,6 +213,17 @@ def test_spark_answers_where_a_table_has_what_only_spark_reads(
         before = before[0], [line for line in before[1] if line["alert_id"] != "old"], before[2]
     assert settle(say(ready, words, capsys)) == before
     assert asked
+
+
+def test_a_filter_finds_rows_of_files_that_have_no_statistics_of_its_column(ready: Tables) -> None:
+    rules = RulesTable(ready, STREAMS)
+    # The stream writes these rows itself, and leaves statistics to Spark.
+    rules.announce_lists(STREAM.name, {1: "a"})
+    rules.push(RULES[0])
+    assert ready.root is not None
+    with open_folders(ready.root) as folders:
+        by_rule = folders.read("rules").where(F.col("rule_id") == "*").collect()
+    assert [row["status"] for row in by_rule] == ["lists"]
 
 
 @pytest.mark.long

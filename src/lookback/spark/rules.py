@@ -337,11 +337,7 @@ class RulesTable:
 
     def read_versions(self, rule_id: str) -> list[RuleRow]:
         """Returns all versions of a rule, also those that do not count any more."""
-
-        def read(tables: Tables) -> list[RuleRow]:
-            return [_make_rule_row(row) for row in replace(self, tables=tables)._read_rows(rule_id)]
-
-        return compute_at_once(read, self.tables.root, lambda: self.tables)
+        return [_make_rule_row(row) for row in self._read_rows(rule_id)]
 
     def find_version(self, rule_id: str) -> RuleRow:
         """Returns the version of a rule that is meant by its id: the last active one, else the last.
@@ -358,7 +354,9 @@ class RulesTable:
 
     def find_document(self, rule_id: str, version: int) -> dict[str, Any]:
         """Returns the document of a version. Raises RuleError if there is none, or it cannot be read."""
-        rows = self.read_versions(rule_id)
+        rows = compute_at_once(
+            lambda tables: replace(self, tables=tables).read_versions(rule_id), self.tables.root, lambda: self.tables
+        )
         for row in rows:
             if row.version == version and row.document is not None:
                 return row.document

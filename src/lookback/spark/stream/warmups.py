@@ -240,10 +240,10 @@ class WarmUps:
         parcels, ready, started = self._parcels, f"{waiting.name}.{_READY}", time.monotonic()
         try:
             if ready not in parcels.list():
-                rule = self._find_rule(waiting)
+                rule = compile_rule(self.rules.find_document(waiting.rule_id, waiting.version), self.stream)
                 plan = self.checkpoint.read_plan()
-                if rule is None or plan is None:
-                    raise LookupError(f"there is no row of version {waiting.version} in the rules table")
+                if plan is None:
+                    raise LookupError("the checkpoint has no plan")
                 request = Request(
                     rule, waiting.begun, plan.shards, parcels, waiting.name, waiting.earliest, waiting.pieces,
                     waiting.settled, is_beside,
@@ -260,12 +260,6 @@ class WarmUps:
                 "stream=%s the history of version %s of rule %s could not be made (attempt %s of %s): %s",
                 self.stream.name, waiting.version, waiting.rule_id, job.attempts, _MOST_ATTEMPTS, summarize_error(error),
             )  # fmt: skip
-
-    def _find_rule(self, waiting: Waiting) -> CompiledRule | None:
-        for row in self.rules.read_versions(waiting.rule_id):
-            if row.version == waiting.version and row.document is not None:
-                return compile_rule(row.document, self.stream)
-        return None
 
     def _publish(self, waiting: Waiting, job: _Job, number: int) -> None:
         assert job.pieces is not None

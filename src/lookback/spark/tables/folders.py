@@ -107,10 +107,16 @@ class FolderTables(Tables):
 
 def _open_rows(folder: Path, table: DeltaTable) -> ds.FileSystemDataset:
     """Opens the rows of a table. Raises DeltaError if it has a feature that delta-rs does not know, and NeedsSpark."""
-    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+    metadata = table.metadata()
+    if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
         raise NeedsSpark(f"{folder}: columns have other names in files")
+    if metadata.partition_columns:
+        raise NeedsSpark(f"{folder}: files lack the columns by which the table is partitioned")
     # With a file system of Arrow's own, no thread of Arrow comes back to Python or Rust, not even when the interpreter ends.
-    return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(folder), LocalFileSystem()))
+    rows = table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(folder), LocalFileSystem()))
+    # Where a file has no least value of a column, delta-rs tells Arrow that it is NULL, and a filter leaves the file out.
+    fragments = [rows.format.make_fragment(each.path, rows.filesystem) for each in rows.get_fragments()]
+    return ds.FileSystemDataset(fragments, rows.schema, rows.format, rows.filesystem)
 
 
 def _open_changes(folder: Path, first: int, last: int) -> ds.Dataset:
@@ -118,8 +124,6 @@ def _open_changes(folder: Path, first: int, last: int) -> ds.Dataset:
     table = DeltaTable(str(folder))
     rows = _open_rows(folder, table)
     metadata = table.metadata()
-    if metadata.partition_columns:
-        raise NeedsSpark(f"{folder}: the change feed of a table with partitions")
     fragments, settings = [], list[Mapping[str, str]]()
     for version in range(first, last + 1):
         actions = read_actions(commit_file(folder, version))
