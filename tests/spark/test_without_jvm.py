@@ -20,6 +20,7 @@ from lookback.spark.review import record_review
 from lookback.spark.rules import RulesTable
 from lookback.spark.snoozes import snooze
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables import answers
 from lookback.spark.tables.folders import open_folders
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import ALERTS
@@ -130,7 +131,7 @@ def test_commands_say_the_same_without_a_jvm(
             patch.setattr(options, "open_tables", _refuse)
             without = say(desk, words, capsys)
         with monkeypatch.context() as patch:
-            patch.setattr(options, "_READER", ("there_is_no_such_package",))
+            patch.setattr(answers, "_READER", ("there_is_no_such_package",))
             by_spark = say(desk, words, capsys)
         if settle(without) != settle(by_spark):
             differing.append((words, without, by_spark))
