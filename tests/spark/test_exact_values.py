@@ -169,6 +169,7 @@ TYPED: list[tuple[str, Any, Any]] = [
 ]
 
 
+@pytest.mark.long
 def test_a_typed_value_is_cast_exactly_or_rejected_with_a_remedy(tables: Tables, tmp_path: Path) -> None:
     # A column has one type, so each case has a field of its own.
     names = [f"{field}_{at}" for at, (field, *_) in enumerate(TYPED)]

@@ -261,6 +261,7 @@ def test_c3_1_state_can_be_divided_among_more_partitions(ready: Tables) -> None:
     assert stored_alerts(ready) == replayed_alerts(replay_of_tables(ready))
 
 
+@pytest.mark.long
 def test_c4_plain_sql_update_and_delete_and_equal_commands_are_obeyed_and_logged_each(
     ready: Tables, spark: SparkSession
 ) -> None:

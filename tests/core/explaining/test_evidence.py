@@ -189,6 +189,7 @@ KINDS = {
 RETRACTED = {"revise", "coarse revised", "tumbling", "session", "closed", "absence", "emptied"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_of_every_kind_comes_out_the_same(kind: str):
     # Each explanation judges all events again, so many small histories cost less than one large one.
