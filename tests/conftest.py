@@ -99,7 +99,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         "spark.driver.defaultJavaOptions": " ".join(_JAVA),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        # To compile queries takes as long as to run them. Those of the commands, the notebooks and other runtimes are compiled.
+        # To compile queries takes as long as to run them. Notebooks in Jupyter have a Spark of their own, which compiles theirs.
         **SMALL,
     }
     session = get_spark("lookback tests", cores=2, settings=options, kafka=_reads_kafka(request.session.items))

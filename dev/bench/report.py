@@ -278,7 +278,7 @@ def _warm_starts(now: Results) -> str:
         p95 = [number(figures[span]["p95_ms"]) for span in ("before", "meanwhile", "after", "from_then_on")]
         memory = [number(figures.get(f"memory_{what}_gb")) for what in ("before", "meanwhile", "more")]
         rows.append((settings["set"], f"{figures['events']:,}", number(figures["seconds"]), *p95,
-                     number(figures["p95_ratio"]), *memory))  # fmt: skip
+                     number(figures["p95_from_then_on_ratio"]), *memory))  # fmt: skip
     head = (
         "set", "events", "in force after s", "p95 ms before", "meanwhile", "a minute after",
         "both", "both over before", "GB before", "from then on", "more",

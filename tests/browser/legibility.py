@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-_TITLE_SECONDS = 20.0
 # What WCAG 2.2 calls controls and images, by their roles in the browser's accessibility tree.
 _NAMED_ROLES = {
     "button", "checkbox", "combobox", "image", "img", "link", "listbox", "menuitem", "radio", "searchbox", "slider",
@@ -110,19 +108,6 @@ def list_controls(page: Page, selector: str) -> list[Control]:
     shown = [each for each in nodes if not each.get("ignored")]
     controls = [Control(_read(each, "role"), _read(each, "name")) for each in shown]
     return [each for each in controls if each.role in _NAMED_ROLES]
-
-
-def find_nameless(page: Page, selector: str, but_for: str = "") -> list[Control]:
-    """Finds the controls without a name that stay so: on a busy machine a title is there a moment after its control.
-
-    but_for: a role that may have none.
-    """
-    deadline = time.monotonic() + _TITLE_SECONDS
-    while True:
-        nameless = [each for each in list_controls(page, selector) if not each.name and each.role != but_for]
-        if not nameless or time.monotonic() > deadline:
-            return nameless
-        page.wait_for_timeout(200)
 
 
 def _read(node: dict[str, Any], name: str) -> str:

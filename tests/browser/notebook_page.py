@@ -17,7 +17,7 @@ DARK: Theme = "JupyterLab Dark"
 # JupyterLab and the kernel start side by side, and on a busy machine slowly.
 _OPEN_MS = 120_000
 # A run of all cells starts Spark, on a machine that may be busy.
-_RUN_MS = 600_000
+_RUN_MS = 300_000
 # A press asks the kernel, which may read tables, on a machine that may be busy.
 ANSWER_MS = 60_000
 # The height of all that JupyterLab has above and below a notebook, and a little more.

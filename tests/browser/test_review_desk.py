@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from desk_page import SELECTOR, DeskPage, open_desk
-from legibility import find_nameless, list_controls, read_texts
+from legibility import list_controls, read_texts
 from notebook_page import DARK, LIGHT
 from playwright.sync_api import expect
 from reviewed_tables import ALERTS, BOLD, IMAGE, SCRIPT
@@ -183,7 +183,7 @@ def test_each_control_has_a_name(desk: ReviewDesk) -> None:
     expect(desk.picture).to_be_visible()
     controls = list_controls(desk.page, SELECTOR)
     assert {each.role for each in controls} >= {"button", "combobox", "listbox", "textbox", "image"}
-    assert find_nameless(desk.page, SELECTOR) == []
+    assert [each for each in controls if not each.name] == []
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])

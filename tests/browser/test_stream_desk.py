@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from desk_page import SELECTOR, DeskPage, open_desk
-from legibility import find_nameless, read_texts
+from legibility import list_controls, read_texts
 from notebook_page import DARK, LIGHT
 from playwright.sync_api import expect
 
@@ -66,7 +66,7 @@ def test_keys_alone_set_a_parameter(desk: DeskPage, place: Place) -> None:
 
 
 def test_each_control_has_a_name_and_every_text_can_be_read(desk: DeskPage, pictures: Path | None) -> None:
-    assert find_nameless(desk.page, SELECTOR) == []
+    assert [each for each in list_controls(desk.page, SELECTOR) if not each.name] == []
     desk.save_picture(pictures, "stream_desk")
     for theme in (DARK, LIGHT):
         desk.notebook.set_theme(theme)

@@ -31,6 +31,7 @@ class Rules:
 
     pieces: list[Piece] = field(default_factory=list)
     fails: bool = False
+    tables: Any = None
 
     def find_document(self, rule_id: str, version: int) -> dict[str, Any]:
         assert version == 2
@@ -68,7 +69,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
 
 
 def start(checkpoint: Checkpoint, rules: Rules, historian: Historian) -> WarmUps:
-    return WarmUps(cast(Any, None), STREAM, cast(Any, rules), checkpoint, historian)
+    return WarmUps(cast(Any, SimpleNamespace(root=None)), STREAM, cast(Any, rules), checkpoint, historian)
 
 
 def report(batch_id: int, *warming: Waiting) -> Any:

@@ -31,7 +31,6 @@ from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.windows import Lookback, Session, Window
 from lookback.spark.lists import list_names
 from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.tables.answers import compute_at_once
 from lookback.spark.tables.appends import append_directly
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict
 from lookback.spark.tables.schemas import RULES
@@ -354,9 +353,7 @@ class RulesTable:
 
     def find_document(self, rule_id: str, version: int) -> dict[str, Any]:
         """Returns the document of a version. Raises RuleError if there is none, or it cannot be read."""
-        rows = compute_at_once(
-            lambda tables: replace(self, tables=tables).read_versions(rule_id), self.tables.root, lambda: self.tables
-        )
+        rows = self.read_versions(rule_id)
         for row in rows:
             if row.version == version and row.document is not None:
                 return row.document

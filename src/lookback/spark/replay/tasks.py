@@ -161,7 +161,7 @@ class HistoryPlace(NamedTuple):
 
     parcels: Parcels
     name: str
-    gives_way: bool = False
+    gives_way: bool
 
 
 class Tried(NamedTuple):

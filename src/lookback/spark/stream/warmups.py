@@ -11,8 +11,8 @@ import json
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lookback.core.engine.warming import find_reason_cold
 from lookback.core.errors import LookbackError
@@ -25,6 +25,7 @@ from lookback.spark.stream.checkpoint import RULES, Checkpoint
 from lookback.spark.stream.dispatch import select_rule_changes
 from lookback.spark.stream.histories import Histories, Waiting
 from lookback.spark.stream.parcels import Parcels
+from lookback.spark.tables.answers import compute_at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -240,7 +241,7 @@ class WarmUps:
         parcels, ready, started = self._parcels, f"{waiting.name}.{_READY}", time.monotonic()
         try:
             if ready not in parcels.list():
-                rule = compile_rule(self.rules.find_document(waiting.rule_id, waiting.version), self.stream)
+                rule = compile_rule(self._find_document(waiting), self.stream)
                 plan = self.checkpoint.read_plan()
                 if plan is None:
                     raise LookupError("the checkpoint has no plan")
@@ -260,6 +261,12 @@ class WarmUps:
                 "stream=%s the history of version %s of rule %s could not be made (attempt %s of %s): %s",
                 self.stream.name, waiting.version, waiting.rule_id, job.attempts, _MOST_ATTEMPTS, summarize_error(error),
             )  # fmt: skip
+
+    def _find_document(self, waiting: Waiting) -> dict[str, Any]:
+        return compute_at_once(
+            lambda tables: replace(self.rules, tables=tables).find_document(waiting.rule_id, waiting.version),
+            self.tables.root, lambda: self.tables,
+        )  # fmt: skip
 
     def _publish(self, waiting: Waiting, job: _Job, number: int) -> None:
         assert job.pieces is not None
