@@ -1,10 +1,10 @@
-"""Dispatch on its own: which events and columns are packed for the shards. Needs no Spark session."""
+"""Dispatch on its own: which events and columns are packed for the shards."""
 
 from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -16,8 +16,11 @@ from lookback.core.streams.blocks import unpack_events
 from lookback.core.streams.declarations import Declarations
 from lookback.spark.stream import dispatch
 from lookback.spark.stream.checkpoint import Checkpoint, Plan
-from lookback.spark.stream.dispatch import Dispatch
+from lookback.spark.stream.dispatch import DELETED, INSERTED, KIND, Dispatch, select_changes
 from payins import STREAM, rule
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LABELS = ("a", "b")
 START = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
@@ -38,7 +41,7 @@ def changes(count: int = 40, change: str = "insert") -> pa.RecordBatch:
             "customer": pa.array([n % 7 for n in range(count)], pa.int32()),
             "shop": pa.array([f"s{n % 3}" for n in range(count)]),
             "amount": pa.array([None if n % 4 == 0 else n for n in range(count)], pa.decimal128(18, 2)),
-            "_kind": pa.array([ord(change[0])] * count, pa.int8()),
+            "_kind": pa.array([INSERTED if change == "insert" else DELETED] * count, pa.int8()),
             "_commit_version": pa.array([1] * count, pa.int64()),
             "_committed": pa.array([None] * count, pa.timestamp("us", tz="UTC")),
         }
@@ -143,3 +146,16 @@ def test_coverage_covers_what_it_sends_and_no_more() -> None:
     many = [rule(f"r{n}", where=f"amount > {n}", **COUNT) for n in range(MAX_CONDITIONS + 1)]
     assert coverage_of(*many).conditions(("customer",)) is None
     assert len(coverage_of(*many[1:]).conditions(("customer",)) or ()) == MAX_CONDITIONS
+
+
+def test_an_updated_event_is_neither_a_new_one_nor_a_deleted_one(spark: SparkSession) -> None:
+    kinds = ["insert", "delete", "update_preimage", "update_postimage"]
+    rows = [(kind, START, START, 1, kind) for kind in kinds]
+    feed = spark.createDataFrame(
+        rows, "id string, at timestamp, _commit_timestamp timestamp, _commit_version long, _change_type string"
+    )
+    found = {row["id"]: row[KIND] for row in select_changes(feed, Declarations.of(STREAM), ()).collect()}
+    others = found.keys() - {"insert", "delete"}
+    assert (found["insert"], found["delete"]) == (INSERTED, DELETED)
+    assert {found[each] for each in others}.isdisjoint({INSERTED, DELETED})
+    assert len(others) == 2

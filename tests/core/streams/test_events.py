@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lookback.core.expressions.compiling import Expression, compile_expression
 from lookback.core.streams import events as module
+from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, arrow_type, from_arrow, from_values
-from lookback.core.values.types import BIGINT, STRING, TIMESTAMP, parse_type
+from lookback.core.values.types import BIGINT, STRING, TIMESTAMP, DataType, parse_type
 
 ROWS = 20_000
 SCHEMA = {"n": BIGINT, "text": STRING}
+STREAM_OF = {
+    ids: Stream.from_dict(
+        {"stream": "s", "event_id": "id", "event_time": "at", "fields": {"id": ids, "at": "timestamp", "n": "bigint"}}
+    )
+    for ids in ("bigint", "string")
+}
 
 
 def make_events() -> Events:
@@ -71,3 +81,32 @@ def test_a_column_larger_than_the_limit_is_given_and_not_kept(monkeypatch: pytes
     assert events.value(expression).item(ROWS - 1) == ROWS - 1
     small = compile_expression("n > 5", SCHEMA)
     assert events.value(small) is events.value(small)
+
+
+def arrived(rows: list[tuple[int, int, object]], ids: DataType) -> Events:
+    """Events of these commits, times and ids, each with its place in the list."""
+    columns = {"id": from_values(ids, [row[2] for row in rows]), "n": from_values(BIGINT, list(range(len(rows))))}
+    times = np.array([row[1] for row in rows], dtype=np.int64)
+    commits = np.array([row[0] for row in rows], dtype=np.int64)
+    return Events({**columns, "at": Column(TIMESTAMP, times)}, commits, "id", "at")
+
+
+@given(st.data())
+def test_events_of_several_blocks_come_in_order_of_arrival(data: st.DataObject) -> None:
+    ids, draw_id = data.draw(
+        st.sampled_from(
+            [(BIGINT, st.integers(-2, 2)), (STRING, st.sampled_from(["", "b", "a", "\uffff", "\U0001f600"]))]
+        )
+    )
+    row = st.tuples(st.integers(1, 4), st.integers(-2, 2), draw_id)
+    rows = data.draw(st.lists(st.lists(row, max_size=6) | st.lists(row, max_size=6).map(sorted), max_size=4))
+    with mock.patch.object(module, "_LONG_COMMIT_ROWS", data.draw(st.sampled_from([1, 2, 100]))):
+        found = Events.concat_arrived([arrived(part, ids) for part in rows], STREAM_OF[ids.name])
+    listed = list(zip(found.commits.tolist(), found.times.tolist(), found.id_column.to_list(), strict=True))
+    assert listed == sorted(each for part in rows for each in part)
+
+
+def test_events_in_order_are_not_copied() -> None:
+    events = arrived([(1, 5, 1), (1, 5, 2), (2, 4, 1)], BIGINT)
+    assert events.in_order_of_arrival() is events
+    assert arrived([(1, 5, 2), (1, 5, 1)], BIGINT).in_order_of_arrival().id_column.to_list() == [1, 2]

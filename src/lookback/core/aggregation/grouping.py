@@ -121,9 +121,24 @@ class Grouping:
         return positions
 
     @cached_property
+    def sorted_numbers(self) -> Int64s:
+        """The number of the key of each event of `sorted`."""
+        return self.numbers[self.sorted]
+
+    @cached_property
+    def sorted_times(self) -> Int64s:
+        """The time of each event of `sorted`."""
+        return self.times[self.sorted]
+
+    @cached_property
+    def _sorted_places(self) -> Int64s:
+        """The key * events + position of each event of `sorted`."""
+        return self.sorted_numbers * len(self.times) + self.sorted
+
+    @cached_property
     def _begins(self) -> Int64s:
         """The number of events of `sorted` before those of each key, and before the end, shape (keys + 1,)."""
-        return np.searchsorted(self.numbers[self.sorted], np.arange(len(self.distinct) + 1)).astype(np.int64)
+        return np.searchsorted(self.sorted_numbers, np.arange(len(self.distinct) + 1)).astype(np.int64)
 
     @cached_property
     def first_positions(self) -> Int64s:
@@ -138,7 +153,7 @@ class Grouping:
         """Marks the events that arrived after an event of their key with a later time, shape (rows,)."""
         is_out_of_order = np.zeros(len(self.times), dtype=bool)
         # Keys ascend, so the minimum over the arrivals of later rows never crosses into another key.
-        arrived = self.numbers[self.sorted] * len(self.times) + self.sorted
+        arrived = self._sorted_places
         is_out_of_order[self.sorted] = arrived > np.minimum.accumulate(arrived[::-1])[::-1]
         return is_out_of_order
 
@@ -173,13 +188,13 @@ class Grouping:
     def _latest_arrival(self) -> Int64s:
         """The highest key * events + position among the first rows of `sorted`, by how many they are."""
         latest = np.full(len(self.sorted) + 1, -1, dtype=np.int64)
-        np.maximum.accumulate(self.numbers[self.sorted] * len(self.times) + self.sorted, out=latest[1:])
+        np.maximum.accumulate(self._sorted_places, out=latest[1:])
         return latest
 
     @cached_property
     def _by_time(self) -> TimeSearch:
         """Finds times among the events of `sorted`."""
-        return TimeSearch(self.numbers[self.sorted], self.times[self.sorted])
+        return TimeSearch(self.sorted_numbers, self.sorted_times)
 
     @cached_property
     def _in_order_before(self) -> Int64s | None:
@@ -297,7 +312,10 @@ class _Arrivals:
     @cached_property
     def places(self) -> Int64s:
         """The key * events + position of each event."""
-        return self._numbers * len(self._grouping.times) + self._positions
+        grouping = self._grouping
+        if self._positions is grouping.sorted:
+            return grouping._sorted_places
+        return self._numbers * len(grouping.times) + self._positions
 
     @cached_property
     def is_out_of_order(self) -> Mask:

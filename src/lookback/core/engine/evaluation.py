@@ -99,17 +99,17 @@ class CommitRanges:
     """Cuts a batch into ranges of neighbouring commits."""
 
     def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self._order = np.argsort(batch.events.commits, kind="stable")
-        self._commits = batch.events.commits[self._order]
+        self._batch, self._commits = batch, batch.events.commits
+        # In order of arrival the events of a range are neighbours: no copy is made of them then.
+        self._order: Int64s | None = None
+        if (self._commits[1:] < self._commits[:-1]).any():
+            self._order = np.argsort(self._commits, kind="stable")
+            self._commits = self._commits[self._order]
 
     def select(self, start: int, end: int) -> Batch:
         """Selects the commits from `start` to before `end`, without changes of rules."""
         batch, (low, high) = self._batch, np.searchsorted(self._commits, (start, end))
-        at = np.sort(self._order[low:high])
-        # In order of arrival the events of a range are neighbours: no copy is made of them.
-        together = len(at) > 0 and at[-1] - at[0] == len(at) - 1
-        events = batch.events.take(slice(at[0], at[-1] + 1) if together else at)
+        events = batch.events.take(slice(low, high) if self._order is None else np.sort(self._order[low:high]))
         deleted = batch.deleted
         if deleted is not None:
             here = np.flatnonzero((deleted.commits >= start) & (deleted.commits < end))
@@ -117,6 +117,18 @@ class CommitRanges:
         marks = {commit: high for commit, high in batch.marks.items() if start <= commit < end}
         deleting = frozenset(commit for commit in batch.deleting if start <= commit < end)
         return Batch(events, deleted, marks, coverage=batch.coverage, deleting=deleting)
+
+    def find_full_parts(self) -> Iterator[int]:
+        """Yields the commits with which parts begin, so that a part has `_MOST_EVENTS` events at most, or one commit."""
+        commits = self._commits
+        if len(commits) <= _MOST_EVENTS:
+            return
+        edges = [0, *(np.flatnonzero(commits[1:] != commits[:-1]) + 1).tolist(), len(commits)]
+        begin = 0
+        for start, end in pairwise(edges):
+            if start > begin and end - begin > _MOST_EVENTS:
+                yield int(commits[start])
+                begin = start
 
 
 @dataclass
@@ -573,26 +585,15 @@ def _adopt_memories(state: ShardState, rules: _Rules) -> None:
 
 def _split_batch(batch: Batch) -> list[Batch]:
     """Splits the batch at every commit that deletes rows, which are gone from then on, and where a part has enough events."""
-    cuts = set(_find_full_parts(batch.events.commits))
+    ranges = CommitRanges(batch)
+    cuts = set(ranges.find_full_parts())
     if batch.deleted is not None and len(batch.deleted):
         cuts.update(np.unique(batch.deleted.commits).tolist())
     if not cuts:
         return [Batch(batch.events, marks=batch.marks)]
-    commits, ranges = sorted(batch.marks), CommitRanges(batch)
+    commits = sorted(batch.marks)
     edges = [commits[0], *sorted(cut for cut in cuts if cut > commits[0]), commits[-1] + 1]
     return [ranges.select(start, end) for start, end in pairwise(edges)]
-
-
-def _find_full_parts(commits: Int64s) -> Iterator[int]:
-    """Yields the commits with which parts begin, so that a part has `_MOST_EVENTS` events at most, or one commit."""
-    if len(commits) <= _MOST_EVENTS:
-        return
-    filled = 0
-    for commit, count in zip(*np.unique(commits, return_counts=True), strict=True):
-        if filled and filled + count > _MOST_EVENTS:
-            yield int(commit)
-            filled = 0
-        filled += count
 
 
 def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:

@@ -197,7 +197,7 @@ class Measuring:
         known_as, in_time = (group_by, allowed_lateness), self.find_in_time(allowed_lateness)
         if known_as not in self._listed:
             ordered = self.group_events(group_by).sorted
-            self._listed[known_as] = ordered[in_time[ordered]]
+            self._listed[known_as] = ordered if in_time.all() else ordered[in_time[ordered]]
         return in_time, self._listed[known_as]
 
     def select_rows(self, feature: Feature) -> FeatureRows:
@@ -224,7 +224,10 @@ class Measuring:
         """
 
         def list_counted() -> tuple[Int64s, Int64s]:
-            return self.group_events(group_by).numbers[counted], self.events.times[counted]
+            grouping = self.group_events(group_by)
+            if counted is grouping.sorted:
+                return grouping.sorted_numbers, grouping.sorted_times
+            return grouping.numbers[counted], self.events.times[counted]
 
         def make_queries() -> Queries:
             known_as = (group_by, counted_as)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from lookback.core.values.types import BIGINT, TIMESTAMP, DataType
 
 # Bounds the values of expressions that events cache.
 MAX_VALUE_BYTES = 128 * 2**20
+# Commits of at least so many rows on average are moved as a whole when events are put in order.
+_LONG_COMMIT_ROWS = 1_000
 
 
 class Events:
@@ -115,6 +118,8 @@ class Events:
 
         Ids are compared by their type, strings by code point, which is the order of their UTF-8 bytes.
         """
+        if self._is_in_order():
+            return self
         order = np.lexsort((self.times, self.commits))
         commits, times = self.commits[order], self.times[order]
         tied = np.zeros(len(order), dtype=bool)
@@ -129,6 +134,30 @@ class Events:
         if (order[1:] > order[:-1]).all():
             return self
         return self.take(order)
+
+    def _is_in_order(self) -> bool:
+        """Returns whether the events are in order of arrival."""
+        is_same = self.commits[1:] == self.commits[:-1]
+        later, tied = self.times[1:] > self.times[:-1], self.times[1:] == self.times[:-1]
+        if not ((self.commits[1:] > self.commits[:-1]) | (is_same & (later | tied))).all():
+            return False
+        at, ids = np.flatnonzero(is_same & tied), self.columns[self._id].values
+        return bool((ids[at] <= ids[at + 1]).all())
+
+    @classmethod
+    def concat_arrived(cls, parts: Sequence[Events], stream: Stream) -> Events:
+        """Concatenates events, as `concat` does, in order of arrival (see `in_order_of_arrival`)."""
+        # A table is mostly written in order, so its long commits need only be moved as they are.
+        pieces = [piece for part in parts for piece in part._split_long_commits() if len(piece)]
+        pieces.sort(key=lambda piece: (piece.commits[0], piece.times[0]))
+        return cls.concat(pieces or parts[:1], stream).in_order_of_arrival()
+
+    def _split_long_commits(self) -> list[Events]:
+        """Returns the events by neighbours of one commit; all in one piece if these are few."""
+        cuts = np.flatnonzero(self.commits[1:] != self.commits[:-1]) + 1
+        if len(self) < _LONG_COMMIT_ROWS * (len(cuts) + 1):
+            return [self]
+        return [self.take(slice(low, high)) for low, high in pairwise([0, *cuts.tolist(), len(self)])]
 
     @classmethod
     def concat(cls, parts: Sequence[Events], stream: Stream) -> Events:

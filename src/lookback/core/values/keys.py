@@ -26,6 +26,8 @@ _SIP_KEYS = ("lookback.key.low", "lookback.keyhigh")
 _SEEDS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03))
 # Up to so many sorted runs are merged, which numpy's stable sort does in fewer passes than by radix.
 _MOST_RUNS = 16
+# So many rows are looked at first.
+_FIRST_ROWS = 1_000
 # A block of the values that are searched for fits in a processor's first cache.
 _SEARCHED_AT_ONCE = 4096
 # Pairs of group and time are numbered below this.
@@ -190,7 +192,9 @@ def order_by_group(numbers: Int64s, times: Int64s) -> Int64s:
 
 def _place_runs(numbers: Int64s, times: Int64s) -> Int64s | None:
     """Returns (number, time) of each row as one integer; None if these do not fit, or are not a few sorted runs."""
-    if not len(numbers):
+    # Most rows that are no runs show it at once.
+    begin = numbers[:_FIRST_ROWS]
+    if not len(numbers) or np.count_nonzero(begin[1:] < begin[:-1]) >= _MOST_RUNS:
         return None
     base = int(times.min())
     span = int(times.max()) - base + 1

@@ -51,8 +51,9 @@ BLOCKS = StructType(
     ]
 )
 KIND, _COMMITTED, _WAKES = "_kind", "_committed", "_wakes"
-# The first letter of a kind of change says which it is: insert, delete, update_preimage, update_postimage.
-INSERTED, DELETED = ord("i"), ord("d")
+# The kinds of changes that count; those of updates have another number.
+INSERTED, DELETED = 1, 2
+_KINDS = {"insert": INSERTED, "delete": DELETED}
 _WAKING_BLOCKS = StructType([*BLOCKS.fields, StructField(_WAKES, TimestampType())])
 # A stream with at most so many fields is read whole, so that a rule that reads one more field needs no new query. Only the
 # fields that rules read go on to the shards.
@@ -90,10 +91,13 @@ def select_changes(changes: DataFrame, declarations: Declarations, fields: Itera
     stream = declarations.last
     committed = F.col("_commit_timestamp")
     ahead = F.unix_micros(stream.event_time) - F.unix_micros(committed)
-    # To Python numbers cost less than texts, and NULL costs less than a time.
+    # To Python numbers cost less than texts, and NULL costs less than a time. To compare texts costs less than to cut them.
+    kind = F.lit(0)
+    for name, number in _KINDS.items():
+        kind = F.when(F.col("_change_type") == name, number).otherwise(kind)
     return changes.select(
         *sorted({stream.event_id, stream.event_time, *fields}),
-        F.ascii("_change_type").cast("tinyint").alias(KIND),
+        kind.cast("tinyint").alias(KIND),
         COMMIT,
         F.when(ahead > declarations.least_future, committed).alias(_COMMITTED),
     )

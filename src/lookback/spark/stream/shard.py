@@ -216,7 +216,7 @@ class Shard:
                 offered += 0 if header["deleted"] else header["rows"]
         coverage = reduce(and_, sent) if sent else None
         # In the order in which they are judged: no copy is made of them then.
-        events = Events.concat(inserted, self._stream).in_order_of_arrival()
+        events = Events.concat_arrived(inserted, self._stream)
         gone = Events.concat(deleted, self._stream)
         batch = Batch(events, gone, merge_marks(marks), changes, coverage, frozenset(deleting))
         return batch, future, offered
