@@ -130,6 +130,8 @@ def small_pages() -> Iterator[None]:
         patch.setattr(candidates, "_MOST_PAIRS", 5)
         patch.setattr(candidates, "_ROWS_OF_A_STRETCH", 0)
         patch.setattr(evaluation, "_MOST_EVENTS", 3)
+        patch.setattr(state_module, "_MAX_UNSAVED_BYTES", 0)
+        patch.setattr(state_module, "_SAMPLE_ROWS", 2)
         patch.setattr(tiled, "_MAX_WINDOWS", 3)
         patch.setattr(lookbacks, "_MOST_CANDIDATES", 2)
         yield

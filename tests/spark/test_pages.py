@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
 
 from lookback.core.errors import StoreFailed
 from lookback.spark.stream.pages import ShardPages
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.stream.shard import give_back_memory
 from payins import (
     RULES,
     STREAM,
@@ -162,3 +166,22 @@ def test_a_store_that_fails_is_named(state: MapState) -> None:
     state.broken = True
     with pytest.raises(StoreFailed, match="rules: ConnectionError: no answer"):
         open_pages(state).get("rules")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="needs glibc")
+def test_a_worker_gives_back_what_a_large_batch_freed_between_what_it_keeps() -> None:
+    # Shorter than what the allocator asks the system for one by one.
+    pieces = [np.ones(12_000) for _ in range(2_000)]
+    kept = pieces[::20]
+    del pieces
+    held = find_memory()
+    give_back_memory(above=held + 2**30)
+    assert find_memory() > held - 2**26
+    give_back_memory(above=2**20)
+    assert find_memory() < held - 2**26
+    assert len(kept) == 100
+
+
+def find_memory() -> int:
+    """The bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -12,6 +12,7 @@ import pytest
 from dev.bench.shapes import DAY, HOUR, MINUTE, SECOND, Shard
 from growth import takes_at_most
 from lookback.core.engine import evaluation
+from lookback.core.state import shard as shard_module
 from lookback.core.values.windows import TiledWindow
 
 SLIDING = {
@@ -48,6 +49,31 @@ def find_peak(rows: int) -> int:
     shard, times, keys = Shard({**SLIDING, "window": "1 minute"}), DAY + np.arange(rows) * SECOND, np.arange(rows) % 200
     tracemalloc.start()
     shard.judge(times, keys, commits=rows // 1_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_c3_of_many_measures_only_those_that_are_judged_have_indexes_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_MOST_EVENTS", 4_000)
+    monkeypatch.setattr(shard_module, "_MAX_UNSAVED_BYTES", 0)
+    bounded = find_peak_of_groupings(20_000)
+    monkeypatch.setattr(shard_module, "_MAX_UNSAVED_BYTES", 2**40)
+    assert find_peak_of_groupings(20_000) >= 1.4 * bounded
+
+
+def find_peak_of_groupings(rows: int) -> int:
+    """The most bytes that are held while one batch is judged by rules with 20 sums over each of four groupings."""
+    rules = [
+        {
+            "group_by": fields, "window": "10 days", "when": "a < 0",
+            "measures": {"a" if at == 0 else f"m{at}": f"sum(amount) filter (where n <> {at})" for at in range(20)},
+        }
+        for fields in (["k"], ["n"], ["k", "n"], [])
+    ]  # fmt: skip
+    shard, times, keys = Shard(*rules), DAY + np.arange(rows) * SECOND, np.arange(rows) % 200
+    tracemalloc.start()
+    shard.judge(times, keys, np.arange(rows) % 50, commits=rows // 1_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak

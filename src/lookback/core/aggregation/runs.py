@@ -86,6 +86,10 @@ class Run:
             self._estimated = things, estimate_bytes(vars(self))
         return self._estimated[1]
 
+    def forget_indexes(self) -> None:
+        """Drops from memory what is made again when windows are measured."""
+        self._indexes.clear()
+
     @property
     def groups(self) -> Int64s:
         """The number of each row's key in `keys`, shape (rows,)."""

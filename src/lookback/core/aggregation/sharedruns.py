@@ -120,6 +120,12 @@ class SharedRun:
         """All rows, without values."""
         return Run(self.keys, self.starts, self.times, None)
 
+    def forget_indexes(self) -> None:
+        """Drops from memory what is made again when windows are measured."""
+        self._before.clear()
+        self._indexes.clear()
+        self._index_bytes = 0
+
     def column(self, place: Place) -> FeatureColumn:
         """Returns the rows of a feature."""
         return FeatureColumn(self, place)

@@ -61,6 +61,9 @@ _RUNS_PER_CLASS = 4
 _SMALLEST_CLASS_ROWS = 256
 # Merging makes no larger run: a run is read as a whole, and each row takes some 40 bytes of memory.
 _MAX_MERGED_ROWS = 2**22
+# Of runs that are not yet written: more than two rules make of the most events that are judged together, less than a
+# hundred measures do.
+_MAX_UNSAVED_BYTES = 2**27
 # The middle of so many rows at most is told from all of them, else from a sample: it says when a rewrite is worth it. The
 # steps of the golden section meet no period that rows of sorted keys may have.
 _SAMPLE_ROWS = 4_096
@@ -369,6 +372,13 @@ class ShardState:
         runs.append(self._new_shared_run(*make_shared_run(numbers, keys, times, kept)))
         while alike := _count_alike(runs):
             self._rewrite_shared(runs, len(runs) - alike, len(runs))
+
+    def bound_unsaved(self) -> None:
+        """Drops the indexes of the runs that no save has written yet where all takes much memory: these cannot be evicted."""
+        runs = [stored.run for stored in self._unsaved.values() if stored.run is not None]
+        if sum(run.memory_bytes for run in runs) > _MAX_UNSAVED_BYTES:
+            for run in runs:
+                run.forget_indexes()
 
     def drop_old(self) -> None:
         """Drops runs below their features' floors, and rewrites runs of which more than half is, or can be combined."""

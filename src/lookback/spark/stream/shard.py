@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import gc
 import json
+import os
 import re
 import time
 import uuid
@@ -43,6 +45,8 @@ ALERTS, LATE, LOG, NOTES, FAILURES, REPORT = "alerts", "late", "log", "notes", "
 # its manifest equals the one in the state store byte for byte.
 _IN_MEMORY: dict[tuple[str, str], ShardState] = {}
 _MOST_IN_MEMORY = 64
+# To give memory back takes tens of milliseconds, and to take it again as long: only where it is worth it.
+_MUCH_BYTES = 512 * 2**20
 # The name of the page that holds the rule changes that wait for their time.
 WAITING = "waiting"
 
@@ -91,7 +95,9 @@ class Shard:
     def judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
         """Judges one batch."""
         with pause_collector():
-            return self._judge(rows)
+            answers = self._judge(rows)
+        give_back_memory()
+        return answers
 
     def _judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
         started = time.perf_counter()
@@ -236,6 +242,22 @@ class Shard:
             "bytes_read": self._pages.read,
             "bytes_written": self._pages.written,
         }
+
+
+def give_back_memory(above: int = _MUCH_BYTES) -> None:
+    """Gives free memory back to the system, on Linux with glibc, where this process holds more bytes than `above`.
+
+    The allocator keeps what a large batch freed between what is still in use. Spark has more workers than tasks, and takes
+    any of them for the next batch, so without this each of them holds what one needs.
+    """
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return
+    if pages * os.sysconf("SC_PAGE_SIZE") > above:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 @contextmanager
