@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import CDPSession, Locator, Page
 
 # What WCAG 2.2 calls controls and images, by their roles in the browser's accessibility tree.
 _NAMED_ROLES = {
@@ -82,10 +82,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Control:
-    """A control or an image, as a screen reader gets it."""
+    """A control or an image, as a screen reader gets it. element: how it begins in the page, if it has no name."""
 
     role: str
     name: str
+    element: str = ""
 
 
 def read_texts(part: Locator) -> list[Text]:
@@ -103,11 +104,18 @@ def list_controls(page: Page, selector: str) -> list[Control]:
         document = session.send("DOM.getDocument", {"depth": 0})["root"]["nodeId"]
         node = session.send("DOM.querySelector", {"nodeId": document, "selector": selector})["nodeId"]
         nodes = session.send("Accessibility.queryAXTree", {"nodeId": node})["nodes"]
+        found = [each for each in nodes if not each.get("ignored") and _read(each, "role") in _NAMED_ROLES]
+        return [_describe(session, each) for each in found]
     finally:
         session.detach()
-    shown = [each for each in nodes if not each.get("ignored")]
-    controls = [Control(_read(each, "role"), _read(each, "name")) for each in shown]
-    return [each for each in controls if each.role in _NAMED_ROLES]
+
+
+def _describe(session: CDPSession, node: dict[str, Any]) -> Control:
+    role, name = _read(node, "role"), _read(node, "name")
+    if name or "backendDOMNodeId" not in node:
+        return Control(role, name)
+    html: str = session.send("DOM.getOuterHTML", {"backendNodeId": node["backendDOMNodeId"]})["outerHTML"]
+    return Control(role, name, html[:300])
 
 
 def _read(node: dict[str, Any], name: str) -> str:

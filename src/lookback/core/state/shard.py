@@ -374,7 +374,12 @@ class ShardState:
             self._rewrite_shared(runs, len(runs) - alike, len(runs))
 
     def bound_unsaved(self) -> None:
-        """Drops the indexes of the runs that no save has written yet where all takes much memory: these cannot be evicted."""
+        """Drops the indexes of the runs that no save has written yet where all takes much memory: these cannot be evicted.
+
+        Where nothing is saved, all of the state is in memory, and its indexes are needed again and again.
+        """
+        if self._store is None:
+            return
         runs = [stored.run for stored in self._unsaved.values() if stored.run is not None]
         if sum(run.memory_bytes for run in runs) > _MAX_UNSAVED_BYTES:
             for run in runs:

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 # A task judges about so many events in all, so that its state and its blocks stay small.
-_SHARD_EVENTS = 5_000_000
+_SHARD_EVENTS = 8_000_000
 _MAX_SHARDS = 400
 # The most alerts or late events in one row of the answers.
 _ROWS_IN_BLOCK = 10_000
@@ -441,7 +441,7 @@ class _Shard:
                 (deleted if header["deleted"] else inserted).append(events)
             if self._is_first:
                 future += header["future"]
-        events, gone = Events.concat(inserted, self._stream), Events.concat(deleted, self._stream)
+        events, gone = Events.concat_arrived(inserted, self._stream), Events.concat(deleted, self._stream)
         batch = Batch(events, gone, merge_marks(marks), self._changes)
         self._changes = []
         output, self._waiting = judge_batch(self._evaluator, self._state, batch, self._waiting, self._declarations)
