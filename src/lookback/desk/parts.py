@@ -36,6 +36,7 @@ _STYLE = """
 .lookback-desk .lookback-head { font-weight: 600; }
 .lookback-desk .lookback-list select, .lookback-desk .lookback-list-head { font-family: monospace; line-height: 1.5; }
 .lookback-desk .lookback-list-head { white-space: pre; overflow: hidden; padding-left: 4px; }
+.lookback-desk .lookback-named > label { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 .lookback-desk .lookback-table { align-items: start; justify-content: start; }
 .lookback-desk img { max-width: 100%; }
 """ + "\n".join(f".lookback-desk .lookback-{name} {{ border-left: 4px solid {colour}; padding-left: 8px; }}" for name, colour in EDGES.items())  # fmt: skip
@@ -72,9 +73,9 @@ def make_button(title: str, act: Callable[[], None], hint: str, *classes: str, w
 def make_field(kind: type[Any], title: str, hint: str, *classes: str, **values: Any) -> Any:
     """Makes a field for input with a title that belongs to it, such as `make_field(ipywidgets.Dropdown, "Rule", ...)`.
 
-    title: a text of the desk's own, never a value. values: those of the widget. A text is sent when the field is left or Enter is
-    pressed: what is typed while the kernel works would arrive after a press of the next button. continuous_update=True sends it at
-    every key, for what is checked meanwhile.
+    title: a text of the desk's own, never a value; with the class `lookback-named` only readers of a screen get it. values:
+    those of the widget. A text is sent when the field is left or Enter is pressed: what is typed while the kernel works would
+    arrive after a press of the next button. continuous_update=True sends it at every key, for what is checked meanwhile.
     """
     values.setdefault("style", {"description_width": "initial"})
     if issubclass(kind, ipywidgets.Text | ipywidgets.Textarea):

@@ -416,10 +416,9 @@ class _QueueView:
             field.observe(self._apply, "value")
         read = make_button("Read again", desk.read, "Read the queue anew from the tables", "lookback-read")
         self._head = make_text("", "lookback-head", "lookback-list-head")
-        hint = "The alerts that wait. Arrows open another one; with Shift or Ctrl several are chosen"
         self.list = make_field(
-            ipywidgets.SelectMultiple, "", hint, "lookback-list", "lookback-queue-list", rows=_LIST_ROWS,
-            layout={"width": "100%"},
+            ipywidgets.SelectMultiple, "The alerts that wait", "Arrows open another one; with Shift or Ctrl several are chosen",
+            "lookback-list", "lookback-named", "lookback-queue-list", rows=_LIST_ROWS, layout={"width": "100%"},
         )  # fmt: skip
         self.list.observe(self._choose, "index")
         self._page = make_text("", "lookback-page")
@@ -491,8 +490,8 @@ class _AlertView:
         self._picture_place = make_column(name="lookback-picture")
         self._fields = TextTable(["field", "value"], name="lookback-fields")
         self._event_list = make_field(
-            ipywidgets.Select, "", "The events behind the alert; arrows choose one, whose fields are shown beside",
-            "lookback-list", "lookback-events", rows=8, layout={"width": "100%"},
+            ipywidgets.Select, "The events behind the alert", "Arrows choose one, whose fields are shown beside",
+            "lookback-list", "lookback-named", "lookback-events", rows=8, layout={"width": "100%"},
         )  # fmt: skip
         self._event_list.observe(self._show_fields, "index")
         columns = ["event time (UTC, +00:00)", "rule", "severity", "verdict", "message", "decided"]
