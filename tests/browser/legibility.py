@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Control:
 
     role: str
     name: str
-    element: str = ""
+    element: str = field(default="", compare=False)
 
 
 def read_texts(part: Locator) -> list[Text]:

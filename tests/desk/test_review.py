@@ -398,7 +398,7 @@ def test_nothing_of_a_value_is_markup_or_a_formula():
     assert SCRIPT in [each.value for each in person.find("fields").children]
 
 
-def test_every_control_has_a_title_or_a_sentence_and_tab_reaches_it_in_the_order_of_the_page():
+def test_every_control_has_a_title_and_a_sentence_and_tab_reaches_it_in_the_order_of_the_page():
     person = Person(alert(1))
     kinds = (
         ipywidgets.Button,
@@ -409,7 +409,7 @@ def test_every_control_has_a_title_or_a_sentence_and_tab_reaches_it_in_the_order
         ipywidgets.Select,
     )
     controls = [each for each in all_widgets(person.desk.widget) if isinstance(each, kinds)]
-    assert all(each.tooltip for each in controls)
+    assert all(each.description and each.tooltip for each in controls)
     assert all(each.tabbable is None for each in controls)
     names = [next(name for name in each._dom_classes if name not in ("lookback-list",)) for each in controls]
     assert names == [

@@ -418,7 +418,7 @@ class _QueueView:
         self._head = make_text("", "lookback-head", "lookback-list-head")
         self.list = make_field(
             ipywidgets.SelectMultiple, "The alerts that wait", "Arrows open another one; with Shift or Ctrl several are chosen",
-            "lookback-list", "lookback-named", "lookback-queue-list", rows=_LIST_ROWS, layout={"width": "100%"},
+            "lookback-list", "lookback-queue-list", "lookback-named", rows=_LIST_ROWS, layout={"width": "100%"},
         )  # fmt: skip
         self.list.observe(self._choose, "index")
         self._page = make_text("", "lookback-page")
@@ -491,7 +491,7 @@ class _AlertView:
         self._fields = TextTable(["field", "value"], name="lookback-fields")
         self._event_list = make_field(
             ipywidgets.Select, "The events behind the alert", "Arrows choose one, whose fields are shown beside",
-            "lookback-list", "lookback-named", "lookback-events", rows=8, layout={"width": "100%"},
+            "lookback-list", "lookback-events", "lookback-named", rows=8, layout={"width": "100%"},
         )  # fmt: skip
         self._event_list.observe(self._show_fields, "index")
         columns = ["event time (UTC, +00:00)", "rule", "severity", "verdict", "message", "decided"]
