@@ -19,7 +19,7 @@ from lookback.core.rules.rulebook import RuleChange
 from lookback.core.streams.blocks import unpack_table
 from lookback.core.streams.declarations import Declarations, Declared
 from lookback.spark.replay import tasks
-from lookback.spark.stream.dispatch import BlockBuilder, Dispatch
+from lookback.spark.stream.dispatch import INSERTED, BlockBuilder, Dispatch
 from lookback.spark.stream.shard import ALERTS, LATE, LOG, Shard
 from payins import MORE_RULES, RULES, STREAM, TIME, make_events
 
@@ -45,7 +45,7 @@ def make_chunk(rows: list[dict[str, Any]]) -> pa.RecordBatch:
         name: pa.array([Decimal(row[name]) if name == "amount" else row[name] for row in rows], TYPES[name])
         for name in sorted({"id", "at", *COVERAGE.fields})
     }
-    columns["_kind"] = pa.array([ord("i")] * len(rows), pa.int8())
+    columns["_kind"] = pa.array([INSERTED] * len(rows), pa.int8())
     columns["_commit_version"] = pa.array([row["arrival"] for row in rows], pa.int64())
     columns["_committed"] = pa.array([None] * len(rows), TIME)
     return pa.RecordBatch.from_pydict(columns)

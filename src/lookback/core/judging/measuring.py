@@ -163,7 +163,6 @@ class Measuring:
             rows.forget_searches()
         for grouping in self._groupings.values():
             grouping.forget_searches()
-        self.state.bound_unsaved()
 
     def forget_other_windows(self, rule: CompiledRule) -> None:
         """Forgets the windows of other rules, if all events are to be measured over those of this one.

@@ -246,6 +246,8 @@ class ShardState:
         self._store: Store | None = None
         self._run_count = 0
         self._unsaved: dict[str, StoredRun] = {}
+        # The row set whose runs were searched last.
+        self._searched = ""
         self._removed: list[str] = []
         self._saved_rules = ""
         # Whether the store still has the page of suppressed keys that an earlier release wrote.
@@ -329,6 +331,10 @@ class ShardState:
         self, feature_id: str, row_set: str, earliest: int, latest: int
     ) -> Iterator[tuple[StoredRun, Run | FeatureColumn]]:
         """Yields the runs that have rows of a feature in these times. row_set: see `rules.compiled.Feature`."""
+        if row_set != self._searched:
+            # Rules come grouping by grouping.
+            self._searched = row_set
+            self._bound_unsaved()
         for stored in (*self.features[feature_id].runs, *self.row_sets.get(row_set, ())):
             if stored.last_time < earliest or stored.first_time > latest:
                 continue
@@ -373,7 +379,7 @@ class ShardState:
         while alike := _count_alike(runs):
             self._rewrite_shared(runs, len(runs) - alike, len(runs))
 
-    def bound_unsaved(self) -> None:
+    def _bound_unsaved(self) -> None:
         """Drops the indexes of the runs that no save has written yet where all takes much memory: these cannot be evicted.
 
         Where nothing is saved, all of the state is in memory, and its indexes are needed again and again.
