@@ -38,17 +38,19 @@ def test_c3_a_batch_in_which_no_window_ends_costs_nothing_for_the_rows_that_are_
 
 def test_c3_of_a_long_batch_one_part_at_a_time_takes_the_memory_of_judging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "_MOST_EVENTS", 4_000)
-    few, many = find_peak(40_000), find_peak(80_000)
+    rule = {**SLIDING, "window": "1 minute"}
+    few, many = find_peak(40_000, rule), find_peak(80_000, rule)
     assert many <= 2.2 * few
     # Beside the events themselves, which take 48 bytes each; 217 where all were judged at once.
     assert many - few <= 40_000 * 120
 
 
-def find_peak(rows: int) -> int:
+def find_peak(rows: int, *rules: dict[str, Any]) -> int:
     """The most bytes that are held while so many events of one batch are judged, in commits of 1,000."""
-    shard, times, keys = Shard({**SLIDING, "window": "1 minute"}), DAY + np.arange(rows) * SECOND, np.arange(rows) % 200
+    shard, at = Shard(*rules), np.arange(rows)
+    times, keys, numbers = DAY + at * SECOND, at % 200, at % 50
     tracemalloc.start()
-    shard.judge(times, keys, commits=rows // 1_000)
+    shard.judge(times, keys, numbers, commits=rows // 1_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
@@ -56,27 +58,13 @@ def find_peak(rows: int) -> int:
 
 def test_c3_of_many_measures_only_those_that_are_judged_have_indexes_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "_MOST_EVENTS", 4_000)
+    sums = {"a" if at == 0 else f"m{at}": f"sum(amount) filter (where n <> {at})" for at in range(20)}
+    groupings = (["k"], ["n"], ["k", "n"], [])
+    rules = [{"group_by": by, "window": "10 days", "when": "a < 0", "measures": sums} for by in groupings]
     monkeypatch.setattr(shard_module, "_MAX_UNSAVED_BYTES", 0)
-    bounded = find_peak_of_groupings(20_000)
+    bounded = find_peak(20_000, *rules)
     monkeypatch.setattr(shard_module, "_MAX_UNSAVED_BYTES", 2**40)
-    assert find_peak_of_groupings(20_000) >= 1.4 * bounded
-
-
-def find_peak_of_groupings(rows: int) -> int:
-    """The most bytes that are held while one batch is judged by rules with 20 sums over each of four groupings."""
-    rules = [
-        {
-            "group_by": fields, "window": "10 days", "when": "a < 0",
-            "measures": {"a" if at == 0 else f"m{at}": f"sum(amount) filter (where n <> {at})" for at in range(20)},
-        }
-        for fields in (["k"], ["n"], ["k", "n"], [])
-    ]  # fmt: skip
-    shard, times, keys = Shard(*rules), DAY + np.arange(rows) * SECOND, np.arange(rows) % 200
-    tracemalloc.start()
-    shard.judge(times, keys, np.arange(rows) % 50, commits=rows // 1_000)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak
+    assert find_peak(20_000, *rules) >= 1.4 * bounded
 
 
 def once(rules: list[dict[str, Any]], rows: int, keys: int) -> Callable[[], float]:

@@ -43,7 +43,7 @@ from lookback.core.rules.versions import WARM, Entry, Piece, Warming, describe_s
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, empty_events
+from lookback.core.streams.events import Events, empty_events, find_commit_edges
 from lookback.core.streams.flagged import FlaggedEvents, FlagPlace
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Int64s, Keys
@@ -123,9 +123,8 @@ class CommitRanges:
         commits = self._commits
         if len(commits) <= _MOST_EVENTS:
             return
-        edges = [0, *(np.flatnonzero(commits[1:] != commits[:-1]) + 1).tolist(), len(commits)]
         begin = 0
-        for start, end in pairwise(edges):
+        for start, end in pairwise(find_commit_edges(commits)):
             if start > begin and end - begin > _MOST_EVENTS:
                 yield int(commits[start])
                 begin = start

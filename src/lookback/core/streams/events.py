@@ -131,8 +131,6 @@ class Events:
             ids = self.columns[self._id].values[order[at]]
             rank = np.unique(ids, return_inverse=True)[1].ravel()
             order[at] = order[at][np.lexsort((rank, times[at], commits[at]))]
-        if (order[1:] > order[:-1]).all():
-            return self
         return self.take(order)
 
     def _is_in_order(self) -> bool:
@@ -154,10 +152,10 @@ class Events:
 
     def _split_long_commits(self) -> list[Events]:
         """Returns the events by neighbours of one commit; all in one piece if these are few."""
-        cuts = np.flatnonzero(self.commits[1:] != self.commits[:-1]) + 1
-        if len(self) < _LONG_COMMIT_ROWS * (len(cuts) + 1):
+        edges = find_commit_edges(self.commits)
+        if len(self) < _LONG_COMMIT_ROWS * (len(edges) - 1):
             return [self]
-        return [self.take(slice(low, high)) for low, high in pairwise([0, *cuts.tolist(), len(self)])]
+        return [self.take(slice(low, high)) for low, high in pairwise(edges)]
 
     @classmethod
     def concat(cls, parts: Sequence[Events], stream: Stream) -> Events:
@@ -169,6 +167,11 @@ class Events:
         common = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
         columns = {name: _concat([part.columns[name] for part in parts]) for name in common}
         return cls(columns, np.concatenate([part.commits for part in parts]), stream.event_id, stream.event_time)
+
+
+def find_commit_edges(commits: Int64s) -> list[int]:
+    """Finds where neighbours of one commit begin among events, from 0 on, and where the last ones end."""
+    return [0, *(np.flatnonzero(commits[1:] != commits[:-1]) + 1).tolist(), len(commits)]
 
 
 def _concat(columns: Sequence[Column]) -> Column:
